@@ -1,0 +1,1 @@
+"""Tools of the repository itself: nothing in here is shipped."""

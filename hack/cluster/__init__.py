@@ -1,0 +1,7 @@
+"""A real Kubernetes for development and tests: `python3 -m hack.cluster --help`.
+
+Two levels, from the same binaries: `control-plane` (etcd, kube-apiserver and kube-controller-manager on loopback, for
+API tests) and `up` (kind, one control plane and two workers, with a local registry and a shared directory).
+Where public images can be pulled, kind is used as it is; elsewhere all of it is built from Go modules and Debian
+packages, once, into a cache outside the tree. Standard library only.
+"""

@@ -1,0 +1,74 @@
+"""Running other programs: every call has a deadline, and every failure says what was run and what it printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+
+class ClusterError(Exception):
+    """Something is missing or failed; the message says what, and what to do about it."""
+
+
+def log(message: str) -> None:
+    """Progress goes to stderr: stdout is for what a caller evaluates (`cluster-env`, `bin`)."""
+    print(f"[cluster] {message}", file=sys.stderr, flush=True)
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end, both streams captured. `env` is added to the process's own environment."""
+    command = [str(part) for part in argv]
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            cwd=cwd,
+            env={**os.environ, **env} if env else None,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ClusterError(f"{command[0]}: not found ({error})") from error
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"no end after {timeout:g} s: {' '.join(command)}") from error
+    if check and done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-25:])
+        raise ClusterError(f"exit code {done.returncode}: {' '.join(command)}\n{tail}")
+    return done
+
+
+def output(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None) -> str:
+    return run(argv, timeout=timeout, env=env).stdout.strip()
+
+
+def succeeds(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None) -> bool:
+    """Whether it exits 0 in time; a missing program or a timeout is a plain no."""
+    try:
+        return run(argv, timeout=timeout, env=env, check=False).returncode == 0
+    except ClusterError:
+        return False
+
+
+def wait_for(what: str, probe: Callable[[], bool], *, timeout: float, every: float = 0.2) -> None:
+    """Ask until true. The deadline is part of the contract: no wait here is endless."""
+    deadline = time.monotonic() + timeout
+    while not probe():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waited {timeout:g} s in vain for {what}")
+        time.sleep(every)

@@ -1,0 +1,124 @@
+"""Every pin of the cluster, in one place. Changing one rebuilds what depends on it, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KUBERNETES = "1.36.3"
+CONTAINERD = "2.3.4"
+COREDNS = "1.14.7"
+KIND = "0.33.0"
+DEBIAN = "bookworm"
+# The toolchain that is fetched where `go` on PATH is absent or older than what Kubernetes asks for.
+GO_MINIMUM = (1, 26)
+GO_TOOLCHAIN = "1.26.8"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One Go program: the module that has it, and the package to build in it."""
+
+    name: str
+    module: str
+    version: str
+    package: str
+    # Left out: drivers that need C headers. They are never used here.
+    tags: tuple[str, ...] = ()
+    # Linker stamps: kubeadm, kubectl and clients misjudge a binary that doesn't know its own version.
+    stamps: tuple[tuple[str, str], ...] = ()
+    # A main package of our own, where the module's is behind `replace` lines or not where `go build` can reach it.
+    main: str = ""
+    # Staging modules: required at v0.0.0 there, to be replaced with this version.
+    staging: str = ""
+
+
+def _kubernetes(name: str) -> Tool:
+    major, minor, _ = KUBERNETES.split(".")
+    version = "k8s.io/component-base/version"
+    client = "k8s.io/client-go/pkg/version"
+    stamps = [
+        (f"{package}.{field}", value)
+        for package in (version, client)
+        for field, value in (
+            ("gitVersion", f"v{KUBERNETES}"),
+            ("gitMajor", major),
+            ("gitMinor", minor),
+            ("gitTreeState", "clean"),
+        )
+    ]
+    return Tool(
+        name,
+        "k8s.io/kubernetes",
+        f"v{KUBERNETES}",
+        f"k8s.io/kubernetes/cmd/{name}",
+        stamps=tuple(stamps),
+        staging="v0." + KUBERNETES.split(".", 1)[1],
+    )
+
+
+def _containerd(name: str) -> Tool:
+    module = "github.com/containerd/containerd/v2"
+    return Tool(
+        name,
+        module,
+        f"v{CONTAINERD}",
+        f"{module}/cmd/{name}",
+        tags=("no_btrfs", "no_devmapper", "no_zfs", "no_aufs"),
+        stamps=((f"{module}/version.Version", f"v{CONTAINERD}"),),
+    )
+
+
+def _cni(name: str, folder: str) -> Tool:
+    module = "github.com/containernetworking/plugins"
+    return Tool(name, module, "v1.9.1", f"{module}/plugins/{folder}/{name}")
+
+
+_ETCD_MAIN = """package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() { etcdmain.Main(os.Args) }
+"""
+
+_HELM = "helm.sh/helm/v3/internal/version"
+_REGISTRY = "github.com/distribution/distribution/v3"
+
+# In the order in which they are wanted: the control plane first.
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool("etcd", "go.etcd.io/etcd/server/v3", "v3.6.6", ".", main=_ETCD_MAIN),
+        _kubernetes("kube-apiserver"),
+        _kubernetes("kube-controller-manager"),
+        _kubernetes("kubectl"),
+        Tool("helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)),
+        Tool("registry", _REGISTRY, "v3.1.2", f"{_REGISTRY}/cmd/registry"),
+        Tool("kind", "sigs.k8s.io/kind", f"v{KIND}", "sigs.k8s.io/kind"),
+        _kubernetes("kubelet"),
+        _kubernetes("kubeadm"),
+        _kubernetes("kube-scheduler"),
+        _kubernetes("kube-proxy"),
+        _containerd("containerd"),
+        _containerd("containerd-shim-runc-v2"),
+        _containerd("ctr"),
+        _cni("host-local", "ipam"),
+        _cni("loopback", "main"),
+        _cni("ptp", "main"),
+        _cni("portmap", "meta"),
+        Tool("crictl", "sigs.k8s.io/cri-tools", "v1.36.0", "sigs.k8s.io/cri-tools/cmd/crictl"),
+        Tool("coredns", "github.com/coredns/coredns", f"v{COREDNS}", "github.com/coredns/coredns"),
+        Tool(
+            "local-path-provisioner",
+            "github.com/rancher/local-path-provisioner",
+            "v0.0.30",
+            "github.com/rancher/local-path-provisioner",
+        ),
+    )
+}
+
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+CLIENTS = ("kubectl", "helm", "kind")

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Compile the lock files from the three pyproject.toml files and requirements/dev.in.
+# Needs uv (pip install uv). No index address is written: the machine's own pip settings decide it.
+set -eu
+cd "$(dirname "$0")/.."
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+compile() { uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet "$@"; }
+# The sibling distributions are installed from the tree, so they are not in a lock.
+deps() { python3 - "$@" <<'PY'
+import sys, tomllib
+path, *extras = sys.argv[1:]
+project = tomllib.load(open(path, "rb"))["project"]
+wanted = project["dependencies"] + [d for e in extras for d in project["optional-dependencies"][e]]
+print("\n".join(d for d in wanted if not d.startswith("dtj")))
+PY
+}
+deps operator/pyproject.toml > "$tmp/operator.in"
+deps trainer-image/pyproject.toml torch telemetry > "$tmp/trainer.in"
+deps client/pyproject.toml > "$tmp/client.in"
+compile -o requirements/dev.lock "$tmp/operator.in" "$tmp/trainer.in" "$tmp/client.in" requirements/dev.in
+# The images take the versions that the tests ran with.
+compile -c requirements/dev.lock -o requirements/operator.lock "$tmp/operator.in"
+compile -c requirements/dev.lock -o requirements/trainer.lock "$tmp/trainer.in"
+sed -i "s#$tmp/##g" requirements/*.lock

@@ -1,0 +1,1 @@
+"""The operator: reconcile = observe -> plan -> apply."""

@@ -1,0 +1,1 @@
+"""The Kubernetes I/O: what was observed, and carrying out a plan."""

@@ -1,0 +1,91 @@
+"""What a reconcile sees and what it decides: the words between the planner and the world around it.
+
+`World` is either a Kubernetes API server (dtj_operator.kube) or this machine (dtj.local): the planner can't tell.
+Objects are plain dicts as the API server gives them; a typed model would drop fields of a user's pod template.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """The children as they are now. `None` and `[]` mean: looked, and not there."""
+
+    stateful_set: Object | None = None
+    service: Object | None = None
+    pods: tuple[Object, ...] = ()
+    agent: Object | None = None
+    """`/status` of the agent of pod 0 (docs/reference/agent-status.md); None if it could not be asked."""
+    rejection: str | None = None
+    """What the API server said when it refused this generation's children for good (Invalid, Forbidden by admission)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apply:
+    """Server-side apply of a child, `force` on, field manager names.MANAGER."""
+
+    body: Object
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delete:
+    """Delete an object if it still has this uid. Not found is success."""
+
+    kind: Literal["StatefulSet", "Pod", "Service", "Secret", "DistributedTrainingJob"]
+    name: str
+    uid: str
+    grace_seconds: int | None = None
+
+
+Action = Apply | Delete
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One Kubernetes event about the job, deduplicated by the recorder."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Actions in order, then one status write if `status` differs from the job's own, then events."""
+
+    actions: tuple[Action, ...] = ()
+    status: Object = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
+    """Seconds until this job must be looked at again even if nothing is heard of it; None: only on an event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the operator's own installation decides about children; part of the planner's input, not a global."""
+
+    agent_image: str
+    """Image whose /dtj/agent.pyz the init container copies into the pod (the operator's own image)."""
+    master_key: bytes = field(repr=False)
+    """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so the operator never reads Secrets."""
+    image_pull_policy: str | None = None
+    agent_port: int = 29400
+    progress_write_seconds: float = 30.0
+    """Progress alone is written to the status no more often than this."""
+    status_poll_seconds: float = 2.0
+    """How often the agent's /status is asked while the job is active."""
+
+
+class World(Protocol):
+    """Where a plan is carried out."""
+
+    async def observe(self, job: Object) -> Observed: ...
+
+    async def apply(self, job: Object, plan: Plan) -> None: ...
+
+

@@ -1,0 +1,135 @@
+"""Every name that two parts share, once: API group, labels, environment, paths, ports, reasons.
+
+It stands in the lowest layer (the agent: standard library only, Python 3.9+), so that the operator, the client and the
+trainer can all import it and none of them can spell a name differently.
+"""
+
+# --- API -------------------------------------------------------------------------------------------------------------
+GROUP = "training.dtj.dev"
+VERSION = "v1alpha1"
+API_VERSION = GROUP + "/" + VERSION
+KIND = "DistributedTrainingJob"
+PLURAL = "distributedtrainingjobs"
+SINGULAR = "distributedtrainingjob"
+SHORT_NAME = "dtj"
+
+# --- labels and annotations of the objects that the operator makes ------------------------------------------------
+MANAGER = "dtj-operator"  # app.kubernetes.io/managed-by, and the field manager of every server-side apply
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_JOB = GROUP + "/job-name"
+ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of what the operator last applied
+LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
+
+# --- names inside the pod -------------------------------------------------------------------------------------------
+CONTAINER = "trainer"  # the container of the pod template that runs the agent
+INIT_CONTAINER = "dtj-agent"  # puts the agent's zipapp into the pod
+VOLUME_AGENT = "dtj-agent"
+VOLUME_STATE = "dtj-state"
+VOLUME_SECRET = "dtj-secret"
+VOLUME_CHECKPOINT = "dtj-checkpoint"
+VOLUME_TMP = "dtj-tmp"
+VOLUME_SHM = "dtj-shm"
+AGENT_DIR = "/dtj/bin"
+AGENT_PATH = AGENT_DIR + "/agent.pyz"
+STATE_DIR = "/dtj/state"
+SECRET_DIR = "/dtj/secret"
+SECRET_KEY = "key"  # the key of the Secret's data, so the file is SECRET_DIR/key
+DEFAULT_CHECKPOINT_DIR = "/checkpoints"
+TERMINATION_LOG = "/dev/termination-log"
+TERMINATION_LOG_BYTES = 4096  # the kubelet's own limit of a termination message
+LOG_TAIL_BYTES = 2048
+AGENT_PORT = 29400
+AGENT_PORT_NAME = "dtj-agent"
+
+# --- environment: operator -> agent ---------------------------------------------------------------------------------
+ENV_JOB = "DTJ_JOB"
+ENV_JOB_UID = "DTJ_JOB_UID"
+ENV_NAMESPACE = "DTJ_NAMESPACE"
+ENV_REPLICAS = "DTJ_REPLICAS"
+ENV_PROCESSES_PER_POD = "DTJ_PROCESSES_PER_POD"
+ENV_ORDINAL = "DTJ_ORDINAL"
+ENV_POD_NAME = "DTJ_POD_NAME"
+ENV_POD_IP = "DTJ_POD_IP"
+ENV_NODE_NAME = "DTJ_NODE_NAME"
+ENV_PEERS = "DTJ_PEERS"  # "digits-{}.digits:29400", or a comma-separated list of host:port by ordinal
+ENV_LISTEN = "DTJ_LISTEN"  # host:port that the agent serves on
+ENV_ATTEMPT_FLOOR = "DTJ_ATTEMPT_FLOOR"  # the first attempt's number is at least this
+ENV_MAX_RESTARTS = "DTJ_MAX_RESTARTS"
+ENV_RESTART_WINDOW = "DTJ_RESTART_WINDOW_SECONDS"
+ENV_BACKEND = "DTJ_BACKEND"
+ENV_SECRET_FILE = "DTJ_SECRET_FILE"
+ENV_STATE_DIR = "DTJ_STATE_DIR"
+ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
+ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"  # SIGTERM to SIGKILL of the workers
+# --- environment: operator -> agent -> worker ---------------------------------------------------------------------
+ENV_CHECKPOINT_DIR = "DTJ_CHECKPOINT_DIR"
+ENV_CHECKPOINT_EVERY = "DTJ_CHECKPOINT_EVERY_STEPS"
+ENV_CHECKPOINT_KEEP = "DTJ_CHECKPOINT_KEEP"
+# --- environment: agent -> worker (beside what torchrun sets) ----------------------------------------------------
+ENV_ATTEMPT = "DTJ_ATTEMPT"
+ENV_AGENT_SOCKET = "DTJ_AGENT_SOCKET"  # unix datagram socket for progress reports
+TORCHRUN_ENV = (
+    "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
+    "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
+)  # fmt: skip
+
+# --- files on the checkpoint volume: CHECKPOINT_DIR/<job>/ is the job's own folder -------------------------------
+LEASE_FILE = "attempt"  # decimal number of the attempt that may write; written by the coordinator before each start
+LOG_FOLDER = "logs"  # <pod>.log, rotated
+
+# --- exit codes ------------------------------------------------------------------------------------------------------
+EXIT_NO_RESTART = 93  # a worker's own word that a restart is of no use (as in nvidia-resiliency-ext's launcher)
+
+# --- conditions ------------------------------------------------------------------------------------------------------
+COMPLETE = "Complete"
+FAILED = "Failed"
+SUSPENDED = "Suspended"
+RUNNING = "Running"
+RESTARTING = "Restarting"
+PENDING = "Pending"  # a phase only: no condition of that name
+CONDITIONS = (COMPLETE, FAILED, SUSPENDED, RUNNING, RESTARTING)
+
+
+class Reason:
+    """Event reason = condition reason = metric label."""
+
+    # life of a job
+    CREATED = "ChildrenCreated"
+    PODS_PENDING = "PodsPending"
+    UNSCHEDULABLE = "Unschedulable"
+    VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    RENDEZVOUS = "Rendezvous"
+    WORKERS_RUNNING = "WorkersRunning"
+    JOB_SUSPENDED = "JobSuspended"
+    JOB_RESUMED = "JobResumed"
+    SUCCEEDED = "AllWorkersSucceeded"
+    TTL_EXPIRED = "TTLExpired"
+    # why a group restarted
+    WORKER_FAILED = "WorkerFailed"
+    OOM_KILLED = "OOMKilled"
+    POD_LOST = "PodLost"
+    POD_DELETED = "PodDeleted"
+    POD_EVICTED = "PodEvicted"
+    PREEMPTED = "Preempted"
+    NODE_LOST = "NodeLost"
+    AGENT_CRASHED = "AgentCrashed"
+    # why a job failed
+    RESTART_BUDGET_SPENT = "RestartBudgetSpent"
+    NO_RESTART_EXIT_CODE = "NoRestartExitCode"
+    ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
+    IMPORT_FAILED = "ImportFailed"
+    RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    INVALID_SPEC = "InvalidSpec"
+    TEMPLATE_REJECTED = "TemplateRejected"
+    CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
+
+
+PERMANENT = frozenset({
+    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.INVALID_SPEC,
+    Reason.TEMPLATE_REJECTED,
+})  # fmt: skip

@@ -1,0 +1,1 @@
+"""The training library inside the trainer image."""
