@@ -1,0 +1,29 @@
+#!/bin/sh
+# Make .venv from the lock file (hashes checked), with the three distributions linked into it.
+# On a Debian machine where we are root, missing system packages are installed; elsewhere they are named.
+set -eu
+cd "$(dirname "$0")/.."
+
+stamp=$(cat requirements/dev.lock operator/pyproject.toml trainer-image/pyproject.toml client/pyproject.toml hack/venv.sh | sha256sum | cut -c1-32)
+[ "$(cat .venv/.stamp 2>/dev/null || true)" = "$stamp" ] && exit 0
+
+usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] < (3, 11))' >/dev/null 2>&1; }
+find_python() { for p in "${PYTHON:-}" python3 python3.11 python3.12 python3.13 /usr/bin/python3; do
+    [ -n "$p" ] && command -v "$p" >/dev/null 2>&1 && usable "$p" && { echo "$p"; return; }; done; }
+
+python=$(find_python)
+if [ -z "$python" ] && command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3 python3-venv >/dev/null
+    python=$(find_python)
+fi
+if [ -z "$python" ]; then
+    echo "no Python 3.11 or later with venv was found: install one (Debian: apt-get install python3 python3-venv) or set PYTHON=/path/to/python3" >&2
+    exit 1
+fi
+
+echo "making .venv with $("$python" --version) (torch is 2.5 GB: minutes the first time)"
+rm -rf .venv
+"$python" -m venv .venv
+.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e operator -e trainer-image -e client
+echo "$stamp" > .venv/.stamp
