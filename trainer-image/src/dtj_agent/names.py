@@ -62,6 +62,9 @@ ENV_SECRET_FILE = "DTJ_SECRET_FILE"
 ENV_STATE_DIR = "DTJ_STATE_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"  # SIGTERM to SIGKILL of the workers
+# --- environment: dtj run -> agent (a pod on this machine) ----------------------------------------------------------
+ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": the agent and its workers end if the process that started them does
+ENV_LOCAL_POD = "DTJ_LOCAL_POD"  # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup
 # --- environment: operator -> agent -> worker ---------------------------------------------------------------------
 ENV_CHECKPOINT_DIR = "DTJ_CHECKPOINT_DIR"
 ENV_CHECKPOINT_EVERY = "DTJ_CHECKPOINT_EVERY_STEPS"
