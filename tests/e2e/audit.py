@@ -1,0 +1,29 @@
+"""API writes of the operator, counted where they can't be hidden: in the API server's audit log."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+OPERATOR = "system:serviceaccount:dtj-system:"
+
+
+def operator_writes(cluster: dict[str, str], namespace: str, since: datetime | None = None) -> list[str]:
+    """`verb resource/name -> code`, in order, of the operator's own writes to one namespace (dry runs are no writes)."""
+    found = []
+    for line in Path(cluster["DTJ_AUDIT_LOG"]).read_text().splitlines():
+        if namespace not in line:
+            continue
+        entry = json.loads(line)
+        ref = entry.get("objectRef", {})
+        if entry["stage"] != "ResponseComplete" or entry["verb"] not in WRITES or ref.get("namespace") != namespace:
+            continue
+        if not entry["user"]["username"].startswith(OPERATOR) or "dryRun" in entry["requestURI"]:
+            continue
+        if since and datetime.fromisoformat(entry["requestReceivedTimestamp"]) < since:
+            continue
+        resource = ref["resource"] + ("/" + ref["subresource"] if "subresource" in ref else "")
+        found.append(f"{entry['verb']} {resource} {ref.get('name', '')} -> {entry['responseStatus']['code']}")
+    return found

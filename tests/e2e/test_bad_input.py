@@ -1,0 +1,98 @@
+"""Bad input on the real thing: each ends in a condition that says what is wrong and what was seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.e2e.kit import Job, conditions, eventually
+
+
+def command(*words: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", "command": list(words)}]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "says"),
+    [
+        pytest.param({"entrypoint": {"script": "/app/nowhere.py"}}, "EntrypointNotFound", "/app/nowhere.py", id="no such script"),
+        pytest.param({"entrypoint": {"module": "nowhere.train"}}, "ImportFailed", "nowhere", id="no such module"),
+        pytest.param(
+            {"entrypoint": None, "template": command("python3", "-c", "import torchh")},
+            "ImportFailed",
+            "torchh",
+            id="an import error",
+        ),
+        pytest.param({"entrypoint": None, "template": command("trian")}, "EntrypointNotFound", "trian", id="no such program"),
+        pytest.param(
+            {"entrypoint": None, "template": command("python3", "-c", "raise SystemExit(93)")},
+            "NoRestartExitCode",
+            "93",
+            id="exit 93",
+        ),
+        pytest.param(
+            {
+                "entrypoint": None,
+                "template": command("python3", "-c", "raise ValueError('lr must be > 0')"),
+                "restart": {"maxRestarts": 1},
+            },
+            "RestartBudgetSpent",
+            "lr must be > 0",
+            id="a script that always fails",
+        ),
+    ],
+)
+def test_a_job_that_cannot_work_fails_with_its_evidence(make_job: Callable[..., Job], spec: Any, reason: str, says: str) -> None:
+    job = make_job("bad", replicas=2, **spec).create()
+    status = job.wait("Failed", 90)["status"]
+    failed = next(c for c in status["conditions"] if c["type"] == "Failed")
+    assert failed["reason"] == reason
+    assert says in failed["message"] + status["failures"][-1]["logTail"]
+    assert status["failures"][-1]["pod"].startswith("bad-")
+
+
+def test_a_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) -> None:
+    job = make_job("claim", replicas=1, checkpoint={"volume": {"claimName": "sharde"}}).create()
+
+    def running() -> dict[str, Any]:
+        return conditions(job.get()).get("Running", {})
+
+    eventually("the condition names the claim", lambda: "sharde" in running().get("message", ""), 30)
+    assert running()["reason"] == "VolumeClaimNotFound"
+    assert running()["status"] == "False"
+    job.delete()
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        pytest.param(
+            {"spec": {"containers": [{"name": "trainer", "resources": {"requests": {"cpu": "lots"}}}]}},
+            "quantit",
+            id="an invalid quantity",
+        ),
+        pytest.param(
+            {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 70000}]}]}}, "port", id="an invalid port"
+        ),
+        pytest.param(
+            {"spec": {"hostNetwork": True, "containers": [{"name": "trainer"}]}},
+            "hostNetwork",
+            id="a pod that the namespace forbids",
+        ),
+    ],
+)
+def test_a_template_that_the_api_server_rejects_fails_within_10_seconds_and_is_not_retried(
+    make_job: Callable[..., Job], template: Any, says: str
+) -> None:
+    start = time.monotonic()
+    job = make_job("rejected", template=template).create()
+    status = job.wait("Failed", 15)["status"]
+    took = time.monotonic() - start
+    failed = next(c for c in status["conditions"] if c["type"] == "Failed")
+    assert failed["reason"] == "TemplateRejected"
+    assert says.lower() in failed["message"].lower()
+    assert took < 10, f"{took:.1f} s"
+    assert job.kubectl.get("statefulset", "rejected") is None

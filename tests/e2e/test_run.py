@@ -1,0 +1,112 @@
+"""From `kubectl apply` to Complete: the main job, the GPT, and a script that knows nothing of us."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.e2e.audit import operator_writes
+from tests.e2e.kit import Job, Kubectl, conditions, eventually, is_true
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_digits_on_three_pods_ends_complete_and_gives_its_pods_back(undisturbed: Job) -> None:
+    job = undisturbed.get()
+    status = job["status"]
+    assert is_true(job, "Complete")
+    assert not is_true(job, "Running")
+    assert conditions(job)["Complete"]["observedGeneration"] == job["metadata"]["generation"]
+    assert status["phase"] == "Complete"
+    assert status["attempt"] == 1
+    assert status["restarts"] == {"inPlace": 0, "pod": 0, "counted": 0}
+    assert status["progress"]["step"] == status["progress"]["totalSteps"] == undisturbed.step()
+    assert undisturbed.records()[-1]["accuracy"] >= 0.95
+    # Both workers took part, or the test says nothing about two nodes.
+    eventually("no pod is left", lambda: not undisturbed.pods(), 60)
+
+
+def test_kubectl_wait_returns_and_the_printed_columns_say_what_happened(undisturbed: Job) -> None:
+    assert undisturbed.kubectl("wait", "--for=condition=Complete", "dtj/digits", "--timeout=5s")
+    header, row = undisturbed.kubectl("get", "dtj", "digits").splitlines()
+    assert header.split()[:2] == ["NAME", "PHASE"]
+    assert row.split()[:2] == ["digits", "Complete"]
+
+
+def test_a_three_pod_job_costs_at_most_15_api_writes(undisturbed: Job, cluster: dict[str, str]) -> None:
+    writes = operator_writes(cluster, undisturbed.kubectl.namespace)
+    print(f"\nAPI writes from creation to Complete: {len(writes)}")
+    for write in writes:
+        print(" ", write)
+    assert 4 <= len(writes) <= 15
+
+
+def test_gpt_on_the_text_of_the_standard_library(make_job: Callable[..., Job]) -> None:
+    args = ["--steps", "30", "--batch-size", "4", "--context", "32", "--layers", "2", "--width", "64", "--seed", "3"]
+    job = make_job(
+        "gpt",
+        replicas=2,
+        entrypoint={"module": "dtj_trainer.examples.gpt", "args": args},
+        checkpoint={"volume": {"claimName": "shared"}, "everySteps": 10},
+    ).create()
+    status = job.wait("Complete", 180)["status"]
+    assert status["progress"]["step"] == 30
+    losses = job.losses()
+    assert losses[30] < losses[1]
+
+
+def test_a_plain_torchrun_script_runs_unchanged_in_an_image_of_python_and_torch(
+    make_job: Callable[..., Job], kubectl: Kubectl, images: dict[str, str]
+) -> None:
+    """The agent is put into the pod by the init container; the script imports nothing of ours."""
+    source = (EXAMPLES / "torchrun_plain" / "train.py").read_text()
+    assert "dtj" not in source.lower()
+    kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script"}, "data": {"train.py": source}})
+    template = {
+        "spec": {
+            "containers": [
+                {"name": "trainer", "image": images["torch"], "volumeMounts": [{"name": "script", "mountPath": "/app"}]}
+            ],
+            "volumes": [{"name": "script", "configMap": {"name": "script"}}],
+        }
+    }
+    job = make_job("plain", replicas=2, image=None, template=template, entrypoint={"script": "/app/train.py"}).create()
+    job.wait("Complete", 180)
+
+
+def test_the_chart_and_the_job_fit_in_the_memory_they_claim(make_job: Callable[..., Job], operator: Kubectl) -> None:
+    """The agent's resident memory beside a running training (<= 20 MB), and the operator's (<= 100 MB)."""
+    job = make_job("memory", replicas=1).create()
+    job.until_step(1)
+    status = job.kubectl("exec", "memory-0", "-c", "trainer", "--", "cat", "/proc/1/status")
+    agent = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+    pod = operator.list("pods", "app.kubernetes.io/name=dtj-operator")[0]["metadata"]["name"]
+    status = operator("exec", pod, "--", "cat", "/proc/1/status")
+    rss = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+    print(f"\nresident: agent {agent:.1f} MB, operator {rss:.1f} MB")
+    assert agent <= 20
+    assert rss <= 110
+    job.delete()
+
+
+def test_the_children_are_owned_by_the_job_and_the_pods_carry_no_annotation_of_ours(make_job: Callable[..., Job]) -> None:
+    job = make_job("owned").create()
+    pods = eventually("three pods", lambda: (p := job.pods()) and len(p) == 3 and p, 30)
+    uid = job.get()["metadata"]["uid"]
+    for kind, name in (("service", "owned"), ("statefulset", "owned"), ("secret", "owned-agent")):
+        child = job.kubectl.get(kind, name)
+        assert child is not None
+        assert [o["uid"] for o in child["metadata"]["ownerReferences"]] == [uid]
+        assert "finalizers" not in child["metadata"]
+    assert "finalizers" not in job.get()["metadata"]
+    for pod in pods.values():
+        assert not [a for a in pod["metadata"].get("annotations", {}) if "dtj" in a or "kopf" in a]
+    assert "kopf" not in json.dumps(job.get())
+    job.delete()
+    selector = "training.dtj.dev/job-name=owned"
+    eventually(
+        "delete leaves nothing",
+        lambda: not [o for k in ("pods", "svc", "sts", "secrets") for o in job.kubectl.list(k, selector)],
+        90,
+    )
