@@ -17,9 +17,12 @@ PY
 }
 deps operator/pyproject.toml > "$tmp/operator.in"
 deps trainer-image/pyproject.toml torch telemetry > "$tmp/trainer.in"
+# The trainer image's early layer: torch and what it needs, so that no other change downloads it again.
+grep -E '^(torch|numpy)[=<>]' "$tmp/trainer.in" > "$tmp/torch.in"
 deps client/pyproject.toml > "$tmp/client.in"
 compile -o requirements/dev.lock "$tmp/operator.in" "$tmp/trainer.in" "$tmp/client.in" requirements/dev.in
 # The images take the versions that the tests ran with.
 compile -c requirements/dev.lock -o requirements/operator.lock "$tmp/operator.in"
+compile -c requirements/dev.lock -o requirements/torch.lock "$tmp/torch.in"
 compile -c requirements/dev.lock -o requirements/trainer.lock "$tmp/trainer.in"
 sed -i "s#$tmp/##g" requirements/*.lock
