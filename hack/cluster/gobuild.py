@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -59,9 +60,7 @@ def _build(tool: Tool, folder: Path) -> None:
     go = toolchain.go()
     source = folder / "source"
     source.mkdir()
-    downloaded = run([go, "mod", "download", "-json", f"{tool.module}@{tool.version}"], timeout=900, cwd=source)
-    module = json.loads(downloaded.stdout)
-    theirs = Path(module["GoMod"]).read_text()
+    theirs = Path(download(tool)["GoMod"]).read_text() if tool.module else ""
     (source / "go.mod").write_text(go_mod(tool, theirs))
     if tool.main:
         (source / "main.go").write_text(tool.main)
@@ -78,11 +77,20 @@ def _build(tool: Tool, folder: Path) -> None:
     )
 
 
+def download(tool: Tool) -> dict[str, str]:
+    """The tool's module in Go's own module cache: `Dir` is its source, `GoMod` its go.mod."""
+    named = f"{tool.module}@{tool.version}"
+    with tempfile.TemporaryDirectory() as nowhere:
+        done = run([toolchain.go(), "mod", "download", "-json", named], timeout=900, cwd=Path(nowhere))
+    return dict(json.loads(done.stdout))
+
+
 def go_mod(tool: Tool, theirs: str) -> str:
     """A go.mod that requires the tool's module, given the go.mod of that module."""
     version = re.search(r"^go (\S+)$", theirs, re.MULTILINE)
     lines = [f"module dtj.local/{tool.name}", f"go {version.group(1) if version else '1.24'}"]
-    lines.append(f"require {tool.module} {tool.version}")
+    if tool.module:
+        lines.append(f"require {tool.module} {tool.version}")
     if tool.staging:
         staged = sorted(set(re.findall(r"^\s+(k8s\.io/\S+) v0\.0\.0$", theirs, re.MULTILINE)))
         lines += [f"replace {name} => {name} {tool.staging}" for name in staged]

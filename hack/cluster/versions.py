@@ -16,7 +16,7 @@ GO_TOOLCHAIN = "1.26.8"
 
 @dataclass(frozen=True)
 class Tool:
-    """One Go program: the module that has it, and the package to build in it."""
+    """One Go program: the module that has it (none if it is all our own), and the package to build in it."""
 
     name: str
     module: str
@@ -84,6 +84,31 @@ import (
 func main() { etcdmain.Main(os.Args) }
 """
 
+# What holds a pod's namespaces: it sleeps, and reaps the orphans of a shared process namespace.
+_PAUSE_MAIN = """package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
+	for caught := range signals {
+		if caught != syscall.SIGCHLD {
+			return
+		}
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 || err != nil {
+				break
+			}
+		}
+	}
+}
+"""
+
 _HELM = "helm.sh/helm/v3/internal/version"
 _REGISTRY = "github.com/distribution/distribution/v3"
 
@@ -117,8 +142,10 @@ TOOLS = {
             "v0.0.30",
             "github.com/rancher/local-path-provisioner",
         ),
+        Tool("pause", "", "v1", ".", main=_PAUSE_MAIN),
     )
 }
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 CLIENTS = ("kubectl", "helm", "kind")
+CNI_PLUGINS = ("host-local", "loopback", "ptp", "portmap")
