@@ -81,6 +81,11 @@ TORCHRUN_ENV = (
 # --- files on the checkpoint volume: CHECKPOINT_DIR/<job>/ is the job's own folder -------------------------------
 LEASE_FILE = "attempt"  # decimal number of the attempt that may write; written by the coordinator before each start
 LOG_FOLDER = "logs"  # <pod>.log, rotated
+CHECKPOINT_FOLDER = "step-%08d"  # a committed checkpoint, by the step that it holds
+CHECKPOINT_INCOMPLETE = ".incomplete-step-%08d-a%d"  # step, attempt: being written, or left behind by a killed writer
+CHECKPOINT_TORN = ".torn-step-%08d-a%d"  # step, attempt that found it invalid and put it aside
+MANIFEST_FILE = "manifest.json"
+METRICS_FILE = "metrics.jsonl"  # one JSON object per logged step, appended by rank 0: attempt, step, loss, ...
 
 # --- exit codes ------------------------------------------------------------------------------------------------------
 EXIT_NO_RESTART = 93  # a worker's own word that a restart is of no use (as in nvidia-resiliency-ext's launcher)
@@ -120,6 +125,12 @@ class Reason:
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     AGENT_CRASHED = "AgentCrashed"
+    # what a trainer reports as an event
+    CHECKPOINT_TORN = "CheckpointTorn"  # skipped: a file is missing, short or altered
+    CHECKPOINT_FAILED = "CheckpointFailed"  # a save failed; training goes on and tries again
+    CHECKPOINT_SLOW = "CheckpointSlow"  # a save was due while the one before was still being written
+    LEASE_LOST = "CheckpointLeaseLost"  # a newer attempt owns the folder
+    WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded
     # why a job failed
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"
     NO_RESTART_EXIT_CODE = "NoRestartExitCode"
