@@ -69,13 +69,15 @@ def _run(options: argparse.Namespace) -> None:
 
 def _control_plane(data_dir: Path | None) -> None:
     programs = gobuild.bin_folder(CONTROL_PLANE)
-    with tempfile.TemporaryDirectory(prefix="dtj-control-plane-") as temporary:
-        with ControlPlane(programs, data_dir or Path(temporary)) as plane:
-            print(f"# ready in {plane.started_in:.1f} s; Ctrl-C ends it")
-            print(f"export KUBECONFIG={plane.kubeconfig} PATH={programs}:$PATH", flush=True)
-            ended = threading.Event()
-            signal.signal(signal.SIGTERM, lambda *_: ended.set())
-            ended.wait()
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with (
+        tempfile.TemporaryDirectory(prefix="dtj-control-plane-") as temporary,
+        ControlPlane(programs, data_dir or Path(temporary)) as plane,
+    ):
+        print(f"# ready in {plane.started_in:.1f} s; Ctrl-C ends it")
+        print(f"export KUBECONFIG={plane.kubeconfig} PATH={programs}:$PATH", flush=True)
+        ended.wait()
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
 import os
+import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hack.cluster import cache
 from hack.cluster.shell import log, output, run, succeeds
 
 
@@ -15,9 +18,13 @@ def image_exists(name: str) -> bool:
     return succeeds(["docker", "image", "inspect", name], timeout=20)
 
 
+def exists(container: str) -> bool:
+    return succeeds(["docker", "container", "inspect", container], timeout=20)
+
+
 def running(container: str) -> bool:
-    try_it = run(["docker", "container", "inspect", "-f", "{{.State.Running}}", container], timeout=20, check=False)
-    return try_it.stdout.strip() == "true"
+    inspected = run(["docker", "container", "inspect", "-f", "{{.State.Running}}", container], timeout=20, check=False)
+    return inspected.stdout.strip() == "true"
 
 
 def build(tag: str, context: Path, dockerfile: str, *, timeout: float = 900) -> None:
@@ -29,6 +36,14 @@ def build(tag: str, context: Path, dockerfile: str, *, timeout: float = 900) -> 
     run(command, timeout=timeout, env={"DOCKER_BUILDKIT": "0"})
 
 
+def copy_program(program: Path, context: Path) -> None:
+    """Into a build's context; the builder follows no links out of it."""
+    try:
+        os.link(program.resolve(), context / program.name)
+    except OSError:
+        shutil.copy2(program.resolve(), context / program.name)
+
+
 def execute(container: str, command: Sequence[str], *, stdin: str | None = None, timeout: float = 60) -> str:
     return run(["docker", "exec", "-i", container, *command], stdin=stdin, timeout=timeout).stdout
 
@@ -37,16 +52,22 @@ def inspect(container: str, template: str) -> str:
     return output(["docker", "container", "inspect", "-f", template, container], timeout=20)
 
 
+REMEMBERED = 24 * 3600
+
+
 @functools.cache
 def public_images() -> bool:
-    """Whether public images can be pulled here: DTJ_PUBLIC_IMAGES=1 or 0 says it, else one small pull in a few seconds."""
+    """Whether public images can be pulled here: DTJ_PUBLIC_IMAGES=1 or 0 says it, else one pull, remembered for a day."""
     forced = os.environ.get("DTJ_PUBLIC_IMAGES")
     if forced in ("0", "1"):
         return forced == "1"
-    probe = "registry.k8s.io/pause:3.10"
-    return image_exists(probe) or succeeds(["docker", "pull", "-q", probe], timeout=15)
-
-
-def labels(image: str) -> dict[str, str]:
-    found = json.loads(output(["docker", "image", "inspect", "-f", "{{json .Config.Labels}}", image], timeout=20))
-    return dict(found or {})
+    remembered = cache.root() / "public-images"
+    with contextlib.suppress(OSError):
+        if time.time() - remembered.stat().st_mtime < REMEMBERED:
+            return remembered.read_text() == "yes"
+    # Not asked of the images that are there: one that we made may carry a public name.
+    found = succeeds(["docker", "pull", "-q", "docker.io/library/registry:3"], timeout=15)
+    remembered.parent.mkdir(parents=True, exist_ok=True)
+    remembered.write_text("yes" if found else "no")
+    log(f"public images can{'' if found else 'not'} be pulled here (DTJ_PUBLIC_IMAGES=1 or 0 overrides)")
+    return found

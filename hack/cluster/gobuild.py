@@ -64,12 +64,10 @@ def _build(tool: Tool, folder: Path) -> None:
     (source / "go.mod").write_text(go_mod(tool, theirs))
     if tool.main:
         (source / "main.go").write_text(tool.main)
-    flags = ["-s", "-w", *(f"-X {variable}={value}" for variable, value in tool.stamps)]
+    stamps = " ".join(["-s", "-w", *(f"-X {variable}={value}" for variable, value in tool.stamps)])
+    options = ["-mod=mod", "-trimpath", f"-tags={','.join(tool.tags)}", f"-ldflags={stamps}"]
     run(
-        # fmt: off
-        [go, "build", "-mod=mod", "-trimpath", f"-tags={','.join(tool.tags)}", f"-ldflags={' '.join(flags)}",
-         "-o", folder / tool.name, tool.package],
-        # fmt: on
+        [go, "build", *options, "-o", folder / tool.name, tool.package],
         timeout=BUILD_TIMEOUT,
         cwd=source,
         # Static: the same file runs here and in an image made from scratch.

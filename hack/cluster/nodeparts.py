@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import shutil
 import tarfile
 import tempfile
 from pathlib import Path
@@ -36,9 +34,9 @@ def kind_source() -> Path:
 
 def image_names() -> dict[str, str]:
     """Program -> image name, as kubeadm and this version of kind ask for it."""
-    command = [gobuild.binary("kubeadm"), "config", "images", "list", "--kubernetes-version", f"v{KUBERNETES}"]
+    command = ["config", "images", "list", "--kubernetes-version", f"v{KUBERNETES}"]
     names = {}
-    for image in output(command, timeout=30).splitlines():
+    for image in output([gobuild.binary("kubeadm"), *command], timeout=30).splitlines():
         names[image.rpartition("/")[2].rpartition(":")[0]] = image
     source = kind_source()
     config = (source / "images/base/files/etc/containerd/config.toml").read_text()
@@ -81,12 +79,7 @@ def server_tarball(target: Path) -> None:
 def _image(work: Path, image: str, program: str, dockerfile: str) -> None:
     context = work / f"context-{program}"
     context.mkdir()
-    # A link would do, but the builder doesn't follow links out of the context.
-    source = gobuild.binary(program).resolve()
-    try:
-        os.link(source, context / program)
-    except OSError:
-        shutil.copy2(source, context / program)
+    docker.copy_program(gobuild.binary(program), context)
     docker.build(image, context, dockerfile)
 
 

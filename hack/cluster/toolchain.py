@@ -82,6 +82,5 @@ def module_hash(archive: zipfile.ZipFile) -> str:
     """Go's `h1:` directory hash: SHA-256 over the sorted lines `<sha256 of the file>  <name>`."""
     lines = []
     for name in sorted(archive.namelist()):
-        with archive.open(name) as file:
-            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+        lines.append(f"{hashlib.sha256(archive.read(name)).hexdigest()}  {name}\n")
     return "h1:" + base64.b64encode(hashlib.sha256("".join(lines).encode()).digest()).decode()

@@ -1,0 +1,97 @@
+"""The local registry: push to localhost:5001, and the nodes pull the same name from it.
+
+A changed layer of code goes through it in a fraction of a second; `kind load` copies the whole image each time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import urllib.request
+from pathlib import Path
+
+from hack.cluster import cache, docker, gobuild, kind
+from hack.cluster.shell import log, run, wait_for
+from hack.cluster.versions import TOOLS
+
+NAME = "dtj-registry"
+VOLUME = "dtj-registry"
+PUBLIC_IMAGE = "registry:3"
+
+_CONFIG = """version: 0.1
+log: {level: warn}
+storage:
+  filesystem: {rootdirectory: /var/lib/registry}
+  delete: {enabled: true}
+http: {addr: ":5000"}
+"""
+_DOCKERFILE = """FROM scratch
+COPY registry config.yml /
+ENTRYPOINT ["/registry", "serve", "/config.yml"]
+"""
+
+
+def port() -> int:
+    return int(os.environ.get("DTJ_REGISTRY_PORT") or 5001)
+
+
+def address() -> str:
+    """How both this machine and the nodes call it."""
+    return f"localhost:{port()}"
+
+
+def up() -> None:
+    """Start it if it doesn't run, on kind's network; what was pushed lies in a volume and outlives it."""
+    if not docker.running(NAME):
+        image = PUBLIC_IMAGE if docker.public_images() else _image()
+        if docker.exists(NAME):
+            run(["docker", "rm", "--force", NAME], timeout=60)
+        log(f"starting the registry at {address()}")
+        published = f"127.0.0.1:{port()}:5000"
+        # Its tracing looks for a collector unless told that there is none.
+        settings = ["-e", "OTEL_TRACES_EXPORTER=none", "-e", "REGISTRY_STORAGE_DELETE_ENABLED=true"]
+        place = ["-p", published, "-v", f"{VOLUME}:/var/lib/registry", "--network", "kind"]
+        run(["docker", "run", "-d", "--name", NAME, "--restart=unless-stopped", *place, *settings, image], timeout=120)
+    wait_for(f"the registry at {address()}", answers, timeout=30)
+
+
+def answers() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port()}/v2/", timeout=3) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def connect_nodes() -> None:
+    """Tell each node's containerd where localhost:PORT is."""
+    place = f"/etc/containerd/certs.d/{address()}"
+    hosts = f'[host."http://{NAME}:5000"]\n'
+    for node in kind.nodes():
+        docker.execute(node, ["sh", "-ec", f"mkdir -p {place} && cat > {place}/hosts.toml"], stdin=hosts)
+    # Where tools look for it (KEP-1755).
+    document = f"""apiVersion: v1
+kind: ConfigMap
+metadata: {{name: local-registry-hosting, namespace: kube-public}}
+data: {{localRegistryHosting.v1: 'host: "{address()}"'}}
+"""
+    kind.kubectl("apply", "-f", "-", stdin=document)
+
+
+def down(*, purge: bool) -> None:
+    if docker.exists(NAME):
+        run(["docker", "rm", "--force", NAME], timeout=60)
+    if purge:
+        run(["docker", "volume", "rm", "--force", VOLUME], timeout=60)
+
+
+def _image() -> str:
+    tool = TOOLS["registry"]
+    name = f"dtj-registry:{tool.version}-{cache.key(tool.version, _CONFIG, _DOCKERFILE)}"
+    if not docker.image_exists(name):
+        with tempfile.TemporaryDirectory() as place:
+            context = Path(place)
+            docker.copy_program(gobuild.binary("registry"), context)
+            (context / "config.yml").write_text(_CONFIG)
+            docker.build(name, context, _DOCKERFILE)
+    return name
