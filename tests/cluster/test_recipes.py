@@ -1,0 +1,169 @@
+"""The pure parts: cache entries, the capability wrapper, what is written for kind, Go and the pod network."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hack.cluster import cache, gobuild, kind, network, nodeparts, runc_wrapper, toolchain
+from hack.cluster.shell import ClusterError, run, wait_for
+from hack.cluster.versions import TOOLS, Tool
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("DTJ_CACHE_DIR", str(folder))
+    return folder
+
+
+def test_equal_recipes_have_equal_keys() -> None:
+    assert cache.key({"a": 1, "b": (2, "x")}) == cache.key({"b": [2, "x"], "a": 1})
+    assert cache.key("v1") != cache.key("v2")
+
+
+def test_an_entry_is_built_once() -> None:
+    built = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        (folder / "file").write_text("content")
+
+    first, second = cache.entry("kind", "name", build), cache.entry("kind", "name", build)
+    assert first == second
+    assert (first / "file").read_text() == "content"
+    assert len(built) == 1
+
+
+def test_a_failed_build_leaves_no_entry(own_cache: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "half").touch()
+        raise ClusterError("broken")
+
+    with pytest.raises(ClusterError, match="broken"):
+        cache.entry("kind", "name", build)
+    assert not (own_cache / "kind/name").exists()
+    assert list((own_cache / "tmp").iterdir()) == []
+    assert cache.entry("kind", "name", lambda folder: (folder / "whole").touch()).is_dir()
+
+
+def test_an_entry_waits_for_whoever_builds_it() -> None:
+    with cache.lock("busy"), pytest.raises(ClusterError, match="another run"), cache.lock("busy", timeout=0.3):
+        pass
+
+
+STATUS = "Name:\tsh\nCapBnd:\t000001fffeffffff\n"
+
+
+def test_what_the_bounding_set_lacks() -> None:
+    assert runc_wrapper.missing(STATUS) == {"CAP_SYS_RESOURCE"}
+    assert runc_wrapper.missing("CapBnd:\t000001ffffffffff\n") == set()
+    assert runc_wrapper.missing("nothing of the kind") == set()
+
+
+def test_a_bundle_loses_the_missing_capability(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    sets = {name: ["CAP_CHOWN", "CAP_SYS_RESOURCE"] for name in ("bounding", "effective", "permitted")}
+    config.write_text(json.dumps({"process": {"args": ["sh"], "capabilities": sets}, "root": {"path": "rootfs"}}))
+    runc_wrapper.edit(str(config), {"CAP_SYS_RESOURCE"})
+    edited = json.loads(config.read_text())
+    assert edited["process"]["capabilities"] == {name: ["CAP_CHOWN"] for name in sets}
+    assert edited["root"] == {"path": "rootfs"}
+
+
+def test_an_exec_process_loses_the_missing_capability(tmp_path: Path) -> None:
+    process = tmp_path / "process.json"
+    process.write_text(json.dumps({"args": ["sh"], "capabilities": {"bounding": ["CAP_SYS_RESOURCE"], "ambient": None}}))
+    runc_wrapper.edit(str(process), {"CAP_SYS_RESOURCE"})
+    assert json.loads(process.read_text())["capabilities"] == {"bounding": [], "ambient": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [
+        (["--root", "/run/runc", "create", "--bundle", "/b", "--pid-file", "/p", "id"], "/b/config.json"),
+        (["create", "--bundle=/b", "id"], "/b/config.json"),
+        (["exec", "--process", "/tmp/p.json", "--detach", "id"], "/tmp/p.json"),
+        (["exec", "-p", "/tmp/p.json", "id"], "/tmp/p.json"),
+        (["kill", "id", "9"], None),
+        (["--version"], None),
+    ],
+)
+def test_the_file_that_a_runc_call_takes(arguments: list[str], file: str | None) -> None:
+    assert runc_wrapper.specification(arguments) == file
+
+
+def test_staging_modules_are_replaced_and_no_others() -> None:
+    theirs = (
+        "module k8s.io/kubernetes\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20260101000000-abc\n)\n"
+    )
+    made = gobuild.go_mod(TOOLS["kubectl"], theirs)
+    assert "go 1.26.0\n" in made
+    assert f"replace k8s.io/api => k8s.io/api {TOOLS['kubectl'].staging}\n" in made
+    assert "k8s.io/utils" not in made
+
+
+def test_a_program_of_our_own_requires_no_module() -> None:
+    assert "require" not in gobuild.go_mod(Tool("pause", "", "v1", "."), "")
+
+
+def test_module_hash_is_gos() -> None:
+    # `h1:` of a module with this one file, by golang.org/x/mod/sumdb/dirhash.
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("example.com/m@v1.0.0/go.mod", "module example.com/m\n")
+    with zipfile.ZipFile(stream) as archive:
+        assert toolchain.module_hash(archive) == "h1:yJwNngL0tCKlmRg8yireic46hRGohEbhwD/WSE0Ax3I="
+
+
+def test_kinds_configuration() -> None:
+    plain, built = kind.configuration(from_source=False), kind.configuration(from_source=True)
+    assert [node["role"] for node in built["nodes"]] == ["control-plane", "worker", "worker"]
+    mounts = [node["extraMounts"][0] for node in built["nodes"]]
+    assert mounts[1] == mounts[2]
+    assert mounts[1]["containerPath"] == kind.SHARED
+    # Plain kind keeps its own network.
+    assert "networking" not in plain
+    assert built["networking"]["disableDefaultCNI"] is True
+
+
+def test_a_node_gives_out_its_own_range() -> None:
+    plugins = network.conflist("10.244.1.0/24")["plugins"]
+    assert isinstance(plugins, list)
+    assert plugins[0]["ipam"]["ranges"] == [[{"subnet": "10.244.1.0/24"}]]
+
+
+def test_image_archives_are_in_the_form_that_kind_reads(tmp_path: Path) -> None:
+    saved, target = tmp_path / "saved.tar", tmp_path / "out.tar"
+    manifest = [{"Config": "c.json", "RepoTags": ["kindest/x:1"], "Layers": []}]
+    contents = {"index.json": "{}", "c.json": "{}", "manifest.json": json.dumps(manifest)}
+    with tarfile.open(saved, "w") as archive:
+        for name, text in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    nodeparts.rewrite(saved, target, ["docker.io/kindest/x:1"])
+    with tarfile.open(target) as archive:
+        assert archive.getnames() == ["repositories", "manifest.json", "c.json"]
+        tags = json.load(archive.extractfile("manifest.json") or io.BytesIO())[0]["RepoTags"]
+    assert tags == ["docker.io/kindest/x:1"]
+
+
+def test_a_command_that_hangs_is_ended() -> None:
+    with pytest.raises(ClusterError, match="no end after"):
+        run(["sleep", "60"], timeout=0.2)
+
+
+def test_a_failed_command_says_what_it_printed() -> None:
+    with pytest.raises(ClusterError, match=r"(?s)exit code 3.*so it is"):
+        run(["sh", "-c", "echo so it is >&2; exit 3"], timeout=5)
+
+
+def test_a_wait_in_vain_ends() -> None:
+    with pytest.raises(ClusterError, match="in vain for spring"):
+        wait_for("spring", lambda: False, timeout=0.1, every=0.02)
