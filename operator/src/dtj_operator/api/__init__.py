@@ -1,1 +1,21 @@
-"""The API types of training.dtj.dev: the one source of the CRD and of its reference page."""
+"""The API types of training.dtj.dev: the one source of the CRD and of its reference page.
+
+`read` is for a stored object (an operator may be older than the CRD: fields it does not know are left alone), `validate`
+is for what a person wrote (unknown fields and broken rules are errors, each with its path, as the API server would).
+"""
+
+from dtj_operator.api.errors import ApiError, InvalidJob, Violation
+from dtj_operator.api.read import read, validate, violations
+from dtj_operator.api.v1alpha1 import DistributedTrainingJob, Spec, trainer_of
+
+__all__ = [
+    "ApiError",
+    "DistributedTrainingJob",
+    "InvalidJob",
+    "Spec",
+    "Violation",
+    "read",
+    "trainer_of",
+    "validate",
+    "violations",
+]

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Write what is made from the API types: the CRD, the chart's copy of it, and the reference page.
+
+python3 hack/generate.py            write the files
+python3 hack/generate.py --check    write nothing; exit 1 if one of them is not what would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "operator/src"), str(ROOT / "trainer-image/src")]  # a checkout is enough, no install needed
+
+from dtj_operator.api import crd, docs  # noqa: E402 (the path above comes first)
+
+MAX_CRD_BYTES = 64 * 1024  # far below the 256 KiB that `kubectl apply` can keep in its annotation
+
+
+def outputs(chart_copy: Path) -> dict[Path, str]:
+    definition = crd.render()
+    if len(definition.encode()) > MAX_CRD_BYTES:
+        raise SystemExit(f"the CRD has {len(definition.encode())} bytes, more than {MAX_CRD_BYTES}: shorten it")
+    return {
+        ROOT / "crds" / f"{crd.NAME.partition('.')[2]}_{crd.NAME.partition('.')[0]}.yaml": definition,
+        chart_copy: definition,
+        ROOT / "docs/reference/api.md": docs.render(),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only compare")
+    parser.add_argument(
+        "--chart",
+        type=Path,
+        default=ROOT / "charts/dtj-operator/files/crd.yaml",
+        metavar="PATH",
+        help="the chart's copy of the CRD (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    stale = [p for p, text in outputs(arguments.chart).items() if not p.exists() or p.read_text("utf-8") != text]
+    for path in stale:
+        if not arguments.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(outputs(arguments.chart)[path], "utf-8")
+        print(f"{'stale' if arguments.check else 'wrote'}: {path}", file=sys.stderr)
+    if arguments.check and stale:
+        print("run python3 hack/generate.py and commit what it writes", file=sys.stderr)
+    return 1 if arguments.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""`training.dtj.dev/v1alpha1` DistributedTrainingJob: fields, defaults, bounds and rules. `make generate` writes the CRD."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from dtj_agent import names
+from dtj_operator.api.rules import Model, OpenModel, Rule
+from dtj_operator.api.status import Status
+from dtj_operator.api.template import Argument, trainer_of
+
+__all__ = ["DistributedTrainingJob", "Spec", "trainer_of"]
+
+INT32_MAX = 2**31 - 1
+NAME_LENGTH = 52  # a StatefulSet's name and a hash of 10 make a label value of its pods, and those end at 63
+SYSTEM_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/dtj")  # noqa: S108 (refused, not used)
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"  # of a Service, which is the strictest of the children
+GPU = "nvidia.com/gpu"
+
+
+class Entrypoint(Model):
+    """What every rank runs: `python3 -u SCRIPT ARGS…` or `python3 -u -m MODULE ARGS…`."""
+
+    script: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """Path of a Python file in the image."""
+    module: Annotated[str, StringConstraints(max_length=1024, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None = None
+    """Python module in the image, as `python3 -m` takes it."""
+    args: list[Argument] = Field(default=[], max_length=512)
+    """Arguments of the script or module."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.script) != has(self.module)",
+            message="set either script (a path) or module (as in python3 -m), not both and not neither",
+            holds=lambda self: (self.script is None) != (self.module is None),
+        ),
+    )
+
+
+class HostPath(Model):
+    """A directory of every node (a mounted network file system, or a single-node test)."""
+
+    path: Annotated[str, StringConstraints(max_length=1024, pattern="^/")]
+    """Absolute path of the directory on the node."""
+    type: Literal["", "Directory", "DirectoryOrCreate"] = "Directory"
+    """`Directory`: it must be there; `DirectoryOrCreate`: the kubelet makes it, owned by root."""
+
+
+class VolumeSource(OpenModel):
+    """Any one volume source of a pod, as in `volumes[]` (nfs, csi, …), kept as written."""
+
+    empty_dir: dict[str, Any] | None = None
+    """Refused: an emptyDir is lost with its pod, and no other pod sees it."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.emptyDir)",
+            message="an emptyDir is lost with its pod: use claimName of a ReadWriteMany PersistentVolumeClaim",
+            holds=lambda self: self.empty_dir is None,
+            field="emptyDir",
+        ),
+    )
+
+
+class CheckpointVolume(Model):
+    """Where checkpoints are kept: exactly one of its fields. All pods of the job mount it."""
+
+    claim_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
+    """A PersistentVolumeClaim in the job's namespace; ReadWriteMany if the job has more than one pod."""
+    host_path: HostPath | None = None
+    """A directory of every node."""
+    source: VolumeSource | None = Field(default=None, json_schema_extra={"minProperties": 1, "maxProperties": 1})
+    """Any other volume source of a pod, for instance `{nfs: {server: filer, path: /runs}}`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="[has(self.claimName), has(self.hostPath), has(self.source)].filter(x, x).size() == 1",
+            message="set exactly one of claimName, hostPath and source",
+            holds=lambda self: [self.claim_name, self.host_path, self.source].count(None) == 2,
+        ),
+    )
+
+
+class Checkpoint(Model):
+    """How and where the trainer saves its state. Without it a restart begins at step 0."""
+
+    volume: CheckpointVolume
+    """Where checkpoints are kept."""
+    mount_path: Annotated[str, StringConstraints(max_length=1024)] = names.DEFAULT_CHECKPOINT_DIR
+    """Where the volume is mounted in the container. The job's own folder is `<mountPath>/<namespace>/<job>`."""
+    every_steps: int = Field(default=100, ge=1, le=INT32_MAX)
+    """A checkpoint every so many optimizer steps: also the most work that a restart can lose."""
+    keep: int = Field(default=3, ge=1, le=1000)
+    """How many of the newest checkpoints are kept."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.mountPath.startsWith('/') && !self.mountPath.contains(':')"
+            f" && !(self.mountPath in {list(SYSTEM_PATHS)}) && !self.mountPath.startsWith('/dtj/')",
+            message="must be an absolute path of its own, such as /checkpoints; not /, /tmp, /dev, /dev/shm or inside /dtj",
+            holds=lambda self: (
+                self.mount_path.startswith("/")
+                and ":" not in self.mount_path
+                and self.mount_path not in SYSTEM_PATHS
+                and not self.mount_path.startswith("/dtj/")
+            ),
+            field="mountPath",
+        ),
+    )
+
+
+class Restart(Model):
+    """How many failures of its own a job may have. Preempted, evicted and deleted pods never count."""
+
+    max_restarts: int = Field(default=10, ge=0, le=1000)
+    """Restarts within windowSeconds; a new checkpoint empties the count. The next failure ends the job."""
+    window_seconds: int = Field(default=3600, ge=1, le=INT32_MAX)
+    """Length of the sliding window in seconds."""
+
+
+_CONTAINERS = "has(self.template) && has(self.template.spec) && has(self.template.spec.containers)"
+
+
+def _trainer_has(what: str) -> str:
+    """CEL: the container that trains has `what`."""
+    chosen = f"(c.name == '{names.CONTAINER}' || size(self.template.spec.containers) == 1)"
+    return f"({_CONTAINERS} && self.template.spec.containers.exists(c, {chosen} && {what}))"
+
+
+def _immutable(field: str) -> Rule:
+    same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+    return Rule(
+        cel=f"oldSelf.suspend || ({same})",
+        message=f"{field} of a job that is not suspended can't change: set spec.suspend to true first, or make a new job",
+        holds=None,
+        field=field,
+    )
+
+
+def _mounts(spec: Spec) -> list[str]:
+    containers = ((spec.template or {}).get("spec") or {}).get("containers") or []
+    return [m.get("mountPath") for c in containers for m in c.get("volumeMounts") or []]
+
+
+class Spec(Model):
+    """What to train, on how many pods, and how to recover. Only suspend, ttlSecondsAfterFinished, activeDeadlineSeconds
+    and cleanPodPolicy of a job that is not suspended can change; everything can while it is suspended."""
+
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """Number of pods. Ranks = replicas x processesPerPod."""
+    processes_per_pod: int | None = Field(default=None, ge=1, le=64)
+    """Ranks in each pod. Default: the container's nvidia.com/gpu, or 1."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """Communication backend. auto: nccl if the container asks for nvidia.com/gpu, else gloo."""
+    entrypoint: Entrypoint | None = None
+    """What every rank runs. Instead of it the template's container may have a command of its own."""
+    image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """Container image with Python 3.9 or newer: short for the image of the template's container."""
+    template: dict[str, Any] | None = None
+    """PodTemplateSpec of the pods, kept as written. The container named `trainer`, or the only one, trains."""
+    checkpoint: Checkpoint | None = None
+    """How and where the trainer saves its state. Without it a restart begins at step 0."""
+    restart: Restart = Restart()
+    """How many failures of its own the job may have."""
+    suspend: bool = False
+    """true: no pods; checkpoints are kept. false again: goes on from the newest checkpoint."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=INT32_MAX)
+    """Delete the job so many seconds after its end. Default: never."""
+    active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    """The job fails if it is active (not suspended) for longer than so many seconds. Default: no limit."""
+    clean_pod_policy: Literal["All", "None"] = "All"
+    """What happens to the pods at the end. All: they go, and free what they hold. None: they stay and idle."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"has(self.image) || {_trainer_has('has(c.image)')}",
+            message="no image: set spec.image, or the image of the container that trains in spec.template",
+            holds=lambda self: bool(self.image or self.trainer.get("image")),
+            field="image",
+        ),
+        Rule(
+            cel=f"!has(self.image) || !{_trainer_has('has(c.image)')}",
+            message="set spec.image or the image of the template's container, not both",
+            holds=lambda self: not (self.image and self.trainer.get("image")),
+            field="image",
+        ),
+        Rule(
+            cel=f"has(self.entrypoint) || {_trainer_has('has(c.command) && size(c.command) > 0')}",
+            message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's container",
+            holds=lambda self: bool(self.entrypoint or self.trainer.get("command")),
+            field="entrypoint",
+        ),
+        Rule(
+            cel=f"!has(self.entrypoint) || !{_trainer_has('(has(c.command) || has(c.args))')}",
+            message="set spec.entrypoint or command and args of the template's container, not both",
+            holds=lambda self: not (self.entrypoint and ("command" in self.trainer or "args" in self.trainer)),
+            field="entrypoint",
+        ),
+        Rule(
+            cel=f"!has(self.checkpoint) || !({_CONTAINERS}) || self.template.spec.containers.all(c, !has(c.volumeMounts)"
+            " || c.volumeMounts.all(m, m.mountPath != self.checkpoint.mountPath))",
+            message="a container of the template mounts something at checkpoint.mountPath: remove one of the two",
+            holds=lambda self: not self.checkpoint or self.checkpoint.mount_path not in _mounts(self),
+            field="checkpoint",
+        ),
+        *map(
+            _immutable,
+            ("replicas", "processesPerPod", "backend", "entrypoint", "image", "template", "checkpoint", "restart"),
+        ),
+    )
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """The raw container of the template that trains; {} if the template names none."""
+        return trainer_of(self.template or {})
+
+    @property
+    def gpus(self) -> int:
+        """nvidia.com/gpu of the container that trains."""
+        resources = self.trainer.get("resources") or {}
+        for kind in ("limits", "requests"):
+            amount = (resources.get(kind) or {}).get(GPU)
+            if amount is not None and str(amount).isdigit():
+                return int(amount)
+        return 0
+
+    @property
+    def processes(self) -> int:
+        """Ranks in each pod, default applied."""
+        return self.processes_per_pod or self.gpus or 1
+
+    @property
+    def resolved_backend(self) -> Literal["nccl", "gloo"]:
+        """backend, with auto decided."""
+        if self.backend == "auto":
+            return "nccl" if self.gpus else "gloo"
+        return self.backend
+
+    @property
+    def command(self) -> list[str]:
+        """What the agent starts for every rank."""
+        if self.entrypoint is None:
+            return [*self.trainer.get("command", ()), *self.trainer.get("args", ())]
+        what = ["-m", self.entrypoint.module] if self.entrypoint.module else [self.entrypoint.script or ""]
+        return ["python3", "-u", *what, *self.entrypoint.args]
+
+
+class ObjectMeta(OpenModel):
+    """metadata of the object, as far as our rules look at it."""
+
+    name: str
+
+
+class DistributedTrainingJob(Model):
+    """A distributed PyTorch training that survives the loss of its processes, pods and nodes."""
+
+    api_version: Literal["training.dtj.dev/v1alpha1"]
+    kind: Literal["DistributedTrainingJob"]
+    metadata: ObjectMeta
+    spec: Spec
+    status: Status | None = None
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"size(self.metadata.name) <= {NAME_LENGTH}",
+            message=f"metadata.name must have at most {NAME_LENGTH} characters: pods and labels are named after it",
+            holds=lambda self: len(self.metadata.name) <= NAME_LENGTH,
+        ),
+        Rule(
+            cel=f"self.metadata.name.matches('{NAME_PATTERN}')",
+            message="metadata.name must begin with a lower-case letter and have only a-z, 0-9, '-': a Service is named after it",
+            holds=lambda self: re.fullmatch(NAME_PATTERN, self.metadata.name) is not None,
+        ),
+    )
