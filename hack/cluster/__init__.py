@@ -5,3 +5,8 @@ API tests) and `up` (kind, one control plane and two workers, with a local regis
 Where public images can be pulled, kind is used as it is; elsewhere all of it is built from Go modules and Debian
 packages, once, into a cache outside the tree. Standard library only.
 """
+
+import sys
+
+if sys.version_info < (3, 11):
+    raise SystemExit(f"hack.cluster needs Python 3.11 or later, not {sys.version.split()[0]}")

@@ -33,7 +33,7 @@ def plane(bin_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 def kubectl(plane: ControlPlane, kubeconfig: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [plane.bin_dir / "kubectl", "--kubeconfig", kubeconfig, *arguments]
+    command = [str(plane.bin_dir / "kubectl"), "--kubeconfig", str(kubeconfig), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -121,7 +121,7 @@ def test_nothing_outlives_a_killed_owner(bin_dir: Path, tmp_path: Path) -> None:
         "plane = ControlPlane(Path(sys.argv[1]), Path(sys.argv[2])); plane.start()\n"
         "print(*plane.pids.values(), flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-c", script, bin_dir, tmp_path]
+    command = [sys.executable, "-c", script, str(bin_dir), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
