@@ -1,0 +1,106 @@
+"""One reconcile: read the job, observe, plan, carry out. Nothing is remembered between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from dtj_operator import errors, logs
+from dtj_operator.kube.apply import Rejected, World
+from dtj_operator.kube.observe import Key, Observer
+from dtj_operator.metrics import Metrics, phase_of
+from dtj_operator.plan.model import Object, Observed, Plan, Settings
+from dtj_operator.queue import WorkQueue
+
+RECONCILE_SECONDS = 60.0
+Planner = Callable[[Object, Observed, float, Settings], Plan]
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Takes jobs from the queue and brings each a step nearer to what was asked for."""
+
+    def __init__(
+        self,
+        queue: WorkQueue[Key],
+        observer: Observer,
+        world: World,
+        planner: Planner,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._queue = queue
+        self._observer = observer
+        self._world = world
+        self._planner = planner
+        self._settings = settings
+        self._metrics = metrics
+        self._now = now
+
+    async def work(self) -> None:
+        """A worker: one job after the other until the queue is closed."""
+        while (key := await self._queue.get()) is not None:
+            logs.about(*key)
+            try:
+                await self._once(key)
+            finally:
+                self._queue.done(key)
+                logs.about_nothing()
+
+    async def _once(self, key: Key) -> None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(RECONCILE_SECONDS):
+                found, again = await self.reconcile(key)
+        except (errors.KubeError, TimeoutError) as error:
+            result = "error"
+            delay = self._back_off(key)
+            what = str(error) or f"not done in {RECONCILE_SECONDS:g} s"
+            logger.warning("reconcile failed, again in %g s: %s", delay, what)
+        except Exception as error:  # a bug stops one job, not all: it is shown, counted and tried again
+            result = "bug"
+            delay = self._back_off(key)
+            first = delay <= self._queue.first_backoff
+            logger.error("bug in the operator, again in %g s: %r", delay, error, exc_info=error if first else None)
+        else:
+            self._queue.forget(key)
+            result = "gone" if not found else "success" if again is None else "requeue"
+            if again is not None:
+                self._queue.add_after(key, again)
+        self._metrics.reconcile.labels(result).inc()
+        self._metrics.reconcile_seconds.observe(time.monotonic() - began)
+
+    def _back_off(self, key: Key) -> float:
+        self._observer.forget(key)
+        return self._queue.add_rate_limited(key)
+
+    async def reconcile(self, key: Key) -> tuple[bool, float | None]:
+        """Is there such a job, and in how many seconds it must be looked at again (None: when something happens).
+
+        Raises KubeError; whatever was done before is found done by the next try.
+        """
+        job = await self._observer.job(key)
+        if job is None or "deletionTimestamp" in job["metadata"]:
+            # The children go by their owner references; there is nothing of ours to clean up.
+            self._observer.forget(key)
+            self._metrics.job_phase(key, None)
+            return False, None
+        logs.attempt_of(job)
+        observed = await self._world.observe(job)
+        plan = self._planner(job, observed, self._now(), self._settings)
+        try:
+            written = await self._world.carry_out(job, plan)
+        except Rejected as refused:
+            logger.warning("the API server refuses what the job asks for: %s", refused)
+            plan = self._planner(job, replace(observed, rejection=str(refused)), self._now(), self._settings)
+            written = await self._world.carry_out(job, plan)
+        if written is not None:
+            self._metrics.status_written(job.get("status", {}), written.get("status", {}))
+        self._metrics.job_phase(key, phase_of(written or job))
+        return True, plan.requeue_after

@@ -1,0 +1,86 @@
+"""Asking a job's agent how it goes: `GET /status` of pod 0."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+
+import aiohttp
+
+from dtj_agent import names
+from dtj_operator.plan.model import Object
+
+STATUS_SECONDS = 1.0
+STATUS_BYTES = 256 * 1024
+CONCURRENCY = 100
+
+logger = logging.getLogger(__name__)
+
+
+def agent_key(master_key: bytes, uid: str) -> str:
+    """The content of a job's Secret: 64 hex digits."""
+    return hmac.new(master_key, uid.encode(), hashlib.sha256).hexdigest()
+
+
+def bearer(key: str) -> str:
+    """What a reader of `/status` has to show."""
+    return hmac.new(key.encode(), b"status", hashlib.sha256).hexdigest()
+
+
+class AgentClient:
+    """One connection pool for all agents. Make it on the event loop that uses it."""
+
+    def __init__(self, master_key: bytes, port: int = names.AGENT_PORT, *, seconds: float = STATUS_SECONDS) -> None:
+        self._master_key = master_key
+        self._port = port
+        # Pods come and go with their addresses: a kept connection would rarely be of use, and holds a descriptor.
+        connector = aiohttp.TCPConnector(limit=CONCURRENCY, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=seconds))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def status(self, job: Object, pod: Object) -> Object | None:
+        """The agent's word, None if it could not be had: it starts, it ends, its node is gone. The planner lives without."""
+        address = pod["status"]["podIP"]
+        uid = job["metadata"]["uid"]
+        url = f"http://{'[' + address + ']' if ':' in address else address}:{self._port}/status"
+        headers = {"Authorization": "Bearer " + bearer(agent_key(self._master_key, uid))}
+        try:
+            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+                if response.status != 200:
+                    logger.warning("the agent of pod %s answered %d to GET /status", pod["metadata"]["name"], response.status)
+                    return None
+                # Bounded: what a pod answers is the word of a stranger.
+                text = await response.content.read(STATUS_BYTES)
+                if not response.content.at_eof():
+                    logger.warning("the agent of pod %s answers more than %d bytes", pod["metadata"]["name"], STATUS_BYTES)
+                    return None
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+            logger.debug("the agent of pod %s can't be asked: %s", pod["metadata"]["name"], error)
+            return None
+        try:
+            said = json.loads(text)
+        except ValueError as error:
+            logger.warning("the agent of pod %s answers no JSON: %s", pod["metadata"]["name"], error)
+            return None
+        if not isinstance(said, dict) or said.get("uid") != uid:
+            logger.warning("the agent at %s speaks for another job", address)
+            return None
+        return said
+
+
+def pod_to_ask(pods: tuple[Object, ...]) -> Object | None:
+    """Pod 0, if it has an address and its agent runs."""
+    for pod in pods:
+        labels = pod["metadata"].get("labels", {})
+        status = pod.get("status", {})
+        if labels.get(names.LABEL_POD_INDEX) != "0" or not status.get("podIP"):
+            continue
+        for container in status.get("containerStatuses", []):
+            if container.get("name") == names.CONTAINER and "running" in container.get("state", {}):
+                return pod
+    return None

@@ -1,0 +1,53 @@
+"""Who we are to the API server: one login for our own client and for kopf's watches."""
+
+from __future__ import annotations
+
+import os
+
+import kopf
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from dtj_operator.errors import ConfigError
+
+
+class Login:
+    """The service account of the pod we run in, or a kubeconfig if one is named or we run in no pod.
+
+    `configuration` stays the same object: what renews the login renews it for everyone who holds it.
+    """
+
+    def __init__(self, kubeconfig: str | None = None, context: str | None = None) -> None:
+        self.kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
+        self.context = context
+        self.configuration = Configuration()
+
+    async def load(self) -> None:
+        """Read the credentials, again if need be. Raises ConfigError."""
+        try:
+            if self.kubeconfig or self.context or "KUBERNETES_SERVICE_HOST" not in os.environ:
+                await load_kube_config(self.kubeconfig, self.context, self.configuration, persist_config=False)
+            else:
+                # A service account's token is renewed on disk; the hook that this sets reads it again every minute.
+                load_incluster_config(self.configuration)
+        except (ConfigException, OSError) as error:
+            where = self.kubeconfig or "~/.kube/config, and no service account was mounted"
+            raise ConfigError(
+                f"no way to log in to the API server: {error} (looked at {where}); set --kubeconfig and --context, "
+                "or run in a pod with automountServiceAccountToken: true"
+            ) from error
+
+    async def for_kopf(self) -> kopf.ConnectionInfo:
+        """The same login in kopf's words; kopf asks again whenever the API server answers 401."""
+        await self.load()
+        configuration = self.configuration
+        header = (await configuration.auth_settings()).get("BearerToken", {}).get("value")
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            token=header.split(" ", 1)[-1].strip() if header else None,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            proxy_url=configuration.proxy,
+        )

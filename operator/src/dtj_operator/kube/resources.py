@@ -1,0 +1,51 @@
+"""The kinds of object that the operator touches, and where the API server has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from dtj_agent import names
+from dtj_operator.plan.model import Object
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind; `api_version` and `kind` as an object of it says them, `plural` as a path does."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """Path of an object, or without a name of the collection; without a namespace over all of them."""
+        parts = ["api" if "/" not in self.api_version else "apis", self.api_version]
+        if namespace is not None:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(quote(name, safe=""))
+        if subresource is not None:
+            parts.append(subresource)
+        return "/" + "/".join(parts)
+
+
+JOB = Resource(names.API_VERSION, names.KIND, names.PLURAL)
+STATEFUL_SET = Resource("apps/v1", "StatefulSet", "statefulsets")
+SERVICE = Resource("v1", "Service", "services")
+SECRET = Resource("v1", "Secret", "secrets")
+POD = Resource("v1", "Pod", "pods")
+EVENT = Resource("events.k8s.io/v1", "Event", "events")
+
+BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, POD)}
+
+
+def job_key(job: Object) -> tuple[str, str]:
+    """Namespace and name: what names a job in the queue."""
+    return job["metadata"]["namespace"], job["metadata"]["name"]
+
+
+def job_selector(name: str | None = None) -> str:
+    """Label selector of what the operator made; with a job's name of what it made for that one."""
+    ours = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
+    return ours if name is None else f"{ours},{names.LABEL_JOB}={name}"

@@ -1,0 +1,82 @@
+"""Logging: one JSON object a line, with the job that it is about; or plain text for people at a terminal."""
+
+from __future__ import annotations
+
+import contextvars
+import datetime
+import json
+import logging
+import sys
+from typing import Literal
+
+from dtj_operator.plan.model import Object
+
+# The job whose reconcile the current task is in: the code below it need not pass it on.
+_job: contextvars.ContextVar[dict[str, object] | None] = contextvars.ContextVar("job", default=None)
+
+
+def about(namespace: str, name: str) -> None:
+    """From here on, what this task logs is about that job."""
+    _job.set({"namespace": namespace, "name": name})
+
+
+def attempt_of(job: Object) -> None:
+    """Name the attempt too, once the job has been read."""
+    known, attempt = _job.get(), job.get("status", {}).get("attempt")
+    if known is not None and attempt is not None:
+        _job.set(known | {"attempt": attempt})
+
+
+def about_nothing() -> None:
+    """The reconcile is over."""
+    _job.set(None)
+
+
+class JsonFormatter(logging.Formatter):
+    """`time` (RFC 3339), `level`, `logger`, `message`, `job` {namespace, name, attempt}, `traceback` where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        job = _job.get()
+        if job is not None:
+            line["job"] = job
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01 warning default/digits: message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        job = _job.get()
+        where = f" {job['namespace']}/{job['name']}:" if job is not None else ""
+        clock = self.formatTime(record, "%H:%M:%S")
+        line = f"{clock} {record.levelname.lower()}{where} {record.getMessage()}"
+        return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+class _KopfOneLine(logging.Filter):
+    """kopf's retries are one line each, not a traceback: the API server being away is expected."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.exc_info = None
+        return True
+
+
+def set_up(form: Literal["json", "text"], level: str) -> None:
+    """All of the process's log lines go to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.captureWarnings(capture=True)
+    # At its info level kopf has a line for every handler call.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    for name in ("kopf._cogs.clients.api", "kopf._cogs.aiokits.aiotasks", "kopf._core.reactor.queueing"):
+        logging.getLogger(name).addFilter(_KopfOneLine())
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

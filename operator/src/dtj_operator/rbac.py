@@ -1,0 +1,25 @@
+"""What the operator may do: exactly what it does. The chart's Role and ClusterRole are held to this by a test.
+
+Nothing here is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on CRDs or namespaces, no
+reading of Secrets, no finalizers (our owner references don't block their owner's deletion).
+"""
+
+from __future__ import annotations
+
+from dtj_agent import names
+
+# (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may not be there yet.
+RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    (names.GROUP, names.PLURAL): ("get", "list", "watch", "delete"),  # delete: ttlSecondsAfterFinished
+    (names.GROUP, names.PLURAL + "/status"): ("patch",),
+    ("apps", "statefulsets"): ("get", "list", "watch", "create", "patch", "delete"),
+    ("", "services"): ("get", "create", "patch", "delete"),
+    ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs alone
+    ("", "secrets"): ("create", "patch", "delete"),  # written, never read
+    ("events.k8s.io", "events"): ("create", "patch"),
+}
+
+
+def rules() -> list[dict[str, list[str]]]:
+    """As `rules` of a Role."""
+    return [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for (group, resource), verbs in RULES.items()]

@@ -1,0 +1,92 @@
+"""Every few minutes all jobs are listed and looked at, whatever the watches said: what was lost is healed here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from dtj_operator import errors
+from dtj_operator.handlers import Watches
+from dtj_operator.kube.client import Client
+from dtj_operator.kube.observe import Key, Observer
+from dtj_operator.kube.resources import JOB, job_key
+from dtj_operator.metrics import Metrics, phase_of
+from dtj_operator.plan.model import Object
+from dtj_operator.queue import WorkQueue
+
+RETRY_SECONDS = 5.0
+TOLD_SECONDS = 120.0  # a watch that has not told of a job's change after this long is dead
+
+logger = logging.getLogger(__name__)
+
+
+class Resync:
+    """`listed` and `stale` are what /readyz and /healthz ask for."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: WorkQueue[Key],
+        observer: Observer,
+        watches: Watches,
+        metrics: Metrics,
+        namespaces: Sequence[str],
+        seconds: float,
+        *,
+        told_seconds: float = TOLD_SECONDS,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._observer = observer
+        self._watches = watches
+        self._metrics = metrics
+        self._namespaces = list(namespaces)
+        self._seconds = seconds
+        self._told_seconds = min(told_seconds, seconds)
+        self._uniform = uniform
+        self.listed = False
+        self.stale = False
+
+    async def run(self) -> None:
+        """Until cancelled. Raises NotServed if the CRD is taken away."""
+        while True:
+            try:
+                jobs = await self.once()
+            except errors.KubeError as error:
+                logger.warning("jobs could not be listed, again in %g s: %s", RETRY_SECONDS, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            untold = self._watches.untold(jobs)
+            await asyncio.sleep(self._told_seconds)
+            self._judge(untold & self._watches.untold(jobs))
+            await asyncio.sleep(max(0.0, self._seconds * self._uniform(2 / 3, 4 / 3) - self._told_seconds))
+
+    async def once(self) -> list[Object]:
+        """List all jobs and put them into the queue, spread over a tenth of the time between two resyncs."""
+        jobs: list[Object] = []
+        for namespace in self._namespaces or [None]:
+            try:
+                jobs += await self._client.list(JOB, namespace)
+            except errors.NotFound as error:
+                raise errors.NotServed(f"{JOB.plural} are no longer served: the CRD was deleted") from error
+        keys = [job_key(job) for job in jobs]
+        self._observer.keep(keys)
+        self._watches.keep(jobs)
+        self._metrics.all_job_phases({job_key(job): phase_of(job) for job in jobs})
+        self._metrics.resync.set(time.time())
+        for key in keys:
+            self._observer.forget(key)
+            self._queue.add_after(key, self._uniform(0, self._seconds / 10) if self.listed else 0)
+        self.listed = True
+        return jobs
+
+    def _judge(self, missed: set[tuple[Key, str]]) -> None:
+        self.stale = bool(missed)
+        if missed:
+            self._metrics.watch_missed.inc(len(missed))
+            some = ", ".join(sorted("/".join(key) for key, _ in missed)[:3])
+            logger.error("no watch has told of %d changed jobs (%s) in %g s", len(missed), some, self._told_seconds)

@@ -1,0 +1,101 @@
+"""What the installation decides: flags, each of them also a variable DTJ_OPERATOR_<FLAG>."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dtj_operator.errors import ConfigError
+from dtj_operator.plan.model import Settings
+
+ENV_PREFIX = "DTJ_OPERATOR_"
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The operator's own options; `settings` is what the planner gets of them."""
+
+    settings: Settings
+    namespaces: tuple[str, ...]
+    """Served; () means all."""
+    kubeconfig: str | None
+    context: str | None
+    workers: int
+    resync_seconds: float
+    metrics_port: int
+    """Of /metrics, /healthz and /readyz; 0 takes a free one and logs it."""
+    crd_wait_seconds: float
+    log_format: Literal["json", "text"]
+    log_level: str
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
+    """Raises ConfigError; ends the process on --help or an unknown flag, as argparse does."""
+    parser = _parser()
+    for action in parser._actions:
+        value = environ.get(ENV_PREFIX + action.dest.upper())
+        if value is not None and action.dest != "help":
+            parser.set_defaults(**{action.dest: value.split(",") if action.dest == "namespace" else value})
+            action.required = False
+    given = parser.parse_args(arguments)
+    for flag, least in (("workers", 1), ("resync_seconds", 1), ("metrics_port", 0), ("crd_wait_seconds", 0)):
+        if getattr(given, flag) < least:
+            raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
+    return Options(
+        settings=Settings(
+            agent_image=given.agent_image,
+            master_key=read_master_key(Path(given.master_key_file)),
+            image_pull_policy=given.image_pull_policy or None,
+        ),
+        namespaces=tuple(name for name in given.namespace or () if name),
+        kubeconfig=given.kubeconfig,
+        context=given.context,
+        workers=given.workers,
+        resync_seconds=given.resync_seconds,
+        metrics_port=given.metrics_port,
+        crd_wait_seconds=given.crd_wait_seconds,
+        log_format=given.log_format,
+        log_level=given.log_level,
+    )
+
+
+def read_master_key(path: Path) -> bytes:
+    """The secret that all jobs' agent keys are made from. Raises ConfigError."""
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--master-key-file: {path} can't be read ({error.strerror}); mount the operator's Secret there, "
+            f"or make one for a try: head -c {KEY_BYTES} /dev/urandom | base64 > {path}"
+        ) from error
+    if len(key) < KEY_BYTES:
+        raise ConfigError(f"--master-key-file: {path} holds {len(key)} bytes; it must hold {KEY_BYTES} random ones or more")
+    return key
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dtj-operator",
+        description="Kubernetes operator for DistributedTrainingJob.",
+        epilog=f"Every flag is also a variable: --agent-image is {ENV_PREFIX}AGENT_IMAGE.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--agent-image", required=True, help="image with /dtj/agent.pyz, put into every pod: the operator's own image")
+    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of the agent's image in the pods")
+    add("--master-key-file", required=True, help="file with 32 or more random bytes; the jobs' agent keys are made from it")
+    add("--namespace", action="append", help="serve this namespace alone; may be repeated (default: all namespaces)")
+    add("--workers", type=int, default=8, help="jobs that are reconciled at the same time")
+    add("--resync-seconds", type=float, default=450.0, help="every job is looked at again this often, give or take a third")
+    add("--metrics-port", type=int, default=8080, help="port of /metrics, /healthz and /readyz")
+    add("--crd-wait-seconds", type=float, default=120.0, help="wait this long for the CRD to be installed, then exit 1")
+    add("--kubeconfig", help="log in with this file instead of the pod's service account")
+    add("--context", help="context of the kubeconfig (default: its current one)")
+    add("--log-format", choices=("json", "text"), default="json", help="json: one object a line; text: for a terminal")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="least level that is logged")
+    return parser
