@@ -8,5 +8,5 @@ packages, once, into a cache outside the tree. Standard library only.
 
 import sys
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036 - said in words where it is run by an older one
     raise SystemExit(f"hack.cluster needs Python 3.11 or later, not {sys.version.split()[0]}")
