@@ -89,9 +89,9 @@ class EventRecorder:
                 await self._create(job, event, name, now)
             else:
                 await self._repeat(job, name, series, now)
-        except errors.NotFound:
-            self._memory.series.pop(name, None)  # it has expired, or the namespace ends: the next one is a first one
         except errors.KubeError as error:
+            # Nor is it there to be counted on: the next one is a first one again. NotFound: it has expired.
+            self._memory.series.pop(name, None)
             logger.warning("event %s could not be written: %s", event.reason, error)
 
     async def _create(self, job: Object, event: Event, name: str, now: float) -> None:

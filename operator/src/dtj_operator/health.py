@@ -28,9 +28,11 @@ class Server:
         app.router.add_get("/healthz", lambda _: self._answer(self._alive))
         app.router.add_get("/readyz", lambda _: self._answer(self._ready))
         # Signals are the main program's.
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None)
+        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, None, self.port, shutdown_timeout=1)
+        # All addresses, IPv4 and IPv6. A free port is a developer's wish: each family would get another.
+        host = None if self.port else "127.0.0.1"
+        site = web.TCPSite(self._runner, host, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client import platform_collector as platform
 from prometheus_client import process_collector as process
 
@@ -29,6 +29,7 @@ class Metrics:
     """Everything on one registry of our own."""
 
     def __init__(self, version: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, that nobody reads
         registry = self.registry = CollectorRegistry()
         process.ProcessCollector(registry=registry)
         platform.PlatformCollector(registry=registry)

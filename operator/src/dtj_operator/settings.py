@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,10 @@ from dtj_operator.plan.model import Settings
 
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32
+FLAGS = (
+    "agent-image", "image-pull-policy", "master-key-file", "namespace", "workers", "resync-seconds", "metrics-port",
+    "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +40,7 @@ class Options:
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
     """Raises ConfigError; ends the process on --help or an unknown flag, as argparse does."""
-    parser = _parser()
-    for action in parser._actions:
-        value = environ.get(ENV_PREFIX + action.dest.upper())
-        if value is not None and action.dest != "help":
-            parser.set_defaults(**{action.dest: value.split(",") if action.dest == "namespace" else value})
-            action.required = False
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args([*_from(environ, arguments), *arguments])
     for flag, least in (("workers", 1), ("resync_seconds", 1), ("metrics_port", 0), ("crd_wait_seconds", 0)):
         if getattr(given, flag) < least:
             raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
@@ -52,7 +50,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             master_key=read_master_key(Path(given.master_key_file)),
             image_pull_policy=given.image_pull_policy or None,
         ),
-        namespaces=tuple(name for name in given.namespace or () if name),
+        namespaces=tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
         context=given.context,
         workers=given.workers,
@@ -62,6 +60,16 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         log_format=given.log_format,
         log_level=given.log_level,
     )
+
+
+def _from(environ: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]:
+    """The variables as flags, to stand before the real ones: of two the later holds. DTJ_OPERATOR_NAMESPACE is a comma list."""
+    for flag in FLAGS:
+        value = environ.get(ENV_PREFIX + flag.upper().replace("-", "_"))
+        if not value or (flag == "namespace" and any(given.startswith("--namespace") for given in arguments)):
+            continue
+        for each in value.split(",") if flag == "namespace" else [value]:
+            yield from ("--" + flag, each)
 
 
 def read_master_key(path: Path) -> bytes:
@@ -84,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Kubernetes operator for DistributedTrainingJob.",
         epilog=f"Every flag is also a variable: --agent-image is {ENV_PREFIX}AGENT_IMAGE.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--agent-image", required=True, help="image with /dtj/agent.pyz, put into every pod: the operator's own image")
@@ -92,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--namespace", action="append", help="serve this namespace alone; may be repeated (default: all namespaces)")
     add("--workers", type=int, default=8, help="jobs that are reconciled at the same time")
     add("--resync-seconds", type=float, default=450.0, help="every job is looked at again this often, give or take a third")
-    add("--metrics-port", type=int, default=8080, help="port of /metrics, /healthz and /readyz")
+    add("--metrics-port", type=int, default=8080, help="of /metrics, /healthz, /readyz; 0: a free one, on loopback")
     add("--crd-wait-seconds", type=float, default=120.0, help="wait this long for the CRD to be installed, then exit 1")
     add("--kubeconfig", help="log in with this file instead of the pod's service account")
     add("--context", help="context of the kubeconfig (default: its current one)")

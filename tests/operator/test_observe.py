@@ -1,0 +1,191 @@
+"""Observing: read anew whenever anything was heard of, and only the agent asked in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from dtj_agent import names
+from dtj_operator.kube.agent import AgentClient, agent_key, bearer, pod_to_ask
+from dtj_operator.kube.observe import Observer
+from tests.operator.fakes import FakeClient, job
+
+KEY = ("ns", "j")
+MASTER = b"m" * 32
+
+
+def pod(ordinal: int = 0, ip: str | None = "127.0.0.1", state: str = "running") -> Any:
+    status: Any = {"containerStatuses": [{"name": "side", "state": {}}, {"name": names.CONTAINER, "state": {state: {}}}]}
+    if ip:
+        status["podIP"] = ip
+    return {"metadata": {"name": f"j-{ordinal}", "labels": {names.LABEL_POD_INDEX: str(ordinal)}}, "status": status}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def observing(client: FakeClient, clock: Clock, test: Callable[[Observer], Awaitable[None]], port: int = 1) -> None:
+    async def main() -> None:
+        agents = AgentClient(MASTER, port)
+        try:
+            await test(Observer(client, agents, now=clock))  # type: ignore[arg-type]
+        finally:
+            await agents.close()
+
+    asyncio.run(main())
+
+
+async def look(observer: Observer) -> Any:
+    found = await observer.job(KEY)
+    assert found is not None
+    return await observer.observe(found)
+
+
+def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.stateful_set, observed.service, observed.pods, observed.agent) == (None, None, (), None)
+        observer.forget(KEY)
+        client.objects["statefulsets", "j"] = {"newField2027": 1}
+        client.objects["pods", "j-1"] = pod(1)
+        observed = await look(observer)
+        assert observed.stateful_set == {"newField2027": 1}
+        assert observed.pods == (pod(1),)
+        assert await observer.job(("ns", "other")) is None
+
+    observing(client, Clock(), test)
+
+
+def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None:
+    client, clock = FakeClient(), Clock()
+    client.objects["distributedtrainingjobs", "j"] = job()
+
+    async def test(observer: Observer) -> None:
+        await look(observer)
+        assert len(client.calls) == 4
+        clock.now = 29
+        await look(observer)
+        assert len(client.calls) == 4
+        clock.now = 31
+        await look(observer)
+        assert len(client.calls) == 8
+        observer.forget(KEY)
+        await look(observer)
+        assert len(client.calls) == 12
+        observer.keep([])
+        await look(observer)
+        assert len(client.calls) == 16
+
+    observing(client, clock, test)
+
+
+@pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
+def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+
+    async def test(observer: Observer) -> None:
+        called = client._called
+
+        def hear(verb: str, plural: str, name: str, body: Any = None) -> None:
+            called(verb, plural, name, body)
+            if plural == moment:
+                observer.forget(KEY)
+
+        client._called = hear  # type: ignore[method-assign]
+        await look(observer)
+        await look(observer)
+        assert len(client.calls) == 8
+
+    observing(client, Clock(), test)
+
+
+@pytest.mark.parametrize(
+    ("pods", "asked"),
+    [
+        ((), None),
+        ((pod(1),), None),
+        ((pod(0, ip=None),), None),
+        ((pod(0, state="waiting"),), None),
+        ((pod(0, state="terminated"),), None),
+        ((pod(1), pod(0)), pod(0)),
+    ],
+)
+def test_the_agent_of_pod_0_is_asked_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
+    assert pod_to_ask(pods) == asked
+
+
+GOOD = {"uid": "u1", "phase": "Running"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        (lambda: web.json_response(GOOD), GOOD),
+        (lambda: web.json_response({"uid": "another"}), None),
+        (lambda: web.json_response([1]), None),
+        (lambda: web.Response(text="{"), None),
+        (lambda: web.Response(status=401), None),
+        (lambda: web.Response(status=302, headers={"Location": "/status"}), None),
+        (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
+    ],
+)
+def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["pods", "j-0"] = pod(0)
+    asked = []
+
+    async def status(request: web.Request) -> web.Response:
+        asked.append(request.headers["Authorization"])
+        return answer()
+
+    async def test() -> None:
+        app = web.Application()
+        app.router.add_get("/status", status)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        agents = AgentClient(MASTER, runner.addresses[0][1])
+        try:
+            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
+            assert observed.agent == seen
+            assert asked == ["Bearer " + bearer(agent_key(MASTER, "u1"))]
+        finally:
+            await agents.close()
+            await runner.cleanup()
+
+    asyncio.run(test())
+
+
+def test_an_agent_that_accepts_and_says_nothing_costs_its_deadline_and_no_error() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["pods", "j-0"] = pod(0)
+
+    async def test() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        agents = AgentClient(MASTER, server.sockets[0].getsockname()[1], seconds=0.2)
+        try:
+            async with asyncio.timeout(2):
+                assert (await look(Observer(client, agents))).agent is None  # type: ignore[arg-type]
+        finally:
+            await agents.close()
+            server.close()
+
+    asyncio.run(test())
