@@ -2,6 +2,14 @@
 
 `World` is either a Kubernetes API server (dtj_operator.kube) or this machine (dtj.local): the planner can't tell.
 Objects are plain dicts as the API server gives them; a typed model would drop fields of a user's pod template.
+`plan(job, observed, now, settings)` is in plan.py; `now` is Unix seconds, and everything else is in these types.
+
+What the planner asks of a World:
+1. Show the job as it is stored, with its status, and all of its children: those of its name, whoever owns them.
+2. Carry a plan out in its order: actions, then the status if it differs, then events. Stop at the first error; look and
+   plan again. Any of it may have been done before, or be done twice.
+3. Look again after `requeue_after`, and whenever the job, a child or a pod changes.
+4. If the API server refuses a child for good (Invalid; Forbidden by admission), plan again at once with `rejection` set.
 """
 
 from __future__ import annotations
@@ -9,18 +17,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from dtj_agent import names
+
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The children as they are now. `None` and `[]` mean: looked, and not there."""
+    """The children as they are now. `None` and `()` mean: looked, and not there."""
 
     stateful_set: Object | None = None
     service: Object | None = None
     pods: tuple[Object, ...] = ()
+    """All pods with the label names.LABEL_JOB of this job, terminating ones too."""
     agent: Object | None = None
-    """`/status` of the agent of pod 0 (docs/reference/agent-status.md); None if it could not be asked."""
+    """`/status` of the agent of pod 0 (docs/reference/contract.md); None if it could not be asked."""
     rejection: str | None = None
     """What the API server said when it refused this generation's children for good (Invalid, Forbidden by admission)."""
 
@@ -34,7 +45,7 @@ class Apply:
 
 @dataclass(frozen=True, kw_only=True)
 class Delete:
-    """Delete an object if it still has this uid. Not found is success."""
+    """Delete an object if it still has this uid, its dependents in the background. Not found is success."""
 
     kind: Literal["StatefulSet", "Pod", "Service", "Secret", "DistributedTrainingJob"]
     name: str
@@ -56,7 +67,11 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Actions in order, then one status write if `status` differs from the job's own, then events."""
+    """Actions in order, then one status write if `status` differs from the job's own, then events.
+
+    `status` is the whole status that the job should have: a field that is not in it is to be removed. Where nothing is to
+    be written it equals the job's own. 0 as `requeue_after`: look again as soon as this is carried out.
+    """
 
     actions: tuple[Action, ...] = ()
     status: Object = field(default_factory=dict)
@@ -74,7 +89,9 @@ class Settings:
     master_key: bytes = field(repr=False)
     """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so the operator never reads Secrets."""
     image_pull_policy: str | None = None
-    agent_port: int = 29400
+    agent_port: int = names.AGENT_PORT
+    listen_host: str = "0.0.0.0"
+    """What the agents bind to; "[::]" where pods have IPv6 addresses only."""
     progress_write_seconds: float = 30.0
     """Progress alone is written to the status no more often than this."""
     status_poll_seconds: float = 2.0
@@ -87,5 +104,3 @@ class World(Protocol):
     async def observe(self, job: Object) -> Observed: ...
 
     async def apply(self, job: Object, plan: Plan) -> None: ...
-
-

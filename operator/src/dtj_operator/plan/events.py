@@ -1,0 +1,85 @@
+"""Kubernetes events: of what has just become true, told once.
+
+Whether something is new is seen by comparing with the status that is stored. Everything compared here is written at once
+(write.py), before the events are sent, so that the next look finds nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dtj_agent import names
+from dtj_agent.names import Reason
+from dtj_operator.plan import conditions
+from dtj_operator.plan.job import Job
+from dtj_operator.plan.model import Event, Object
+from dtj_operator.plan.outcome import Ending
+from dtj_operator.plan.report import Report
+
+PROBLEMS = {
+    Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
+    Reason.AGENT_CRASHED, Reason.CHILD_CONFLICT,
+}  # fmt: skip
+MESSAGE_LENGTH = 1000  # the API server's limit of an event's note is 1024
+
+
+def of_start(job: Job, resumed: bool) -> tuple[Event, ...]:
+    if resumed:
+        return (_event("Normal", Reason.JOB_RESUMED, f"goes on with {job.spec.replicas} pods"),)
+    return (_event("Normal", Reason.CREATED, f"made the Secret, the Service and the StatefulSet of {job.spec.replicas} pods"),)
+
+
+def of_end(ending: Ending) -> tuple[Event, ...]:
+    return (_event("Normal" if ending.kind == names.COMPLETE else "Warning", ending.reason, ending.message),)
+
+
+def of_change(job: Job, status: Object, said: Report | None) -> tuple[Event, ...]:
+    """What is true in `status` and was not in the job's stored one."""
+    return tuple(_changes(job.status, status, said))
+
+
+def _changes(old: Object, new: Object, said: Report | None) -> Iterator[Event]:
+    known = {_key(failure) for failure in old.get("failures") or ()}
+    failures = [failure for failure in new.get("failures") or () if _key(failure) not in known]
+    for failure in failures:
+        message = f"attempt {failure.get('attempt')}: {failure.get('message', '')}"
+        yield _event("Warning", failure.get("reason", Reason.WORKER_FAILED), message)
+    told = {failure.get("reason") for failure in failures}
+
+    for kind in (names.RESTARTING, names.RUNNING):
+        condition, before = conditions.find(new, kind) or {}, conditions.find(old, kind) or {}
+        why, true = condition.get("reason", ""), condition.get("status") == "True"
+        is_new = (before.get("status"), before.get("reason")) != (condition.get("status"), why)
+        if kind == names.RUNNING and true and (is_new or old.get("attempt") != new.get("attempt")):
+            yield _event("Normal", why, condition["message"])
+        elif is_new and why not in told and (why in PROBLEMS if kind == names.RUNNING else true):
+            told.add(why)
+            yield _event("Warning", why, condition["message"])
+
+    since = (old.get("agent") or {}).get("eventTime", 0.0)
+    for event in _warnings(said):
+        if event["time"] > since:
+            yield _event("Warning", event["reason"], event.get("message", ""))
+
+
+def mark_told(status: Object, said: Report) -> Object:
+    """`status` with the time of the newest agent event that of_change tells."""
+    newest = max((event["time"] for event in _warnings(said)), default=None)
+    memory = status.get("agent") or {}
+    if newest is None or newest <= memory.get("eventTime", 0.0):
+        return status
+    return {**status, "agent": {**memory, "eventTime": newest}}
+
+
+def _warnings(said: Report | None) -> list[Object]:
+    """The others are of no use to who looks at events, and each would be a write."""
+    events = said.events if said else ()
+    return [event for event in events if event.get("type") == "Warning" and "time" in event and "reason" in event]
+
+
+def _key(failure: Object) -> tuple[object, ...]:
+    return tuple(failure.get(name) for name in ("attempt", "ordinal", "rank", "pod"))
+
+
+def _event(kind: str, reason: str, message: str) -> Event:
+    return Event(type="Normal" if kind == "Normal" else "Warning", reason=reason, message=message[:MESSAGE_LENGTH])

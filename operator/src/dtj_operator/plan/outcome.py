@@ -1,0 +1,70 @@
+"""How the job ended, as its agents say: from a termination message, which outlives the agent, or from `/status`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dtj_agent import names
+from dtj_agent.names import Reason
+from dtj_operator.plan.job import Job
+from dtj_operator.plan.model import Object, Observed
+from dtj_operator.plan.report import Report, clean, from_outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Why a job is over."""
+
+    kind: Literal["Complete", "Failed"]
+    reason: str
+    message: str
+    report: Report | None = None
+    """The agents' last word."""
+    failures: tuple[Object, ...] = field(default=())
+    """Evidence that no agent could report."""
+
+
+def of(job: Job, observed: Observed) -> Ending | None:
+    """The first valid outcome of this job; None if it has none yet."""
+    candidates = [_parse(text) for pod in observed.pods for text in _termination_messages(pod, job.trainer_container)]
+    candidates.append((observed.agent or {}).get("outcome"))
+    for raw in candidates:
+        if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid:
+            ending = _ending(raw)
+            if ending is not None:
+                return ending
+    return None
+
+
+def _ending(raw: Object) -> Ending | None:
+    kind = {"Succeeded": names.COMPLETE, "Failed": names.FAILED}.get(str(raw.get("result")))
+    if kind is None:
+        return None
+    said = clean(raw, {"reason": "word", "message": "text"})
+    default = Reason.SUCCEEDED if kind == names.COMPLETE else Reason.WORKER_FAILED
+    return Ending(
+        kind="Complete" if kind == names.COMPLETE else "Failed",
+        reason=said.get("reason", default),
+        message=said.get("message", ""),
+        report=from_outcome(raw),
+    )
+
+
+def _termination_messages(pod: Object, container: str) -> list[str]:
+    found = []
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        if status.get("name") == container:
+            for state in ("state", "lastState"):
+                message = ((status.get(state) or {}).get("terminated") or {}).get("message")
+                if isinstance(message, str):
+                    found.append(message)
+    return found
+
+
+def _parse(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # cut short, or a message of the script's own: no outcome

@@ -1,0 +1,143 @@
+"""What to do about a job: the table of contents of all policies, in the order in which they have the say.
+
+    plan(job, observed, now, settings) -> Plan
+
+Pure, and without memory: the same arguments give the same plan, whatever was done before and however often.
+"""
+
+from __future__ import annotations
+
+from dtj_agent import names
+from dtj_agent.names import Reason
+from dtj_operator.api import InvalidJob
+from dtj_operator.plan import children, conditions, events, lifetime, outcome, pods, progress, report, restarts, running, suspend
+from dtj_operator.plan.job import Job
+from dtj_operator.plan.model import Apply, Object, Observed, Plan, Settings
+from dtj_operator.plan.outcome import Ending
+from dtj_operator.plan.report import Report
+from dtj_operator.plan.times import rfc3339
+from dtj_operator.plan.write import paced
+
+CONFLICT_SECONDS = 30.0  # until we look again whether somebody has removed what is in our way
+
+
+def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
+    """`obj`: the job as stored. `now`: Unix seconds."""
+    stored: Object = obj.get("status") or {}
+    if "deletionTimestamp" in obj["metadata"]:
+        return Plan(status=stored)  # the children go by their owner references
+    if conditions.is_finished(stored):
+        return lifetime.after_end(obj, observed, now)
+    try:
+        job = Job.of(obj)
+    except InvalidJob as error:
+        return _end(obj, stored, Ending(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error)), now)
+
+    said = report.from_agent(observed.agent, job.uid) if suspend.has_run(job, observed) else None
+    status = _merged({**stored, "observedGeneration": job.generation}, said, now)
+    ending = _ending(job, observed, status, said, now)
+    if ending is not None:
+        return _end(obj, status, ending, now)
+    if job.spec.suspend:
+        wanted = suspend.suspended(job, observed, status, now)
+    else:
+        wanted = _active(job, observed, status, said, now, settings)
+    return paced(job, wanted, lifetime.until_deadline(job.spec, status, now), now, settings)
+
+
+def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
+    """Why the job is over, if it is: what its agents say goes before what we conclude."""
+    found = outcome.of(job, observed)
+    if found is None and observed.rejection is not None:
+        found = Ending(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
+    if found is None:
+        found = lifetime.overdue(job.spec, status, now)
+    if found is None and said is None:
+        found = pods.hopeless(pods.of_run(job, observed), job, now)
+    return found
+
+
+def _end(obj: Object, status: Object, ending: Ending, now: float) -> Plan:
+    """Only the status: once it is written, the next look cleans up. The other way round a crash would lose the outcome."""
+    generation = obj["metadata"].get("generation", 1)
+    status = progress.with_goodput(_merged(status, ending.report, now), now)
+    if ending.failures:
+        status = {**status, "failures": restarts.merge_failures(status.get("failures") or [], ending.failures)}
+    for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, ending.kind):
+        if kind in (names.RUNNING, ending.kind) or conditions.find(status, kind):
+            status = conditions.put(
+                status, kind, kind == ending.kind, ending.reason, ending.message, generation=generation, now=now
+            )
+    status |= {"observedGeneration": generation, "completionTime": rfc3339(now), "lastUpdateTime": rfc3339(now)}
+    return Plan(status=status, events=events.of_end(ending), requeue_after=0)
+
+
+def _merged(status: Object, said: Report | None, now: float) -> Object:
+    """`status` with everything in the agents' word that only adds up: counters, histories, progress."""
+    if said is None:
+        return status
+    return progress.merge(events.mark_told(restarts.merge(status, said), said), said, now)
+
+
+def _active(job: Job, observed: Observed, status: Object, said: Report | None, now: float, settings: Settings) -> Plan:
+    """A job that is to run: its children, then what goes on in them."""
+    if not suspend.has_run(job, observed):
+        conflict = children.conflict(job, observed)
+        if conflict is not None:
+            return _blocked(job, status, conflict, now)
+        if suspend.leftovers(observed):
+            return _blocked(
+                job, status, pods.Cause(Reason.PODS_PENDING, "pods of an earlier run are still on their way out"), now
+            )
+        return _start(job, status, now, settings)
+    assert observed.stateful_set is not None
+    if "deletionTimestamp" in observed.stateful_set["metadata"]:
+        return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
+    if children.is_outdated(job, observed.stateful_set):
+        return suspend.stop(job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now)
+    group = pods.of_run(job, observed)
+    state = running.state(job, status, group, said)
+    if state is not None:
+        status = running.apply(job, status, state, now)
+    status |= _replicas(job, pods.ready_count(group, job.trainer_container))
+    return Plan(
+        actions=tuple(Apply(body=body) for body in children.repairs(job, observed, settings)),
+        status=status,
+        events=events.of_change(job, status, said),
+        # The agent can be asked, or soon: nothing but asking tells when its answer changes.
+        requeue_after=settings.status_poll_seconds if group and pods.is_running(group[0], job.trainer_container) else None,
+    )
+
+
+def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
+    """Make the children. Done twice it makes the same ones."""
+    resumed = Reason.JOB_SUSPENDED in (conditions.reason(status, names.SUSPENDED), conditions.reason(status, names.RUNNING))
+    lost = conditions.is_true(status, names.RUNNING) or conditions.is_true(status, names.RESTARTING)
+    actions = tuple(Apply(body=body) for body in children.all_of(job, settings))
+    if resumed:
+        status = suspend.between_runs(status, job, now)
+    if conditions.find(status, names.SUSPENDED):
+        status = conditions.put(
+            status, names.SUSPENDED, False, Reason.JOB_RESUMED, "spec.suspend is false", generation=job.generation, now=now
+        )
+    state = running.State(
+        running=False,
+        restarting=lost,
+        reason=Reason.POD_DELETED if lost else Reason.PODS_PENDING,
+        message="its StatefulSet was deleted, and is made again" if lost else "its pods are being made",
+    )
+    status = running.apply(job, {"startTime": rfc3339(now)} | status, state, now) | _replicas(job, 0)
+    return Plan(actions=actions, status=status, events=events.of_start(job, resumed))
+
+
+def _blocked(job: Job, status: Object, cause: pods.Cause, now: float) -> Plan:
+    """Something is in the way of our children: wait until it is gone."""
+    if conditions.reason(status, names.RUNNING) != Reason.JOB_SUSPENDED:  # which the start must know
+        state = running.State(running=False, restarting=False, reason=cause.reason, message=cause.message)
+        status = running.apply(job, status, state, now)
+    wait = CONFLICT_SECONDS if cause.reason == Reason.CHILD_CONFLICT else suspend.WAIT_SECONDS
+    return Plan(status=status, events=events.of_change(job, status, None), requeue_after=wait)
+
+
+def _replicas(job: Job, ready: int) -> Object:
+    return {"replicas": job.spec.replicas, "readyReplicas": ready, "ready": f"{ready}/{job.spec.replicas}"}

@@ -1,0 +1,64 @@
+"""Whether the group runs, restarts or is still to come, and why: conditions Running and Restarting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtj_agent import names
+from dtj_agent.names import Reason
+from dtj_operator.plan import conditions
+from dtj_operator.plan.job import Job
+from dtj_operator.plan.model import Object
+from dtj_operator.plan.pods import LOST, Cause, why_lost, why_not_running
+from dtj_operator.plan.report import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    running: bool
+    restarting: bool
+    reason: str
+    message: str
+
+
+def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None) -> State | None:
+    """The state of the group; None: nothing new is known (its agent could not be asked just now)."""
+    if report is not None and report.phase == "Running":
+        message = f"attempt {status['attempt']} runs on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
+        return State(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
+    if report is not None and report.phase not in ("Rendezvous", "Stopping"):
+        return None  # Finished: the outcome comes with it, or with the termination message
+    blocked = why_not_running(pods, job)
+    ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)
+    if not ran:
+        cause = blocked or Cause(Reason.RENDEZVOUS, "all pods run; their agents are about to find each other")
+        return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
+    if report is None and blocked is None:
+        return None
+    cause = _why_restarting(job, status, pods, report, blocked)
+    return State(running=False, restarting=True, reason=cause.reason, message=cause.message)
+
+
+def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:
+    """Why the group is not running at the moment: why a pod was lost, or what the agents say."""
+    said = report.phase_reason if report is not None else ""
+    old = conditions.find(job.status, names.RESTARTING) or {}
+    if old.get("status") == "True" and old.get("reason") in LOST - {Reason.POD_LOST} and (not said or said in LOST):
+        lost = Cause(str(old["reason"]), str(old["message"]))  # the pod that could tell is replaced by now
+    elif not said or said in LOST:
+        lost = why_lost(pods, job) or Cause(said or Reason.POD_LOST, "a pod was lost")
+    else:
+        failures = [f for f in status.get("failures") or () if f.get("attempt") == status.get("attempt")]
+        lost = Cause(said, str((failures[-1] if failures else {}).get("message") or f"attempt {status.get('attempt')} ended"))
+    if blocked is not None and blocked.reason not in (Reason.PODS_PENDING, lost.reason) and lost.message == "a pod was lost":
+        return blocked
+    return lost
+
+
+def apply(job: Job, status: Object, new: State, now: float) -> Object:
+    """`status` with the conditions of `new`."""
+    restarting = new.restarting or conditions.find(status, names.RESTARTING) is not None
+    for kind, value in ((names.RESTARTING, new.restarting), (names.RUNNING, new.running)):
+        if kind == names.RUNNING or restarting:
+            status = conditions.put(status, kind, value, new.reason, new.message, generation=job.generation, now=now)
+    return status

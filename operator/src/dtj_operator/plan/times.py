@@ -1,0 +1,19 @@
+"""Unix seconds to and from the form that Kubernetes writes (RFC 3339, UTC, whole seconds)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def unix(text: object) -> float | None:
+    """None if `text` is no such time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
