@@ -1,0 +1,184 @@
+"""The calls that the cluster verbs make, on plain dicts, with errors that say what to do.
+
+`kubernetes` reads the kubeconfig and holds the connection; its typed models are left out, they drop what they don't know.
+It is imported late: `dtj run` needs none of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import yaml
+
+from dtj.errors import ClusterError, InputError, NoCluster, NotFound, NotInstalled
+from dtj_agent import names
+from dtj_operator.plan.model import Object
+
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
+FIELD_MANAGER = "dtj"
+INSTALL_HINT = "install the chart: helm install dtj charts/dtj-operator --namespace dtj-system --create-namespace"
+LOCAL_HINT = "check --kubeconfig and --context, or run the job on this machine: dtj run job.yaml"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+
+class Cluster:
+    """One API server, as one context of a kubeconfig gives it. Every call has a deadline and raises ClusterError."""
+
+    def __init__(self, *, kubeconfig: str | None, context: str | None, namespace: str | None) -> None:
+        import kubernetes  # late: half a second that `dtj run` need not pay
+
+        client: Any = kubernetes.client
+        config: Any = kubernetes.config
+        try:
+            contexts, active = config.list_kube_config_contexts(kubeconfig)
+            chosen = next((one for one in contexts if one["name"] == context), None) if context else active
+            if chosen is None:
+                known = ", ".join(one["name"] for one in contexts)
+                raise InputError(f"--context {context}: not in the kubeconfig; it has {known}")
+            self._api = config.new_client_from_config(config_file=kubeconfig, context=context)
+            default = chosen["context"].get("namespace")
+        except (yaml.YAMLError, OSError) as error:
+            raise InputError(f"the kubeconfig {kubeconfig or ''} can't be read: {_one_line(str(error))}") from error
+        except config.ConfigException as error:
+            self._api, default = self._in_pod(client, config, error), None
+        self.given_namespace = namespace
+        self.namespace = namespace or default or "default"
+        self.host: str = self._api.configuration.host
+
+    @staticmethod
+    def _in_pod(client: Any, config: Any, why: Exception) -> Any:
+        """No kubeconfig: inside a pod, its service account's."""
+        try:
+            config.load_incluster_config()
+        except config.ConfigException:
+            raise NoCluster(f"no usable kubeconfig ({_one_line(str(why))}); {LOCAL_HINT}") from why
+        return client.ApiClient()
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def apply(self, job: Object, namespace: str) -> tuple[Object, bool]:
+        """Server-side apply; the job as it is now, and whether it is new. A field that another manager owns is a conflict."""
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        path = job_path(namespace, job["metadata"]["name"])
+        status, text = self._call("PATCH", path, query, job, content="application/apply-patch+yaml")
+        return json.loads(text), status == 201
+
+    def get(self, name: str) -> Object:
+        """Raises NotFound."""
+        return self.json(job_path(self.namespace, name))
+
+    def delete(self, name: str) -> Object:
+        """Background deletion, as kubectl's. Raises NotFound."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        _, text = self._call("DELETE", job_path(self.namespace, name), {}, body)
+        answer: Object = json.loads(text)
+        return answer
+
+    def versions(self, name: str, seconds: float) -> Iterator[Object | None]:
+        """The job as it is, then each of its versions for about `seconds`; None once it is deleted. Raises NotFound."""
+        job = self.get(name)
+        yield job
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": job["metadata"]["resourceVersion"],
+            "timeoutSeconds": str(max(1, round(seconds))),
+        }
+        for line in self.lines(job_path(self.namespace), query, quiet_seconds=seconds + ANSWER_SECONDS):
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                return  # the version is too old to go on from; the caller asks again
+            yield None if event["type"] == "DELETED" else event["object"]
+
+    # --- any path ------------------------------------------------------------------------------------------------------
+
+    def json(self, path: str, query: dict[str, str] | None = None, *, accept: str = "application/json") -> Object:
+        """GET of one object."""
+        answer: Object = json.loads(self._call("GET", path, query or {}, accept=accept)[1])
+        return answer
+
+    def lines(self, path: str, query: dict[str, str], *, quiet_seconds: float) -> Iterator[str]:
+        """GET of a stream, line by line; ends when the server ends it, or has said nothing for `quiet_seconds`."""
+        import urllib3
+
+        response = self._request("GET", path, query, None, "application/json", "*/*", quiet_seconds)
+        rest = b""
+        try:
+            for chunk in response.response.stream(65536):
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield line.decode(errors="replace")
+        except urllib3.exceptions.ReadTimeoutError:
+            return
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise NoCluster(f"the connection to {self.host} broke: {_one_line(str(error))}") from error
+        finally:
+            response.response.close()
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def _call(
+        self, method: str, path: str, query: dict[str, str], body: Object | None = None, *,
+        content: str = "application/json", accept: str = "application/json",
+    ) -> tuple[int, bytes]:  # fmt: skip
+        response = self._request(method, path, query, body, content, accept, ANSWER_SECONDS)
+        return response.status, response.read()
+
+    def _request(
+        self, method: str, path: str, query: dict[str, str], body: Object | None, content: str, accept: str, seconds: float
+    ) -> Any:
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        headers = {"Accept": accept, "Content-Type": content}
+        _, url, headers, _, _ = self._api.param_serialize(method, path, header_params=headers, auth_settings=["BearerToken"])
+        if query:
+            url += "?" + urlencode(query)
+        try:
+            response = self._api.rest_client.request(method, url, headers, body, _request_timeout=(CONNECT_SECONDS, seconds))
+            if response.status < 300:
+                return response
+            text = response.read()
+        except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
+            raise NoCluster(f"no answer from {self.host} ({_cause(error)}); {LOCAL_HINT}") from error
+        raise failure(response.status, text, self.host)
+
+
+def job_path(namespace: str | None, name: str | None = None) -> str:
+    """Path of one job, of a namespace's, or (None) of all jobs."""
+    scope = f"/namespaces/{quote(namespace)}" if namespace else ""
+    return f"/apis/{names.API_VERSION}{scope}/{names.PLURAL}" + (f"/{quote(name)}" if name else "")
+
+
+def failure(status: int, text: bytes, host: str) -> ClusterError:
+    """What an answer that is not 2xx means, and what to do."""
+    try:
+        said: Any = json.loads(text)
+    except ValueError:
+        said = {}
+    message = _one_line(said.get("message") or text.decode(errors="replace")[:300])
+    if status == 404 and not said.get("details"):  # the path itself is unknown: no such kind here
+        return NotInstalled(f"the cluster at {host} does not know {names.KIND}; {INSTALL_HINT}")
+    if status == 404:
+        return NotFound(f"{message}; `dtj get -A` lists the jobs there are")
+    if status == 401:
+        return ClusterError(f"{host} does not know who you are ({message}); log in again, as your kubeconfig's owner told you to")
+    if status == 403:
+        return ClusterError(f"{message}; ask the cluster's administrator for the role dtj-edit in that namespace")
+    if status == 409:
+        return ClusterError(f"{message}; another writer owns these fields: change them there, or delete the job and submit again")
+    return ClusterError(message or f"{host} answered HTTP {status}")
+
+
+def _cause(error: BaseException) -> str:
+    """`Connection refused` rather than the names of four wrapped exceptions."""
+    reason = getattr(error, "reason", None) or error
+    return _one_line(str(reason)).rpartition(">: ")[2].rpartition("): ")[2]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

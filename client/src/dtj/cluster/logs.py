@@ -1,0 +1,178 @@
+"""`dtj logs`: what a job's workers write, from all its pods at once, and what is known when the pods are gone."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+from dtj import durations
+from dtj.cluster.client import Cluster
+from dtj.cluster.verbs import connect, pods
+from dtj.errors import ClusterError, DtjError, NotFound
+from dtj_agent import names
+from dtj_operator.api import trainer_of
+from dtj_operator.plan.model import Object
+
+LOOK_SECONDS = 2.0  # for pods that have come back
+QUIET_SECONDS = 3600.0  # without a line, before the connection is made anew
+TERMINAL = (names.COMPLETE, names.FAILED)
+
+Line = tuple[str, str, str]
+"""Time stamp (sorts as text), pod, text."""
+
+
+def logs(flags: argparse.Namespace) -> int:
+    """Print them. Raises DtjError."""
+    since = max(1, round(durations.parse(flags.since, "--since"))) if flags.since else None
+    cluster = connect(flags)
+    job = cluster.get(flags.name)
+    container = trainer_of(job["spec"].get("template") or {}).get("name", names.CONTAINER)
+    query = {"container": container, "timestamps": "true"}
+    if flags.tail is not None:
+        query["tailLines"] = str(flags.tail)
+    if since is not None:
+        query["sinceSeconds"] = str(since)
+    started = [pod for pod in _wanted(cluster, flags) if _instance(pod, container)]
+    if not started and ended(job):
+        return _afterwards(job, cluster.namespace)
+    if flags.follow:
+        source = Followed(cluster, flags, query).lines()
+    else:
+        source = heapq.merge(*(_read(cluster, pod, query) for pod in started))
+        if not started:
+            print(
+                f"dtj: no pod of {flags.name} has started yet; dtj get {flags.name} shows why, dtj logs -f waits", file=sys.stderr
+            )
+    for _, pod, text in source:
+        if flags.rank is None or text.startswith(f"[rank {flags.rank}] "):
+            print(f"{pod} {text}", flush=flags.follow)
+    return 0
+
+
+def ended(job: Object) -> bool:
+    """Complete or Failed."""
+    return any(c["type"] in TERMINAL and c["status"] == "True" for c in job.get("status", {}).get("conditions") or [])
+
+
+class Followed:
+    """The lines of all pods as they come, through restarts of containers and new pods, until the job has ended."""
+
+    def __init__(self, cluster: Cluster, flags: argparse.Namespace, query: dict[str, str]) -> None:
+        self._cluster = cluster
+        self._flags = flags
+        self._query = query
+        self._lines: queue.SimpleQueue[Line | DtjError] = queue.SimpleQueue()
+        self._followed: dict[tuple[str, int], threading.Thread] = {}
+        self._looked = False
+
+    def lines(self) -> Iterator[Line]:
+        """Ends when the job has, and everything that was written is given out."""
+        over = False
+        while not over:
+            over = self._gone()
+            for pod in _wanted(self._cluster, self._flags):
+                self._follow(pod)
+            self._looked = True
+            yield from self._given(LOOK_SECONDS)
+
+    def _given(self, seconds: float) -> Iterator[Line]:
+        """What comes in so many seconds, and all that has come by then."""
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(line, DtjError):
+                    raise line
+                yield line
+        except queue.Empty:
+            return
+
+    def _gone(self) -> bool:
+        try:
+            return ended(self._cluster.get(self._flags.name))
+        except NotFound:
+            return True
+
+    def _follow(self, pod: Object) -> None:
+        """A thread for each life of each container: a log stream ends with it."""
+        container = self._query["container"]
+        life = _instance(pod, container)
+        if life is None or life in self._followed:
+            return
+        # --tail and --since are about what was there when the command began.
+        first = not self._looked
+        query = {**(self._query if first else {"container": container, "timestamps": "true"}), "follow": "true"}
+        thread = threading.Thread(target=self._read, args=(pod, query), daemon=True)
+        self._followed[life] = thread
+        thread.start()
+
+    def _read(self, pod: Object, query: dict[str, str]) -> None:
+        try:
+            for line in _read(self._cluster, pod, query):
+                self._lines.put(line)
+        except DtjError as error:
+            self._lines.put(error)  # for the thread that prints
+
+
+def _wanted(cluster: Cluster, flags: argparse.Namespace) -> list[Object]:
+    found = pods(cluster, flags.name)
+    if flags.pod is None:
+        return found
+    return [pod for pod in found if pod["metadata"]["labels"].get(names.LABEL_POD_INDEX) == str(flags.pod)]
+
+
+def _instance(pod: Object, container: str) -> tuple[str, int] | None:
+    """Which life of which container there is something to read of; None before the first."""
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        if status["name"] == container and ("waiting" not in status["state"] or status["restartCount"]):
+            return pod["metadata"]["uid"], status["restartCount"]
+    return None
+
+
+def _read(cluster: Cluster, pod: Object, query: dict[str, str]) -> Iterator[Line]:
+    """A pod's lines with their times. Nothing if the pod is gone, or its container not there yet."""
+    name = pod["metadata"]["name"]
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods/{name}/log"
+    try:
+        for line in cluster.lines(path, query, quiet_seconds=QUIET_SECONDS):
+            written, _, text = line.partition(" ")
+            yield written, name, text
+    except NotFound:
+        return
+    except ClusterError as error:
+        if "waiting to start" not in str(error):
+            raise
+
+
+def _afterwards(job: Object, namespace: str) -> int:
+    """The pods are gone: the evidence in the status, and where the whole logs are."""
+    name = job["metadata"]["name"]
+    lines: Iterable[str] = _evidence(job)
+    for line in lines:
+        print(line)
+    checkpoint = job["spec"].get("checkpoint")
+    if checkpoint:
+        volume = checkpoint["volume"]
+        where = f"claim {volume['claimName']}" if "claimName" in volume else f"the volume {volume}"
+        print(
+            f"dtj: the pods of {name} are gone; whole logs are on {where}, in {namespace}/{name}/{names.LOG_FOLDER}/",
+            file=sys.stderr,
+        )
+    else:
+        print(
+            f"dtj: the pods of {name} are gone, and their logs with them: a job with spec.checkpoint keeps them", file=sys.stderr
+        )
+    return 0
+
+
+def _evidence(job: Object) -> Iterator[str]:
+    for failure in job.get("status", {}).get("failures") or []:
+        who = f"rank {failure['rank']} " if failure.get("rank") is not None else ""
+        yield f"{failure.get('pod')} attempt {failure.get('attempt')} {who}{failure.get('reason')}: {failure.get('message')}"
+        for line in str(failure.get("logTail") or "").splitlines():
+            yield f"{failure.get('pod')} {line}"

@@ -1,0 +1,84 @@
+"""`dtj wait`: until a job has a condition, or can't have it any more."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from dtj import durations
+from dtj.cluster.client import Cluster
+from dtj.cluster.verbs import QUALIFIED, connect
+from dtj.errors import InputError, NotFound, WaitTimeout
+from dtj.view.model import Sight
+from dtj.view.plain import line
+from dtj_agent import names
+from dtj_operator.plan.model import Object
+
+WATCH_SECONDS = 60.0  # of one watch; then the job is read anew, so that no lost event is waited for
+DELETED = "delete"
+TERMINAL = (names.COMPLETE, names.FAILED)
+
+
+def wait(flags: argparse.Namespace) -> int:
+    """0: the condition holds; 1: it can't any more. Raises WaitTimeout and other DtjError."""
+    wanted = condition(flags.condition)
+    limit = durations.parse(flags.timeout, "--timeout") if flags.timeout else float("inf")
+    cluster = connect(flags)
+    qualified = f"{QUALIFIED}/{flags.name}"
+    console = Console(stderr=True)
+    with console.status("") as status:  # shows nothing where there is no terminal
+        for job in versions(cluster, flags.name, time.monotonic() + limit):
+            if job is None:
+                gone = wanted == DELETED
+                console.print(
+                    f"{qualified} {'deleted' if gone else 'is gone: it was deleted while dtj waited'}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+                return 0 if gone else 1
+            held = [one["type"] for one in job.get("status", {}).get("conditions") or [] if one["status"] == "True"]
+            if wanted in held:
+                print(f"{qualified} condition met")
+                return 0
+            ended = next((terminal for terminal in TERMINAL if terminal in held), None)
+            if ended and wanted != DELETED:
+                console.print(f"{qualified} is {ended}: {said(job, ended)}", highlight=False, soft_wrap=True)
+                return 1
+            status.update(line(Sight(job=job, now=datetime.now(UTC), rows=())))
+    raise WaitTimeout(f"{qualified} is not {wanted} after {flags.timeout}; `dtj get {flags.name}` shows where it stands")
+
+
+def condition(text: str) -> str:
+    """The condition that --for names, in any case and with or without kubectl's `condition=`. Raises InputError."""
+    name = text.removeprefix("condition=").removesuffix("=true")
+    for known in (*names.CONDITIONS, DELETED):
+        if known.lower() == name.lower():
+            return known
+    raise InputError(f"--for {text}: write one of {', '.join(names.CONDITIONS)}, {DELETED}")
+
+
+def versions(cluster: Cluster, name: str, deadline: float) -> Iterator[Object | None]:
+    """The job now and whenever it changes, until the deadline; None, last, if it is deleted. Raises NotFound if it never was."""
+    seen = False
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            for job in cluster.versions(name, min(left, WATCH_SECONDS)):
+                yield job
+                if job is None:
+                    return
+                seen = True
+        except NotFound:
+            if not seen:
+                raise
+            yield None
+            return
+
+
+def said(job: Object, kind: str) -> str:
+    """Reason and message of a condition."""
+    found = next(one for one in job["status"]["conditions"] if one["type"] == kind)
+    return f"{found['reason']}: {found['message']}"

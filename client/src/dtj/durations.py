@@ -1,0 +1,32 @@
+"""Durations and sizes of numbers in the words of kubectl and of people. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from dtj.errors import InputError
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+def parse(text: str, flag: str) -> float:
+    """Seconds of `90s`, `10m`, `1h30m`, or of a plain number. Raises InputError that names the flag."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|h|m|s)", text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{flag} {text}: write a duration such as 90s, 10m or 1h30m") from None
+
+
+def say(seconds: float) -> str:
+    """`0.35 s`, `42 s`, `3 m 05 s`, `2 h 10 m`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} m {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} m"

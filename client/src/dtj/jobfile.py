@@ -1,0 +1,55 @@
+"""Reading the YAML that a person wrote, as strictly as the API server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dtj.errors import InputError
+from dtj_agent import names
+from dtj_operator import api
+from dtj_operator.plan.model import Object
+
+
+def load(path: str) -> list[Object]:
+    """The jobs in a YAML file, or in standard input if it is `-`. Raises InputError; unknown fields are left to `check`."""
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text()
+        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: no YAML: {' '.join(str(error).split())}") from error
+    for document in documents:
+        _is_job(document, path)
+    if not documents:
+        raise InputError(f"{path}: empty; it must hold a {names.KIND}")
+    return documents
+
+
+def load_one(path: str) -> Object:
+    """The only job in a file. Raises InputError."""
+    jobs = load(path)
+    if len(jobs) > 1:
+        raise InputError(f"{path}: holds {len(jobs)} jobs; dtj run takes one: put the others into files of their own")
+    return jobs[0]
+
+
+def check(job: Object, path: str) -> api.DistributedTrainingJob:
+    """The job as the API server would take it. Raises InputError with every field that it would refuse."""
+    try:
+        return api.validate(job)
+    except api.InvalidJob as error:
+        raise InputError("\n".join(f"{path}: {violation}" for violation in error.violations)) from error
+
+
+def _is_job(document: Any, path: str) -> None:
+    kind = f"{document.get('apiVersion')}, {document.get('kind')}" if isinstance(document, dict) else type(document).__name__
+    if kind != f"{names.API_VERSION}, {names.KIND}":
+        raise InputError(f"{path}: not a job but {kind}; write apiVersion: {names.API_VERSION} and kind: {names.KIND}")
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise InputError(f"{path}: metadata.name: required, but not there")

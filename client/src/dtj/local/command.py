@@ -1,0 +1,155 @@
+"""`dtj run`: from the command line to a run and back to an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from dtj import jobfile
+from dtj.errors import InputError, LocalRunError
+from dtj.local import container, faults, pods, processes, run, volumes
+from dtj.view.model import View
+from dtj.view.plain import PlainView
+from dtj.view.summary import summary
+from dtj.view.table import TableView
+from dtj_operator.api import DistributedTrainingJob
+from dtj_operator.plan.model import Object, Observed, Plan, Settings
+from dtj_operator.plan.plan import plan
+
+NAMESPACE = "default"
+PROGRESS_SECONDS = 2.0  # between two writes of the progress: the speed is taken from them, and times are in whole seconds
+
+
+def command(flags: argparse.Namespace) -> int:
+    """Run the job of `flags.file`. Raises DtjError."""
+    processes.require_linux()
+    written = jobfile.load_one(flags.file)
+    model = jobfile.check(written, flags.file)
+    if model.spec.suspend:
+        raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run it here")
+    strikes = [faults.parse(text) for text in flags.kill]
+    faults.check(strikes, replicas=model.spec.replicas, processes_per_pod=model.spec.processes)
+    job = admitted(written)
+    with tempfile.TemporaryDirectory(prefix="dtj-") as scratch:
+        return _run(job, model, strikes, _machine(job, flags, Path(scratch)), flags)
+
+
+def _run(
+    job: Object,
+    model: DistributedTrainingJob,
+    strikes: Sequence[faults.Fault],
+    machine: container.Machine,
+    flags: argparse.Namespace,
+) -> int:
+    checkpoints = volumes.checkpoint_dir(model.spec, job["metadata"]["namespace"], job["metadata"]["name"], machine.volumes_dir)
+
+    stream = sys.stderr if flags.output == "json" else sys.stdout
+    console = Console(file=stream)
+    view: View = PlainView(stream) if flags.plain or not console.is_terminal else TableView(console)
+    began = time.monotonic()
+    settings = Settings(
+        agent_image="",
+        master_key=os.urandom(32),
+        progress_write_seconds=PROGRESS_SECONDS,
+        status_poll_seconds=run.LOOK_SECONDS,
+    )
+
+    def planner(job: Object, observed: Observed, now: float) -> Plan:
+        return plan(_as_me(job), observed, now, settings)
+
+    with view:
+        for notice in _notices(model, job, machine, checkpoints, fresh=flags.fresh):
+            view.say(notice)
+        code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, show_logs=flags.logs))
+    seconds = time.monotonic() - began
+    for line in summary(job, seconds=seconds, run_dir=machine.run_dir, checkpoint_dir=checkpoints):
+        print(line, file=stream)
+    if flags.output == "json":
+        here = {
+            "exitCode": code,
+            "seconds": round(seconds, 3),
+            "directory": str(machine.run_dir),
+            "checkpoints": str(checkpoints),
+        }
+        print(json.dumps({**job, "run": here}, indent=2))
+    return code
+
+
+def admitted(written: Object) -> Object:
+    """The job as the API server would store it."""
+    job = copy.deepcopy(written)
+    job.pop("status", None)
+    job["metadata"] = {
+        "namespace": NAMESPACE,
+        **job["metadata"],
+        "uid": str(uuid.uuid4()),
+        "generation": 1,
+        "creationTimestamp": pods.timestamp(datetime.now(UTC)),
+    }
+    return job
+
+
+def _as_me(job: Object) -> Object:
+    """The job with the user of this process where its template names none: a pod's nameless user has its home in /tmp."""
+    job = copy.deepcopy(job)
+    template = job["spec"]["template"] = job["spec"].get("template") or {}
+    pod = template["spec"] = template.get("spec") or {}
+    pod["securityContext"] = {"runAsUser": os.getuid(), **(pod.get("securityContext") or {})}
+    return job
+
+
+def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container.Machine:
+    name = job["metadata"]["name"]
+    run_dir = Path(flags.run_dir or f".dtj/runs/{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{job['metadata']['uid'][:4]}").absolute()
+    volumes_dir = Path(flags.volumes_dir).absolute()
+    try:
+        run_dir.mkdir(parents=True)
+        volumes_dir.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"--run-dir {run_dir}: there already; give a new folder") from error
+    except OSError as error:
+        raise LocalRunError(f"can't make {error.filename}: {error.strerror}; see --run-dir and --volumes-dir") from error
+    return container.Machine(
+        job_uid=job["metadata"]["uid"],
+        python=sys.executable,
+        node=platform.node(),
+        run_dir=run_dir,
+        scratch_dir=scratch,
+        volumes_dir=volumes_dir,
+        working_dir=Path.cwd(),
+        environment=dict(os.environ),
+    )
+
+
+def _notices(
+    model: DistributedTrainingJob, job: Object, machine: container.Machine, checkpoints: Path | None, *, fresh: bool
+) -> list[str]:
+    """What the user should know before it starts; begins anew if that is wished."""
+    image = model.spec.image or model.spec.trainer.get("image")
+    name, spec = job["metadata"]["name"], model.spec
+    said = [f"{name}: {spec.replicas} pods x {spec.processes} ranks on this machine; folder {machine.run_dir}"]
+    said.append(f"image {image} is not used: the workers run in {machine.python}, in {machine.working_dir}")
+    template = (model.spec.template or {}).get("spec") or {}
+    if template.get("containers"):
+        said += container.not_honoured(template, machine.environment)
+    if checkpoints and (step := volumes.newest_step(checkpoints)) is not None:
+        if fresh:
+            shutil.rmtree(checkpoints)
+            said.append(f"--fresh: deleted the checkpoints of an earlier run (newest: step {step}) in {checkpoints}")
+        else:
+            said.append(f"goes on from step {step}, a checkpoint of an earlier run in {checkpoints}; --fresh begins anew")
+    return said

@@ -1,0 +1,77 @@
+"""Faults on request, to see a recovery: `--kill worker:RANK@step=S`, `--kill pod:ORDINAL@step=S`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dtj.errors import InputError
+from dtj.local import processes
+from dtj.local.world import LocalWorld
+
+_FORM = re.compile(r"(worker|pod):(\d+)@step=(\d+)")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """SIGKILL to one worker, or to a whole pod, as soon as the job reports at least this step."""
+
+    target: Literal["worker", "pod"]
+    index: int
+    """Global rank of the worker, or ordinal of the pod."""
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.target}:{self.index}@step={self.step}"
+
+
+def parse(text: str) -> Fault:
+    """A fault as the command line gives it. Raises InputError."""
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise InputError(f"--kill {text}: write worker:RANK@step=STEP or pod:ORDINAL@step=STEP, as in worker:1@step=40")
+    return Fault("worker" if match[1] == "worker" else "pod", int(match[2]), int(match[3]))
+
+
+def check(faults: Sequence[Fault], *, replicas: int, processes_per_pod: int) -> None:
+    """Raises InputError for a target that the job does not have."""
+    for fault in faults:
+        count = replicas * (processes_per_pod if fault.target == "worker" else 1)
+        if fault.index >= count:
+            raise InputError(f"--kill {fault}: the job has {fault.target}s 0 to {count - 1}")
+
+
+class Faults:
+    """Those that are still to come."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.waiting = sorted(faults, key=lambda fault: fault.step)
+
+    async def strike(self, world: LocalWorld) -> list[str]:
+        """Carry out what is due at the step that the agent last reported; what was done, in words."""
+        agent = world.agent
+        if not agent or agent.get("phase") != "Running":
+            return []  # in the middle of a recovery: the fault waits for the group to train again
+        step = (agent.get("progress") or {}).get("step", -1)
+        done = []
+        for fault in [fault for fault in self.waiting if fault.step <= step]:
+            if said := await self._kill(fault, world):
+                self.waiting.remove(fault)
+                done.append(f"--kill {fault}: {said} at step {step}")
+        return done
+
+    @staticmethod
+    async def _kill(fault: Fault, world: LocalWorld) -> str | None:
+        if fault.target == "pod":
+            if fault.index not in world.pods:
+                return None
+            name = world.pods[fault.index].object["metadata"]["name"]
+            await world.lose_pod(fault.index)
+            return f"SIGKILL to every process of pod {name}"
+        mark = f"{world.machine.job_uid}/"
+        pid = next((ranks[fault.index] for ranks in processes.workers(mark).values() if fault.index in ranks), None)
+        if pid is None or not processes.kill(pid, mark):
+            return None
+        return f"SIGKILL to rank {fault.index} (process {pid})"

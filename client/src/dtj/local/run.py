@@ -1,0 +1,154 @@
+"""The loop of a local run: observe, plan, apply, as the operator does it, until the job is Complete or Failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dtj.local import container, pods, processes
+from dtj.local.container import Machine
+from dtj.local.faults import Fault, Faults
+from dtj.local.logs import LogTail
+from dtj.local.ports import Ports
+from dtj.local.world import LocalWorld
+from dtj.view.model import PodRow, Sight, View
+from dtj_agent import names
+from dtj_operator.plan.model import Object, Observed, Plan
+
+LOOK_SECONDS = 0.25  # an agent on loopback answers in a millisecond
+FAULT_LOOK_SECONDS = 0.05  # while a fault waits for its step
+PAUSE_SECONDS = 0.02  # between two looks, whatever happens
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Planner = Callable[[Object, Observed, float], Plan]
+
+
+class Stop:
+    """The user's wish to end: once in good order, twice at once."""
+
+    def __init__(self, view: View) -> None:
+        self.signal: signal.Signals | None = None
+        self.asked = asyncio.Event()
+        self.at_once: Callable[[], None] = lambda: None
+        self._view = view
+
+    def on(self, number: signal.Signals) -> None:
+        if self.signal is None:
+            self.signal = number
+            self._view.say(f"{number.name}: ending all workers in good order; once more ends them at once")
+        else:
+            self.at_once()
+        self.asked.set()
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.on, number)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+async def run(
+    job: Object, machine: Machine, planner: Planner, *, faults: Sequence[Fault] = (), view: View, show_logs: bool = False
+) -> int:
+    """Carry the job out; `job` gets its status. The exit code: 0 Complete, 1 Failed, 128 + n if signal n ended the run.
+
+    Raises LocalRunError and InputError. Whatever happens, no process of the job is left.
+    """
+    stop, waiting, tail = Stop(view), Faults(faults), LogTail(machine.run_dir)
+    with Ports() as ports, stop.heard():
+        async with LocalWorld(machine, ports, now=_now) as world:
+            stop.at_once = world.kill
+            told, saved = 0, ""
+            while not stop.asked.is_set() and not finished(job):
+                observed = await world.observe(job)
+                plan = planner(job, observed, time.time())
+                await world.apply(job, plan)
+                saved = _save(job, machine.run_dir / "status.json", saved)
+                for said in await waiting.strike(world):
+                    view.say(f"{_now():%H:%M:%S} {said}")
+                for event in world.events[told:]:
+                    view.say(f"{_now():%H:%M:%S} {event.reason}: {event.message}")
+                told = len(world.events)
+                view.show(Sight(job=fresh(job, world.agent), now=_now(), rows=rows(world)))
+                for line in tail.lines() if show_logs else ():
+                    view.log(line)
+                await asyncio.sleep(PAUSE_SECONDS)
+                limit = FAULT_LOOK_SECONDS if waiting.waiting else LOOK_SECONDS
+                await _first(world.changed, stop.asked, seconds=min(limit, plan.requeue_after or limit))
+        for line in tail.lines() if show_logs else ():
+            view.log(line)
+    for fault in waiting.waiting if finished(job) else ():
+        view.say(f"--kill {fault}: the job ended before that step")
+    if not finished(job) and stop.signal is not None:
+        return 128 + stop.signal
+    return 0 if is_true(job, names.COMPLETE) else 1
+
+
+def finished(job: Object) -> bool:
+    """Complete or Failed."""
+    return is_true(job, names.COMPLETE) or is_true(job, names.FAILED)
+
+
+def is_true(job: Object, condition: str) -> bool:
+    """Does the job's status have this condition with status True?"""
+    conditions = job.get("status", {}).get("conditions") or []
+    return any(one["type"] == condition and one["status"] == "True" for one in conditions)
+
+
+def fresh(job: Object, agent: Object | None) -> Object:
+    """The job with the progress that its agent has just reported: its own status has it every few seconds only."""
+    status = job.get("status", {})
+    if not agent or agent.get("attempt") != status.get("attempt"):
+        return job
+    now = {key: value for key, value in (agent.get("progress") or {}).items() if value is not None}
+    return {**job, "status": {**status, "progress": {**(status.get("progress") or {}), **now}}}
+
+
+def rows(world: LocalWorld) -> list[PodRow]:
+    """The table's rows."""
+    workers = processes.workers(f"{world.machine.job_uid}/")
+    return [
+        PodRow(
+            name=pod.object["metadata"]["name"],
+            state=pods.state_of(pod.object),
+            pid=pod.pid,
+            workers=workers.get(container.mark(pod.object, world.machine), {}),
+            restarts=pods.container_status(pod.object)["restartCount"] + world.losses(ordinal),
+        )
+        for ordinal, pod in sorted(world.pods.items())
+    ]
+
+
+async def _first(*events: asyncio.Event, seconds: float) -> None:
+    """Until one of the events is set, or the time is over."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _save(job: Object, path: Path, before: str) -> str:
+    text = json.dumps(job, indent=2)
+    if text != before:
+        aside = path.with_suffix(".new")
+        aside.write_text(text)
+        os.replace(aside, path)
+    return text
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)

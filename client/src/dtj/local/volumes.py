@@ -1,0 +1,43 @@
+"""Which folder stands for a volume that outlives its pod. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtj_agent import names
+from dtj_operator.api import Spec
+from dtj_operator.plan.model import Object
+
+
+def kind(volume: Object) -> str:
+    """`persistentVolumeClaim`, `emptyDir`, `nfs`, …: the one key of a pod's volume beside its name."""
+    return next((key for key in volume if key != "name"), "emptyDir")
+
+
+def folder(volume: Object, volumes_dir: Path) -> Path:
+    """`<volumes dir>/<claim>` for a claim, the path itself for a hostPath (this machine is the node), else by volume name."""
+    source = kind(volume)
+    if source == "hostPath":
+        return Path(volume[source]["path"])
+    return volumes_dir / str(volume[source].get("claimName", volume["name"]))
+
+
+def checkpoint_dir(spec: Spec, namespace: str, name: str, volumes_dir: Path) -> Path | None:
+    """The job's own folder on its checkpoint volume; None if it has none."""
+    if spec.checkpoint is None:
+        return None
+    wanted = spec.checkpoint.volume
+    volume: Object = {"name": names.VOLUME_CHECKPOINT}
+    if wanted.claim_name:
+        volume["persistentVolumeClaim"] = {"claimName": wanted.claim_name}
+    elif wanted.host_path:
+        volume["hostPath"] = {"path": wanted.host_path.path}
+    else:
+        volume["other"] = {}
+    return folder(volume, volumes_dir) / namespace / name
+
+
+def newest_step(checkpoint: Path) -> int | None:
+    """Step of the newest complete checkpoint in a job's folder; None if there is none."""
+    found = [int(path.parent.name.removeprefix("step-")) for path in checkpoint.glob("step-*/manifest.json")]
+    return max(found, default=None)

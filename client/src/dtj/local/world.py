@@ -1,0 +1,185 @@
+"""This machine as the planner's world: an API server, a StatefulSet controller and a kubelet in one object, for one job."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import os
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dtj.local import agent_status, container, pods, processes
+from dtj.local.kubelet import LocalPod
+from dtj.local.ports import Ports
+from dtj_agent import names
+from dtj_operator.plan.model import Apply, Delete, Event, Object, Observed, Plan
+
+DEFAULT_GRACE_SECONDS = 30  # of a pod whose template does not say
+
+
+class LocalWorld:
+    """Carries a plan's actions out with processes on loopback, and observes them as pods.
+
+    Use as an async context manager: whatever happens inside, no process of the job is left when it is closed.
+    """
+
+    def __init__(self, machine: container.Machine, ports: Ports, *, now: Callable[[], datetime]) -> None:
+        self.machine = machine
+        self.events: list[Event] = []
+        self.changed = asyncio.Event()
+        """Set whenever a pod or an object is not as it was at the last `observe`."""
+        self.pods: dict[int, LocalPod] = {}
+        self.agent: dict[str, Any] | None = None
+        """What the agent of pod 0 answered to the last `observe`."""
+        self._ports = ports
+        self._now = now
+        self._objects: dict[tuple[str, str], Object] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        self._losses: dict[int, int] = {}
+
+    async def observe(self, job: Object) -> Observed:
+        """The job's children now. Brings pods up that the StatefulSet asks for, as its controller would."""
+        self.changed.clear()
+        self._control()
+        name = job["metadata"]["name"]
+        self.agent = await agent_status.status(self._ports.at(0), self._key()) if 0 in self.pods else None
+        return Observed(
+            stateful_set=copy.deepcopy(self._objects.get(("StatefulSet", name))),
+            service=copy.deepcopy(self._objects.get(("Service", name))),
+            pods=tuple(copy.deepcopy(pod.object) for _, pod in sorted(self.pods.items())),
+            agent=self.agent,
+        )
+
+    async def apply(self, job: Object, plan: Plan) -> None:
+        """Carry the actions out, write the status into `job`, and keep the events."""
+        for action in plan.actions:
+            if isinstance(action, Apply):
+                self._apply(action.body)
+            else:
+                self._delete(action)
+        if plan.status and plan.status != job.get("status"):
+            job["status"] = copy.deepcopy(plan.status)
+        self.events.extend(plan.events)
+
+    def losses(self, ordinal: int) -> int:
+        """How many pods of this ordinal there have been before the one that is."""
+        return self._losses.get(ordinal, 0)
+
+    async def lose_pod(self, ordinal: int) -> None:
+        """The pod's node is lost: all its processes at once, and the pod with them. The StatefulSet brings a new one."""
+        await self.pods[ordinal].lose()
+        self.changed.set()
+
+    async def close(self, grace_seconds: float | None = None) -> None:
+        """End every pod: SIGTERM, the pod's own grace (or the one given), SIGKILL."""
+        self._objects.pop(("StatefulSet", self._name()), None)
+        for pod in self.pods.values():
+            self._end(pod, grace_seconds)
+        if self._endings:
+            await asyncio.wait(self._endings)
+
+    def kill(self) -> None:
+        """SIGKILL every process of the job, now."""
+        processes.kill_all(f"{self.machine.job_uid}/")
+
+    async def __aenter__(self) -> LocalWorld:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.close()
+        finally:
+            self.kill()
+
+    # --- the API server's part --------------------------------------------------------------------------------------
+
+    def _apply(self, body: Object) -> None:
+        key = (body["kind"], body["metadata"]["name"])
+        now = pods.timestamp(self._now())
+        before = self._objects.get(key)
+        live = copy.deepcopy(body)
+        made = before["metadata"] if before else {"uid": str(uuid.uuid4()), "creationTimestamp": now, "generation": 0}
+        kept = {field: made[field] for field in ("uid", "creationTimestamp", "generation")}
+        live["metadata"] = {**live["metadata"], **kept}
+        if before is None or before.get("spec") != body.get("spec"):
+            live["metadata"]["generation"] += 1
+        self._objects[key] = live
+        if body["kind"] == "Secret":
+            self._write_secret(live)
+        self.changed.set()
+
+    def _delete(self, action: Delete) -> None:
+        if action.kind == "Pod":
+            for pod in self.pods.values():
+                if pod.object["metadata"]["uid"] == action.uid:
+                    self._end(pod, action.grace_seconds)
+            return
+        live = self._objects.get((action.kind, action.name))
+        if live is None or live["metadata"]["uid"] != action.uid:
+            return
+        del self._objects[action.kind, action.name]
+        if action.kind == "StatefulSet":  # its pods go with it, as the garbage collector sees to
+            for pod in self.pods.values():
+                self._end(pod, action.grace_seconds)
+        self.changed.set()
+
+    def _write_secret(self, secret: Object) -> None:
+        folder = self.machine.scratch_dir / "secret"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        values = {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
+        values |= {key: value.encode() for key, value in secret.get("stringData", {}).items()}
+        for key, value in values.items():
+            with open(os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(value)
+
+    def _key(self) -> str:
+        path: Path = self.machine.scratch_dir / "secret" / names.SECRET_KEY
+        return path.read_text().strip() if path.exists() else ""
+
+    # --- the StatefulSet controller's part ----------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        return next((name for kind, name in self._objects if kind == "StatefulSet"), "")
+
+    def _control(self) -> None:
+        """Forget pods that are gone, end those beyond `replicas`, start those that miss. Raises what a pod died of."""
+        for ending in [ending for ending in self._endings if ending.done()]:
+            self._endings.remove(ending)
+            ending.result()
+        gone = [ordinal for ordinal, pod in self.pods.items() if pod.gone]
+        for ordinal in gone:
+            del self.pods[ordinal]
+            self._losses[ordinal] = self._losses.get(ordinal, 0) + 1
+        stateful_set = self._objects.get(("StatefulSet", self._name()))
+        if stateful_set is None:
+            return
+        wanted = stateful_set["spec"].get("replicas", 1)
+        for ordinal, pod in self.pods.items():
+            if ordinal >= wanted:
+                self._end(pod, None)
+        for ordinal in range(wanted):
+            if ordinal in gone:
+                self.changed.set()  # for one look it is missing, as on a cluster: the planner sees why the group restarts
+            elif ordinal not in self.pods:
+                self._start(stateful_set, ordinal, wanted)
+        ready = sum(pods.container_status(pod.object)["ready"] for pod in self.pods.values())
+        generation = stateful_set["metadata"]["generation"]
+        stateful_set["status"] = {"observedGeneration": generation, "replicas": len(self.pods), "readyReplicas": ready}
+
+    def _start(self, stateful_set: Object, ordinal: int, replicas: int) -> None:
+        pod = pods.new_pod(stateful_set, ordinal, uid=str(uuid.uuid4()), node=self.machine.node, now=self._now())
+        peers = [self._ports.at(other) for other in range(replicas)]
+        process = container.container(pod, self.machine, peers)
+        self.pods[ordinal] = LocalPod(pod, process, container.mark(pod, self.machine), now=self._now, changed=self.changed.set)
+
+    def _end(self, pod: LocalPod, grace_seconds: float | None) -> None:
+        if "deletionTimestamp" in pod.object["metadata"]:
+            return
+        if grace_seconds is None:
+            grace_seconds = pod.object["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+        pods.set_deleted(pod.object, grace_seconds, self._now())
+        self._endings.add(asyncio.create_task(pod.stop(grace_seconds)))

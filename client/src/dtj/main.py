@@ -1,0 +1,159 @@
+"""The dtj command: its verbs and flags, and from an error to one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from dtj.errors import DtjError, InputError
+
+Command = Callable[[argparse.Namespace], int]
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. The exit code: see each verb's --help."""
+    flags = parser().parse_args(arguments)
+    command: Command = flags.command
+    try:
+        return command(flags)
+    except DtjError as error:
+        print(f"dtj: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `dtj logs | head`
+        sys.stderr.close()
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs."""
+    top = argparse.ArgumentParser(
+        prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster."
+    )
+    verbs = top.add_subparsers(required=True, metavar="VERB")
+    _run(verbs)
+    _submit(verbs)
+    _get(verbs)
+    _logs(verbs)
+    _wait(verbs)
+    _delete(verbs)
+    return top
+
+
+Verbs = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    run = verbs.add_parser(
+        "run",
+        help="run a job on this machine, without a cluster",
+        description="Run a job on this machine: the same planner and agents as on a cluster, pods as process groups on loopback. "
+        "Exit code: 0 Complete, 1 Failed, 2 bad input, 130 after Ctrl-C (once: in good order; twice: at once).",
+    )
+    run.add_argument("file", help="job.yaml, or - for standard input")
+    run.add_argument(
+        "--kill",
+        action="append",
+        default=[],
+        metavar="worker:RANK@step=S",
+        help="SIGKILL one worker, or with pod:ORDINAL@step=S a whole pod, once the job reports step S; repeatable",
+    )
+    run.add_argument("--fresh", action="store_true", help="delete this job's checkpoints of earlier runs first")
+    run.add_argument("--volumes-dir", default=".dtj/volumes", metavar="DIR", help="holds a folder for each claim [%(default)s]")
+    run.add_argument("--run-dir", metavar="DIR", help="new folder for logs and status [.dtj/runs/NAME-TIME]")
+    run.add_argument("--logs", action="store_true", help="show what the workers write, as they write it")
+    run.add_argument("--plain", action="store_true", help="lines instead of the live table (as when not on a terminal)")
+    run.add_argument("-o", "--output", choices=["json"], help="json: the job with its status to standard output at the end")
+    run.set_defaults(command=_late("dtj.local.command", "command"))
+
+
+def _cluster_flags(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--kubeconfig", metavar="FILE", help="as kubectl's; default: $KUBECONFIG, ~/.kube/config")
+    verb.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    verb.add_argument("-n", "--namespace", metavar="NAME", help="default: the context's")
+
+
+def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    submit = verbs.add_parser("submit", help="create or update a job on a cluster (server-side apply)")
+    submit.add_argument("-f", "--filename", required=True, metavar="FILE", help="job.yaml, or - for standard input")
+    submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
+    _cluster_flags(submit)
+    submit.set_defaults(command=_late("dtj.cluster.verbs", "submit"))
+
+
+def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    get = verbs.add_parser("get", help="list jobs, or show one, in the columns of kubectl get")
+    get.add_argument("name", nargs="?")
+    get.add_argument("-A", "--all-namespaces", action="store_true")
+    get.add_argument("-o", "--output", choices=["json", "yaml", "wide", "name"])
+    _cluster_flags(get)
+    get.set_defaults(command=_late("dtj.cluster.verbs", "get"))
+
+
+def _logs(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    logs = verbs.add_parser("logs", help="what the workers of a job write, of all pods, prefixed with the pod")
+    logs.add_argument("name")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended, through restarts and new pods")
+    only = logs.add_mutually_exclusive_group()
+    only.add_argument("--rank", type=_natural, metavar="R", help="only what this global rank writes")
+    only.add_argument("--pod", type=_natural, metavar="ORDINAL", help="only this pod")
+    logs.add_argument("--tail", type=_natural, metavar="N", help="only the last N lines of each pod")
+    logs.add_argument("--since", metavar="DURATION", help="only what is younger, as in 90s, 10m, 1h")
+    _cluster_flags(logs)
+    logs.set_defaults(command=_late("dtj.cluster.logs", "logs"))
+
+
+def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    wait = verbs.add_parser(
+        "wait",
+        help="until a job has a condition",
+        description="Exit code: 0 the condition holds, 1 the job ended another way or is gone, 124 the timeout is over.",
+    )
+    wait.add_argument("name")
+    wait.add_argument(
+        "--for",
+        dest="condition",
+        default="Complete",
+        metavar="CONDITION",
+        help="Complete, Failed, Running, …, or delete [%(default)s]",
+    )
+    wait.add_argument("--timeout", metavar="DURATION", help="as in 90s, 10m, 1h [no limit]")
+    _cluster_flags(wait)
+    wait.set_defaults(command=_late("dtj.cluster.wait", "wait"))
+
+
+def _delete(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    delete = verbs.add_parser("delete", help="delete a job; its checkpoints stay")
+    delete.add_argument("name")
+    delete.add_argument("--wait", action=argparse.BooleanOptionalAction, default=True, help="until it is gone, with its pods")
+    delete.add_argument("--timeout", metavar="DURATION", help="of --wait, as in 90s, 10m [no limit]")
+    _cluster_flags(delete)
+    delete.set_defaults(command=_late("dtj.cluster.verbs", "delete"))
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: write a whole number, 0 or more")
+    return int(text)
+
+
+def _late(module: str, name: str) -> Command:
+    """Import a verb's module when it is used: `dtj --help` and shell completion should not wait for pydantic and urllib3."""
+
+    def call(flags: argparse.Namespace) -> int:
+        import importlib
+
+        try:
+            found: Command = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            raise InputError(f"{error.name} is not installed; pip install dtj brings it along") from error
+        return found(flags)
+
+    return call
+
+
+if __name__ == "__main__":
+    sys.exit(main())

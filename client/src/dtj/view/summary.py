@@ -1,0 +1,61 @@
+"""What a run came to: for a person, once it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dtj import durations
+from dtj.view.model import progress, steps
+from dtj_agent import names
+from dtj_operator.plan.model import Object
+
+PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")
+
+
+def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path | None) -> list[str]:
+    """The lines to print. `seconds` is the wall time of the run, all of it."""
+    status = job.get("status", {})
+    phase = str(status.get("phase", names.PENDING))
+    reason = f" {status['reason']}" if status.get("reason") and status["reason"] != phase else ""
+    lines = ["", f"{job['metadata']['name']}: {phase}{reason} after {durations.say(seconds)}"]
+    lines += [f"  {_message(status)}"] if phase == names.FAILED else []
+    results = [f"step {steps(job)}"]
+    if progress(job).get("loss") is not None:
+        results.append(f"loss {progress(job)['loss']:.4g}")
+    results += [f"{name} {value:.4g}" for name, value in sorted((progress(job).get("metrics") or {}).items())]
+    lines.append(f"  reached      {', '.join(results)}")
+    counts = status.get("restarts") or {}
+    kinds = f"{counts.get('inPlace', 0)} restarts in place, {counts.get('pod', 0)} with a new pod"
+    lines.append(f"  attempts     {status.get('attempt', 0)} ({kinds})")
+    lines += [f"  recovery     {_recovery(one)}" for one in status.get("recoveries") or []]
+    if status.get("goodput") is not None:
+        lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time went into steps that count")
+    lines += [line for one in (status.get("failures") or [])[-1:] if phase == names.FAILED for line in _failure(one)]
+    lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
+    if checkpoint_dir:
+        saved = (status.get("checkpoint") or {}).get("step")
+        lines.append(
+            f"  checkpoints  {checkpoint_dir}" + (f" (newest: step {saved})" if saved is not None else " (none written)")
+        )
+    return lines
+
+
+def _recovery(one: dict[str, Any]) -> str:
+    spent = one.get("seconds") or {}
+    phases = ", ".join(f"{phase} {spent[phase]:.2f}" for phase in PHASES if spent.get(phase) is not None)
+    lost = one.get("lostSteps")
+    back = f"{lost} steps done again, from step {one.get('resumedStep')}" if lost is not None else "no step was reported since"
+    total = durations.say(sum(spent.values()))
+    return f"{one.get('reason')} ({one.get('kind')}) -> attempt {one.get('attempt')}: {back}; {total} ({phases})"
+
+
+def _failure(one: dict[str, Any]) -> list[str]:
+    where = f"rank {one['rank']} in pod {one.get('pod')}" if one.get("rank") is not None else f"pod {one.get('pod')}"
+    code = one.get("signal") or f"exit code {one.get('exitCode')}"
+    tail = [f"    | {line}" for line in str(one.get("logTail") or "").splitlines()]
+    return [f"  failure      {where}: {one.get('reason')}, {code}; its last lines:", *tail]
+
+
+def _message(status: Object) -> str:
+    return next((str(c["message"]) for c in status.get("conditions", []) if c["type"] == names.FAILED), "")

@@ -1,0 +1,142 @@
+"""`dtj run` as a process, as a user starts it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+WORKER = Path(__file__).with_name("worker.py")
+JOB = """\
+apiVersion: training.dtj.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata: {{name: count}}
+spec:
+  replicas: {replicas}
+  processesPerPod: {processes}
+  image: unused
+  backend: gloo
+  entrypoint: {{script: {worker}, args: {args}}}
+  checkpoint: {{volume: {{claimName: shared}}, everySteps: {every}, keep: 3}}
+  restart: {{maxRestarts: {max_restarts}, windowSeconds: 3600}}
+{more}
+"""
+
+
+def eventually(what: str, probe: Callable[[], T], *, seconds: float = 20) -> T:
+    """The first true answer of `probe`; fails with `what` after the deadline."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer := probe():
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+class LocalRun:
+    """One `dtj run` in a folder. Its lines go to `stderr`, the job's JSON to `stdout`."""
+
+    def __init__(
+        self, folder: Path, *flags: str, job: str | None = None, environ: dict[str, str] | None = None, **spec: Any
+    ) -> None:
+        self.folder = folder
+        self.mark = f"{os.getpid()}-{time.monotonic_ns()}"
+        (folder / "job.yaml").write_text(job or job_yaml(**spec))
+        command = [sys.executable, "-m", "dtj.main", "run", "job.yaml", "-o", "json", "--run-dir", f"run-{self.mark}", *flags]
+        self.out, self.err = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            # A variable of our own finds every descendant, whatever dtj does to find them.
+            env = {**os.environ, "TEST_RUN": self.mark, **(environ or {})}
+            self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=err, start_new_session=True)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / f"run-{self.mark}"
+
+    def lines(self) -> list[str]:
+        return self.err.read_text().splitlines()
+
+    def status(self) -> dict[str, Any]:
+        """The job's status as the run folder has it now; {} before there is one."""
+        path = self.run_dir / "status.json"
+        found: dict[str, Any] = json.loads(path.read_text()).get("status", {}) if path.exists() else {}
+        return found
+
+    def until_step(self, step: int) -> None:
+        eventually(f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step)
+
+    def wait(self, seconds: float = 30) -> tuple[int, dict[str, Any]]:
+        """(exit code, the job that -o json printed)."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {seconds:g} s:\n{self.err.read_text()}") from None
+        text = self.out.read_text()
+        return code, json.loads(text) if text else {}
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def living(self) -> dict[int, str]:
+        """Command line by process id of everything that this run has started and that lives, dtj itself included."""
+        return dict(_marked(f"TEST_RUN={self.mark}".encode()))
+
+    def agents(self) -> dict[int, str]:
+        return {pid: text for pid, text in self.living().items() if "dtj_agent" in text}
+
+    def end(self) -> None:
+        """For the end of a test, whatever it came to."""
+        for pid in self.living():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait(10)
+
+    def losses(self) -> dict[int, str]:
+        """Loss by step as rank 0 printed it, of all attempts: a step done twice must have given the same twice."""
+        found: dict[int, str] = {}
+        for path in sorted(self.run_dir.glob("*.log")):
+            for step, value in re.findall(r"^\[rank 0\] step (\d+) loss (\S+)$", path.read_text(), re.MULTILINE):
+                assert found.setdefault(int(step), value) == value
+        return found
+
+
+def job_yaml(
+    *,
+    steps: int = 60,
+    replicas: int = 3,
+    processes: int = 1,
+    every: int = 10,
+    max_restarts: int = 5,
+    args: str = "",
+    more: str = "",
+) -> str:
+    words = [str(steps), *args.split()]
+    return JOB.format(
+        replicas=replicas,
+        processes=processes,
+        every=every,
+        max_restarts=max_restarts,
+        worker=WORKER,
+        args=json.dumps(words),
+        more=more,
+    )
+
+
+def _marked(mark: bytes) -> Iterator[tuple[int, str]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue

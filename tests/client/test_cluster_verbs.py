@@ -1,0 +1,212 @@
+"""`dtj submit | get | logs | wait | delete` with a real API server; there is no kubelet, so the tests write the status."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtj.main import main
+from hack.cluster import gobuild
+from hack.cluster.controlplane import ControlPlane
+from hack.cluster.shell import ClusterError
+from hack.cluster.versions import CONTROL_PLANE
+from tests.client.support import eventually, job_yaml
+from tests.controlplane.conftest import install_crds
+
+pytestmark = pytest.mark.controlplane
+JOBS = "/apis/training.dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"
+NAME = "distributedtrainingjob.training.dtj.dev/count"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), tmp_path_factory.mktemp("plane")) as plane:
+        yield plane
+
+
+@pytest.fixture
+def bare(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
+    """The API server, perhaps without the CRD."""
+    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
+    return plane
+
+
+@pytest.fixture
+def cluster(bare: ControlPlane) -> Iterator[ControlPlane]:
+    """The API server with the CRD, and without jobs afterwards."""
+    if not bare.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
+        install_crds(bare)
+    yield bare
+    bare.request("DELETE", JOBS)
+    eventually("no job is left", lambda: not bare.request("GET", JOBS)["items"])
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(job_yaml())
+    return path
+
+
+@pytest.fixture
+def dtj(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, standard output, standard error) of a command."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def set_status(plane: ControlPlane, kind: str | None, **status: Any) -> None:
+    job = plane.request("GET", f"{JOBS}/count")
+    conditions = [] if kind is None else [condition(kind)]
+    job["status"] = {"phase": kind, "conditions": conditions, **status}
+    plane.request("PUT", f"{JOBS}/count/status", job)
+
+
+def condition(kind: str) -> dict[str, str]:
+    message = "rank 1 was ended by SIGSEGV" if kind == "Failed" else "all ranks ended with 0"
+    reason = "RestartBudgetSpent" if kind == "Failed" else "AllWorkersSucceeded"
+    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+def test_without_the_crd_every_verb_says_to_install_the_chart(bare: ControlPlane, dtj: Any, job_file: Path) -> None:
+    for verb in (["get"], ["submit", "-f", job_file], ["wait", "count"], ["logs", "count"], ["delete", "count"]):
+        code, _, err = dtj(*verb)
+        assert code == 1
+        assert "does not know DistributedTrainingJob; install the chart: helm install dtj " in err
+        assert err.count("\n") == 1
+
+
+def test_submit_says_created_then_unchanged_then_configured(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    assert dtj("submit", "-f", job_file) == (0, f"{NAME} created\n", "")
+    assert dtj("submit", "-f", job_file) == (0, f"{NAME} unchanged\n", "")
+    job_file.write_text(job_yaml(more="  activeDeadlineSeconds: 60"))
+    assert dtj("submit", "-f", job_file) == (0, f"{NAME} configured\n", "")
+    assert dtj("submit", "-f", job_file, "-o", "name") == (0, f"{NAME}\n", "")
+
+
+def test_submit_shows_what_the_api_server_refuses(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    job_file.write_text(job_yaml(replicas=0))
+    code, _, err = dtj("submit", "-f", job_file)
+    assert code == 1
+    assert "spec.replicas" in err
+    job_file.write_text(job_yaml(more="  replica: 2"))
+    code, _, err = dtj("submit", "-f", job_file)
+    assert code == 1
+    assert ".spec.replica: field not declared" in err
+    assert dtj("submit", "-f", job_file, "-n", "nowhere")[0] == 1
+
+
+def test_a_namespace_in_the_file_and_another_in_the_flags_is_refused(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    job_file.write_text(job_yaml().replace("{name: count}", "{name: count, namespace: default}"))
+    code, _, err = dtj("submit", "-f", job_file, "-n", "other")
+    assert (code, err) == (2, "dtj: metadata.namespace is default, -n other: leave one of the two out\n")
+
+
+def test_get_prints_the_columns_of_the_crd(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    assert dtj("get") == (0, "", "No resources found in default namespace.\n")
+    dtj("submit", "-f", job_file)
+    set_status(cluster, "Running", ready="3/3", progress={"step": 130}, restarts={"total": 1}, attempt=2)
+    code, out, _ = dtj("get", "count")
+    head, row = (line.split() for line in out.splitlines())
+    assert code == 0
+    assert head[:2] == ["NAME", "PHASE"]
+    assert row[:3] == ["count", "Running", "3/3"]
+    assert "130" in row
+    _, out, _ = dtj("get", "-o", "wide", "-A")
+    assert out.split()[0] == "NAMESPACE"
+    assert "ATTEMPT" in out
+    assert dtj("get", "-o", "name")[1] == f"{NAME}\n"
+    assert json.loads(dtj("get", "count", "-o", "json")[1])["spec"]["replicas"] == 3
+    assert yaml.safe_load(dtj("get", "-o", "yaml")[1])["items"][0]["metadata"]["name"] == "count"
+
+
+def test_wait_returns_when_the_condition_comes(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    dtj("submit", "-f", job_file)
+    threading.Timer(0.5, set_status, (cluster, "Complete")).start()
+    assert dtj("wait", "count", "--for", "complete", "--timeout", "20s") == (0, f"{NAME} condition met\n", "")
+    assert dtj("wait", "count", "--for=condition=Complete")[0] == 0
+
+
+def test_wait_does_not_wait_for_what_can_not_come_any_more(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    dtj("submit", "-f", job_file)
+    threading.Timer(0.5, set_status, (cluster, "Failed")).start()
+    code, _, err = dtj("wait", "count", "--timeout", "20s")
+    assert (code, err) == (1, f"{NAME} is Failed: RestartBudgetSpent: rank 1 was ended by SIGSEGV\n")
+    assert dtj("wait", "count", "--for", "Failed")[0] == 0
+
+
+def test_wait_gives_up_with_124_and_notices_a_deletion(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    dtj("submit", "-f", job_file)
+    code, _, err = dtj("wait", "count", "--timeout", "1s")
+    assert code == 124
+    assert "is not Complete after 1s" in err
+    threading.Timer(0.5, cluster.request, ("DELETE", f"{JOBS}/count")).start()
+    assert dtj("wait", "count", "--timeout", "20s")[0] == 1
+    assert dtj("wait", "count")[0] == 1
+
+
+def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    dtj("submit", "-f", job_file)
+    pods = "/api/v1/namespaces/default/pods"
+    labels = {"training.dtj.dev/job-name": "count", "apps.kubernetes.io/pod-index": "0"}
+    spec = {"containers": [{"name": "trainer", "image": "x"}], "terminationGracePeriodSeconds": 0}
+    cluster.request("POST", pods, {"metadata": {"name": "count-0", "labels": labels}, "spec": spec})
+    code, _, err = dtj("delete", "count", "--timeout", "1s")
+    assert code == 124
+    assert "kubectl get pods -l training.dtj.dev/job-name=count" in err
+    cluster.request("DELETE", f"{pods}/count-0")
+    dtj("submit", "-f", job_file)
+    assert dtj("delete", "count") == (0, 'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n', "")
+    with pytest.raises(ClusterError, match="404"):
+        cluster.request("GET", f"{JOBS}/count")
+    code, _, err = dtj("delete", "count")
+    assert code == 1
+    assert "not found" in err
+
+
+def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
+    cluster: ControlPlane, dtj: Any, job_file: Path
+) -> None:
+    dtj("submit", "-f", job_file)
+    code, _, err = dtj("logs", "count")
+    assert code == 0
+    assert "no pod of count has started yet" in err
+    failure = {"attempt": 4, "rank": 1, "pod": "count-1", "reason": "WorkerFailed", "message": "it broke", "logTail": "one\ntwo"}
+    set_status(cluster, "Failed", failures=[failure])
+    for flags in ([], ["-f"]):
+        code, out, err = dtj("logs", "count", *flags)
+        assert code == 0
+        assert out.splitlines() == ["count-1 attempt 4 rank 1 WorkerFailed: it broke", "count-1 one", "count-1 two"]
+        assert "claim shared, in default/count/logs/" in err
+
+
+def test_who_may_not_is_told_so_in_one_line(cluster: ControlPlane, dtj: Any) -> None:
+    code, _, err = dtj("get", "--kubeconfig", cluster.kubeconfig_for("jane", ["staff"]))
+    assert code == 1
+    assert 'User "jane" cannot list resource' in err
+    assert err.count("\n") == 1
+
+
+def test_no_cluster_is_told_in_one_line(dtj: Any, tmp_path: Path, bare: ControlPlane) -> None:
+    nowhere = tmp_path / "nowhere"
+    nowhere.write_text(bare.kubeconfig.read_text().replace(bare.url, "https://127.0.0.1:1"))
+    for flags, words in (
+        (["--kubeconfig", nowhere], "no answer from https://127.0.0.1:1 "),
+        (["--kubeconfig", tmp_path / "none"], "no usable kubeconfig"),
+        (["--context", "moon"], "--context moon: not in the kubeconfig"),
+    ):
+        code, _, err = dtj("get", *flags)
+        assert code in (1, 2)
+        assert words in err
+        assert err.count("\n") == 1

@@ -1,0 +1,193 @@
+"""`dtj run`: the whole job with real processes on this machine."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.support import LocalRun, eventually
+
+Start = Callable[..., LocalRun]
+UNDISTURBED = {step: repr(1.0 / (1 + step)) for step in range(1, 61)}
+
+
+def conditions(job: dict[str, Any]) -> dict[str, str]:
+    return {one["type"]: one["status"] for one in job["status"]["conditions"]}
+
+
+def test_three_pods_end_complete_with_exit_code_0_and_nothing_left(start: Start) -> None:
+    run = start(steps=40)
+    code, job = run.wait()
+    assert code == 0, run.lines()
+    assert conditions(job)["Complete"] == "True"
+    assert job["status"]["attempt"] == 1
+    assert job["status"]["progress"]["step"] == 40
+    assert job["status"]["checkpoint"]["step"] == 40
+    assert run.living() == {}
+    text = "\n".join(run.lines())
+    assert "count: Complete" in text
+    assert re.search(r"reached +step 40/40, loss 0.02439, accuracy 0.5", text)
+    assert sorted(path.name for path in run.run_dir.glob("*.log")) == ["count-0.log", "count-1.log", "count-2.log"]
+
+
+def test_a_killed_worker_is_recovered_in_place_and_no_agent_is_touched(start: Start) -> None:
+    run = start("--kill", "worker:1@step=25", steps=60, replicas=2, processes=2)
+    run.until_step(5)
+    agents = set(run.agents())
+    eventually("the second attempt", lambda: run.status().get("attempt") == 2)
+    run.until_step(30)
+    assert set(run.agents()) == agents
+    code, job = run.wait()
+    assert code == 0, run.lines()
+    assert job["status"]["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
+    (recovery,) = job["status"]["recoveries"]
+    assert recovery["kind"] == "InPlace"
+    assert (
+        0 <= recovery["lostSteps"] <= 10 + 5
+    )  # at most the steps since the last checkpoint of every 10, and those of the detection
+    (failure,) = job["status"]["failures"]
+    assert (failure["rank"], failure["signal"]) == (1, "SIGKILL")
+    assert run.losses() == UNDISTURBED
+    assert any(line.startswith("  recovery     WorkerFailed (InPlace) -> attempt 2: ") for line in run.lines())
+    assert run.living() == {}
+
+
+@pytest.mark.parametrize("ordinal", [0, 1, 2])
+def test_a_lost_pod_comes_back_and_the_group_goes_on_from_the_checkpoint(start: Start, ordinal: int) -> None:
+    run = start("--kill", f"pod:{ordinal}@step=25", steps=60)
+    code, job = run.wait()
+    assert code == 0, run.lines()
+    assert job["status"]["attempt"] == 2
+    assert job["status"]["restarts"]["counted"] == 0, "a lost pod costs no budget"
+    (recovery,) = job["status"]["recoveries"]
+    assert recovery["resumedStep"] in (20, 30)
+    assert run.losses() == UNDISTURBED
+    assert run.living() == {}
+
+
+def test_a_failed_job_is_exit_code_1_with_the_evidence(start: Start) -> None:
+    run = start(steps=40, max_restarts=0, args="--fail-at 15 --exit-code 3")
+    code, job = run.wait()
+    assert code == 1
+    assert conditions(job)["Failed"] == "True"
+    failure = job["status"]["failures"][-1]
+    assert failure["exitCode"] == 3
+    assert "found a hole at step 15" in failure["logTail"]
+    assert any("found a hole at step 15" in line for line in run.lines()), "the summary shows it"
+    assert run.living() == {}
+
+
+def test_the_deadline_of_the_spec_holds_here_too(start: Start) -> None:
+    run = start(steps=100_000, more="  activeDeadlineSeconds: 2")
+    code, job = run.wait()
+    assert code == 1
+    failed = next(one for one in job["status"]["conditions"] if one["type"] == "Failed")
+    assert failed["reason"] == "DeadlineExceeded"
+    assert run.living() == {}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_with_nothing_left(start: Start, number: signal.Signals, code: int) -> None:
+    run = start(steps=100_000)
+    run.until_step(3)
+    assert len(run.agents()) == 3
+    run.signal(number)
+    assert run.wait(10)[0] == code
+    assert run.living() == {}
+
+
+def test_a_second_signal_ends_at_once_what_does_not_listen_to_the_first(start: Start) -> None:
+    run = start(steps=100_000, more="  template: {spec: {terminationGracePeriodSeconds: 600}}", args="--deaf")
+    run.until_step(3)
+    run.signal(signal.SIGINT)
+    eventually("dtj says that it waits", lambda: any("ending all workers" in line for line in run.lines()))
+    assert len(run.agents()) == 3
+    run.signal(signal.SIGINT)
+    assert run.wait(5)[0] == 130
+    assert run.living() == {}
+
+
+def test_nothing_outlives_a_dtj_that_is_killed(start: Start) -> None:
+    run = start(steps=100_000)
+    run.until_step(3)
+    run.signal(signal.SIGKILL)
+    eventually("all processes are gone", lambda: not run.living(), seconds=5)
+
+
+def test_what_a_worker_starts_and_hides_in_a_session_of_its_own_ends_with_the_run(start: Start) -> None:
+    run = start(steps=30, args="--child")
+    run.until_step(3)
+    assert sum("SIG_IGN" in text for text in run.living().values()) == 3
+    assert run.wait()[0] == 0
+    assert run.living() == {}
+
+
+def test_a_second_run_goes_on_from_the_checkpoints_of_the_first_and_fresh_begins_anew(start: Start) -> None:
+    assert start(steps=20).wait()[0] == 0
+    second = start(steps=40)
+    assert second.wait()[0] == 0
+    assert any("goes on from step 20" in line for line in second.lines())
+    assert min(second.losses()) == 21
+    third = start("--fresh", steps=20)
+    assert third.wait()[0] == 0
+    assert min(third.losses()) == 1
+
+
+def test_a_fault_that_never_came_is_said(start: Start) -> None:
+    run = start("--kill", "worker:0@step=500", steps=20)
+    assert run.wait()[0] == 0
+    assert "--kill worker:0@step=500: the job ended before that step" in run.lines()
+
+
+def test_logs_shows_what_workers_write(start: Start) -> None:
+    run = start("--logs", steps=20)
+    assert run.wait()[0] == 0
+    assert f"count-0 [rank 0] step 20 loss {1 / 21!r}" in run.lines()
+
+
+BAD_INPUT = {
+    "unknown field": ("  replica: 3", "job.yaml: spec.replica: unknown field"),
+    "out of range": ("  activeDeadlineSeconds: 0", "job.yaml: spec.activeDeadlineSeconds: "),
+    "suspended": ("  suspend: true", "job.yaml: spec.suspend: the job would never start"),
+}
+
+
+@pytest.mark.parametrize(("more", "message"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
+def test_bad_input_is_exit_code_2_and_names_the_field(start: Start, more: str, message: str) -> None:
+    run = start(more=more)
+    assert run.wait()[0] == 2
+    assert run.lines()[0].startswith(f"dtj: {message}")
+    assert not run.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kill", "worker:1"], "--kill worker:1: write worker:RANK@step=STEP"),
+        (["--kill", "worker:3@step=1"], "--kill worker:3@step=1: the job has workers 0 to 2"),
+        (["--kill", "pod:7@step=1"], "--kill pod:7@step=1: the job has pods 0 to 2"),
+    ],
+)
+def test_a_fault_that_can_not_be_is_exit_code_2(start: Start, flags: list[str], message: str) -> None:
+    run = start(*flags)
+    assert run.wait()[0] == 2
+    assert message in run.lines()[0]
+
+
+def test_a_file_that_is_no_yaml_is_exit_code_2(start: Start) -> None:
+    run = start(job="a: [")
+    assert run.wait()[0] == 2
+    assert run.lines()[0].startswith("dtj: job.yaml: no YAML")
+
+
+def test_a_second_run_at_the_same_time_has_ports_of_its_own(start: Start, tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    runs = [start(folder=folder, steps=40) for folder in folders]
+    assert [run.wait()[0] for run in runs] == [0, 0]

@@ -1,0 +1,81 @@
+"""A worker of the standard library: counts steps, reports them, keeps its state as a trainer does. No torch, starts in 30 ms.
+
+    worker.py STEPS [--step-seconds S] [--fail-at STEP --exit-code N] [--child] [--deaf]
+
+Its `loss` is a function of the step alone, so a resumed run must print what an undisturbed one prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--step-seconds", type=float, default=0.005)
+    parser.add_argument("--fail-at", type=int)
+    parser.add_argument("--exit-code", type=int, default=1)
+    parser.add_argument("--child", action="store_true", help="start a process that leaves the session and hears no SIGTERM")
+    parser.add_argument("--deaf", action="store_true", help="hear no SIGTERM")
+    args = parser.parse_args()
+    if args.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["DTJ_ATTEMPT"])
+    if args.child:
+        program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    folder = Path(os.environ["DTJ_CHECKPOINT_DIR"])
+    every = int(os.environ["DTJ_CHECKPOINT_EVERY_STEPS"])
+    step = newest(folder)
+    report(rank, attempt, phase="training", step=step, totalSteps=args.steps, resumedStep=step)
+    while step < args.steps:
+        time.sleep(args.step_seconds)
+        step += 1
+        said = {"phase": "training", "step": step, "totalSteps": args.steps, "loss": loss(step), "metrics": {"accuracy": 0.5}}
+        if step == args.fail_at:
+            print(f"rank {rank}: the data loader found a hole at step {step}", flush=True)
+            return args.exit_code
+        if rank == 0:
+            print(f"step {step} loss {loss(step)!r}", flush=True)
+            if step % every == 0:
+                said["checkpoint"] = {"step": step, "path": str(save(folder, step, attempt)), "time": time.time()}
+        report(rank, attempt, **said)
+    return 0
+
+
+def loss(step: int) -> float:
+    return 1.0 / (1 + step)
+
+
+def newest(folder: Path) -> int:
+    return max((int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/manifest.json")), default=0)
+
+
+def save(folder: Path, step: int, attempt: int) -> Path:
+    aside, whole = folder / f".incomplete-step-{step:08d}-a{attempt}", folder / f"step-{step:08d}"
+    aside.mkdir(parents=True)
+    (aside / "manifest.json").write_text(json.dumps({"version": 1, "step": step, "attempt": attempt}))
+    aside.rename(whole)
+    return whole
+
+
+def report(rank: int, attempt: int, **said: object) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.setblocking(False)
+        try:
+            channel.sendto(json.dumps({"rank": rank, "attempt": attempt, **said}).encode(), os.environ["DTJ_AGENT_SOCKET"])
+        except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
+            pass  # as the trainer's: a report that can't be had now is dropped
+
+
+if __name__ == "__main__":
+    sys.exit(main())
