@@ -1,0 +1,35 @@
+"""`python3 -m hack.images COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from hack.cluster.shell import ClusterError
+from hack.images import build, deploy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m hack.images", description="Images and the chart on the local cluster.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("build", help="build what changed, push it, print the references")
+    commands.add_parser("names", help="print the references of the last build")
+    commands.add_parser("deploy", help="build, then install or upgrade the chart and wait until the operator is ready")
+    options = parser.parse_args()
+    try:
+        if options.command == "deploy":
+            deploy.deploy()
+        else:
+            references = build.names() if options.command == "names" else build.ensure()
+            for name, reference in references.items():
+                print(f"{name}={reference}")
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Build and push what is not in the registry yet. With nothing changed that is a few digests and three questions."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hack.cluster import baseimage, docker, engine, registry
+from hack.cluster.shell import ClusterError, output, run, succeeds
+from hack.cluster.shell import log as cluster_log
+from hack.images import recipes
+from hack.images.recipes import IMAGES, ROOT, STATE, Image
+
+# torch alone is 2.5 GB to fetch and 5 GB to unpack; the first push compresses it all.
+BUILD_TIMEOUT = 3000
+PUSH_TIMEOUT = 1200
+MANIFESTS = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
+
+
+def log(message: str) -> None:
+    cluster_log(f"images: {message}")
+
+
+def ensure() -> dict[str, str]:
+    """Every image's reference by name, after which the nodes can pull it. Raises ClusterError."""
+    engine.ensure()
+    if not registry.answers():
+        raise ClusterError(f"no registry answers at {registry.address()}: run `make cluster-up` first")
+    remembered = _remembered()
+    base = _base(remembered.get("base"))
+    base_id = output(["docker", "image", "inspect", "-f", "{{.Id}}", base], timeout=20)
+    # The trainer's lower layers are torch's, so that one is whole before the other begins.
+    with ThreadPoolExecutor(2) as pool:
+        operator = pool.submit(_publish, [recipes.OPERATOR], base, base_id)
+        others = _publish([recipes.TORCH, recipes.TRAINER], base, base_id)
+        references = operator.result() | others
+    STATE.parent.mkdir(exist_ok=True)
+    aside = STATE.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps({"base": base, **references}, indent=1) + "\n")
+    aside.replace(STATE)
+    return references
+
+
+def names() -> dict[str, str]:
+    """The references of the last `make images`, whatever the tree holds by now."""
+    remembered = _remembered()
+    if not all(image.name in remembered for image in IMAGES):
+        raise ClusterError("no images were built from this tree yet: run `make images` first")
+    return {image.name: remembered[image.name] for image in IMAGES}
+
+
+def _publish(images: Sequence[Image], base: str, base_id: str) -> dict[str, str]:
+    references = {}
+    for image in images:
+        with tempfile.TemporaryDirectory(prefix="dtj-image-") as place:
+            context = Path(place)
+            recipes.snapshot(image, context)
+            reference = f"{registry.address()}/{image.repository}:{recipes.tag(image, context, base, base_id)}"
+            if not _pushed(reference):
+                _build(image, context, recipes.arguments(image, base), reference)
+                began = time.monotonic()
+                run(["docker", "push", "--quiet", reference], timeout=PUSH_TIMEOUT)
+                log(f"pushed {reference} in {time.monotonic() - began:.1f} s")
+        references[image.name] = reference
+    return references
+
+
+def _build(image: Image, context: Path, arguments: dict[str, str], reference: str) -> None:
+    began = time.monotonic()
+    command = ["docker", "build", "--quiet", "--network=host", "-f", str(context / image.dockerfile), "-t", reference]
+    for name, value in (arguments | {"REVISION": _revision()}).items():
+        command += ["--build-arg", f"{name}={value}"]
+    command += ["--target", image.target] if image.target else []
+    # The classic builder where the other's plugin is missing.
+    builder = {} if succeeds(["docker", "buildx", "version"], timeout=20) else {"DOCKER_BUILDKIT": "0"}
+    run([*command, str(context)], timeout=BUILD_TIMEOUT, env=builder)
+    log(f"built {reference} in {time.monotonic() - began:.1f} s")
+
+
+def _base(last: str | None) -> str:
+    """BASE_IMAGE, else the one of last time if it is still here, else the public one or its stand-in."""
+    chosen = os.environ.get("BASE_IMAGE") or (last if last and docker.image_exists(last) else baseimage.python_image())
+    if not docker.image_exists(chosen):
+        run(["docker", "pull", "--quiet", chosen], timeout=600)
+    return chosen
+
+
+def _pushed(reference: str) -> bool:
+    host, _, rest = reference.partition("/")
+    repository, _, tag = rest.rpartition(":")
+    address = host.replace("localhost", "127.0.0.1")
+    request = urllib.request.Request(f"http://{address}/v2/{repository}/manifests/{tag}", method="HEAD")
+    request.add_header("Accept", MANIFESTS)
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return True
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return False
+        raise ClusterError(f"the registry at {host} answers {error.code} when asked for {repository}:{tag}") from error
+    except OSError as error:
+        raise ClusterError(f"the registry at {host} can't be asked for {repository}:{tag}: {error}") from error
+
+
+def _revision() -> str:
+    """The commit, `-dirty` if the tree has changes; nothing outside a git work tree."""
+    done = run(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], timeout=20, cwd=ROOT, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _remembered() -> dict[str, str]:
+    try:
+        return dict(json.loads(STATE.read_text()))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ClusterError(f"{STATE} is damaged ({error}): delete it") from error
