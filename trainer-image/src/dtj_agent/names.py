@@ -62,6 +62,8 @@ ENV_SECRET_FILE = "DTJ_SECRET_FILE"
 ENV_STATE_DIR = "DTJ_STATE_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"  # SIGTERM to SIGKILL of the workers
+ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
+ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1" in a local run: an agent never outlives the `dtj run` that started it
 # --- environment: dtj run -> agent (a pod on this machine) ----------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": the agent and its workers end if the process that started them does
 ENV_LOCAL_POD = "DTJ_LOCAL_POD"  # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup
@@ -87,8 +89,44 @@ CHECKPOINT_TORN = ".torn-step-%08d-a%d"  # step, attempt that found it invalid a
 MANIFEST_FILE = "manifest.json"
 METRICS_FILE = "metrics.jsonl"  # one JSON object per logged step, appended by rank 0: attempt, step, loss, ...
 
+# --- files in the state dir of an agent ----------------------------------------------------------------------------
+STATE_FILE = "state.json"  # what an agent must know after a restart of its container
+OUTCOME_FILE = "outcome.json"
+SOCKET_FILE = "agent.sock"
+
+# --- the agents' protocol: seconds and bytes ------------------------------------------------------------------------
+HEARTBEAT_SECONDS = 1.0
+PEER_DEAD_SECONDS = 5.0  # silence after which a peer is lost (a closed connection says so at once)
+CONNECT_SECONDS = 3.0  # a connection attempt's deadline
+HANDSHAKE_SECONDS = 5.0  # from accept to a proven secret, or to the end of an HTTP request
+RETRY_MIN_SECONDS = 0.05  # first pause before a peer is called again; doubles, with jitter
+RETRY_MAX_SECONDS = 1.0
+ANNOUNCE_SECONDS = 1.0  # between two rounds of calls to peers that are missing
+ANNOUNCE_FANOUT = 8  # peers called in one round by a member that can't find the coordinator
+ANNOUNCE_AT_ONCE = 32  # calls of the coordinator under way at one time
+STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group: their state is lost already
+STUCK_SECONDS = 30.0  # a worker still there this long after SIGKILL is reported (uninterruptible sleep)
+RENDEZVOUS_TIMEOUT_SECONDS = 3600.0
+LEASE_DEADLINE_SECONDS = 10.0  # after that a lease that is not written yet is reported as the reason for waiting
+LEASE_RETRY_SECONDS = 1.0
+FAREWELL_SECONDS = 5.0  # how long the coordinator waits for the others to have the outcome
+PROGRESS_SECONDS = 0.2  # the agent with rank 0 forwards progress this often; the others with their heartbeat
+MAX_FRAME_BYTES = 256 * 1024
+MAX_HTTP_BYTES = 8 * 1024
+MAX_SEND_BUFFER_BYTES = 2 * 1024 * 1024  # more unread than this: the peer is as good as dead
+MAX_UNPROVEN_CONNECTIONS = 64
+MAX_DATAGRAM_BYTES = 64 * 1024
+MAX_LINE_BYTES = 16 * 1024  # longer lines of a worker are cut into several
+MAX_LOG_BACKLOG_BYTES = 1024 * 1024  # log lines that wait for a slow disk; beyond it they are dropped and counted
+LOG_ROTATE_BYTES = 10_000_000
+KEEP_FAILURES = 5
+KEEP_RECOVERIES = 10
+KEEP_EVENTS = 20
+MASTER_PORT_FLOOR = 20000  # MASTER_PORT: from here to below the kernel's ephemeral ports, so no outgoing connection takes it
+
 # --- exit codes ------------------------------------------------------------------------------------------------------
 EXIT_NO_RESTART = 93  # a worker's own word that a restart is of no use (as in nvidia-resiliency-ext's launcher)
+EXIT_TERMINATED = 143  # the agent, ended by SIGTERM before there was an outcome
 
 # --- conditions ------------------------------------------------------------------------------------------------------
 COMPLETE = "Complete"
@@ -125,6 +163,10 @@ class Reason:
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     AGENT_CRASHED = "AgentCrashed"
+    CONNECTION_LOST = "ConnectionLost"  # the same agent came back: a network failure, no pod was touched
+    # events
+    WORKER_STUCK = "WorkerStuck"  # SIGKILL did not end it: uninterruptible sleep, as on a dead volume or driver
+    CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"
     # what a trainer reports as an event
     CHECKPOINT_TORN = "CheckpointTorn"  # skipped: a file is missing, short or altered
     CHECKPOINT_FAILED = "CheckpointFailed"  # a save failed; training goes on and tries again

@@ -1,0 +1,373 @@
+"""The shell around the two state machines: carries out their effects and tells them what happens. All I/O meets here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from dtj_agent import auth, coordinator, environment, http, lease, member, metrics, names, outcome, progress, state, status
+from dtj_agent.announce import Announcer
+from dtj_agent.coordinator import Coordinator, Rules
+from dtj_agent.dialer import Dialer
+from dtj_agent.env import Address, Settings
+from dtj_agent.link import Link
+from dtj_agent.logfile import Descriptor, RotatingFile, Writer
+from dtj_agent.loop import READ, Loop
+from dtj_agent.member import Exited, Member
+from dtj_agent.messages import Message, Now
+from dtj_agent.ports import PortHolder
+from dtj_agent.resolver import Resolver
+from dtj_agent.server import Server
+from dtj_agent.workers import Workers
+
+FLUSH_SECONDS = 1.0
+ORPHANED_SECONDS = 2.0  # a local agent whose starter has died gives its workers this long
+MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, 104 on macOS
+
+
+class Agent:
+    """One pod's agent. `run` returns the exit code."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], loop: Loop) -> None:
+        self.settings = settings
+        self.loop = loop
+        self._environ = environ
+        self._stdout = Writer(Descriptor(1), lambda text: None)
+        self._logfile: Optional[Writer] = None
+        if settings.checkpoint_dir:
+            path = os.path.join(settings.checkpoint_dir, names.LOG_FOLDER, settings.pod + ".log")
+            self._logfile = Writer(RotatingFile(path), lambda text: self._stdout.write(b"[agent] %s\n" % text.encode()))
+        self._parent = os.getppid()
+        self._exit_code: Optional[int] = None
+        self._exit_by = 0.0
+        self._attempt = 0  # whose workers run here
+        self._board = progress.Board(0)
+        self._last_report = 0.0
+
+        incarnation = os.urandom(8).hex()
+        final = state.load_outcome(settings.state_dir, settings.uid)
+        saved = state.load(settings.state_dir, settings.uid)
+        identity = member.Identity(
+            settings.uid, settings.ordinal, incarnation, settings.pod, settings.node, settings.address, settings.grace
+        )
+        self.member = Member(identity, saved, final)
+        self.coordinator: Optional[Coordinator] = None
+        if settings.ordinal == 0:
+            rules = Rules(
+                settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts, settings.window,
+                settings.rendezvous_timeout,
+            )  # fmt: skip
+            self.coordinator = Coordinator(rules, self.member.history, final, self._now())
+        self._links: Dict[int, Link] = {}  # of members, in the coordinator's agent
+        self._link: Optional[Link] = None  # to the coordinator
+
+        self._ports = PortHolder(settings.address)
+        self._renew_port()
+        self._socket_path = self._open_socket()
+        self.workers = Workers(loop, is_init=os.getpid() == 1)
+        self.workers.on_exit = self._exited
+        self.workers.on_gone = self._gone
+        self.workers.on_output = self._output
+        self.workers.on_stuck = self._stuck
+        pages = {"/healthz": self._healthz, "/status": self._status, "/metrics": self._metrics}
+        self.server = Server(loop, settings.listen, settings.secret, pages, self._accepted)
+        self.server.on_refused = self.log
+
+        self._resolver = Resolver(loop)
+        self._dialer = Dialer(loop, self._resolver, settings.secret, self._coordinator_address())
+        self._dialer.on_open = self._linked
+        self._dialer.on_closed = self._unlinked
+        self._announcer = Announcer(loop, self._resolver, settings, incarnation, self.server.port, self._directed)
+
+    def run(self) -> int:
+        """Until there is an exit code."""
+        self.loop.on_signal(signal.SIGTERM, self.terminate)
+        self.loop.on_signal(signal.SIGINT, self.terminate)
+        self.log("%s listens on port %d" % (self.settings.pod, self.server.port))
+        if self.member.outcome is not None:
+            # The message of an earlier container may be gone from the pod's status by now.
+            self._write_termination(self.member.outcome)
+            self.log("the job is finished (%s): waiting to be removed" % self.member.outcome.get("result"))
+        self._dialer.start()
+        self._second()
+        self.loop.run()
+        self._stdout.flush(FLUSH_SECONDS)
+        if self._logfile is not None:
+            self._logfile.flush(FLUSH_SECONDS)
+        if os.path.exists(self._socket_path):
+            os.unlink(self._socket_path)
+        return self._exit_code or 0
+
+    def terminate(self) -> None:
+        """SIGTERM or SIGINT: the pod ends."""
+        self.log("SIGTERM: this pod ends")
+        self._do_member(self.member.terminate(self._now()))
+
+    def log(self, text: str) -> None:
+        self._output(b"[agent] %s\n" % text.replace("\n", " ").encode("utf-8", "replace"))
+
+    # --- effects --------------------------------------------------------------------------------------------------
+
+    def _do_member(self, effects: List[member.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, member.Send):
+                if self._link is not None:
+                    self._link.send(effect.message)
+            elif isinstance(effect, member.Spawn):
+                self._spawn(effect)
+            elif isinstance(effect, member.Stop):
+                self.workers.stop(effect.grace)
+            elif isinstance(effect, member.Save):
+                self._save()
+            elif isinstance(effect, member.Finish):
+                self._write_outcome(effect.outcome)
+            elif isinstance(effect, member.Exit):
+                self._exit(effect.code)
+            else:
+                self.log(effect.text)
+
+    def _do_coordinator(self, effects: List[coordinator.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, coordinator.Send):
+                link = self._links.get(effect.conn)
+                if link is not None:
+                    link.send(effect.message)
+            elif isinstance(effect, coordinator.Close):
+                link = self._links.get(effect.conn)
+                if link is not None:
+                    link.close("the coordinator let it go")
+            elif isinstance(effect, coordinator.WriteLease):
+                lease.write(self.loop, self.settings.checkpoint_dir, effect.attempt, self._leased)
+            else:
+                self.log(effect.text)
+
+    def _spawn(self, spawn: member.Spawn) -> None:
+        settings = self.settings
+        self._attempt, self._board = spawn.attempt, progress.Board(spawn.attempt)
+        self._ports.release()
+        ranks = environment.ranks(settings, spawn)
+        self.member.spawned(list(ranks))
+        environments = {}
+        for local_rank, rank in enumerate(ranks):
+            error_file = os.path.join(settings.state_dir, "error-%d.json" % local_rank)
+            if os.path.exists(error_file):
+                os.unlink(error_file)
+            environments[rank] = environment.of_worker(settings, self._environ, spawn, local_rank, self._socket_path, error_file)
+        self.log(
+            "attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], spawn.nodes * settings.processes)
+        )
+        self.workers.spawn(settings.command, environments)
+
+    def _save(self) -> None:
+        try:
+            state.save(self.settings.state_dir, self.member.saved())
+        except OSError as error:
+            self.log("%s: the state can't be saved: %s" % (names.ENV_STATE_DIR, error))
+
+    def _write_outcome(self, final: Message) -> None:
+        try:
+            state.save_outcome(self.settings.state_dir, final)
+        except OSError as error:
+            self.log("%s: the outcome can't be saved: %s" % (names.ENV_STATE_DIR, error))
+        self._write_termination(final)
+
+    def _write_termination(self, final: Message) -> None:
+        problem = state.write_termination_message(self.settings.termination_log, outcome.termination_message(final))
+        if problem is not None:
+            self.log("the termination message can't be written: " + problem)
+
+    def _exit(self, code: int) -> None:
+        """Once all that was said has left this machine, and (the coordinator) once everyone has heard the outcome."""
+        if self._exit_code is None:
+            self._exit_code = code
+            waits_for_others = self.coordinator is not None and self.coordinator.outcome is not None
+            self._exit_by = self.loop.clock() + (names.FAREWELL_SECONDS if waits_for_others else FLUSH_SECONDS)
+        self._try_exit()
+
+    def _try_exit(self) -> None:
+        busy = self._link is not None and self._link.pending > 0
+        if self.coordinator is not None and self.coordinator.outcome is not None:
+            busy = not self.coordinator.released
+        if busy and self.loop.clock() < self._exit_by:
+            self.loop.later(0.02, self._try_exit)
+        else:
+            self.loop.stop()
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def _exited(self, exits: List[Exited]) -> None:
+        for worker in exits:
+            self.log("rank %d ended with %d%s" % (worker.rank, worker.exit_code, " as asked" if worker.asked else ""))
+        self._report(self.loop.clock())  # before the failure: the coordinator must know the last step first
+        self._do_member(self.member.exited(self._attempt, exits, self._now()))
+
+    def _gone(self) -> None:
+        self._renew_port()
+        self._do_member(self.member.workers_gone(self._now()))
+
+    def _stuck(self, text: str) -> None:
+        self.log(text)
+        event = {"type": "Warning", "reason": names.Reason.WORKER_STUCK, "message": "%s: %s" % (self.settings.pod, text)}
+        self._do_member([member.Send({"type": "event", "event": event})])
+
+    def _renew_port(self) -> None:
+        self.member.port = self._ports.renew()
+
+    def _output(self, data: bytes) -> None:
+        self._stdout.write(data)
+        if self._logfile is not None:
+            self._logfile.write(data)
+
+    def _open_socket(self) -> str:
+        os.makedirs(self.settings.state_dir, exist_ok=True)
+        path = os.path.join(os.path.abspath(self.settings.state_dir), names.SOCKET_FILE)
+        if len(path.encode()) > MAX_SOCKET_PATH:
+            path = "/tmp/dtj-%s.sock" % os.urandom(8).hex()
+        if os.path.exists(path):
+            os.unlink(path)
+        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._reports.bind(path)
+        self._reports.setblocking(False)
+        self.loop.watch(self._reports, READ, self._read_reports)
+        return path
+
+    def _read_reports(self, _events: int) -> None:
+        for _ in range(256):  # then others get their turn
+            try:
+                report = progress.parse(self._reports.recv(names.MAX_DATAGRAM_BYTES))
+            except BlockingIOError:
+                break
+            if report is not None:
+                self._board.add(report)
+        self.member.reported(self._board.attempt, self._board.step)
+        now = self.loop.clock()
+        if self._board.urgent or (self._board.rank == 0 and now - self._last_report >= names.PROGRESS_SECONDS):
+            self._report(now)
+
+    def _report(self, now: float) -> bool:
+        summary = self._board.take()
+        if summary is None:
+            return False
+        self._last_report = now
+        self._do_member([member.Send({"type": "progress", "attempt": self._board.attempt, "progress": summary})])
+        return True
+
+    # --- the coordinator's link, seen from a member ------------------------------------------------------------------
+
+    def _coordinator_address(self) -> Address:
+        if self.settings.ordinal != 0:
+            return self.settings.peer(0)
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.settings.listen[0], self.settings.listen[0])
+        return host, self.server.port
+
+    def _linked(self, link: Link) -> None:
+        self._link = link
+        link.on_message = lambda message: self._do_member(self.member.received(message, self._now()))
+        self._do_member(self.member.connected(self._now()))
+
+    def _unlinked(self, was_open: bool, reason: str, silence: float) -> None:
+        if was_open:
+            self._link = None
+            self._do_member(self.member.disconnected(silence, self._now()))
+
+    def _directed(self, address: Address) -> None:
+        """Someone knows where the coordinator is now."""
+        if self.settings.ordinal == 0:
+            return
+        if self._link is not None and self._link.peer_address != address:
+            self._link.close("the coordinator is at %s now" % address[0])
+        self._dialer.hint = address
+        self._dialer.hurry()
+
+    # --- those who dial us ------------------------------------------------------------------------------------------
+
+    def _accepted(self, link: Link, address: str) -> None:
+        def first(message: Message) -> None:
+            if message["type"] == "announce" and message["uid"] == self.settings.uid:
+                where = (str(message["address"]), int(message["agentPort"]))
+                if message["ordinal"] == 0:
+                    self._directed(where)
+                link.send({"type": "known", "coordinator": self._known_coordinator()})
+                link.close_when_written()
+            elif message["type"] == "hello" and self.coordinator is not None:
+                self._join(self.coordinator, link, message)
+            elif message["type"] == "hello":
+                link.close("this is not the coordinator")
+
+        link.on_message = first
+
+    def _join(self, group: Coordinator, link: Link, hello: Message) -> None:
+        self._links[link.number] = link
+        link.on_message = lambda message: self._do_coordinator(group.received(link.number, message, self._now()))
+
+        def closed(reason: str, silence: float) -> None:
+            del self._links[link.number]
+            self._do_coordinator(group.left(link.number, silence, self._now()))
+
+        link.on_close = closed
+        self._do_coordinator(group.joined(link.number, hello, self._now()))
+
+    def _known_coordinator(self) -> Optional[List[Any]]:
+        if self.settings.ordinal == 0:
+            return [self.settings.address, self.server.port]
+        if self._link is not None:
+            return list(self._link.peer_address)
+        return list(self._dialer.hint) if self._dialer.hint is not None else None
+
+    def _leased(self, attempt: int, taken: Optional[int], error: Optional[str]) -> None:
+        if self.coordinator is not None:
+            self._do_coordinator(self.coordinator.lease_done(attempt, taken, error, self._now()))
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _second(self) -> None:
+        """Heartbeats, and what must be looked at now and then."""
+        self.loop.later(names.HEARTBEAT_SECONDS, self._second)
+        now = self._now()
+        if not self._report(now.mono):
+            self._do_member([member.Send({"type": "beat"})])
+        if self.coordinator is not None:
+            live = {"type": "beat", "live": self.coordinator.history.live()}
+            for link in list(self._links.values()):
+                link.send(live)
+            self._do_coordinator(self.coordinator.tick(now))
+            self._announcer.call([o for o in range(self.settings.peer_count) if o not in self.coordinator.peers])
+        elif self._link is None:
+            self._announcer.call_some()
+        if self.settings.die_with_parent and os.getppid() != self._parent:
+            self._parent = os.getppid()
+            self.log("the process that started this agent has died")
+            self.terminate()
+            self.loop.later(ORPHANED_SECONDS, self.terminate)
+
+    def _now(self) -> Now:
+        return Now(self.loop.clock(), time.time())
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def _page(self) -> Dict[str, Any]:
+        if self.coordinator is not None:
+            return status.of_coordinator(self.settings, self.coordinator, self._now())
+        return status.of_member(self.settings, self.member)
+
+    def _healthz(self, request: http.Request) -> http.Answer:
+        return http.text(200, "ok\n")
+
+    def _metrics(self, request: http.Request) -> http.Answer:
+        return http.Answer(200, metrics.CONTENT_TYPE, metrics.render(self._page()))
+
+    def _status(self, request: http.Request) -> http.Answer:
+        if not auth.bearer_is_valid(self.settings.secret, request.authorization):
+            return http.text(401, 'Authorization: Bearer <hex HMAC-SHA256(key, "status")>\n')
+        return http.Answer(200, "application/json", json.dumps(self._page()).encode())
+
+
+def exit_now(code: int) -> None:
+    """Helper threads may hang in a dead volume or resolver: don't wait for them as sys.exit would."""
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,535 @@
+"""The group's brain, in the agent of pod 0: who is there, which attempt runs, when it restarts, how the job ends. Pure.
+
+Every method takes what happened and `now`, and returns effects. `_advance` looks at the whole state after each of them, so
+that no order of events needs a case of its own:
+
+    Rendezvous --all members ready, lease written--> Running --failure or loss--> Stopping --all stopped or gone--> Rendezvous
+    and from anywhere --outcome--> Finished
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Union
+
+from dtj_agent import names, outcome
+from dtj_agent.budget import RestartBudget
+from dtj_agent.diagnose import CRASH_SIGNALS, diagnose, signal_name
+from dtj_agent.history import History
+from dtj_agent.messages import DONE, FINISHED, IDLE, RUNNING, STOPPING, Message, Now
+from dtj_agent.names import Reason
+from dtj_agent.recovery import IN_PLACE, POD, Recovery
+
+PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
+
+
+class Send(NamedTuple):
+    """A message to the peer on connection `conn`."""
+
+    conn: int
+    message: Message
+
+
+class Close(NamedTuple):
+    conn: int
+
+
+class WriteLease(NamedTuple):
+    """Write `attempt` to the lease file unless it holds that or more; answer with `lease_done`."""
+
+    attempt: int
+
+
+class Log(NamedTuple):
+    text: str
+
+
+Effect = Union[Send, Close, WriteLease, Log]
+
+
+class Rules(NamedTuple):
+    """What the job's spec says about the group. Times in seconds."""
+
+    uid: str
+    replicas: int
+    processes: int
+    attempt_floor: int = 1
+    max_restarts: int = 10
+    window: float = 3600.0
+    rendezvous_timeout: float = names.RENDEZVOUS_TIMEOUT_SECONDS
+
+
+class Peer:
+    """A connected agent, as it last described itself."""
+
+    def __init__(self, conn: int, hello: Message, now: Now) -> None:
+        self.conn = conn
+        self.ordinal: int = hello["ordinal"]
+        self.incarnation: str = hello["incarnation"]
+        self.pod: str = hello["pod"]
+        self.node: str = hello["node"]
+        self.address: str = hello["address"]
+        self.port: int = hello["port"]
+        self.state: str = hello["state"]
+        self.attempt: int = hello["attempt"]
+        self.leaving = False
+        self.heard = now.mono
+        self.told = False  # it was sent the outcome
+
+
+class Loss(NamedTuple):
+    """A member that went away during an attempt."""
+
+    incarnation: str
+    pod: str
+    node: str
+
+
+class Coordinator:
+    """See the module. `history` is what this agent still knew when it started."""
+
+    def __init__(self, rules: Rules, history: History, final: Optional[Message], now: Now) -> None:
+        self.rules = rules
+        self.history = history
+        self.outcome = final
+        self.phase = PHASE_FINISHED if final else PHASE_RENDEZVOUS
+        self.phase_reason = str(final["reason"]) if final else Reason.RENDEZVOUS
+        self.peers: Dict[int, Peer] = {}
+        """Connected agents by ordinal."""
+        self.group: Dict[int, int] = {}
+        """Members of the attempt `history.attempt`: ordinal -> node rank."""
+        self.done: Dict[int, bool] = {}
+        """Members whose workers have all exited with 0 in this attempt."""
+        self.lost: Dict[int, Loss] = {}
+        """Members that went away in this attempt and are not back in a new one."""
+        self.recovery: Optional[Recovery] = None
+        """Open from the failure to the first step after it."""
+        self._evidence: List[Dict[str, Any]] = []  # workers that failed in this attempt, in order of arrival
+        self._crashed = False  # a lost member came back in the same pod: its agent died, not the pod
+        self._gathering_since = now.mono
+        self._lease: Optional[int] = None  # the attempt whose lease is being written
+        self._lease_since = 0.0
+        self._lease_retry = 0.0  # not before this time
+        self._lease_floor = 0
+        self._lease_trouble: Optional[str] = None
+        self._reporting_rank: Optional[int] = None
+        self._kept_until: Optional[float] = None  # training after this time is not in a checkpoint yet
+        self._started = 0.0
+        self._sent_revision = history.revision
+        self._effects: List[Effect] = []
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    def joined(self, conn: int, hello: Message, now: Now) -> List[Effect]:
+        """An agent has connected and said who it is."""
+        ordinal = hello["ordinal"]
+        if hello["uid"] != self.rules.uid:
+            self._log("refused an agent of another job (uid %.60s)" % hello["uid"])
+            return self._flush([Close(conn)])
+        old = self.peers.get(ordinal)
+        if old is not None:
+            if old.incarnation != hello["incarnation"] and now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS:
+                self._log("refused a second agent of ordinal %d while the first is alive" % ordinal)
+                return self._flush([Close(conn)])
+            self._effects.append(Close(old.conn))
+            self._gone(old, now.mono - old.heard, now)
+        theirs = History.from_json(hello["history"])
+        if theirs.newer_than(self.history) and self.phase == PHASE_RENDEZVOUS:
+            self.history = theirs  # this coordinator is new and knows less: pod 0 was replaced
+        self.peers[ordinal] = Peer(conn, hello, now)
+        self._adopt(hello, now)
+        if self.outcome is None:
+            self._returned(hello, now)
+            self._send(ordinal, {"type": "history", "history": self.history.to_json()})
+        self._log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
+        return self._advance(now)
+
+    def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
+        """A connection ended; nothing was heard on it for `silence` seconds before."""
+        peer = self._by_conn(conn)
+        if peer is not None:
+            self._gone(peer, silence, now)
+        return self._advance(now)
+
+    def received(self, conn: int, message: Message, now: Now) -> List[Effect]:
+        """A message of a peer that has joined."""
+        peer = self._by_conn(conn)
+        if peer is None:
+            return []
+        peer.heard = now.mono
+        kind = message["type"]
+        if kind == "event":
+            self._event(message["event"], now)
+        elif kind == "leaving":
+            self._leaving(peer, float(message["grace"]), now)
+        elif kind == "finished":
+            peer.state = FINISHED
+        elif kind == "stopped" and message["attempt"] == peer.attempt:
+            peer.state, peer.port = IDLE, message["port"]
+        elif kind == "done" and message["attempt"] == peer.attempt:
+            peer.state, peer.port = DONE, message["port"]
+            if self._in_attempt(peer, message):
+                self.done[peer.ordinal] = True
+        elif kind == "progress" and self._in_attempt(peer, message):
+            self._progress(message["progress"], now)
+        elif kind == "failed" and self._in_attempt(peer, message):
+            self._failed(peer, message["failures"], now)
+        return self._advance(now)
+
+    def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
+        """The lease of `attempt` is written; or the file held `taken` >= `attempt` already; or it can't be used (`error`)."""
+        if attempt != self._lease:
+            return []
+        self._lease = None
+        self._lease_retry = now.mono + names.LEASE_RETRY_SECONDS
+        if error is not None:
+            self._trouble(error, now)
+        elif taken is not None:
+            self._lease_floor, self._lease_retry = taken, 0.0
+        elif self.phase == PHASE_RENDEZVOUS:
+            self._lease_floor, self._lease_trouble = attempt, None
+            chosen = self._ready()
+            if len(chosen) == self.rules.replicas:
+                self._start(attempt, chosen, now)
+            self._lease_retry = 0.0
+        return self._advance(now)
+
+    def tick(self, now: Now) -> List[Effect]:
+        """Time has passed; called about once a second."""
+        if (
+            self._lease is not None
+            and self._lease_trouble is None
+            and now.mono - self._lease_since > names.LEASE_DEADLINE_SECONDS
+        ):
+            self._trouble("the checkpoint volume has not answered for %.0f s" % (now.mono - self._lease_since), now)
+        return self._advance(now)
+
+    # --- what it looks like ---------------------------------------------------------------------------------------
+
+    @property
+    def waiting_for(self) -> List[int]:
+        """Ordinals without which no attempt can start."""
+        if self.phase != PHASE_RENDEZVOUS or len(self._ready()) >= self.rules.replicas:
+            return []
+        ready = {peer.ordinal for peer in self._ready()}
+        return [ordinal for ordinal in range(self.rules.replicas) if ordinal not in ready]
+
+    def productive_seconds(self, now: Now) -> float:
+        """What was kept, and what would be kept if a checkpoint were written now."""
+        return self.history.productive + (now.mono - self._kept_until if self._kept_until is not None else 0.0)
+
+    @property
+    def released(self) -> bool:
+        """The outcome has reached everyone who is connected: this agent may exit."""
+        return self.outcome is not None and all(peer.state == FINISHED for peer in self.peers.values() if peer.ordinal != 0)
+
+    # --- peers come and go ----------------------------------------------------------------------------------------
+
+    def _gone(self, peer: Peer, silence: float, now: Now) -> None:
+        del self.peers[peer.ordinal]
+        if self.outcome is not None:
+            return
+        self._log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
+        in_attempt = peer.ordinal in self.group and peer.ordinal not in self.done
+        if in_attempt and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
+            self.lost[peer.ordinal] = Loss(peer.incarnation, peer.pod, peer.node)
+            self._stop(POD, Reason.POD_LOST, silence, names.STOP_GRACE_SECONDS, now)
+        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
+            self.recovery.kind = POD  # lost while the group re-forms
+
+    def _leaving(self, peer: Peer, grace: float, now: Now) -> None:
+        peer.leaving = True
+        if self.phase == PHASE_RUNNING and peer.ordinal in self.group and peer.ordinal not in self.done:
+            # Its pod ends, by whomever. All ranks get SIGTERM now, with the pod's own grace, so that a trainer can still
+            # write a checkpoint together.
+            self.lost[peer.ordinal] = Loss(peer.incarnation, peer.pod, peer.node)
+            self._stop(POD, Reason.POD_LOST, 0.0, grace, now)
+
+    def _returned(self, hello: Message, now: Now) -> None:
+        """Was this a member of the attempt that broke, and what does its return say about why it went?"""
+        loss = self.lost.pop(hello["ordinal"], None)
+        broke = hello.get("interrupted")
+        if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
+            return
+        if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
+            # The coordinator itself was lost: the members that it left behind tell when. They have stopped meanwhile.
+            ago = float(broke.get("ago") or 0.0)
+            began = Now(now.mono - ago, now.wall - ago)
+            self.recovery = Recovery(POD, Reason.POD_LOST, began, float(broke.get("silence") or 0.0), self._last_step())
+            self.recovery.enter("schedule", began)
+            self.phase_reason = Reason.POD_LOST
+        recovery = self.recovery
+        if recovery is None or recovery.attempt:
+            return
+        if hello["crashed"]:
+            recovery.reason = self.phase_reason = Reason.AGENT_CRASHED
+            self._crashed = not recovery.counted
+        elif loss is not None and loss.incarnation == hello["incarnation"] and recovery.reason == Reason.POD_LOST:
+            recovery.reason = self.phase_reason = Reason.CONNECTION_LOST
+        if isinstance(broke.get("step"), int):
+            recovery.last_step = max(broke["step"], recovery.last_step or 0)
+
+    def _adopt(self, hello: Message, now: Now) -> None:
+        final = hello.get("outcome")
+        if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
+            self._log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
+            self._finish(final, now)
+
+    # --- an attempt breaks ----------------------------------------------------------------------------------------
+
+    def _failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
+        for failure in failures:
+            if isinstance(failure, dict) and isinstance(failure.get("rank"), int) and isinstance(failure.get("exitCode"), int):
+                self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
+        if peer.state == RUNNING:
+            peer.state = STOPPING
+        age = max((float(f.get("age") or 0.0) for f in self._evidence), default=0.0)
+        self._stop(IN_PLACE, Reason.WORKER_FAILED, age, names.STOP_GRACE_SECONDS, now)
+
+    def _stop(self, kind: str, reason: str, detect: float, grace: float, now: Now) -> None:
+        """End the attempt everywhere. Called again while it ends: the shorter grace holds, a lost pod is the stronger reason."""
+        if self.phase == PHASE_RUNNING:
+            self.phase, self.phase_reason = PHASE_STOPPING, reason
+            self.recovery = Recovery(kind, reason, now, detect, self._last_step())
+            self._crashed = False
+            self._kept_until = None
+            self._log("attempt %d stops: %s" % (self.history.attempt, reason))
+        elif kind == POD and self.recovery is not None:
+            self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
+        for ordinal in self.group:
+            if ordinal in self.peers and self.peers[ordinal].state in (RUNNING, STOPPING, DONE):
+                self._send(ordinal, {"type": "stop", "attempt": self.history.attempt, "grace": grace})
+                self.peers[ordinal].state = STOPPING
+
+    def _settle(self, now: Now) -> None:
+        """Everyone has stopped or is gone: now that all evidence is in, say why, and whether there is a next attempt."""
+        assert self.recovery is not None
+        self.recovery.last_step = self._last_step()  # what was reported while the workers stopped counts too
+        root = self._root_failure(now)
+        pod_left = bool(self.lost) or self.recovery.kind == POD
+        if root is not None and (not pod_left or root["reason"] in names.PERMANENT):
+            self.history.failure(root)
+            self.recovery.reason = self.phase_reason = root["reason"]
+            if root["reason"] in names.PERMANENT:
+                return self._decide(outcome.FAILED, root["reason"], root["message"], root, now)
+            if not self._count(root["message"], root, now):
+                return None
+        for ordinal, loss in self.lost.items():
+            self.history.failure(self._loss_failure(ordinal, loss, now))
+        self.phase = PHASE_RENDEZVOUS
+        self._gathering_since = now.mono
+        self._evidence = []
+        self.recovery.enter("schedule", now)
+        return None
+
+    def _root_failure(self, now: Now) -> Optional[Dict[str, Any]]:
+        """The first cause among the failures of an attempt: when one rank dies, the others fail of that."""
+        failures = []
+        for place, evidence in enumerate(self._evidence):
+            code, tail = evidence["exitCode"], str(evidence.get("logTail") or "")
+            found = diagnose(evidence["rank"], code, tail, bool(evidence.get("oom")), self.history.progressed)
+            failure = {
+                "attempt": self.history.attempt, "rank": evidence["rank"], "ordinal": evidence["ordinal"], "pod": evidence["pod"],
+                "node": evidence["node"], "exitCode": code, "signal": signal_name(code), "reason": found.reason,
+                "message": found.message, "time": now.wall, "logTail": tail,
+            }  # fmt: skip
+            failures.append((not found.permanent, failure["signal"] not in CRASH_SIGNALS, place, failure))
+        return min(failures, key=lambda item: item[:3])[3] if failures else None
+
+    def _loss_failure(self, ordinal: int, loss: Loss, now: Now) -> Dict[str, Any]:
+        where = " on node %s" % loss.node if loss.node else ""
+        return {
+            "attempt": self.history.attempt, "rank": self.group[ordinal] * self.rules.processes, "ordinal": ordinal,
+            "pod": loss.pod,
+            "node": loss.node, "exitCode": None, "signal": None, "reason": Reason.POD_LOST,
+            "message": "pod %s%s was lost" % (loss.pod, where), "time": now.wall, "logTail": "",
+        }  # fmt: skip
+
+    def _count(self, message: str, failure: Optional[Dict[str, Any]], now: Now) -> bool:
+        """Take one restart from the budget; if there is none, end the job."""
+        assert self.recovery is not None
+        budget = RestartBudget(self.rules.max_restarts, self.rules.window, self.history.spent)
+        if not budget.spend(now.wall):
+            why = "%d counted restarts within %.0f s are spent; the last failure: %s"
+            text = why % (self.rules.max_restarts, self.rules.window, message)
+            self._decide(outcome.FAILED, Reason.RESTART_BUDGET_SPENT, text, failure, now)
+            return False
+        self.history.spent = budget.spent
+        self.recovery.counted = True
+        self._crashed = False
+        return True
+
+    # --- an attempt begins ----------------------------------------------------------------------------------------
+
+    def _ready(self) -> List[Peer]:
+        """The agents that would make up an attempt now: the lowest ordinals that have no worker and stay."""
+        ready = [peer for _, peer in sorted(self.peers.items()) if peer.state in (IDLE, DONE) and not peer.leaving]
+        return ready[: self.rules.replicas]
+
+    def _gather(self, now: Now) -> None:
+        if self._crashed and not self._count("the agent of a pod that lived on has crashed", None, now):
+            return None
+        chosen = self._ready()
+        if len(chosen) < self.rules.replicas:
+            if self.recovery is not None and self.recovery.attempt == 0:
+                self.recovery.enter("schedule", now)
+        elif self.history.attempt and all(peer.state == DONE and peer.attempt == self.history.attempt for peer in chosen):
+            # Pod 0's agent was away when the last of them finished; their work is complete all the same.
+            self.group = {peer.ordinal: rank for rank, peer in enumerate(chosen)}
+            return self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
+        elif self._lease is None and now.mono >= self._lease_retry:
+            if self.recovery is not None and self.recovery.attempt == 0:
+                self.recovery.enter("rendezvous", now)
+            known = [self.rules.attempt_floor - 1, self.history.attempt, self._lease_floor] + [
+                p.attempt for p in self.peers.values()
+            ]
+            self._lease, self._lease_since = 1 + max(known), now.mono
+            self._effects.append(WriteLease(self._lease))
+        if now.mono - self._gathering_since > self.rules.rendezvous_timeout:
+            what = self._lease_trouble or "pods %s did not join" % ", ".join(map(str, self.waiting_for))
+            text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, what)
+            self._decide(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
+        return None
+
+    def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
+        history = self.history
+        history.attempt = attempt
+        history.start_time = history.start_time or now.wall
+        history.revision += 1
+        self.group = {peer.ordinal: rank for rank, peer in enumerate(chosen)}
+        self.done, self.lost, self._evidence = {}, {}, []
+        self._reporting_rank = self._kept_until = None
+        self._started = now.mono
+        if self.recovery is not None:
+            self.recovery.attempt = attempt
+            self.recovery.enter("load", now)
+            history.restarts["pod" if self.recovery.kind == POD else "inPlace"] += 1
+            history.restarts["counted"] += self.recovery.counted
+            history.recovery(self.recovery.to_json())
+        self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
+        master = chosen[0]
+        for rank, peer in enumerate(chosen):
+            peer.state, peer.attempt = RUNNING, attempt
+            self._send(peer.ordinal, {
+                "type": "start", "attempt": attempt, "nodeRank": rank, "nodes": len(chosen), "masterAddr": master.address,
+                "masterPort": master.port, "history": history.to_json(),
+            })  # fmt: skip
+        self._sent_revision = history.revision
+        self._log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
+
+    # --- an attempt runs ------------------------------------------------------------------------------------------
+
+    def _progress(self, report: Dict[str, Any], now: Now) -> None:
+        """What a member's workers reported (already checked by its agent)."""
+        if self._kept_until is None and self.phase == PHASE_RUNNING:
+            self._kept_until = now.mono  # the first sign of life: the state is loaded, training begins
+        recovery = self.recovery
+        if recovery is not None and recovery.attempt == self.history.attempt and not recovery.is_finished:
+            if report.get("resumedStep") is not None:
+                recovery.resumed_step = report["resumedStep"]
+            if report.get("phase") != "loading":
+                recovery.enter("firstStep", now)
+            if report.get("stepped"):
+                recovery.finished(now)
+            self.history.recovery(recovery.to_json())
+        for event in report.get("events") or ():
+            self._event(event, now)
+        if isinstance(report.get("checkpoint"), dict):
+            self._checkpoint(report["checkpoint"], now)
+        rank = report.get("rank")
+        if (
+            isinstance(rank, int)
+            and report.get("step") is not None
+            and (self._reporting_rank is None or rank <= self._reporting_rank)
+        ):
+            self._reporting_rank = rank
+            kept = {key: report.get(key) for key in ("step", "totalSteps", "loss", "samplesPerSecond")}
+            self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
+
+    def _checkpoint(self, checkpoint: Dict[str, Any], now: Now) -> None:
+        before = self.history.checkpoint
+        if before is None or checkpoint["step"] > before["step"]:
+            self.history.spent = []  # RestartBudget.refill: there is progress that no failure takes away
+        if self._kept_until is not None:
+            self.history.productive += now.mono - self._kept_until
+            self._kept_until = now.mono
+        self.history.checkpoint = checkpoint
+        self.history.revision += 1
+
+    def _event(self, event: Any, now: Now) -> None:
+        if isinstance(event, dict):
+            type_ = "Warning" if event.get("type") == "Warning" else "Normal"
+            self.history.event(type_, str(event.get("reason"))[:80], str(event.get("message"))[:500], now.wall)
+
+    def _last_step(self) -> Optional[int]:
+        step = (self.history.progress or {}).get("step")
+        return step if isinstance(step, int) else None
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _success(self) -> str:
+        return "all %d workers of attempt %d exited with 0" % (len(self.group) * self.rules.processes, self.history.attempt)
+
+    def _decide(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
+        if result == outcome.SUCCEEDED and self.phase == PHASE_RUNNING:
+            self.history.productive += now.mono - (self._kept_until if self._kept_until is not None else self._started)
+        if self.recovery is not None and self.recovery.attempt:
+            self.recovery.finished(now)
+            self.history.recovery(self.recovery.to_json())
+        self._finish(outcome.build(self.rules.uid, result, reason, message, failure, self.history, now.wall), now)
+
+    def _finish(self, final: Message, now: Now) -> None:
+        self.outcome = final
+        self._kept_until = None
+        self.phase, self.phase_reason = PHASE_FINISHED, str(final.get("reason"))
+        self._log("the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message")))
+
+    # --- the engine -----------------------------------------------------------------------------------------------
+
+    def _advance(self, now: Now) -> List[Effect]:
+        if self.phase == PHASE_RUNNING and all(ordinal in self.done for ordinal in self.group):
+            self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
+        if self.phase == PHASE_STOPPING and not any(self._is_stopping(ordinal) for ordinal in self.group):
+            self._settle(now)
+        if self.phase == PHASE_RENDEZVOUS:
+            self._gather(now)
+        if self.outcome is not None:
+            for peer in self.peers.values():
+                if not peer.told:
+                    peer.told = True
+                    self._effects.append(Send(peer.conn, {"type": "finish", "outcome": self.outcome}))
+        elif self.history.revision != self._sent_revision:
+            self._sent_revision = self.history.revision
+            for ordinal in self.peers:
+                self._send(ordinal, {"type": "history", "history": self.history.to_json()})
+        return self._flush([])
+
+    def _in_attempt(self, peer: Peer, message: Message) -> bool:
+        """The message is about the attempt that runs or stops now; anything else is over."""
+        current = message["attempt"] == self.history.attempt and peer.ordinal in self.group
+        return current and self.phase in (PHASE_RUNNING, PHASE_STOPPING)
+
+    def _is_stopping(self, ordinal: int) -> bool:
+        return ordinal in self.peers and self.peers[ordinal].state == STOPPING
+
+    def _trouble(self, why: str, now: Now) -> None:
+        if self._lease_trouble is None:
+            self.history.event("Warning", Reason.CHECKPOINT_VOLUME_UNAVAILABLE, why, now.wall)
+            self.phase_reason = Reason.CHECKPOINT_VOLUME_UNAVAILABLE
+            self._log("the lease can't be written: %s" % why)
+        self._lease_trouble = why
+
+    def _by_conn(self, conn: int) -> Optional[Peer]:
+        for peer in self.peers.values():
+            if peer.conn == conn:
+                return peer
+        return None
+
+    def _send(self, ordinal: int, message: Message) -> None:
+        self._effects.append(Send(self.peers[ordinal].conn, message))
+
+    def _log(self, text: str) -> None:
+        self._effects.append(Log(text))
+
+    def _flush(self, more: List[Effect]) -> List[Effect]:
+        effects, self._effects = self._effects + more, []
+        return effects

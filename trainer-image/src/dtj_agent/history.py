@@ -1,0 +1,99 @@
+"""What a job remembers through every restart. Pure.
+
+The coordinator writes it; every member keeps the newest copy and hands it back in its hello. So it outlives each pod,
+pod 0 included, and there is no store that could be lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from dtj_agent import names
+
+Json = Dict[str, Any]
+
+
+class History:
+    """All fields are JSON values. `revision` grows with each change that must reach the members at once."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.attempt = 0
+        """The greatest attempt that was ever started."""
+        self.restarts = {"inPlace": 0, "pod": 0, "counted": 0}
+        self.spent: List[float] = []
+        """Unix times of the restarts that weigh on the budget."""
+        self.recoveries: List[Json] = []
+        self.failures: List[Json] = []
+        self.events: List[Json] = []
+        self.event_id = 0
+        self.progress: Optional[Json] = None
+        self.checkpoint: Optional[Json] = None
+        self.productive = 0.0
+        """Seconds of training whose result was kept (by a checkpoint, or by the end)."""
+        self.start_time: Optional[float] = None
+        """When attempt 1 began, Unix seconds."""
+
+    @property
+    def progressed(self) -> bool:
+        """Has any attempt ever done a step?"""
+        return bool((self.progress or {}).get("step")) or self.checkpoint is not None
+
+    def event(self, type_: str, reason: str, message: str, wall: float) -> None:
+        self.event_id += 1
+        self.events.append({"type": type_, "reason": reason, "message": message, "time": wall, "id": self.event_id})
+        del self.events[: -names.KEEP_EVENTS]
+        self.revision += 1
+
+    def failure(self, failure: Json) -> None:
+        self.failures.append(failure)
+        del self.failures[: -names.KEEP_FAILURES]
+        self.revision += 1
+
+    def recovery(self, recovery: Json) -> None:
+        """Add the recovery of an attempt, or replace what is known of it so far."""
+        if recovery in self.recoveries:
+            return
+        self.recoveries = [r for r in self.recoveries if r["attempt"] != recovery["attempt"]] + [recovery]
+        del self.recoveries[: -names.KEEP_RECOVERIES]
+        self.revision += 1
+
+    def live(self) -> Json:
+        """The part that changes all the time: small enough for every heartbeat."""
+        return {"progress": self.progress, "checkpoint": self.checkpoint, "productiveSeconds": self.productive}
+
+    def apply_live(self, live: Json) -> None:
+        self.progress = _object(live.get("progress")) or self.progress
+        self.checkpoint = _object(live.get("checkpoint")) or self.checkpoint
+        self.productive = max(self.productive, float(live.get("productiveSeconds") or 0.0))
+
+    def to_json(self) -> Json:
+        return {
+            "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts), "spent": list(self.spent),
+            "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
+            "eventId": self.event_id, "startTime": self.start_time, **self.live(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Json) -> History:
+        """Whatever is missing (another version wrote it, or nobody yet) takes its default."""
+        history = cls()
+        history.revision = int(data.get("revision") or 0)
+        history.attempt = int(data.get("attempt") or 0)
+        history.restarts.update({k: int(v) for k, v in (data.get("restarts") or {}).items() if k in history.restarts})
+        history.spent = [float(time) for time in data.get("spent") or ()]
+        history.recoveries = list(data.get("recoveries") or ())[-names.KEEP_RECOVERIES :]
+        history.failures = list(data.get("failures") or ())[-names.KEEP_FAILURES :]
+        history.events = list(data.get("events") or ())[-names.KEEP_EVENTS :]
+        history.event_id = int(data.get("eventId") or 0)
+        history.start_time = data.get("startTime")
+        history.apply_live(data)
+        return history
+
+    def newer_than(self, other: History) -> bool:
+        """One coordinator writes at a time and each begins with the newest copy, so the newest holds everything."""
+        return (self.attempt, self.revision) > (other.attempt, other.revision)
+
+
+def _object(value: Any) -> Optional[Json]:
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,30 @@
+"""`agent.pyz -- COMMAND...`: the entry point."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import List, Optional
+
+from dtj_agent import names, state
+from dtj_agent.agent import Agent, exit_now
+from dtj_agent.env import parse
+from dtj_agent.errors import SettingsError
+from dtj_agent.loop import Loop
+
+USAGE_ERROR = 2
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """Run the agent and end the process with its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    try:
+        settings = parse(os.environ, command)
+    except SettingsError as error:
+        print("[agent] %s" % error, flush=True)
+        log = os.environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG)
+        state.write_termination_message(log, str(error).encode()[: names.TERMINATION_LOG_BYTES])
+        exit_now(USAGE_ERROR)
+        return
+    exit_now(Agent(settings, os.environ, Loop()).run())

@@ -1,0 +1,265 @@
+"""One agent's part in the group: it runs the workers of one attempt at a time, for the coordinator that it is linked to. Pure.
+
+idle --start--> running --failure, stop, coordinator lost, SIGTERM--> stopping --all workers gone--> idle
+                running --all workers exited with 0, all their children gone--> done --start--> running
+any  --finish--> finished
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Union
+
+from dtj_agent import names, outcome
+from dtj_agent.history import History
+from dtj_agent.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, Message, Now
+
+
+class Send(NamedTuple):
+    """A message to the coordinator; dropped when there is no link."""
+
+    message: Message
+
+
+class Spawn(NamedTuple):
+    """Start this pod's workers."""
+
+    attempt: int
+    node_rank: int
+    nodes: int
+    master_addr: str
+    master_port: int
+
+
+class Stop(NamedTuple):
+    """SIGTERM now, SIGKILL after `grace` seconds (of several, the earliest holds); then answer `workers_gone`."""
+
+    grace: float
+
+
+class Save(NamedTuple):
+    """Write `Member.saved()` to the state file."""
+
+
+class Finish(NamedTuple):
+    """Write the outcome for the restarted agent, the kubelet and the operator."""
+
+    outcome: Message
+
+
+class Exit(NamedTuple):
+    code: int
+
+
+class Log(NamedTuple):
+    text: str
+
+
+Effect = Union[Send, Spawn, Stop, Save, Finish, Exit, Log]
+
+
+class Identity(NamedTuple):
+    """Who this agent is. `incarnation` is new for each process."""
+
+    uid: str
+    ordinal: int
+    incarnation: str
+    pod: str
+    node: str
+    address: str
+    grace: float
+    """Seconds that a pod's end leaves for the workers' own end."""
+
+
+class Exited(NamedTuple):
+    """A worker that has ended. `asked`: by our own signal, so it is no failure."""
+
+    rank: int
+    exit_code: int
+    asked: bool
+    log_tail: str
+    oom: bool
+
+
+class Member:
+    """`saved` is what the state file of this pod held; `final` its outcome file."""
+
+    def __init__(self, identity: Identity, saved: Dict[str, Any], final: Optional[Message]) -> None:
+        self.identity = identity
+        self.history = History.from_json(saved.get("history") or {})
+        self.attempt = int(saved.get("attempt") or 0)
+        """The greatest attempt that this pod was ever started for."""
+        self.outcome = final
+        self.state = FINISHED if final else (DONE if saved.get("state") == DONE else IDLE)
+        self.crashed = self.state == IDLE and saved.get("state") == RUNNING
+        """The agent before this one, in this same pod, died while workers ran."""
+        self.linked = False
+        self.leaving = False
+        self.port = 0
+        """MASTER_PORT if this pod gets node rank 0; held by the shell."""
+        self._working: Dict[int, bool] = {}  # global rank -> still there
+        self._next: Optional[Message] = None  # the outcome that waits for the workers' end
+        self._well_done = False  # all workers exited with 0, what they left behind is being swept
+        self._lost_at: Optional[float] = None  # when the link to the coordinator broke a running attempt
+        self._silence = 0.0
+        self._step: Optional[int] = None
+        if self.crashed:
+            self._lost_at = 0.0
+            self._step = saved.get("step")
+
+    # --- the link to the coordinator ------------------------------------------------------------------------------
+
+    def connected(self, now: Now) -> List[Effect]:
+        self.linked = True
+        return [Send(self.hello(now))]
+
+    def disconnected(self, silence: float, now: Now) -> List[Effect]:
+        """The coordinator is gone: a group without it can't go on, so stop at once and wait for it."""
+        self.linked = False
+        if self.state == STOPPING and not self._well_done:
+            return [Stop(names.STOP_GRACE_SECONDS)]
+        if self.state != RUNNING:
+            return []
+        self._lost_at, self._silence = now.mono, silence
+        return [Log("the coordinator is lost (silent for %.2f s): stopping" % silence), *self._stop(names.STOP_GRACE_SECONDS)]
+
+    def hello(self, now: Now) -> Message:
+        me = self.identity
+        interrupted = None
+        if self._lost_at is not None:
+            ago = 0.0 if self.crashed else now.mono - self._lost_at
+            interrupted = {"attempt": self.attempt, "silence": self._silence, "ago": ago, "step": self._step}
+        return {
+            "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal, "incarnation": me.incarnation,
+            "pod": me.pod, "node": me.node, "address": me.address, "port": self.port, "state": self.state,
+            "attempt": self.attempt,
+            "history": self.history.to_json(), "outcome": self.outcome, "crashed": self.crashed, "interrupted": interrupted,
+        }  # fmt: skip
+
+    def received(self, message: Message, now: Now) -> List[Effect]:
+        kind = message["type"]
+        if kind == "start":
+            return self._start(message)
+        if kind == "stop":
+            return self._stop_asked(message)
+        if kind == "finish":
+            return self._finish(message["outcome"])
+        if kind == "history":
+            return self._learn(message["history"])
+        if kind == "beat" and isinstance(message.get("live"), dict):
+            self.history.apply_live(message["live"])
+        return []
+
+    # --- the workers ----------------------------------------------------------------------------------------------
+
+    def exited(self, attempt: int, exits: List[Exited], now: Now) -> List[Effect]:
+        """Workers of `attempt` have ended, all that were found in one look."""
+        if attempt != self.attempt or self.state not in (RUNNING, STOPPING):
+            return []
+        for worker in exits:
+            self._working.pop(worker.rank, None)
+        failures = [worker for worker in exits if worker.exit_code != 0 and not worker.asked]
+        effects: List[Effect] = []
+        if failures and not self.leaving:
+            evidence = [
+                {"rank": w.rank, "exitCode": w.exit_code, "logTail": w.log_tail, "oom": w.oom, "age": 0.0} for w in failures
+            ]
+            effects.append(Send({"type": "failed", "attempt": attempt, "failures": evidence}))
+        if self.state == RUNNING:
+            if failures:
+                effects += self._stop(names.STOP_GRACE_SECONDS)
+            elif not self._working:
+                self._well_done = True
+                effects += self._stop(0.0)
+        return effects
+
+    def workers_gone(self, now: Now) -> List[Effect]:
+        """No process of the attempt is left in this pod."""
+        if self.state != STOPPING:
+            return []
+        self.state = DONE if self._well_done else IDLE
+        answer = "done" if self._well_done else "stopped"
+        effects: List[Effect] = [Send({"type": answer, "attempt": self.attempt, "port": self.port}), Save()]
+        if self._next is not None:
+            return effects + self._finish(self._next)
+        return effects + ([Exit(names.EXIT_TERMINATED)] if self.leaving else [])
+
+    def reported(self, attempt: int, step: Optional[int]) -> None:
+        """A worker of this pod has done `step`."""
+        if attempt == self.attempt and step is not None:
+            self._step = step
+
+    # --- the pod --------------------------------------------------------------------------------------------------
+
+    def terminate(self, now: Now) -> List[Effect]:
+        """SIGTERM: the pod ends. Asked twice: at once."""
+        if self.state == FINISHED:
+            return [Exit(outcome.exit_code(self.outcome or {}))]
+        again, self.leaving = self.leaving, True
+        effects: List[Effect] = [] if again else [Send({"type": "leaving", "grace": self.identity.grace})]
+        if self.state == RUNNING:
+            return effects + self._stop(self.identity.grace)
+        if self.state == STOPPING:
+            return [*effects, Stop(0.0)] if again else effects
+        return [*effects, Exit(names.EXIT_TERMINATED)]
+
+    def saved(self) -> Dict[str, Any]:
+        """What the next agent in this pod must know."""
+        # `stopping` is saved as running: an agent that dies then has left its workers to SIGKILL all the same.
+        state = RUNNING if self.state == STOPPING and not self.leaving else self.state
+        if self.leaving and state != DONE:
+            state = IDLE  # an announced end is no crash
+        return {
+            "uid": self.identity.uid,
+            "attempt": self.attempt,
+            "state": state,
+            "step": self._step,
+            "history": self.history.to_json(),
+        }
+
+    # --- transitions ----------------------------------------------------------------------------------------------
+
+    def _start(self, message: Message) -> List[Effect]:
+        attempt = message["attempt"]
+        if attempt <= self.attempt or self.state not in (IDLE, DONE) or self.leaving:
+            return [Log("attempt %d is not started: this pod is %s, at attempt %d" % (attempt, self.state, self.attempt))]
+        self.attempt, self.state, self.crashed = attempt, RUNNING, False
+        self._lost_at, self._well_done, self._step = None, False, None
+        self.history = History.from_json(message["history"])
+        return [Save(), Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"])]
+
+    def spawned(self, ranks: List[int]) -> None:
+        self._working = dict.fromkeys(ranks, True)
+
+    def _stop_asked(self, message: Message) -> List[Effect]:
+        if message["attempt"] != self.attempt:
+            return []
+        if self.state == RUNNING:
+            return self._stop(float(message["grace"]))
+        if self.state == STOPPING:
+            if self._well_done:
+                self._well_done = False  # the group restarts, what was done is done again
+                return []
+            return [] if self.leaving else [Stop(float(message["grace"]))]
+        if self.state == DONE:
+            self.state = IDLE
+        return [Send({"type": "stopped", "attempt": self.attempt, "port": self.port}), Save()]
+
+    def _stop(self, grace: float) -> List[Effect]:
+        self.state = STOPPING
+        return [Stop(grace)]
+
+    def _learn(self, data: Dict[str, Any]) -> List[Effect]:
+        theirs = History.from_json(data)
+        if not theirs.newer_than(self.history):
+            return []
+        self.history = theirs
+        return [Save()]
+
+    def _finish(self, final: Message) -> List[Effect]:
+        if self.state == FINISHED:
+            return [Send({"type": "finished"})]
+        if self.state in (RUNNING, STOPPING):
+            self._next = final
+            return [Stop(names.STOP_GRACE_SECONDS)] if self.state == STOPPING else self._stop(names.STOP_GRACE_SECONDS)
+        self.state, self.outcome, self._next = FINISHED, final, None
+        return [Finish(final), Save(), Send({"type": "finished"}), Exit(outcome.exit_code(final))]

@@ -1,0 +1,53 @@
+"""How a job ended: one object, decided once by the coordinator, the same in every agent, file and termination message. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Optional
+
+from dtj_agent import names
+from dtj_agent.history import History
+
+SUCCEEDED, FAILED = "Succeeded", "Failed"
+OUTCOME_VERSION = 1
+
+
+def build(
+    uid: str, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], history: History, wall: float
+) -> Dict[str, Any]:
+    """The outcome of the contract."""
+    return {
+        "version": OUTCOME_VERSION, "uid": uid, "result": result, "reason": reason, "message": message,
+        "attempt": history.attempt, "restarts": dict(history.restarts), "failure": failure, "progress": history.progress,
+        "checkpoint": history.checkpoint, "recoveries": history.recoveries[-3:],
+        "productiveSeconds": round(history.productive, 3), "time": wall,
+    }  # fmt: skip
+
+
+def exit_code(outcome: Dict[str, Any]) -> int:
+    return 0 if outcome.get("result") == SUCCEEDED else 1
+
+
+def termination_message(outcome: Dict[str, Any], limit: int = names.TERMINATION_LOG_BYTES) -> bytes:
+    """JSON of at most `limit` bytes: the log tail loses its oldest lines first, then recoveries and metrics go."""
+    slim: Dict[str, Any] = json.loads(json.dumps(outcome))
+    tail = str((slim["failure"] or {}).get("logTail", ""))
+    for drop in ("", "recoveries", "progress", "checkpoint"):
+        if drop:
+            slim[drop] = [] if drop == "recoveries" else None
+        size = len(_encode(slim))
+        if size > limit and tail:
+            # What JSON makes of a character is 1 to 12 bytes: cut by what is too much, look again.
+            while tail and size > limit:
+                tail = tail[max(1, (size - limit) // 12) :]
+                slim["failure"]["logTail"] = tail
+                size = len(_encode(slim))
+        if size <= limit:
+            return _encode(slim)
+    slim["failure"] = None
+    slim["message"] = slim["message"][:300]
+    return _encode(slim)
+
+
+def _encode(outcome: Dict[str, Any]) -> bytes:
+    return json.dumps(outcome, separators=(",", ":")).encode()

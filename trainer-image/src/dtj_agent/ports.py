@@ -1,0 +1,56 @@
+"""A MASTER_PORT that nobody else has: chosen anew for each attempt, held until the workers start."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Optional
+
+from dtj_agent import names
+
+RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
+
+
+class PortHolder:
+    """Holds one bound socket that does not listen. `port` is 0 before the first `renew`."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._socket: Optional[socket.socket] = None
+        self.port = 0
+
+    def renew(self) -> int:
+        """Another port than before. Raise OSError if there is none left."""
+        self.release()
+        first, last = names.MASTER_PORT_FLOOR, _ephemeral_floor() - 1
+        for _ in range(200):
+            port = first + int.from_bytes(os.urandom(4), "big") % (last - first + 1)
+            if port != self.port and self._hold(port):
+                self.port = port
+                return port
+        raise OSError(98, "no free port between %d and %d for MASTER_PORT" % (first, last))
+
+    def release(self) -> None:
+        """The worker of rank 0 is about to listen on it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _hold(self, port: int) -> bool:
+        sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.bind((self._host, port))
+        except OSError:
+            sock.close()
+            return False
+        self._socket = sock
+        return True
+
+
+def _ephemeral_floor() -> int:
+    try:
+        with open(RANGE_FILE) as file:
+            floor = int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        floor = 32768
+    return floor if floor > names.MASTER_PORT_FLOOR + 1000 else 65536

@@ -1,0 +1,100 @@
+"""The listening socket: tells HTTP requests and agents apart by their first bytes, and bounds those that say neither."""
+
+from __future__ import annotations
+
+import socket
+from typing import Callable, Dict, Mapping
+
+from dtj_agent import http, names
+from dtj_agent.auth import MAGIC
+from dtj_agent.env import Address
+from dtj_agent.link import Link
+from dtj_agent.loop import READ, Loop
+from dtj_agent.stream import Stream
+
+
+class Server:
+    """`on_link(link)` for every agent that dials; `pages` answer everyone else."""
+
+    def __init__(
+        self, loop: Loop, listen: Address, secret: bytes, pages: Mapping[str, http.Page], on_link: Callable[[Link, str], None]
+    ) -> None:
+        self._loop = loop
+        self._secret = secret
+        self._pages = pages
+        self._on_link = on_link
+        self.on_refused: Callable[[str], None] = lambda text: None
+        self._refusals = 0
+        self._unproven: Dict[int, Stream] = {}  # in order of arrival
+        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and listen[0] == "::":
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 peers of a dual-stack cluster too
+        self._socket.bind(listen)
+        self._socket.listen(1024)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        loop.watch(self._socket, READ, self._accept)
+
+    def close(self) -> None:
+        self._loop.unwatch(self._socket)
+        self._socket.close()
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, address = self._socket.accept()
+        except OSError:
+            return  # it has gone again, or we are out of file descriptors for now: the next look will tell
+        stream = Stream(self._loop, sock)
+        if len(self._unproven) >= names.MAX_UNPROVEN_CONNECTIONS:
+            next(iter(self._unproven.values())).close("too many connections that say nothing")
+        key = id(stream)
+        self._unproven[key] = stream
+        buffer = bytearray()
+        deadline = self._loop.later(names.HANDSHAKE_SECONDS, lambda: stream.close("it said nothing"))
+
+        def settled() -> None:
+            deadline.cancel()
+            self._unproven.pop(key, None)
+
+        def data(chunk: bytes) -> None:
+            buffer.extend(chunk)
+            if buffer.startswith(MAGIC[: len(buffer)]) and len(buffer) < len(MAGIC):
+                return
+            if buffer.startswith(MAGIC):
+                self._agent(stream, bytes(buffer), str(address[0]), settled)
+            elif buffer.endswith(b"\r\n\r\n") or b"\r\n\r\n" in buffer:
+                stream.write(http.respond(bytes(buffer).partition(b"\r\n\r\n")[0], self._pages))
+                stream.close_when_written()
+            elif len(buffer) > names.MAX_HTTP_BYTES or not buffer.startswith(http.METHOD[: len(buffer)]):
+                stream.close("neither an agent nor a GET request")
+
+        stream.on_data = data
+        stream.on_close = lambda reason: settled()
+
+    def _agent(self, stream: Stream, first: bytes, address: str, settled: Callable[[], None]) -> None:
+        """Hand the connection over to a link; until it has proven itself it still counts among the strangers."""
+        link = Link(self._loop, stream, self._secret, client=False)
+        closed = stream.on_close
+
+        def opened() -> None:
+            settled()
+            stream.on_close = closed
+            self._on_link(link, address)
+
+        def ended(reason: str) -> None:
+            settled()
+            if "secret" in reason:
+                self._refused(address, reason)
+            closed(reason)
+
+        link.on_open = opened
+        stream.on_close = ended
+        stream.on_data(first)
+
+    def _refused(self, address: str, reason: str) -> None:
+        """Said once, or a stranger could fill the log."""
+        self._refusals += 1
+        if self._refusals == 1:
+            self.on_refused("refused %s: %s (said once)" % (address, reason))
