@@ -67,4 +67,4 @@ def _message(error: Any) -> str:
         return "unknown field"
     if error["type"] == "missing":
         return "required, but not there"
-    return str(error["msg"])
+    return str(error["msg"]).removeprefix("Value error, ")

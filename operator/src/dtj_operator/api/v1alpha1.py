@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from dtj_agent import names
 from dtj_operator.api.rules import Model, OpenModel, Rule
@@ -52,8 +52,17 @@ class HostPath(Model):
 class VolumeSource(OpenModel):
     """Any one volume source of a pod, as in `volumes[]` (nfs, csi, …), kept as written."""
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
     empty_dir: dict[str, Any] | None = None
     """Refused: an emptyDir is lost with its pod, and no other pod sees it."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> VolumeSource:
+        """What minProperties and maxProperties say: CEL can't count fields that the schema does not name."""
+        if len(self.model_fields_set) != 1:
+            raise ValueError("should have exactly 1 property: one kind of volume")
+        return self
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -72,7 +81,7 @@ class CheckpointVolume(Model):
     """A PersistentVolumeClaim in the job's namespace; ReadWriteMany if the job has more than one pod."""
     host_path: HostPath | None = None
     """A directory of every node."""
-    source: VolumeSource | None = Field(default=None, json_schema_extra={"minProperties": 1, "maxProperties": 1})
+    source: VolumeSource | None = None
     """Any other volume source of a pod, for instance `{nfs: {server: filer, path: /runs}}`."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -131,6 +140,8 @@ def _trainer_has(what: str) -> str:
 
 
 def _immutable(field: str) -> Rule:
+    """CEL compares what the schema does not name (most of a template) as a whole, and misses a renamed key of an equally
+    large object; the planner sees that too and makes the pods anew."""
     same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
     return Rule(
         cel=f"oldSelf.suspend || ({same})",

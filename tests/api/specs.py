@@ -1,0 +1,165 @@
+"""Jobs that must be accepted and jobs that must be refused, by the API server and by Python alike.
+
+A case is a sentence; a spec is laid over MINIMAL (None removes a key); a bad one names the field that the message must name.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+Object = dict[str, Any]
+
+MINIMAL: Object = {"image": "trainer:cpu", "entrypoint": {"module": "train"}}
+README: Object = {
+    "replicas": 3,
+    "image": "dtj-trainer:cpu",
+    "backend": "gloo",
+    "entrypoint": {"module": "dtj_trainer.examples.digits", "args": ["--epochs", "30"]},
+    "checkpoint": {"volume": {"claimName": "shared"}, "everySteps": 50, "keep": 3},
+    "restart": {"maxRestarts": 10, "windowSeconds": 3600},
+}
+
+
+def job(spec: Object, name: str = "j", **metadata: Any) -> Object:
+    """A whole object; `spec` laid over MINIMAL."""
+    merged = {key: value for key, value in (MINIMAL | spec).items() if value is not None}
+    return {
+        "apiVersion": "training.dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name, **metadata},
+        "spec": deepcopy(merged),
+    }
+
+
+def template(pod: Object | None = None, **container: Any) -> Object:
+    """A pod template with one container."""
+    return {"spec": {"containers": [{"name": "trainer", **container}], **(pod or {})}}
+
+
+def checkpoint(**fields: Any) -> Object:
+    return {"checkpoint": {"volume": {"claimName": "c"}} | fields}
+
+
+TWO = [{"name": "trainer"}, {"name": "logs", "image": "l", "command": ["tail"]}]
+
+GOOD: dict[str, Object] = {
+    "the smallest job": {},
+    "the job of the design": README,
+    "a script instead of a module": {"entrypoint": {"script": "/app/train.py", "args": ["--lr", "1"]}},
+    "the template's own command": {"entrypoint": None, "template": template(command=["python3", "train.py"], args=["-x"])},
+    "the template's own image": {"image": None, "template": template(image="mine:1")},
+    "a template for its labels alone": {"template": {"metadata": {"labels": {"team": "a"}, "annotations": {"x": "y"}}}},
+    "a template for its node selector alone": {"template": {"spec": {"nodeSelector": {"gpu": "a100"}, "containers": []}}},
+    "a single container of any name": {"template": {"spec": {"containers": [{"name": "pytorch"}]}}},
+    "a sidecar beside the trainer": {"template": {"spec": {"containers": TWO}}},
+    "fields of the pod that nobody knows yet": {"template": template({"newIn2030": {"a": [1]}}, newInContainer=True)},
+    "GPUs and an own security context": {
+        "template": template(
+            {"securityContext": {"runAsUser": 0}, "tolerations": [{"operator": "Exists"}]},
+            resources={"limits": {"nvidia.com/gpu": 8}},
+            securityContext={"capabilities": {"add": ["IPC_LOCK"]}},
+            env=[{"name": "NCCL_DEBUG", "value": "INFO"}],
+            volumeMounts=[{"name": "data", "mountPath": "/data"}],
+        )
+    },
+    "restartPolicy Always": {"template": template({"restartPolicy": "Always"})},
+    "a host path of the kind test": checkpoint(volume={"hostPath": {"path": "/var/lib/dtj-shared"}}),
+    "a host path that is made": checkpoint(volume={"hostPath": {"path": "/x", "type": "DirectoryOrCreate"}}),
+    "an NFS volume": checkpoint(volume={"source": {"nfs": {"server": "filer", "path": "/runs"}}}),
+    "an own mount path": checkpoint(mountPath="/mnt/runs"),
+    "the greatest numbers": {"replicas": 1024, "processesPerPod": 64, "restart": {"maxRestarts": 1000}},
+    "no restarts at all": {"restart": {"maxRestarts": 0}},
+    "only the window of the budget": {"restart": {"windowSeconds": 60}},
+    "suspended from the start": {"suspend": True},
+    "all limits on its life": {"ttlSecondsAfterFinished": 0, "activeDeadlineSeconds": 1, "cleanPodPolicy": "None"},
+    "a field that is null": {"processesPerPod": 2, "entrypoint": {"module": "train", "script": None}},
+    "nccl without a GPU resource": {"backend": "nccl"},
+}
+
+BAD: dict[str, tuple[Object, str]] = {
+    "no replicas": ({"replicas": 0}, "spec.replicas"),
+    "too many replicas": ({"replicas": 1025}, "spec.replicas"),
+    "replicas as text": ({"replicas": "3"}, "spec.replicas"),
+    "replicas with a fraction": ({"replicas": 1.5}, "spec.replicas"),
+    "no processes": ({"processesPerPod": 0}, "spec.processesPerPod"),
+    "too many processes": ({"processesPerPod": 65}, "spec.processesPerPod"),
+    "a backend that torch does not have": ({"backend": "nccl2"}, "spec.backend"),
+    "a misspelt field": ({"replica": 3}, "spec.replica"),
+    "a misspelt field inside": (checkpoint(every=3), "spec.checkpoint.every"),
+    "no image": ({"image": None}, "spec.image"),
+    "no image in the template either": ({"image": None, "template": template(command=["x"]), "entrypoint": None}, "spec.image"),
+    "an empty image": ({"image": ""}, "spec.image"),
+    "two images": ({"template": template(image="other")}, "spec.image"),
+    "nothing to run": ({"entrypoint": None}, "spec.entrypoint"),
+    "an empty command": ({"entrypoint": None, "template": template(command=[])}, "spec.entrypoint"),
+    "arguments without a command": ({"entrypoint": None, "template": template(args=["-x"])}, "spec.entrypoint"),
+    "entrypoint and command": ({"template": template(command=["python3"])}, "spec.entrypoint"),
+    "entrypoint and the container's args": ({"template": template(args=["-x"])}, "spec.entrypoint"),
+    "an empty entrypoint": ({"entrypoint": {}}, "spec.entrypoint"),
+    "script and module": ({"entrypoint": {"module": "a", "script": "b.py"}}, "spec.entrypoint"),
+    "a module that is a path": ({"entrypoint": {"module": "src/train.py"}}, "spec.entrypoint.module"),
+    "a number among the arguments": ({"entrypoint": {"module": "a", "args": ["--epochs", 30]}}, "spec.entrypoint.args[1]"),
+    "arguments as one text": ({"entrypoint": {"module": "a", "args": "--epochs 30"}}, "spec.entrypoint.args"),
+    "a checkpoint without a volume": ({"checkpoint": {"keep": 1}}, "spec.checkpoint.volume"),
+    "a volume of no kind": (checkpoint(volume={}), "spec.checkpoint.volume"),
+    "a volume of two kinds": (checkpoint(volume={"claimName": "c", "hostPath": {"path": "/x"}}), "spec.checkpoint.volume"),
+    "an empty claim name": (checkpoint(volume={"claimName": ""}), "spec.checkpoint.volume.claimName"),
+    "a relative host path": (checkpoint(volume={"hostPath": {"path": "x"}}), "spec.checkpoint.volume.hostPath.path"),
+    "a host path that is a socket": (
+        checkpoint(volume={"hostPath": {"path": "/x", "type": "Socket"}}),
+        "spec.checkpoint.volume.hostPath.type",
+    ),
+    "an emptyDir for checkpoints": (checkpoint(volume={"source": {"emptyDir": {}}}), "spec.checkpoint.volume.source.emptyDir"),
+    "a source of two kinds": (checkpoint(volume={"source": {"nfs": {}, "csi": {}}}), "spec.checkpoint.volume.source"),
+    "a source of no kind": (checkpoint(volume={"source": {}}), "spec.checkpoint.volume.source"),
+    "a relative mount path": (checkpoint(mountPath="checkpoints"), "spec.checkpoint.mountPath"),
+    "a mount path of ours": (checkpoint(mountPath="/dtj/state"), "spec.checkpoint.mountPath"),
+    "a mount path of the system": (checkpoint(mountPath="/tmp"), "spec.checkpoint.mountPath"),
+    "a mount path that the template uses": (
+        checkpoint() | {"template": template(volumeMounts=[{"name": "x", "mountPath": "/checkpoints"}])},
+        "spec.checkpoint",
+    ),
+    "no steps between checkpoints": (checkpoint(everySteps=0), "spec.checkpoint.everySteps"),
+    "no checkpoint kept": (checkpoint(keep=0), "spec.checkpoint.keep"),
+    "a negative budget": ({"restart": {"maxRestarts": -1}}, "spec.restart.maxRestarts"),
+    "a budget without end": ({"restart": {"maxRestarts": 1001}}, "spec.restart.maxRestarts"),
+    "a window of no length": ({"restart": {"windowSeconds": 0}}, "spec.restart.windowSeconds"),
+    "suspend as text": ({"suspend": "yes"}, "spec.suspend"),
+    "a negative TTL": ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished"),
+    "a deadline of no length": ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds"),
+    "a clean-up policy of Kubeflow's": ({"cleanPodPolicy": "Running"}, "spec.cleanPodPolicy"),
+    "two containers and no trainer": (
+        {"template": {"spec": {"containers": [{"name": "a"}, {"name": "b"}]}}},
+        "spec.template.spec.containers",
+    ),
+    "a container without a name": ({"template": {"spec": {"containers": [{}]}}}, "spec.template.spec.containers[0].name"),
+    "a variable of ours": (
+        {"template": template(env=[{"name": "A"}, {"name": "DTJ_JOB", "value": "x"}])},
+        "spec.template.spec.containers[0].env",
+    ),
+    "a mount inside our folder": (
+        {"template": template(volumeMounts=[{"name": "x", "mountPath": "/dtj/bin"}])},
+        "spec.template.spec.containers[0].volumeMounts",
+    ),
+    "a volume named like ours": (
+        {"template": template({"volumes": [{"name": "dtj-state", "emptyDir": {}}]})},
+        "spec.template.spec.volumes",
+    ),
+    "an init container named like ours": (
+        {"template": template({"initContainers": [{"name": "dtj-agent", "image": "x"}]})},
+        "spec.template.spec.initContainers",
+    ),
+    "a restart policy of the pod": ({"template": template({"restartPolicy": "OnFailure"})}, "spec.template.spec.restartPolicy"),
+    "our label on the pods": (
+        {"template": {"metadata": {"labels": {"training.dtj.dev/job-name": "x"}}}},
+        "spec.template.metadata.labels",
+    ),
+    "a template that is a list": ({"template": []}, "spec.template"),
+}
+
+BAD_NAMES: dict[str, str] = {
+    "a name of 53 characters": "n" * 53,
+    "a name that begins with a digit": "3d-training",
+    "a name with a dot": "resnet.v2",
+}
