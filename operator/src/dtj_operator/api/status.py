@@ -106,6 +106,8 @@ class AgentMemory(Model):
     pod: int | None = None
     counted: int | None = None
     productive_seconds: float | None = None
+    start_time: float | None = None
+    """Unix time at which its memory begins: another one began its counters at 0."""
     event_time: float | None = None
     """Unix time of the newest agent event that became a Kubernetes event."""
 
