@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from dtj_agent import names
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
-from tests.controlplane.support import Kubelet, Operator, eventually, grant
+from tests.controlplane.support import Agents, Kubelet, Objects, Operator, eventually, grant
 
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
@@ -23,6 +24,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.controlplane)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """A failed test shows the namespace as it was and the operators' logs."""
+    report = yield
+    if report.when == "call" and report.failed:
+        funcargs = getattr(item, "funcargs", {})
+        for path in sorted(funcargs["tmp_path"].glob("*.log")) if "tmp_path" in funcargs else ():
+            report.sections.append((path.name, path.read_text()[-8000:]))
+        if "objects" in funcargs:
+            report.sections.append(("objects", funcargs["objects"].dump()))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +70,18 @@ def namespace(plane: ControlPlane) -> str:
 
 
 @pytest.fixture
+def objects(plane: ControlPlane, namespace: str) -> Objects:
+    """The test's namespace, as the administrator sees it."""
+    return Objects(plane, namespace)
+
+
+@pytest.fixture
 def start_operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
     """Starts operator processes for the test's namespace; ends all of them after the test and reads their logs for bugs."""
     started: list[Operator] = []
 
-    def start(*flags: str, **environ: str) -> Operator:
-        operator = Operator(plane, namespace, tmp_path / f"operator-{len(started)}.log", flags, environ)
+    def start(*flags: str, **how: Any) -> Operator:
+        operator = Operator(plane, namespace, tmp_path / f"operator-{len(started)}.log", flags, **how)
         started.append(operator)
         return operator
 
@@ -80,16 +100,23 @@ def kubelet(plane: ControlPlane, namespace: str) -> Iterator[Kubelet]:
 
 
 @pytest.fixture
+def agents() -> Iterator[Agents]:
+    """Answers for the agents of the pods that the kubelet makes run."""
+    with Agents() as agents:
+        yield agents
+
+
+@pytest.fixture
 def submit(plane: ControlPlane, namespace: str) -> Callable[..., Any]:
     """Creates a job; returns it."""
 
     def create(name: str = "j", **spec: Any) -> Any:
         body = {
-            "apiVersion": "training.dtj.dev/v1alpha1",
-            "kind": "DistributedTrainingJob",
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
             "metadata": {"name": name, "namespace": namespace},
             "spec": {"replicas": 2, "image": "trainer:test", "backend": "gloo", "entrypoint": {"module": "m"}} | spec,
         }
-        return plane.request("POST", f"/apis/training.dtj.dev/v1alpha1/namespaces/{namespace}/distributedtrainingjobs", body)
+        return plane.request("POST", f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}", body)
 
     return create

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import http.server
 import json
 import os
 import re
@@ -18,7 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from dtj_agent import names
 from dtj_operator import rbac
+from dtj_operator.kube.agent import bearer
+from dtj_operator.plan.children import agent_key
+from dtj_operator.plan.model import Settings
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
 
@@ -42,6 +47,12 @@ def eventually(what: str, probe: Callable[[], T], *, seconds: float = 20) -> T:
             said = answer
         time.sleep(0.05)
     raise AssertionError(f"not within {seconds:g} s: {what} (last: {said!r})")
+
+
+def agent_address() -> str:
+    """An address of this machine for the pods; another in each process that runs tests at the same time."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return f"127.0.{int(worker.removeprefix('gw')) + 1}.1"
 
 
 def grant(plane: ControlPlane, namespace: str) -> None:
@@ -85,6 +96,16 @@ class Objects:
         items: list[Any] = self.plane.request("GET", self.path(plural))["items"]
         return items
 
+    def dump(self) -> str:
+        """What there is, for a failed test."""
+        lines = []
+        for plural in ("distributedtrainingjobs", "statefulsets", "pods"):
+            try:
+                lines += [f"{plural} {o['metadata']['name']}: {json.dumps(o.get('status'))}" for o in self.list(plural)]
+            except (ClusterError, OSError, http.client.HTTPException) as error:
+                lines.append(f"{plural}: {error}")
+        return "\n".join(lines)
+
     def condition(self, name: str, kind: str) -> Any:
         """The condition if it is True."""
         job = self.get("distributedtrainingjobs", name) or {}
@@ -98,19 +119,29 @@ class Operator:
     """`dtj-operator` as a process, logged in as its service account."""
 
     def __init__(
-        self, plane: ControlPlane, namespace: str, log: Path, flags: Sequence[str] = (), environ: dict[str, str] | None = None
+        self,
+        plane: ControlPlane,
+        namespace: str,
+        log: Path,
+        flags: Sequence[str] = (),
+        *,
+        served: str | None = None,
+        program: Sequence[str] = ("-m", "dtj_operator.app"),
     ) -> None:
+        """`served`: what --namespace gets, "" for the whole cluster. `program`: what python runs."""
         self.plane = plane
         self.namespace = namespace
         self.log = log
         key = log.with_suffix(".key")
         key.write_bytes(MASTER_KEY)
         kubeconfig = plane.kubeconfig_for_service_account(namespace, SERVICE_ACCOUNT)
-        command = [sys.executable, "-m", "dtj_operator.app", "--agent-image", "dtj-operator:test", "--namespace", namespace]
+        command = [sys.executable, *program, "--agent-image", "dtj-operator:test"]
+        for each in (namespace if served is None else served).split():
+            command += ["--namespace", each]
         command += ["--kubeconfig", str(kubeconfig), "--master-key-file", str(key), "--metrics-port", "0", *flags]
         self.started = time.monotonic()
         with log.open("wb") as stderr:
-            self.process = subprocess.Popen(command, stderr=stderr, env=os.environ | (environ or {}))
+            self.process = subprocess.Popen(command, stderr=stderr)
 
     @property
     def user(self) -> str:
@@ -169,6 +200,48 @@ class Operator:
         assert not traced, traced
 
 
+class Agents:
+    """The agents of all pods 0: answers GET /status to who shows the right key of a job that it has a word of."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, Any] = {}
+        """By job uid."""
+        self.asked = 0
+        self.refused = 0
+        settings = Settings(agent_image="", master_key=MASTER_KEY)
+        agents = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                agents.asked += 1
+                shown = self.headers.get("Authorization")
+                for uid, word in agents.words.items():
+                    if shown == "Bearer " + bearer(agent_key(uid, settings)):
+                        body = json.dumps(word | {"version": 1, "uid": uid}).encode()
+                        self.send_response(200)
+                        self.send_header("Content-Length", str(len(body)))
+                        self.end_headers()
+                        self.wfile.write(body)
+                        return
+                agents.refused += 1
+                self.send_error(401)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """No log."""
+
+        self._server = http.server.ThreadingHTTPServer((agent_address(), names.AGENT_PORT), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="agents")
+
+    def __enter__(self) -> Agents:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join(10)
+        self._server.server_close()
+
+
 class Kubelet:
     """Marks the namespace's pods as scheduled and running, with addresses of this machine; ends those that are deleted."""
 
@@ -208,8 +281,8 @@ class Kubelet:
         container = {"name": "trainer", "ready": True, "restartCount": 0, "image": "i", "imageID": "i"} | state
         pod["status"] = {
             "phase": "Running",
-            "podIP": "127.0.0.1",
-            "podIPs": [{"ip": "127.0.0.1"}],
+            "podIP": agent_address(),
+            "podIPs": [{"ip": agent_address()}],
             "startTime": now,
             "conditions": [{"type": t, "status": "True"} for t in ("PodScheduled", "Ready", "ContainersReady")],
             "containerStatuses": [container],

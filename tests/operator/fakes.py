@@ -1,4 +1,4 @@
-"""A client that keeps what it is asked, and answers from a dict. For the order of calls; what they mean is tested on a real one."""
+"""A client that keeps what it is asked, and answers from a dict. What they mean is tested on a real one."""
 
 from __future__ import annotations
 

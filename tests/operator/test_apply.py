@@ -11,7 +11,7 @@ from dtj_operator import errors
 from dtj_operator.kube.agent import AgentClient
 from dtj_operator.kube.apply import Rejected, World, for_good, same_status
 from dtj_operator.kube.observe import Observer
-from dtj_operator.plan.model import Apply, Delete, Event, Plan
+from dtj_operator.plan.model import Apply, Delete, Event, Plan, Settings
 from tests.operator.fakes import FakeClient, job
 
 SET = {
@@ -34,7 +34,7 @@ class Recorded:
 
 def carry_out(client: FakeClient, plan: Plan, of: Any = None) -> Any:
     async def main() -> Any:
-        agents = AgentClient(b"k" * 32)
+        agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
         try:
             observer = Observer(client, agents)  # type: ignore[arg-type]
             return await World(client, observer, Recorded(client)).carry_out(of or job(), plan)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_only_a_refusal_that_time_does_not_heal_rejects_the_template(
     client.refuse["dry-run", "pods", "j-dry-run"] = error
     plan = Plan(actions=(Apply(body=SET),), status={"phase": "Pending"})
     if permanent:
-        with pytest.raises(Rejected, match=".+"):
+        with pytest.raises(Rejected):
             carry_out(client, plan)
         assert client.calls == [("dry-run", "pods", "j-dry-run")], "nothing was made, no status written"
     else:

@@ -10,12 +10,17 @@ import pytest
 from aiohttp import web
 
 from dtj_agent import names
-from dtj_operator.kube.agent import AgentClient, agent_key, bearer, pod_to_ask
+from dtj_operator.kube.agent import AgentClient, bearer, pod_to_ask
 from dtj_operator.kube.observe import Observer
+from dtj_operator.plan.children import agent_key
+from dtj_operator.plan.model import Settings
 from tests.operator.fakes import FakeClient, job
 
 KEY = ("ns", "j")
-MASTER = b"m" * 32
+
+
+def settings(port: int) -> Settings:
+    return Settings(agent_image="i", master_key=b"m" * 32, agent_port=port)
 
 
 def pod(ordinal: int = 0, ip: str | None = "127.0.0.1", state: str = "running") -> Any:
@@ -34,7 +39,7 @@ class Clock:
 
 def observing(client: FakeClient, clock: Clock, test: Callable[[Observer], Awaitable[None]], port: int = 1) -> None:
     async def main() -> None:
-        agents = AgentClient(MASTER, port)
+        agents = AgentClient(settings(port))
         try:
             await test(Observer(client, agents, now=clock))  # type: ignore[arg-type]
         finally:
@@ -157,11 +162,11 @@ def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        agents = AgentClient(MASTER, runner.addresses[0][1])
+        agents = AgentClient(settings(runner.addresses[0][1]))
         try:
             observed = await look(Observer(client, agents))  # type: ignore[arg-type]
             assert observed.agent == seen
-            assert asked == ["Bearer " + bearer(agent_key(MASTER, "u1"))]
+            assert asked == ["Bearer " + bearer(agent_key("u1", settings(1)))]
         finally:
             await agents.close()
             await runner.cleanup()
@@ -180,7 +185,7 @@ def test_an_agent_that_accepts_and_says_nothing_costs_its_deadline_and_no_error(
             writer.close()
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        agents = AgentClient(MASTER, server.sockets[0].getsockname()[1], seconds=0.2)
+        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=0.2)
         try:
             async with asyncio.timeout(2):
                 assert (await look(Observer(client, agents))).agent is None  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -152,7 +153,7 @@ def test_what_a_status_write_says_for_the_first_time_is_counted_and_never_again(
         {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed]},
         {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed], "ready": "0/2"},
     ]
-    for before, after in zip(history, history[1:], strict=False):
+    for before, after in itertools.pairwise(history):
         metrics.status_written(before, after)
     found = samples(metrics)
     assert found["dtj_status_writes_total"] == 5

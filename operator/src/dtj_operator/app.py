@@ -24,6 +24,7 @@ from dtj_operator.kube.login import Login
 from dtj_operator.kube.observe import Key, Observer
 from dtj_operator.kube.resources import JOB
 from dtj_operator.metrics import Metrics
+from dtj_operator.plan import plan
 from dtj_operator.queue import WorkQueue
 from dtj_operator.resync import Resync
 
@@ -44,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = settings.parse(sys.argv[1:] if arguments is None else arguments)
         logs.set_up(options.log_format, options.log_level)
-        from dtj_operator.plan import plan
-
         asyncio.run(run(options, plan))
     except errors.ConfigError as error:
         print(f"dtj-operator: {error}", file=sys.stderr)  # noqa: T201  before there is a log, and for a person
@@ -79,7 +78,7 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
         self.client = Client(login, metrics.request)
-        self.agents = AgentClient(options.settings.master_key, options.settings.agent_port)
+        self.agents = AgentClient(options.settings)
         self.observer = Observer(self.client, self.agents)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
         world = World(self.client, self.observer, recorder)

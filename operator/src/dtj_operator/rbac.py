@@ -1,4 +1,4 @@
-"""What the operator may do: exactly what it does. The chart's Role and ClusterRole are held to this by a test.
+"""What the operator may do: exactly what it does. Tests hold the code and the chart's roles to this table.
 
 Nothing here is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on CRDs or namespaces, no
 reading of Secrets, no finalizers (our owner references don't block their owner's deletion).
@@ -13,9 +13,9 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     (names.GROUP, names.PLURAL): ("get", "list", "watch", "delete"),  # delete: ttlSecondsAfterFinished
     (names.GROUP, names.PLURAL + "/status"): ("patch",),
     ("apps", "statefulsets"): ("get", "list", "watch", "create", "patch", "delete"),
-    ("", "services"): ("get", "create", "patch", "delete"),
-    ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs alone
-    ("", "secrets"): ("create", "patch", "delete"),  # written, never read
+    ("", "services"): ("get", "create", "patch"),
+    ("", "pods"): ("list", "watch", "create"),  # create: dry runs alone; the StatefulSet controller makes the pods
+    ("", "secrets"): ("create", "patch"),  # written, never read
     ("events.k8s.io", "events"): ("create", "patch"),
 }
 

@@ -44,7 +44,7 @@ class Resync:
         self._observer = observer
         self._watches = watches
         self._metrics = metrics
-        self._namespaces = list(namespaces)
+        self._namespaces: Sequence[str | None] = namespaces or [None]
         self._seconds = seconds
         self._told_seconds = min(told_seconds, seconds)
         self._uniform = uniform
@@ -68,7 +68,7 @@ class Resync:
     async def once(self) -> list[Object]:
         """List all jobs and put them into the queue, spread over a tenth of the time between two resyncs."""
         jobs: list[Object] = []
-        for namespace in self._namespaces or [None]:
+        for namespace in self._namespaces:
             try:
                 jobs += await self._client.list(JOB, namespace)
             except errors.NotFound as error:

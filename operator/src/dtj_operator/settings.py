@@ -15,8 +15,8 @@ from dtj_operator.plan.model import Settings
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32
 FLAGS = (
-    "agent-image", "image-pull-policy", "master-key-file", "namespace", "workers", "resync-seconds", "metrics-port",
-    "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level",
+    "agent-image", "image-pull-policy", "agent-listen-host", "master-key-file", "namespace", "workers", "resync-seconds",
+    "metrics-port", "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level",
 )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         settings=Settings(
             agent_image=given.agent_image,
             master_key=read_master_key(Path(given.master_key_file)),
-            image_pull_policy=given.image_pull_policy or None,
+            image_pull_policy=given.image_pull_policy,
+            listen_host=given.agent_listen_host,
         ),
         namespaces=tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--agent-image", required=True, help="image with /dtj/agent.pyz, put into every pod: the operator's own image")
     add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of the agent's image in the pods")
+    add("--agent-listen-host", default="0.0.0.0", help="what agents bind to; [::] where pods have IPv6 addresses only")
     add("--master-key-file", required=True, help="file with 32 or more random bytes; the jobs' agent keys are made from it")
     add("--namespace", action="append", help="serve this namespace alone; may be repeated (default: all namespaces)")
     add("--workers", type=int, default=8, help="jobs that are reconciled at the same time")

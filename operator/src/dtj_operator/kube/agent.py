@@ -11,18 +11,14 @@ import logging
 import aiohttp
 
 from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_operator.plan.children import agent_key
+from dtj_operator.plan.model import Object, Settings
 
 STATUS_SECONDS = 1.0
 STATUS_BYTES = 256 * 1024
 CONCURRENCY = 100
 
 logger = logging.getLogger(__name__)
-
-
-def agent_key(master_key: bytes, uid: str) -> str:
-    """The content of a job's Secret: 64 hex digits."""
-    return hmac.new(master_key, uid.encode(), hashlib.sha256).hexdigest()
 
 
 def bearer(key: str) -> str:
@@ -33,9 +29,8 @@ def bearer(key: str) -> str:
 class AgentClient:
     """One connection pool for all agents. Make it on the event loop that uses it."""
 
-    def __init__(self, master_key: bytes, port: int = names.AGENT_PORT, *, seconds: float = STATUS_SECONDS) -> None:
-        self._master_key = master_key
-        self._port = port
+    def __init__(self, settings: Settings, *, seconds: float = STATUS_SECONDS) -> None:
+        self._settings = settings
         # Pods come and go with their addresses: a kept connection would rarely be of use, and holds a descriptor.
         connector = aiohttp.TCPConnector(limit=CONCURRENCY, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=seconds))
@@ -47,8 +42,8 @@ class AgentClient:
         """The agent's word, None if it could not be had: it starts, it ends, its node is gone. The planner lives without."""
         address = pod["status"]["podIP"]
         uid = job["metadata"]["uid"]
-        url = f"http://{'[' + address + ']' if ':' in address else address}:{self._port}/status"
-        headers = {"Authorization": "Bearer " + bearer(agent_key(self._master_key, uid))}
+        url = f"http://{'[' + address + ']' if ':' in address else address}:{self._settings.agent_port}/status"
+        headers = {"Authorization": "Bearer " + bearer(agent_key(uid, self._settings))}
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
@@ -74,13 +69,12 @@ class AgentClient:
 
 
 def pod_to_ask(pods: tuple[Object, ...]) -> Object | None:
-    """Pod 0, if it has an address and its agent runs."""
+    """Pod 0, if it has an address and something in it runs."""
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
         status = pod.get("status", {})
         if labels.get(names.LABEL_POD_INDEX) != "0" or not status.get("podIP"):
             continue
-        for container in status.get("containerStatuses", []):
-            if container.get("name") == names.CONTAINER and "running" in container.get("state", {}):
-                return pod
+        if any("running" in container.get("state", {}) for container in status.get("containerStatuses", [])):
+            return pod
     return None

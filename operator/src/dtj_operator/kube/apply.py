@@ -122,7 +122,13 @@ class World:
             "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
             "status": without_none(status),
         }
-        return await self._client.apply(JOB, metadata["namespace"], body, subresource="status")
+        try:
+            return await self._client.apply(JOB, metadata["namespace"], body, subresource="status")
+        except errors.Invalid as error:
+            if "not declared in schema" not in error.message:
+                raise
+            hint = "; the CRD is older than the operator: kubectl apply --server-side -f crds/"
+            raise errors.Invalid(error.message + hint, status=error.status, reason=error.reason) from error
 
 
 def for_good(error: errors.Invalid | errors.Forbidden) -> bool:
@@ -134,7 +140,7 @@ def for_good(error: errors.Invalid | errors.Forbidden) -> bool:
 
 def same_status(one: Object, other: Object) -> bool:
     """Equal but for the order of the conditions, for keys without a value, which the API server drops, and for the time."""
-    return _canonical(one) == _canonical(other)
+    return bool(_canonical(one) == _canonical(other))
 
 
 def _canonical(status: Object) -> Any:

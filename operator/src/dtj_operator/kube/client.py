@@ -63,7 +63,7 @@ class Client:
         self._api.user_agent = names.MANAGER
 
     async def close(self) -> None:
-        await self._api.close()
+        await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """Raises NotFound."""
@@ -145,7 +145,7 @@ class Client:
                 timeout = aiohttp.ClientTimeout(total=seconds)
                 response: RESTResponse = await self._api.call_api(method, url, headers, body, _request_timeout=timeout)
                 code = str(response.status)
-                text = await response.read()
+                text: bytes = await response.read()  # type: ignore[no-untyped-call]
             except TimeoutError as error:
                 code = "timeout"
                 raise errors.Transient(f"{method} {path}: no answer in {seconds:g} s") from error
@@ -154,10 +154,10 @@ class Client:
             finally:
                 self._watcher(verb, what, code, time.monotonic() - began)
         if response.status >= 300:
-            error = failure(response.status, text, method, path)
-            if isinstance(error, errors.NotAuthenticated):
+            failed = failure(response.status, text, method, path)
+            if isinstance(failed, errors.NotAuthenticated):
                 await self._login.load()  # an exec plugin's or a file's newer token; the caller's next try has it
-            raise error
+            raise failed
         answer: Object = json.loads(text)
         return answer
 

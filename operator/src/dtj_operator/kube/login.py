@@ -26,10 +26,10 @@ class Login:
         """Read the credentials, again if need be. Raises ConfigError."""
         try:
             if self.kubeconfig or self.context or "KUBERNETES_SERVICE_HOST" not in os.environ:
-                await load_kube_config(self.kubeconfig, self.context, self.configuration, persist_config=False)
+                await load_kube_config(self.kubeconfig, self.context, self.configuration, persist_config=False)  # type: ignore[no-untyped-call]
             else:
                 # A service account's token is renewed on disk; the hook that this sets reads it again every minute.
-                load_incluster_config(self.configuration)
+                load_incluster_config(self.configuration)  # type: ignore[no-untyped-call]
         except (ConfigException, OSError) as error:
             where = self.kubeconfig or "~/.kube/config, and no service account was mounted"
             raise ConfigError(
