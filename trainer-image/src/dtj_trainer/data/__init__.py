@@ -1,0 +1,1 @@
+"""Data by global sample index: every sample exactly once an epoch, whatever happens to the world."""

@@ -1,0 +1,62 @@
+"""Batches of one rank: from tensors in memory, or any map-style data set, by the indices that DataOrder gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from dtj_trainer.data.order import Indices
+
+
+class MapDataset(Protocol):
+    """Anything with a length and items by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@runtime_checkable
+class BatchDataset(Protocol):
+    """A data set that can give many items as one finished batch, which saves a Python call per sample."""
+
+    def __len__(self) -> int: ...
+
+    def get_batch(self, indices: Sequence[int] | Indices, /) -> Any: ...
+
+
+class TensorData:
+    """Tensors of equal length in memory; a batch is one index_select each."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(t[index] for t in self.tensors)
+
+    def get_batch(self, indices: Sequence[int] | Indices) -> tuple[torch.Tensor, ...]:
+        """All tensors at `indices`."""
+        at = torch.as_tensor(indices)
+        return tuple(t[at] for t in self.tensors)
+
+
+def fetch(dataset: MapDataset | BatchDataset, indices: Indices) -> Any:
+    """One batch."""
+    if isinstance(dataset, BatchDataset):
+        return dataset.get_batch(indices)
+    return default_collate([dataset[int(i)] for i in indices])
+
+
+def in_order(dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[Any, int]]:
+    """A rank's part of one pass for validation: every sample once over all ranks, the last batches may be short."""
+    mine = np.array_split(np.arange(len(dataset), dtype=np.int64), world_size)[rank]
+    for start in range(0, len(mine), batch_size):
+        part = mine[start : start + batch_size]
+        yield fetch(dataset, part), len(part)

@@ -1,0 +1,83 @@
+"""Characters as tokens, in a file of bytes that every rank maps into memory."""
+
+from __future__ import annotations
+
+import fcntl
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dtj_trainer.data.order import Indices
+from dtj_trainer.errors import ConfigError
+
+ALPHABET = "\n\t" + "".join(chr(c) for c in range(32, 127)) + "\ufffd"  # what is not in it becomes the last one
+VOCABULARY = len(ALPHABET)
+
+
+def encode(text: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """One byte a character."""
+    table = np.full(128, VOCABULARY - 1, np.uint8)
+    for number, character in enumerate(ALPHABET[:-1]):
+        table[ord(character)] = number
+    codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
+    return table[codes]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    """The inverse, for samples that a person reads."""
+    return "".join(ALPHABET[t] for t in tokens)
+
+
+def standard_library(limit: int) -> str:
+    """The first `limit` characters of the sources of Python's standard library, in the order of their names."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    parts: list[str] = []
+    size = 0
+    for path in sorted(folder.rglob("*.py")):
+        if {"test", "tests", "idlelib", "lib2to3", "site-packages"} & set(path.parts):
+            continue
+        parts.append(path.read_text(encoding="utf-8", errors="replace"))
+        size += len(parts[-1])
+        if size >= limit:
+            break
+    return "".join(parts)[:limit]
+
+
+def token_file(path: Path, limit: int) -> Path:
+    """Makes the token file unless it is there. One process of a node writes, aside and renamed; the others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            aside = path.with_suffix(".part")
+            encode(standard_library(limit)).tofile(aside)
+            aside.rename(path)
+    return path
+
+
+class TokenData:
+    """A token file cut into blocks: sample i is tokens [i·block, (i+1)·block] as input and the same shifted by one."""
+
+    def __init__(self, path: Path, block: int, start: float = 0.0, stop: float = 1.0) -> None:
+        """`start`, `stop`: the part of the file that belongs to this data set."""
+        tokens = np.memmap(path, np.uint8, "r")
+        self._tokens = tokens[int(len(tokens) * start) : int(len(tokens) * stop)]
+        self._block = block
+        if len(self) < 1:
+            raise ConfigError(f"{path} has {len(self._tokens)} tokens here, less than one block: write block below {block}")
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - 1) // self._block
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = self.get_batch([index])
+        return batch[0][0], batch[1][0]
+
+    def get_batch(self, indices: Sequence[int] | Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, targets), each (n, block) int64."""
+        at = np.asarray(indices)[:, None] * self._block + np.arange(self._block + 1)[None, :]
+        tokens = torch.from_numpy(self._tokens[at].astype(np.int64))
+        return tokens[:, :-1], tokens[:, 1:]

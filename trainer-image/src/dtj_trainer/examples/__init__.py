@@ -1,0 +1,1 @@
+"""Examples that are tests too: real training on data that every installation has."""

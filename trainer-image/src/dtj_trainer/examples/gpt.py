@@ -1,0 +1,170 @@
+"""A character-level GPT on the sources of Python's own standard library.
+
+python -m dtj_trainer.examples.gpt --steps 300
+torchrun --nproc-per-node 2 -m dtj_trainer.examples.gpt --layers 6 --width 384 --checkpoint-dir /tmp/gpt
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dtj_trainer.checkpoint.store import CheckpointConfig
+from dtj_trainer.data.text import VOCABULARY, TokenData, token_file
+from dtj_trainer.errors import ConfigError
+from dtj_trainer.optim import OptimizerConfig
+from dtj_trainer.schedule import ScheduleConfig
+from dtj_trainer.state import StateConfig
+from dtj_trainer.trainer import Trainer, TrainerConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GptConfig:
+    """The size of the model; the defaults learn something within minutes on one CPU core."""
+
+    vocabulary: int = VOCABULARY
+    block: int = 128
+    """Characters of context."""
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ConfigError(f"width={self.width} must be a multiple of heads={self.heads}")
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP. Strategies shard, and activation checkpointing recomputes, block by block."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.down = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, time, width) to the same."""
+        b, t, w = x.shape
+        q, k, v = (y.view(b, t, self.heads, w // self.heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(w, dim=2))
+        attended = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
+        x = x + self.out(attended.transpose(1, 2).reshape(b, t, w))
+        hidden: torch.Tensor = self.down(functional.gelu(self.up(self.norm2(x))))
+        return x + functional.dropout(hidden, self.dropout, self.training)
+
+
+class Gpt(nn.Module):
+    """Embeddings, blocks, a head that shares the token embedding's weights."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.place = nn.Embedding(config.block, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, time) tokens to (batch, time, vocabulary) logits."""
+        x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+    def flops_per_token(self) -> float:
+        """Forward and backward: 6 per parameter, and the attention's 12·layers·width·block (as in the PaLM paper)."""
+        parameters = sum(p.numel() for p in self.parameters()) - self.place.weight.numel()
+        return 6.0 * parameters + 12.0 * self.config.layers * self.config.width * self.config.block
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Mean cross entropy per character, in nats."""
+    tokens, targets = batch
+    return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def measure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Loss and the part of characters guessed right."""
+    tokens, targets = batch
+    logits = model(tokens)
+    return {
+        "loss": functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
+        "accuracy": (logits.argmax(-1) == targets).double().mean(),
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(prog="python -m dtj_trainer.examples.gpt", description=(__doc__ or "").splitlines()[0])
+    p.add_argument("--steps", type=int, default=300)
+    p.add_argument("--batch-size", type=int, default=32, help="sequences per step over all ranks together")
+    p.add_argument("--block", type=int, default=128)
+    p.add_argument("--layers", type=int, default=4)
+    p.add_argument("--heads", type=int, default=4)
+    p.add_argument("--width", type=int, default=128)
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--characters", type=int, default=4_000_000, help="how much of the standard library to read")
+    p.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "dtj-stdlib"), help="folder of the token file")
+    p.add_argument("--log-every", type=int, default=10, metavar="STEPS")
+    p.add_argument("--checkpoint-dir", type=Path, help="default: DTJ_CHECKPOINT_DIR; without either nothing is saved")
+    p.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50")
+    p.add_argument("--step-time-ms", type=float, default=0, help="sleep in every step, to watch a run or to break it at leisure")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains, prints `final step=… loss=… accuracy=…` on rank 0."""
+    args = parser().parse_args(argv)
+    torch.manual_seed(args.seed)
+    path = token_file(args.data / f"tokens-{args.characters}.bin", args.characters)
+    config = TrainerConfig(
+        steps=args.steps,
+        global_batch_size=args.batch_size,
+        seed=args.seed,
+        clip_norm=1.0,
+        optimizer=OptimizerConfig(lr=args.lr, weight_decay=0.1, betas=(0.9, 0.95)),
+        schedule=ScheduleConfig(kind="cosine", warmup_steps=min(20, args.steps // 2), floor=0.1),
+        state=StateConfig(
+            log_every_steps=args.log_every,
+            checkpoint=CheckpointConfig(directory=args.checkpoint_dir, every_steps=args.checkpoint_every),
+        ),
+    )
+    model = Gpt(GptConfig(block=args.block, layers=args.layers, heads=args.heads, width=args.width))
+    with Trainer(config) as trainer:
+        result = trainer.fit(
+            model,
+            TokenData(path, args.block, stop=0.98),
+            loss=loss,
+            validation=TokenData(path, args.block, start=0.98),
+            measure=measure,
+            after_step=lambda _: time.sleep(args.step_time_ms / 1000),
+        )
+        if trainer.group.rank == 0:
+            print(f"final step={result.step} loss={result.loss!r} accuracy={result.validation['accuracy']!r}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,127 @@
+"""Progress reports to the agent: one JSON object per datagram, never blocking, never raising (contract: Progress).
+
+A report that can't be sent must not hold up training. A step report is dropped, the next one says more anyway; what is
+said only once (phase, resumed step, checkpoint, event) is kept and goes out before the next report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+Phase = Literal["loading", "training", "saving", "done"]
+MAX_METRICS = 32
+MAX_UNSENT = 64
+LINGER_SECONDS = 0.5  # at the end, for an agent that is behind
+MAX_MESSAGE = 1024  # characters of an event's message: a datagram stays far below the socket's limit
+
+
+def finite(value: float | None) -> float | None:
+    """The agent's JSON holds finite numbers only."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+class Progress:
+    """A worker's line to its agent. Without a socket every call is a no-op."""
+
+    def __init__(self, path: Path | None, *, rank: int, attempt: int | None, min_interval: float = 0.05) -> None:
+        """`min_interval`: seconds between two step reports; everything else is sent at once."""
+        self.dropped = 0
+        self._unsent: deque[bytes] = deque(maxlen=MAX_UNSENT)
+        self._head = {"rank": rank, "attempt": attempt or 0}
+        self._path = str(path) if path else None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if path else None
+        if self._socket:
+            self._socket.setblocking(False)
+        self._min_interval = min_interval
+        self._last = -math.inf
+
+    def step(
+        self,
+        step: int,
+        total: int | None = None,
+        *,
+        loss: float | None = None,
+        samples_per_second: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        now: bool = False,
+    ) -> None:
+        """`step` optimizer steps are done. `now`: send even if the last report was less than `min_interval` ago."""
+        clock = time.monotonic()
+        if self._socket is None or (not now and clock - self._last < self._min_interval):
+            return
+        self._last = clock
+        flat = {k: v for k, v in (metrics or {}).items() if finite(v) is not None}
+        self._send(
+            step=step,
+            totalSteps=total,
+            loss=finite(loss),
+            samplesPerSecond=finite(samples_per_second),
+            once=False,
+            phase="training",
+            metrics=dict(list(flat.items())[:MAX_METRICS]) or None,
+        )
+
+    def phase(self, phase: Phase, *, step: int | None = None, total: int | None = None) -> None:
+        """What the worker is doing now."""
+        self._send(phase=phase, step=step, totalSteps=total)
+
+    def resumed(self, step: int) -> None:
+        """Once, after a load: the step of the checkpoint it came from, 0 for a fresh start."""
+        self._send(resumedStep=step, step=step)
+
+    def checkpoint(self, step: int, path: Path, when: float) -> None:
+        """A checkpoint is committed. `when`: Unix seconds."""
+        self._send(checkpoint={"step": step, "path": str(path), "time": when})
+
+    def event(self, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        """Something that a person should read in the job's events."""
+        self._send(event={"type": type_, "reason": reason, "message": message[:MAX_MESSAGE]})
+
+    def close(self) -> None:
+        """Sends what is unsent, for at most half a second, and closes the socket; later reports are no-ops."""
+        if self._socket:
+            deadline = time.monotonic() + LINGER_SECONDS
+            while not self._flush() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, once: bool = True, **keys: object) -> None:
+        if self._socket is None:
+            return
+        body = json.dumps(self._head | {k: v for k, v in keys.items() if v is not None}, separators=(",", ":")).encode()
+        if once:
+            self._unsent.append(body)
+        if self._flush() and not once and not self._one(body):
+            self.dropped += 1
+
+    def _flush(self) -> bool:
+        while self._unsent:
+            if not self._one(self._unsent[0]):
+                return False
+            self._unsent.popleft()
+        return True
+
+    def _one(self, body: bytes) -> bool:
+        if self._socket is None or self._path is None:
+            return True
+        try:
+            self._socket.sendto(body, self._path)
+        except OSError:  # buffer full, agent gone, socket file not there
+            return False
+        return True
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.close()

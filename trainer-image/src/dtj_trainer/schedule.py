@@ -1,0 +1,62 @@
+"""Learning rate over a run: warm-up, then cosine or constant; and how it scales with the batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from dtj_trainer.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class ScheduleConfig:
+    """The shape of the learning rate."""
+
+    kind: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = 0
+    """Steps of linear rise from 0 to the full rate."""
+    floor: float = 0.0
+    """What a cosine ends at, as a part of the full rate."""
+    base_batch_size: int | None = None
+    """The global batch that the rate was chosen for; another one scales it by `batch_rule`."""
+    batch_rule: Literal["linear", "sqrt"] = "linear"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("constant", "cosine"):
+            raise ConfigError(f"schedule.kind={self.kind!r}: write constant or cosine")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"schedule.warmup_steps={self.warmup_steps}: write 0 or more")
+        if not 0 <= self.floor <= 1:
+            raise ConfigError(f"schedule.floor={self.floor}: write a part of the full rate, 0 to 1")
+        if self.batch_rule not in ("linear", "sqrt"):
+            raise ConfigError(f"schedule.batch_rule={self.batch_rule!r}: write linear or sqrt")
+        if self.base_batch_size is not None and self.base_batch_size < 1:
+            raise ConfigError(f"schedule.base_batch_size={self.base_batch_size}: write 1 or more, or leave it out")
+
+
+def factor(step: int, total: int, config: ScheduleConfig) -> float:
+    """The part of the full rate at `step` (0-based) of `total` (pure)."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.kind == "constant":
+        return 1.0
+    done = min(1.0, (step - config.warmup_steps) / max(1, total - config.warmup_steps))
+    return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def batch_factor(global_batch_size: int, config: ScheduleConfig) -> float:
+    """What the rate is multiplied by for this batch (Goyal et al. linear, or square root for adaptive optimizers)."""
+    if config.base_batch_size is None:
+        return 1.0
+    ratio = global_batch_size / config.base_batch_size
+    return ratio if config.batch_rule == "linear" else math.sqrt(ratio)
+
+
+def make_schedule(optimizer: Optimizer, config: ScheduleConfig, total: int, global_batch_size: int) -> LambdaLR:
+    """The torch scheduler; call its step() after each optimizer step."""
+    scale = batch_factor(global_batch_size, config)
+    return LambdaLR(optimizer, lambda step: scale * factor(step, total, config))

@@ -1,0 +1,33 @@
+"""What a strategy is: how a model is spread over the ranks and how its gradients come together."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from dtj_trainer.comm.group import Group
+
+
+class Strategy(Protocol):
+    """One way to train a model on a group. After `backward`, every rank's optimizer sees the mean gradient of all ranks."""
+
+    name: str
+
+    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
+        """The model to call, on the group's device. Build the optimizer from its parameters."""
+        ...
+
+    def accumulate(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
+        """Around one micro-batch's forward and backward; gradients travel only if it is the `last` one of the step."""
+        ...
+
+    def finish(self, model: nn.Module) -> None:
+        """After the last backward: every gradient has arrived."""
+        ...
+
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """Scales the gradients so that their norm over the whole model is at most `max_norm`; gives the norm before."""
+        ...

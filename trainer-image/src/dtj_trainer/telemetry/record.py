@@ -1,0 +1,80 @@
+"""One logged step, and the sinks that it goes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What is known after `step` optimizer steps. Numbers are means over all ranks unless the name says otherwise."""
+
+    step: int
+    total_steps: int | None
+    attempt: int
+    loss: float | None = None
+    samples_per_second: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Flat name to number: epoch, lr, accuracy, grad_norm, seconds by part, ..."""
+    time: float = field(default_factory=time.time)
+    """Unix seconds."""
+
+    def flat(self) -> dict[str, Any]:
+        """Everything by name, in the order in which a person reads it; what is not known is left out."""
+        head: dict[str, Any] = {"step": self.step, "total_steps": self.total_steps, "attempt": self.attempt, "loss": self.loss}
+        body = head | {"samples_per_second": self.samples_per_second} | self.metrics | {"time": self.time}
+        return {k: v for k, v in body.items() if v is not None}
+
+
+class Sink(Protocol):
+    """A place for records; only rank 0 has any."""
+
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Console:
+    """One line a record: `step=120 epoch=3 loss=0.1234 …`, numbers as repr so that nothing is rounded away."""
+
+    HIDDEN = ("total_steps", "attempt", "time")
+
+    def write(self, record: Record) -> None:
+        """To stdout, at once: the agent reads lines."""
+        line = " ".join(f"{k}={_short(k, v)}" for k, v in record.flat().items() if k not in self.HIDDEN)
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def _short(key: str, value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return repr(value) if "loss" in key or "accuracy" in key else f"{value:.4g}"
+
+
+class JsonLines:
+    """Appends one JSON object a record: the run's history, over all attempts. A line is one write, so none is torn."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")  # a writer before us died inside its line: ours must not be glued to it
+
+    def write(self, record: Record) -> None:
+        """Floats are written as repr, so they come back bit for bit."""
+        os.write(self._fd, (json.dumps(record.flat()) + "\n").encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._fd)
