@@ -28,7 +28,7 @@ def test_a_small_gpt_learns_from_the_standard_library(tmp_path: Path) -> None:
     command = ["dtj_trainer.examples.gpt", "--steps", "30", "--layers", "2", "--width", "64", "--block", "64", "--lr", "3e-3"]
     output = finished(2, [*command, "--characters", "300000", "--data", str(tmp_path)], tmp_path)
     losses = [float(x) for x in re.findall(r"^step=\d+ loss=(\S+)", output, re.M)]
-    assert losses[-1] < 3.3 < losses[0], "from ln 98 = 4.6 towards the frequencies of single characters"
+    assert losses[-1] < 3.3 < losses[0], "from ln 97 = 4.6 towards the frequencies of single characters"
 
 
 def test_a_plain_torchrun_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
@@ -43,6 +43,6 @@ def test_a_plain_torchrun_script_goes_on_from_its_own_checkpoint(tmp_path: Path)
 
 def test_text_comes_back_from_its_tokens_except_for_what_the_alphabet_lacks() -> None:
     sample = "def f(x):\n\treturn x + 1  # ~é"
-    assert text.decode(text.encode(sample).tolist()) == sample.replace("é", "\ufffd")
+    assert text.decode(text.encode(sample).tolist()) == sample.replace("é", "?")
     assert "dtj_agent" not in PLAIN.read_text()
     assert "dtj_trainer" not in PLAIN.read_text()

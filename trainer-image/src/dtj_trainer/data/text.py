@@ -13,14 +13,14 @@ import torch
 from dtj_trainer.data.order import Indices
 from dtj_trainer.errors import ConfigError
 
-ALPHABET = "\n\t" + "".join(chr(c) for c in range(32, 127)) + "\ufffd"  # what is not in it becomes the last one
+ALPHABET = "\n\t" + "".join(chr(c) for c in range(32, 127))  # what is not in it becomes a question mark
 VOCABULARY = len(ALPHABET)
 
 
 def encode(text: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """One byte a character."""
-    table = np.full(128, VOCABULARY - 1, np.uint8)
-    for number, character in enumerate(ALPHABET[:-1]):
+    table = np.full(128, ALPHABET.index("?"), np.uint8)
+    for number, character in enumerate(ALPHABET):
         table[ord(character)] = number
     codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8)
     return table[codes]
