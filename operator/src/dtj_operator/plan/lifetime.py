@@ -39,10 +39,15 @@ def after_end(obj: Object, observed: Observed, now: float) -> Plan:
     return Plan(actions=_clean_up(obj, observed), status=status, requeue_after=left)
 
 
+def keeps_pods(obj: Object) -> bool:
+    """The pods stay after the end, and idle."""
+    return bool((obj.get("spec") or {}).get("cleanPodPolicy") == "None")
+
+
 def _clean_up(obj: Object, observed: Observed) -> tuple[Action, ...]:
     """The pods hold GPUs: they go with their StatefulSet. Service and Secret cost nothing and go with the job."""
     child = observed.stateful_set
-    if child is None or (obj.get("spec") or {}).get("cleanPodPolicy") == "None" or "deletionTimestamp" in child["metadata"]:
+    if child is None or keeps_pods(obj) or "deletionTimestamp" in child["metadata"]:
         return ()
     if all(owner.get("uid") != obj["metadata"]["uid"] for owner in child["metadata"].get("ownerReferences") or ()):
         return ()

@@ -69,6 +69,8 @@ def _end(obj: Object, status: Object, ending: Ending, now: float) -> Plan:
                 status, kind, kind == ending.kind, ending.reason, ending.message, generation=generation, now=now
             )
     status |= {"observedGeneration": generation, "completionTime": rfc3339(now), "lastUpdateTime": rfc3339(now)}
+    if "replicas" in status and not lifetime.keeps_pods(obj):
+        status |= {"readyReplicas": 0, "ready": f"0/{status['replicas']}"}  # nothing of it is written later
     return Plan(status=status, events=events.of_end(ending), requeue_after=0)
 
 

@@ -46,8 +46,8 @@ def _urgent(status: Object) -> Object:
             (c.get("type"), c.get("status"), "" if c.get("reason") in QUIET_REASONS else c.get("reason"))
             for c in status.get("conditions") or ()
         ],
-        "attempt": status.get("attempt"),
-        "restarts": status.get("restarts"),
+        "attempt": status.get("attempt", 0),
+        "restarts": (status.get("restarts") or {}).get("total", 0),
         "failures": [(f.get("attempt"), f.get("ordinal"), f.get("rank")) for f in status.get("failures") or ()],
         # Once when it is known and once when its cost is.
         "recoveries": [(r.get("attempt"), "firstStep" in (r.get("seconds") or {})) for r in status.get("recoveries") or ()],
