@@ -65,7 +65,8 @@ def test_a_lost_pod_comes_back_and_the_group_goes_on_from_the_checkpoint(start: 
     assert job["status"]["attempt"] == 2
     assert job["status"]["restarts"]["counted"] == 0, "a lost pod costs no budget"
     (recovery,) = job["status"]["recoveries"]
-    assert recovery["resumedStep"] in (20, 30)
+    assert recovery["resumedStep"] >= 20
+    assert recovery["resumedStep"] % 10 == 0
     assert run.losses() == UNDISTURBED
     assert run.living() == {}
 
@@ -119,11 +120,11 @@ def test_nothing_outlives_a_dtj_that_is_killed(start: Start) -> None:
     eventually("all processes are gone", lambda: not run.living(), seconds=5)
 
 
-def test_what_a_worker_starts_and_hides_in_a_session_of_its_own_ends_with_the_run(start: Start) -> None:
-    run = start(steps=30, args="--child")
-    run.until_step(3)
-    assert sum("SIG_IGN" in text for text in run.living().values()) == 3
-    assert run.wait()[0] == 0
+def test_what_a_worker_starts_and_hides_in_a_session_of_its_own_ends_with_a_killed_dtj(start: Start) -> None:
+    run = start(steps=100_000, args="--child")
+    eventually("all three are there", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
+    run.signal(signal.SIGKILL)
+    eventually("all processes are gone", lambda: not run.living(), seconds=5)
     assert run.living() == {}
 
 
@@ -148,41 +149,6 @@ def test_logs_shows_what_workers_write(start: Start) -> None:
     run = start("--logs", steps=20)
     assert run.wait()[0] == 0
     assert f"count-0 [rank 0] step 20 loss {1 / 21!r}" in run.lines()
-
-
-BAD_INPUT = {
-    "unknown field": ("  replica: 3", "job.yaml: spec.replica: unknown field"),
-    "out of range": ("  activeDeadlineSeconds: 0", "job.yaml: spec.activeDeadlineSeconds: "),
-    "suspended": ("  suspend: true", "job.yaml: spec.suspend: the job would never start"),
-}
-
-
-@pytest.mark.parametrize(("more", "message"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
-def test_bad_input_is_exit_code_2_and_names_the_field(start: Start, more: str, message: str) -> None:
-    run = start(more=more)
-    assert run.wait()[0] == 2
-    assert run.lines()[0].startswith(f"dtj: {message}")
-    assert not run.run_dir.exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--kill", "worker:1"], "--kill worker:1: write worker:RANK@step=STEP"),
-        (["--kill", "worker:3@step=1"], "--kill worker:3@step=1: the job has workers 0 to 2"),
-        (["--kill", "pod:7@step=1"], "--kill pod:7@step=1: the job has pods 0 to 2"),
-    ],
-)
-def test_a_fault_that_can_not_be_is_exit_code_2(start: Start, flags: list[str], message: str) -> None:
-    run = start(*flags)
-    assert run.wait()[0] == 2
-    assert message in run.lines()[0]
-
-
-def test_a_file_that_is_no_yaml_is_exit_code_2(start: Start) -> None:
-    run = start(job="a: [")
-    assert run.wait()[0] == 2
-    assert run.lines()[0].startswith("dtj: job.yaml: no YAML")
 
 
 def test_a_second_run_at_the_same_time_has_ports_of_its_own(start: Start, tmp_path: Path) -> None:

@@ -21,10 +21,13 @@ def parse(text: str, flag: str) -> float:
 
 
 def say(seconds: float) -> str:
-    """`0.35 s`, `42 s`, `3 m 05 s`, `2 h 10 m`."""
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 100:
+    """What something took: `0.35 s`, `42 s`, `3 m 05 s`, `2 h 10 m`."""
+    return f"{seconds:.2f} s" if seconds < 10 else rough(seconds)
+
+
+def rough(seconds: float) -> str:
+    """What something will take: `7 s`, `42 s`, `3 m 05 s`, `2 h 10 m`."""
+    if round(seconds) < 100:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 100:

@@ -31,7 +31,6 @@ from dtj_operator.plan.model import Object, Observed, Plan, Settings
 from dtj_operator.plan.plan import plan
 
 NAMESPACE = "default"
-PROGRESS_SECONDS = 2.0  # between two writes of the progress: the speed is taken from them, and times are in whole seconds
 
 
 def command(flags: argparse.Namespace) -> int:
@@ -64,7 +63,7 @@ def _run(
     settings = Settings(
         agent_image="",
         master_key=os.urandom(32),
-        progress_write_seconds=PROGRESS_SECONDS,
+        progress_write_seconds=1.0,
         status_poll_seconds=run.LOOK_SECONDS,
     )
 
@@ -73,7 +72,7 @@ def _run(
 
     with view:
         for notice in _notices(model, job, machine, checkpoints, fresh=flags.fresh):
-            view.say(notice)
+            view.log(notice)
         code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, show_logs=flags.logs))
     seconds = time.monotonic() - began
     for line in summary(job, seconds=seconds, run_dir=machine.run_dir, checkpoint_dir=checkpoints):

@@ -73,10 +73,9 @@ def container(pod: Object, machine: Machine, ports: Sequence[int]) -> Container:
         names.ENV_DIE_WITH_PARENT: "1",
         names.ENV_LOCAL_POD: mark(pod, machine),
     }
-    inherited = {
-        "GLOO_SOCKET_IFNAME": "lo",
-        **machine.environment,
-    }  # gloo else looks the host's name up, and may get a dead address
+    # What an outer torchrun or dtj has set is not for this job. gloo would look the host's name up, and may get a dead address.
+    outer = {k: v for k, v in machine.environment.items() if k not in names.TORCHRUN_ENV and not k.startswith("DTJ_")}
+    inherited = {"GLOO_SOCKET_IFNAME": "lo", **outer}
     words = [_localise(_expand(word, given), mounts) for word in spec["command"]]
     return Container(
         argv=tuple(_argv(words, machine.python)),

@@ -15,7 +15,9 @@ from pathlib import Path
 from dtj.local import container, pods, processes
 from dtj.local.container import Machine
 from dtj.local.faults import Fault, Faults
+from dtj.local.guard import Guard
 from dtj.local.logs import LogTail
+from dtj.local.pace import Pace
 from dtj.local.ports import Ports
 from dtj.local.world import LocalWorld
 from dtj.view.model import PodRow, Sight, View
@@ -66,8 +68,9 @@ async def run(
 
     Raises LocalRunError and InputError. Whatever happens, no process of the job is left.
     """
-    stop, waiting, tail = Stop(view), Faults(faults), LogTail(machine.run_dir)
-    with Ports() as ports, stop.heard():
+    stop, waiting, tail, pace = Stop(view), Faults(faults), LogTail(machine.run_dir), Pace()
+    guard = Guard(f"{machine.job_uid}/", machine.scratch_dir)
+    with guard, Ports() as ports, stop.heard():
         async with LocalWorld(machine, ports, now=_now) as world:
             stop.at_once = world.kill
             told, saved = 0, ""
@@ -81,7 +84,7 @@ async def run(
                 for event in world.events[told:]:
                     view.say(f"{_now():%H:%M:%S} {event.reason}: {event.message}")
                 told = len(world.events)
-                view.show(Sight(job=fresh(job, world.agent), now=_now(), rows=rows(world)))
+                view.show(Sight(job=pace.apply(job, world.agent), now=_now(), rows=rows(world)))
                 for line in tail.lines() if show_logs else ():
                     view.log(line)
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -105,15 +108,6 @@ def is_true(job: Object, condition: str) -> bool:
     """Does the job's status have this condition with status True?"""
     conditions = job.get("status", {}).get("conditions") or []
     return any(one["type"] == condition and one["status"] == "True" for one in conditions)
-
-
-def fresh(job: Object, agent: Object | None) -> Object:
-    """The job with the progress that its agent has just reported: its own status has it every few seconds only."""
-    status = job.get("status", {})
-    if not agent or agent.get("attempt") != status.get("attempt"):
-        return job
-    now = {key: value for key, value in (agent.get("progress") or {}).items() if value is not None}
-    return {**job, "status": {**status, "progress": {**(status.get("progress") or {}), **now}}}
 
 
 def rows(world: LocalWorld) -> list[PodRow]:

@@ -56,5 +56,5 @@ def line(sight: Sight) -> str:
         parts.append(f"{known['samplesPerSecond']:.0f} samples/s")
     left = seconds_left(job, sight.now)
     if left is not None and status.get("phase") == "Running":
-        parts.append(f"{durations.say(left)} left")
+        parts.append(f"{durations.rough(left)} left")
     return " ".join(parts)

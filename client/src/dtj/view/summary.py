@@ -17,7 +17,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     """The lines to print. `seconds` is the wall time of the run, all of it."""
     status = job.get("status", {})
     phase = str(status.get("phase", names.PENDING))
-    reason = f" {status['reason']}" if status.get("reason") and status["reason"] != phase else ""
+    reason = f" {status['reason']}" if phase == names.FAILED else ""
     lines = ["", f"{job['metadata']['name']}: {phase}{reason} after {durations.say(seconds)}"]
     lines += [f"  {_message(status)}"] if phase == names.FAILED else []
     results = [f"step {steps(job)}"]
@@ -28,7 +28,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     counts = status.get("restarts") or {}
     kinds = f"{counts.get('inPlace', 0)} restarts in place, {counts.get('pod', 0)} with a new pod"
     lines.append(f"  attempts     {status.get('attempt', 0)} ({kinds})")
-    lines += [f"  recovery     {_recovery(one)}" for one in status.get("recoveries") or []]
+    lines += [line for one in status.get("recoveries") or [] for line in _recovery(one)]
     if status.get("goodput") is not None:
         lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time went into steps that count")
     lines += [line for one in (status.get("failures") or [])[-1:] if phase == names.FAILED for line in _failure(one)]
@@ -41,13 +41,15 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     return lines
 
 
-def _recovery(one: dict[str, Any]) -> str:
+def _recovery(one: dict[str, Any]) -> list[str]:
     spent = one.get("seconds") or {}
     phases = ", ".join(f"{phase} {spent[phase]:.2f}" for phase in PHASES if spent.get(phase) is not None)
     lost = one.get("lostSteps")
     back = f"{lost} steps done again, from step {one.get('resumedStep')}" if lost is not None else "no step was reported since"
-    total = durations.say(sum(spent.values()))
-    return f"{one.get('reason')} ({one.get('kind')}) -> attempt {one.get('attempt')}: {back}; {total} ({phases})"
+    return [
+        f"  recovery     {one.get('reason')} ({one.get('kind')}) -> attempt {one.get('attempt')}: {back}",
+        f"               {durations.say(sum(spent.values()))}: {phases}",
+    ]
 
 
 def _failure(one: dict[str, Any]) -> list[str]:

@@ -63,7 +63,7 @@ def _head(sight: Sight) -> Text:
     status, known = sight.job.get("status", {}), progress(sight.job)
     phase = str(status.get("phase", "Pending"))
     head = Text.assemble((sight.job["metadata"]["name"], "bold"), "  ", (phase, STYLES.get(phase, "")))
-    if status.get("reason") and status["reason"] != phase:
+    if status.get("reason") and phase not in (names.RUNNING, names.COMPLETE):
         head.append(f" {status['reason']}", style="dim")
     if status.get("attempt"):
         head.append(f"  attempt {status['attempt']}")
@@ -72,7 +72,7 @@ def _head(sight: Sight) -> Text:
             head.append(("  loss " if name == "loss" else "  ") + text.format(known[name]))
     left = seconds_left(sight.job, sight.now)
     if left is not None and phase == names.RUNNING:
-        head.append(f"  {durations.say(left)} left")
+        head.append(f"  {durations.rough(left)} left")
     return head
 
 

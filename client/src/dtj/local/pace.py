@@ -1,0 +1,47 @@
+"""The progress as it is this moment: the job's own status has it every few seconds, and with times in whole seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+
+from dtj_operator.plan.model import Object
+
+WINDOW_SECONDS = 20.0  # that the speed is taken over
+
+
+class Pace:
+    """Remembers the last reports of the agent to tell the speed, and so the time that is left."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self._reports: deque[tuple[float, int]] = deque()
+
+    def apply(self, job: Object, agent: Object | None) -> Object:
+        """`job` with the progress that its agent has just reported and the `eta` that follows from it."""
+        status = job.get("status", {})
+        if not agent or agent.get("attempt") != status.get("attempt"):
+            return job
+        known = {key: value for key, value in (agent.get("progress") or {}).items() if value is not None}
+        progress: Object = {**(status.get("progress") or {}), **known}
+        progress.pop("eta", None)
+        speed = self._speed(agent["attempt"], known)
+        if speed and progress.get("totalSteps"):
+            left = (progress["totalSteps"] - progress["step"]) / speed
+            progress["eta"] = datetime.fromtimestamp(known["time"] + left, UTC).isoformat()
+        return {**job, "status": {**status, "progress": progress}}
+
+    def _speed(self, attempt: int, known: Object) -> float | None:
+        """Steps a second in this attempt; None until there are two reports of it."""
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._reports.clear()
+        if "step" not in known or "time" not in known:
+            return None
+        reports = self._reports
+        if not reports or known["time"] > reports[-1][0]:
+            reports.append((known["time"], known["step"]))
+        while len(reports) > 2 and reports[0][0] < known["time"] - WINDOW_SECONDS:
+            reports.popleft()
+        seconds, steps = reports[-1][0] - reports[0][0], reports[-1][1] - reports[0][1]
+        return steps / seconds if seconds > 0 and steps > 0 else None
