@@ -58,9 +58,9 @@ def eventually(what: str, probe: Callable[[], bool], seconds: float = 30) -> Non
 
 def test_the_api_server_accepts_every_object_of_it(kubectl: Kubectl) -> None:
     # The deployment's pod too, which nothing but a restricted namespace's admission would look at.
-    pods = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": NAMESPACE}, "spec": pod(render())}
-    pods["spec"]["serviceAccountName"] = "default"
-    for text in (render_text({}), json.dumps(pods)):
+    spec = pod(render()) | {"serviceAccountName": "default"}
+    one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": NAMESPACE}, "spec": spec}
+    for text in (render_text({}), json.dumps(one)):
         done = kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
         assert done.returncode == 0, done.stderr
         assert "Warning" not in done.stderr, done.stderr
