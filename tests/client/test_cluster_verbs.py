@@ -1,82 +1,21 @@
-"""`dtj submit | get | logs | wait | delete` with a real API server; there is no kubelet, so the tests write the status."""
+"""`dtj submit | get | wait | delete` with a real API server; there is no kubelet, so the tests write the status."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from dtj.main import main
-from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
-from hack.cluster.versions import CONTROL_PLANE
-from tests.client.support import eventually, job_yaml
-from tests.controlplane.conftest import install_crds
+from tests.client.support import JOBS, job_yaml, set_status
 
 pytestmark = pytest.mark.controlplane
-JOBS = "/apis/training.dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"
 NAME = "distributedtrainingjob.training.dtj.dev/count"
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), tmp_path_factory.mktemp("plane")) as plane:
-        yield plane
-
-
-@pytest.fixture
-def bare(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
-    """The API server, perhaps without the CRD."""
-    monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
-    return plane
-
-
-@pytest.fixture
-def cluster(bare: ControlPlane) -> Iterator[ControlPlane]:
-    """The API server with the CRD, and without jobs afterwards."""
-    if not bare.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
-        install_crds(bare)
-    yield bare
-    bare.request("DELETE", JOBS)
-    eventually("no job is left", lambda: not bare.request("GET", JOBS)["items"])
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(job_yaml())
-    return path
-
-
-@pytest.fixture
-def dtj(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, standard output, standard error) of a command."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-def set_status(plane: ControlPlane, kind: str | None, **status: Any) -> None:
-    job = plane.request("GET", f"{JOBS}/count")
-    conditions = [] if kind is None else [condition(kind)]
-    job["status"] = {"phase": kind, "conditions": conditions, **status}
-    plane.request("PUT", f"{JOBS}/count/status", job)
-
-
-def condition(kind: str) -> dict[str, str]:
-    message = "rank 1 was ended by SIGSEGV" if kind == "Failed" else "all ranks ended with 0"
-    reason = "RestartBudgetSpent" if kind == "Failed" else "AllWorkersSucceeded"
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}
 
 
 def test_without_the_crd_every_verb_says_to_install_the_chart(bare: ControlPlane, dtj: Any, job_file: Path) -> None:
@@ -173,22 +112,6 @@ def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: An
     code, _, err = dtj("delete", "count")
     assert code == 1
     assert "not found" in err
-
-
-def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
-    cluster: ControlPlane, dtj: Any, job_file: Path
-) -> None:
-    dtj("submit", "-f", job_file)
-    code, _, err = dtj("logs", "count")
-    assert code == 0
-    assert "no pod of count has started yet" in err
-    failure = {"attempt": 4, "rank": 1, "pod": "count-1", "reason": "WorkerFailed", "message": "it broke", "logTail": "one\ntwo"}
-    set_status(cluster, "Failed", failures=[failure])
-    for flags in ([], ["-f"]):
-        code, out, err = dtj("logs", "count", *flags)
-        assert code == 0
-        assert out.splitlines() == ["count-1 attempt 4 rank 1 WorkerFailed: it broke", "count-1 one", "count-1 two"]
-        assert "claim shared, in default/count/logs/" in err
 
 
 def test_who_may_not_is_told_so_in_one_line(cluster: ControlPlane, dtj: Any) -> None:
