@@ -226,7 +226,7 @@ class Agents:
                 agents.refused += 1
                 self.send_error(401)
 
-            def log_message(self, format: str, *args: object) -> None:
+            def log_message(self, *_: object) -> None:
                 """No log."""
 
         self._server = http.server.ThreadingHTTPServer((agent_address(), names.AGENT_PORT), Handler)

@@ -101,6 +101,9 @@ class Controller:
             plan = self._planner(job, replace(observed, rejection=str(refused)), self._now(), self._settings)
             written = await self._world.carry_out(job, plan)
         if written is not None:
-            self._metrics.status_written(job.get("status", {}), written.get("status", {}))
+            before, after = job.get("status", {}), written.get("status", {})
+            self._metrics.status_written(before, after)
+            if (before.get("phase"), before.get("reason")) != (after.get("phase"), after.get("reason")):
+                logger.info("%s, because of %s", after.get("phase"), after.get("reason"))
         self._metrics.job_phase(key, phase_of(written or job))
         return True, plan.requeue_after

@@ -160,6 +160,9 @@ async def watch(
         stop_flag=stop,
     )
     started()
-    await kopf.run_tasks(tasks, ignored=before)
+    try:
+        await kopf.run_tasks(tasks, ignored=before)
+    except Exception as error:  # whatever kopf ends of: without watches we end, and are started again
+        raise ShellEnded(f"kopf's watches ended by themselves: {error!r}") from error
     if not stop.is_set():
-        raise ShellEnded("kopf's watches ended by themselves; see the lines above")
+        raise ShellEnded("kopf's watches ended by themselves")

@@ -61,22 +61,21 @@ class TextFormatter(logging.Formatter):
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
-class _KopfOneLine(logging.Filter):
-    """kopf's retries are one line each, not a traceback: the API server being away is expected."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
+def _one_line(record: logging.LogRecord) -> bool:
+    """What kopf says of itself needs no traceback: that the API server is away is expected, and our own handlers' errors
+    come by another name (kopf.objects)."""
+    if record.name.startswith("kopf._"):
         record.exc_info = None
-        return True
+    return True
 
 
 def set_up(form: Literal["json", "text"], level: str) -> None:
     """All of the process's log lines go to stderr."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_one_line)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(capture=True)
     # At its info level kopf has a line for every handler call.
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    for name in ("kopf._cogs.clients.api", "kopf._cogs.aiokits.aiotasks", "kopf._core.reactor.queueing"):
-        logging.getLogger(name).addFilter(_KopfOneLine())
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
