@@ -162,12 +162,13 @@ class World:
         return wanted
 
     def settle(self, now: float) -> None:
-        """Until a plan has nothing more to do at once."""
-        for _ in range(10):
-            wanted = self.reconcile(now)
-            if wanted is None or wanted.requeue_after != 0:
+        """Until there is nothing left to do: every write is an event that leads to another look."""
+        for _ in range(12):
+            written = len(self.writes)
+            self.reconcile(now)
+            if len(self.writes) == written:
                 return
-        raise AssertionError("it does not come to rest")
+        raise AssertionError(f"it does not come to rest: {self.writes[-12:]}")
 
     def _carry_out(self, step: Any) -> None:
         if isinstance(step, Event):

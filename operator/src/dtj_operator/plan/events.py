@@ -23,22 +23,23 @@ PROBLEMS = {
 MESSAGE_LENGTH = 1000  # the API server's limit of an event's note is 1024
 
 
-def of_start(job: Job, resumed: bool) -> tuple[Event, ...]:
-    if resumed:
-        return (_event("Normal", Reason.JOB_RESUMED, f"goes on with {job.spec.replicas} pods"),)
-    return (_event("Normal", Reason.CREATED, f"made the Secret, the Service and the StatefulSet of {job.spec.replicas} pods"),)
-
-
 def of_end(ending: Ending) -> tuple[Event, ...]:
     return (_event("Normal" if ending.kind == names.COMPLETE else "Warning", ending.reason, ending.message),)
 
 
 def of_change(job: Job, status: Object, said: Report | None) -> tuple[Event, ...]:
     """What is true in `status` and was not in the job's stored one."""
-    return tuple(_changes(job.status, status, said))
+    return tuple(_changes(job, job.status, status, said))
 
 
-def _changes(old: Object, new: Object, said: Report | None) -> Iterator[Event]:
+def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterator[Event]:
+    if old.get("startTime") != new.get("startTime"):
+        if Reason.JOB_SUSPENDED in (conditions.reason(old, names.SUSPENDED), conditions.reason(old, names.RUNNING)):
+            yield _event("Normal", Reason.JOB_RESUMED, f"goes on with {job.spec.replicas} pods")
+        else:
+            yield _event(
+                "Normal", Reason.CREATED, f"made the Secret, the Service and the StatefulSet of {job.spec.replicas} pods"
+            )
     known = {_key(failure) for failure in old.get("failures") or ()}
     failures = [failure for failure in new.get("failures") or () if _key(failure) not in known]
     for failure in failures:

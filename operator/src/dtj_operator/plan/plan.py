@@ -101,7 +101,7 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     state = running.state(job, status, group, said)
     if state is not None:
         status = running.apply(job, status, state, now)
-    status |= _replicas(job, pods.ready_count(group, job.trainer_container))
+    status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
     return Plan(
         actions=tuple(Apply(body=body) for body in children.repairs(job, observed, settings)),
         status=status,
@@ -113,23 +113,27 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
 
 def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
     """Make the children. Done twice it makes the same ones."""
-    resumed = Reason.JOB_SUSPENDED in (conditions.reason(status, names.SUSPENDED), conditions.reason(status, names.RUNNING))
     lost = conditions.is_true(status, names.RUNNING) or conditions.is_true(status, names.RESTARTING)
-    actions = tuple(Apply(body=body) for body in children.all_of(job, settings))
-    if resumed:
+    if Reason.JOB_SUSPENDED in (conditions.reason(status, names.SUSPENDED), conditions.reason(status, names.RUNNING)):
         status = suspend.between_runs(status, job, now)
-    if conditions.find(status, names.SUSPENDED):
-        status = conditions.put(
-            status, names.SUSPENDED, False, Reason.JOB_RESUMED, "spec.suspend is false", generation=job.generation, now=now
-        )
     state = running.State(
         running=False,
         restarting=lost,
         reason=Reason.POD_DELETED if lost else Reason.PODS_PENDING,
         message="its StatefulSet was deleted, and is made again" if lost else "its pods are being made",
     )
-    status = running.apply(job, {"startTime": rfc3339(now)} | status, state, now) | _replicas(job, 0)
-    return Plan(actions=actions, status=status, events=events.of_start(job, resumed))
+    status = running.apply(job, _begun(job, status, now), state, now) | _replicas(job, 0)
+    actions = tuple(Apply(body=body) for body in children.all_of(job, settings))
+    return Plan(actions=actions, status=status, events=events.of_change(job, status, None))
+
+
+def _begun(job: Job, status: Object, now: float) -> Object:
+    """The clock runs, and nothing is suspended any more. Also where the children were made but that was not written."""
+    if conditions.is_true(status, names.SUSPENDED):
+        status = conditions.put(
+            status, names.SUSPENDED, False, Reason.JOB_RESUMED, "spec.suspend is false", generation=job.generation, now=now
+        )
+    return {"startTime": rfc3339(now)} | status
 
 
 def _blocked(job: Job, status: Object, cause: pods.Cause, now: float) -> Plan:

@@ -26,7 +26,7 @@ def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | N
     if report is not None and report.phase == "Running":
         message = f"attempt {status['attempt']} runs on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
         return State(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
-    if report is not None and report.phase not in ("Rendezvous", "Stopping"):
+    if report is not None and report.phase not in ("Rendezvous", "Stopping") and conditions.find(job.status, names.RUNNING):
         return None  # Finished: the outcome comes with it, or with the termination message
     blocked = why_not_running(pods, job)
     ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)

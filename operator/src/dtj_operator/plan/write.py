@@ -19,7 +19,7 @@ def paced(job: Job, wanted: Plan, until_deadline: float | None, now: float, sett
     stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
     if new | stamp == old:
         status = old
-    elif _urgent(old) != _urgent(new) or _pause(old, now, settings) == 0:
+    elif urgent(old) != urgent(new) or _pause(old, now, settings) == 0:
         status = new | {"lastUpdateTime": rfc3339(now)}
     else:
         status = old
@@ -39,7 +39,7 @@ def _pause(old: Object, now: float, settings: Settings) -> float:
     return max(0.0, settings.progress_write_seconds - past) if past >= 0 else 0.0
 
 
-def _urgent(status: Object) -> Object:
+def urgent(status: Object) -> Object:
     """What somebody waits for: a change of it is written at once."""
     return {
         "conditions": [
