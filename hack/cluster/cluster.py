@@ -17,10 +17,11 @@ MEND_TIMEOUT = 90
 def up() -> None:
     """Leave a healthy cluster alone, mend what can be mended in place, else make it anew."""
     began = time.monotonic()
-    engine.ensure()
+    started = engine.ensure()
     with cache.lock(f"cluster-{kind.name()}"):
         if not _healthy():
-            if not _mended():
+            # What an engine that was killed brings back by itself is half a cluster, and takes minutes to show it.
+            if started or not _mended():
                 kind.delete()
                 _create()
             log(f"cluster {kind.name()} is up after {time.monotonic() - began:.0f} s")
@@ -63,7 +64,7 @@ def heal_network() -> None:
 
 
 def _healthy() -> bool:
-    if not all(docker.running(container) for container in [*kind.nodes(), registry.NAME]) or not kind.is_current():
+    if not all(docker.running(container) for container in [*kind.nodes(), registry.name()]) or not kind.is_current():
         return False
     return _ready() and registry.answers()
 
@@ -79,10 +80,7 @@ def _ready() -> bool:
 
 
 def _mended() -> bool:
-    """Start what was stopped, restore its routes, and see whether that was all.
-
-    A cluster whose engine was killed is not mended: its control plane is gone with its network.
-    """
+    """Start the workers that were stopped, restore their routes, and see whether that was all."""
     control_plane = kind.nodes()[0]
     if not all(docker.exists(node) for node in kind.nodes()) or not docker.running(control_plane) or not kind.is_current():
         return False
@@ -109,8 +107,19 @@ def _create() -> None:
         wait_for("the nodes' address ranges", _have_ranges, timeout=60)
         network.apply()
     wait_for("all nodes to be Ready", _ready, timeout=120, every=0.5)
-    for namespace, deployment in (("kube-system", "coredns"), ("local-path-storage", "local-path-provisioner")):
-        kind.kubectl("-n", namespace, "rollout", "status", f"deployment/{deployment}", "--timeout=120s", timeout=120)
+    for namespace, deployment in (
+        ("kube-system", "coredns"),
+        ("local-path-storage", "local-path-provisioner"),
+    ):
+        kind.kubectl(
+            "-n",
+            namespace,
+            "rollout",
+            "status",
+            f"deployment/{deployment}",
+            "--timeout=120s",
+            timeout=120,
+        )
 
 
 def _have_ranges() -> bool:

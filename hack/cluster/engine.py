@@ -26,10 +26,13 @@ def answers() -> bool:
     return shutil.which("docker") is not None and succeeds(["docker", "version", "-f", "{{.Server.Version}}"], timeout=10)
 
 
-def ensure() -> None:
-    """After this, `docker` works, privileged containers included; or an error has said what is missing."""
+def ensure() -> bool:
+    """After this, `docker` works, privileged containers included; or an error has said what is missing.
+
+    True if it had to be started.
+    """
     if answers():
-        return
+        return False
     if shutil.which("docker") and os.environ.get("DOCKER_HOST"):
         raise ClusterError(f"no Docker engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}")
     if not packages.can_install():
@@ -38,9 +41,11 @@ def ensure() -> None:
             "Start one (or add yourself to its group), then try again"
         )
     with cache.lock("engine"):
-        if not answers():
-            packages.need("dockerd", "iptables", "runc")
-            _start()
+        if answers():
+            return False
+        packages.need("dockerd", "iptables", "runc")
+        _start()
+    return True
 
 
 def _start() -> None:
@@ -116,7 +121,10 @@ def _forget_dead(*files: str) -> None:
         path = Path(name)
         with contextlib.suppress(OSError, ValueError):
             command = Path(f"/proc/{int(path.read_text())}/comm")
-            if command.exists() and command.read_text().strip() in ("dockerd", "containerd"):
+            if command.exists() and command.read_text().strip() in (
+                "dockerd",
+                "containerd",
+            ):
                 continue
         with contextlib.suppress(OSError):
             path.unlink()

@@ -11,11 +11,9 @@ import urllib.request
 from pathlib import Path
 
 from hack.cluster import cache, docker, gobuild, kind
-from hack.cluster.shell import log, run, wait_for
+from hack.cluster.shell import ClusterError, log, run, wait_for
 from hack.cluster.versions import TOOLS
 
-NAME = "dtj-registry"
-VOLUME = "dtj-registry"
 PUBLIC_IMAGE = "registry:3"
 
 _CONFIG = """version: 0.1
@@ -31,6 +29,11 @@ ENTRYPOINT ["/registry", "serve", "/config.yml"]
 """
 
 
+def name() -> str:
+    """The container, and the volume that keeps its images: each cluster has its own."""
+    return f"{kind.name()}-registry"
+
+
 def port() -> int:
     return int(os.environ.get("DTJ_REGISTRY_PORT") or 5001)
 
@@ -42,17 +45,51 @@ def address() -> str:
 
 def up() -> None:
     """Start it if it doesn't run, on kind's network; what was pushed lies in a volume and outlives it."""
-    if not docker.running(NAME):
+    if not docker.running(name()) or not _answers_soon():
         image = PUBLIC_IMAGE if docker.public_images() else _image()
-        if docker.exists(NAME):
-            run(["docker", "rm", "--force", NAME], timeout=60)
+        if docker.exists(name()):
+            run(["docker", "rm", "--force", name()], timeout=60)
         log(f"starting the registry at {address()}")
         published = f"127.0.0.1:{port()}:5000"
         # Its tracing looks for a collector unless told that there is none.
-        settings = ["-e", "OTEL_TRACES_EXPORTER=none", "-e", "REGISTRY_STORAGE_DELETE_ENABLED=true"]
-        place = ["-p", published, "-v", f"{VOLUME}:/var/lib/registry", "--network", "kind"]
-        run(["docker", "run", "-d", "--name", NAME, "--restart=unless-stopped", *place, *settings, image], timeout=120)
+        settings = [
+            "-e",
+            "OTEL_TRACES_EXPORTER=none",
+            "-e",
+            "REGISTRY_STORAGE_DELETE_ENABLED=true",
+        ]
+        place = [
+            "-p",
+            published,
+            "-v",
+            f"{name()}:/var/lib/registry",
+            "--network",
+            "kind",
+        ]
+        run(
+            [
+                "docker",
+                "run",
+                "-d",
+                "--name",
+                name(),
+                "--restart=unless-stopped",
+                *place,
+                *settings,
+                image,
+            ],
+            timeout=120,
+        )
     wait_for(f"the registry at {address()}", answers, timeout=30)
+
+
+def _answers_soon() -> bool:
+    try:
+        wait_for("the registry", answers, timeout=10)
+        return True
+    except ClusterError:
+        # Running, but unreachable: its published port died with an engine, for example.
+        return False
 
 
 def answers() -> bool:
@@ -66,9 +103,13 @@ def answers() -> bool:
 def connect_nodes() -> None:
     """Tell each node's containerd where localhost:PORT is."""
     place = f"/etc/containerd/certs.d/{address()}"
-    hosts = f'[host."http://{NAME}:5000"]\n'
+    hosts = f'[host."http://{name()}:5000"]\n'
     for node in kind.nodes():
-        docker.execute(node, ["sh", "-ec", f"mkdir -p {place} && cat > {place}/hosts.toml"], stdin=hosts)
+        docker.execute(
+            node,
+            ["sh", "-ec", f"mkdir -p {place} && cat > {place}/hosts.toml"],
+            stdin=hosts,
+        )
     # Where tools look for it (KEP-1755).
     document = f"""apiVersion: v1
 kind: ConfigMap
@@ -79,19 +120,19 @@ data: {{localRegistryHosting.v1: 'host: "{address()}"'}}
 
 
 def down(*, purge: bool) -> None:
-    if docker.exists(NAME):
-        run(["docker", "rm", "--force", NAME], timeout=60)
+    if docker.exists(name()):
+        run(["docker", "rm", "--force", name()], timeout=60)
     if purge:
-        run(["docker", "volume", "rm", "--force", VOLUME], timeout=60)
+        run(["docker", "volume", "rm", "--force", name()], timeout=60)
 
 
 def _image() -> str:
     tool = TOOLS["registry"]
-    name = f"dtj-registry:{tool.version}-{cache.key(tool.version, _CONFIG, _DOCKERFILE)}"
-    if not docker.image_exists(name):
+    image = f"dtj-registry:{tool.version}-{cache.key(tool.version, _CONFIG, _DOCKERFILE)}"
+    if not docker.image_exists(image):
         with tempfile.TemporaryDirectory() as place:
             context = Path(place)
             docker.copy_program(gobuild.binary("registry"), context)
             (context / "config.yml").write_text(_CONFIG)
-            docker.build(name, context, _DOCKERFILE)
-    return name
+            docker.build(image, context, _DOCKERFILE)
+    return image
