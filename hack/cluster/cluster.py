@@ -107,19 +107,8 @@ def _create() -> None:
         wait_for("the nodes' address ranges", _have_ranges, timeout=60)
         network.apply()
     wait_for("all nodes to be Ready", _ready, timeout=120, every=0.5)
-    for namespace, deployment in (
-        ("kube-system", "coredns"),
-        ("local-path-storage", "local-path-provisioner"),
-    ):
-        kind.kubectl(
-            "-n",
-            namespace,
-            "rollout",
-            "status",
-            f"deployment/{deployment}",
-            "--timeout=120s",
-            timeout=120,
-        )
+    for namespace, deployment in (("kube-system", "coredns"), ("local-path-storage", "local-path-provisioner")):
+        kind.kubectl("-n", namespace, "rollout", "status", f"deployment/{deployment}", "--timeout=120s", timeout=120)
 
 
 def _have_ranges() -> bool:

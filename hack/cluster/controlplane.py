@@ -41,13 +41,7 @@ class ControlPlane:
     """Starts on entering, ends on leaving. The data directory is the caller's to keep or delete."""
 
     def __init__(
-        self,
-        bin_dir: Path,
-        data_dir: Path,
-        *,
-        audit_log: bool = True,
-        controllers: str = "*",
-        ready_timeout: float = 60,
+        self, bin_dir: Path, data_dir: Path, *, audit_log: bool = True, controllers: str = "*", ready_timeout: float = 60
     ) -> None:
         self.bin_dir = Path(bin_dir)
         self.data_dir = Path(data_dir)
@@ -68,12 +62,7 @@ class ControlPlane:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -88,10 +77,7 @@ class ControlPlane:
         self.start_apiserver()
         self._start_controller_manager()
         # Written by a controller of the controller manager: so it has its informers, and works.
-        self._wait(
-            "kube-controller-manager",
-            lambda: self._exists("/api/v1/namespaces/default/serviceaccounts/default"),
-        )
+        self._wait("kube-controller-manager", lambda: self._exists("/api/v1/namespaces/default/serviceaccounts/default"))
         self.started_in = time.monotonic() - began
 
     def stop(self) -> None:
@@ -141,11 +127,7 @@ class ControlPlane:
             policy = self.data_dir / "audit-policy.json"
             policy.write_text(json.dumps(AUDIT_POLICY))
             # Size 0: never rotated, else it would be at 100 MB.
-            flags |= {
-                "audit-log-path": self.audit_log,
-                "audit-policy-file": policy,
-                "audit-log-maxsize": 0,
-            }
+            flags |= {"audit-log-path": self.audit_log, "audit-policy-file": policy, "audit-log-maxsize": 0}
         self._spawn("kube-apiserver", flags)
         self._wait("kube-apiserver", lambda: self._status("/readyz") == 200)
 
@@ -154,16 +136,8 @@ class ControlPlane:
         self._minted += 1
         name = f"client-{self._minted}"
         certificate, key = self._authority.client(name, user, groups)
-        login = {
-            "client-certificate-data": encoded(certificate),
-            "client-key-data": encoded(key),
-        }
-        return kubeconfig(
-            self.data_dir / f"{name}.kubeconfig",
-            self.url,
-            self._authority.certificate,
-            login,
-        )
+        login = {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)}
+        return kubeconfig(self.data_dir / f"{name}.kubeconfig", self.url, self._authority.certificate, login)
 
     def kubeconfig_for_service_account(self, namespace: str, name: str, *, seconds: int = 3600) -> Path:
         """A kubeconfig with a fresh token of this service account."""
@@ -171,12 +145,7 @@ class ControlPlane:
         answer = self.request("POST", path, {"spec": {"expirationSeconds": seconds}})
         self._minted += 1
         target = self.data_dir / f"token-{self._minted}.kubeconfig"
-        return kubeconfig(
-            target,
-            self.url,
-            self._authority.certificate,
-            {"token": answer["status"]["token"]},
-        )
+        return kubeconfig(target, self.url, self._authority.certificate, {"token": answer["status"]["token"]})
 
     def request(self, method: str, path: str, body: object = None, *, timeout: float = 10) -> Any:
         """One call as the administrator; the parsed answer. For more than a probe, use a client."""
@@ -197,19 +166,11 @@ class ControlPlane:
 
     def _certificates(self) -> None:
         self._authority = Authority(self.data_dir / "pki")
-        names = [
-            "IP:127.0.0.1",
-            "IP:10.0.0.1",
-            "DNS:localhost",
-            "DNS:kubernetes.default.svc",
-        ]
+        names = ["IP:127.0.0.1", "IP:10.0.0.1", "DNS:localhost", "DNS:kubernetes.default.svc"]
         self._authority.serving("apiserver", names)
         self._authority.key_pair("service-account")
         certificate, key = self._authority.client("admin", "admin", ["system:masters"])
-        login = {
-            "client-certificate-data": encoded(certificate),
-            "client-key-data": encoded(key),
-        }
+        login = {"client-certificate-data": encoded(certificate), "client-key-data": encoded(key)}
         kubeconfig(self.kubeconfig, self.url, self._authority.certificate, login)
         self._tls = ssl.create_default_context(cafile=str(self._authority.certificate))
         self._tls.load_cert_chain(certificate, key)
@@ -223,10 +184,7 @@ class ControlPlane:
         self._processes["guard"] = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, process_group=0)
 
     def _start_etcd(self) -> None:
-        client, peer = (
-            f"http://127.0.0.1:{self._etcd_port}",
-            f"http://127.0.0.1:{self._etcd_peer_port}",
-        )
+        client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._etcd_peer_port}"
         flags = {
             "data-dir": self.data_dir / "etcd",
             "listen-client-urls": client,

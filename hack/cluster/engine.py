@@ -121,10 +121,7 @@ def _forget_dead(*files: str) -> None:
         path = Path(name)
         with contextlib.suppress(OSError, ValueError):
             command = Path(f"/proc/{int(path.read_text())}/comm")
-            if command.exists() and command.read_text().strip() in (
-                "dockerd",
-                "containerd",
-            ):
+            if command.exists() and command.read_text().strip() in ("dockerd", "containerd"):
                 continue
         with contextlib.suppress(OSError):
             path.unlink()

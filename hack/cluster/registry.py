@@ -52,34 +52,9 @@ def up() -> None:
         log(f"starting the registry at {address()}")
         published = f"127.0.0.1:{port()}:5000"
         # Its tracing looks for a collector unless told that there is none.
-        settings = [
-            "-e",
-            "OTEL_TRACES_EXPORTER=none",
-            "-e",
-            "REGISTRY_STORAGE_DELETE_ENABLED=true",
-        ]
-        place = [
-            "-p",
-            published,
-            "-v",
-            f"{name()}:/var/lib/registry",
-            "--network",
-            "kind",
-        ]
-        run(
-            [
-                "docker",
-                "run",
-                "-d",
-                "--name",
-                name(),
-                "--restart=unless-stopped",
-                *place,
-                *settings,
-                image,
-            ],
-            timeout=120,
-        )
+        settings = ["-e", "OTEL_TRACES_EXPORTER=none", "-e", "REGISTRY_STORAGE_DELETE_ENABLED=true"]
+        place = ["-p", published, "-v", f"{name()}:/var/lib/registry", "--network", "kind"]
+        run(["docker", "run", "-d", "--name", name(), "--restart=unless-stopped", *place, *settings, image], timeout=120)
     wait_for(f"the registry at {address()}", answers, timeout=30)
 
 
@@ -105,11 +80,7 @@ def connect_nodes() -> None:
     place = f"/etc/containerd/certs.d/{address()}"
     hosts = f'[host."http://{name()}:5000"]\n'
     for node in kind.nodes():
-        docker.execute(
-            node,
-            ["sh", "-ec", f"mkdir -p {place} && cat > {place}/hosts.toml"],
-            stdin=hosts,
-        )
+        docker.execute(node, ["sh", "-ec", f"mkdir -p {place} && cat > {place}/hosts.toml"], stdin=hosts)
     # Where tools look for it (KEP-1755).
     document = f"""apiVersion: v1
 kind: ConfigMap
