@@ -43,20 +43,21 @@ def build_base() -> str:
     """Debian's minimal system with this machine's certificate authorities and package sources."""
     key = build_base_key()
     tagged = f"{BASE}-{key}"
-    if not docker.image_exists(tagged):
-        archive = cache.entry("rootfs", f"{DEBIAN}-{key}", _debootstrap) / "rootfs.tar"
-        log(f"importing {BASE}")
-        # pip and Python's ssl look in places of their own unless told.
-        settings = f"ENV PIP_CERT={BUNDLE} SSL_CERT_FILE={BUNDLE} REQUESTS_CA_BUNDLE={BUNDLE}"
-        run(["docker", "import", "--change", settings, "--change", 'CMD ["bash"]', archive, tagged], timeout=300)
+    with cache.lock("base-image"):
+        if not docker.image_exists(tagged):
+            archive = cache.entry("rootfs", f"{DEBIAN}-{key}", _debootstrap) / "rootfs.tar"
+            log(f"importing {BASE}")
+            # pip and Python's ssl look in places of their own unless told.
+            settings = f"ENV PIP_CERT={BUNDLE} SSL_CERT_FILE={BUNDLE} REQUESTS_CA_BUNDLE={BUNDLE}"
+            run(["docker", "import", "--change", settings, "--change", 'CMD ["bash"]', archive, tagged], timeout=300)
     run(["docker", "tag", tagged, BASE], timeout=20)
     return BASE
 
 
 def _current(name: str, key: str, dockerfile: str) -> None:
     tagged = f"{name}-{key}"
-    if not docker.image_exists(tagged):
-        with cache.lock(f"image-{key}"), tempfile.TemporaryDirectory() as context:
+    with cache.lock(f"image-{key}"), tempfile.TemporaryDirectory() as context:
+        if not docker.image_exists(tagged):
             docker.build(tagged, Path(context), dockerfile)
     run(["docker", "tag", tagged, name], timeout=20)
 

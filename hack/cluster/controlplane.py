@@ -19,7 +19,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -233,7 +233,7 @@ class ControlPlane:
     def _log(self, name: str) -> Path:
         return self.data_dir / f"{name}.log"
 
-    def _wait(self, name: str, ready: Any) -> None:
+    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.ready_timeout
         while not ready():
             for other, process in self._processes.items():

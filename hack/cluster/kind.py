@@ -114,7 +114,7 @@ def is_current() -> bool:
 
 
 def exists() -> bool:
-    return docker.exists(nodes()[0]) or any(docker.exists(node) for node in nodes())
+    return any(docker.exists(node) for node in nodes())
 
 
 def create() -> None:
@@ -142,6 +142,7 @@ def delete() -> None:
         return
     log(f"kind delete cluster {name()}")
     (state() / "recipe").unlink(missing_ok=True)
+    kubeconfig().unlink(missing_ok=True)
     command = ["delete", "cluster", "--name", name(), "--kubeconfig", str(kubeconfig())]
     if succeeds([program("kind"), *command], timeout=120) and not exists():
         return
