@@ -10,11 +10,12 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from dtj_agent import auth, coordinator, environment, http, lease, member, metrics, names, outcome, progress, state, status
+from dtj_agent import auth, environment, group, http, lease, member, metrics, names, outcome, progress, state, status
 from dtj_agent.announce import Announcer
-from dtj_agent.coordinator import Coordinator, Rules
+from dtj_agent.coordinator import Coordinator
 from dtj_agent.dialer import Dialer
 from dtj_agent.env import Address, Settings
+from dtj_agent.history import History
 from dtj_agent.link import Link
 from dtj_agent.logfile import Descriptor, RotatingFile, Writer
 from dtj_agent.loop import READ, Loop
@@ -58,11 +59,11 @@ class Agent:
         self.member = Member(identity, saved, final)
         self.coordinator: Optional[Coordinator] = None
         if settings.ordinal == 0:
-            rules = Rules(
-                settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts, settings.window,
-                settings.rendezvous_timeout,
+            rules = group.Rules(
+                settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts,
+                settings.window, settings.rendezvous_timeout,
             )  # fmt: skip
-            self.coordinator = Coordinator(rules, self.member.history, final, self._now())
+            self.coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
         self._links: Dict[int, Link] = {}  # of members, in the coordinator's agent
         self._link: Optional[Link] = None  # to the coordinator
 
@@ -131,17 +132,17 @@ class Agent:
             else:
                 self.log(effect.text)
 
-    def _do_coordinator(self, effects: List[coordinator.Effect]) -> None:
+    def _do_coordinator(self, effects: List[group.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, coordinator.Send):
+            if isinstance(effect, group.Send):
                 link = self._links.get(effect.conn)
                 if link is not None:
                     link.send(effect.message)
-            elif isinstance(effect, coordinator.Close):
+            elif isinstance(effect, group.Close):
                 link = self._links.get(effect.conn)
                 if link is not None:
                     link.close("the coordinator let it go")
-            elif isinstance(effect, coordinator.WriteLease):
+            elif isinstance(effect, group.WriteLease):
                 lease.write(self.loop, self.settings.checkpoint_dir, effect.attempt, self._leased)
             else:
                 self.log(effect.text)

@@ -9,12 +9,14 @@ that no order of events needs a case of its own:
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Union
+from typing import Any, Dict, List, Optional
 
-from dtj_agent import names, outcome
+from dtj_agent import evidence, names, outcome
 from dtj_agent.budget import RestartBudget
-from dtj_agent.diagnose import CRASH_SIGNALS, diagnose, signal_name
+from dtj_agent.evidence import Loss
+from dtj_agent.group import Close, Effect, Log, Peer, Rules, Send, WriteLease
 from dtj_agent.history import History
+from dtj_agent.ledger import Ledger
 from dtj_agent.messages import DONE, FINISHED, IDLE, RUNNING, STOPPING, Message, Now
 from dtj_agent.names import Reason
 from dtj_agent.recovery import IN_PLACE, POD, Recovery
@@ -22,74 +24,12 @@ from dtj_agent.recovery import IN_PLACE, POD, Recovery
 PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
 
 
-class Send(NamedTuple):
-    """A message to the peer on connection `conn`."""
-
-    conn: int
-    message: Message
-
-
-class Close(NamedTuple):
-    conn: int
-
-
-class WriteLease(NamedTuple):
-    """Write `attempt` to the lease file unless it holds that or more; answer with `lease_done`."""
-
-    attempt: int
-
-
-class Log(NamedTuple):
-    text: str
-
-
-Effect = Union[Send, Close, WriteLease, Log]
-
-
-class Rules(NamedTuple):
-    """What the job's spec says about the group. Times in seconds."""
-
-    uid: str
-    replicas: int
-    processes: int
-    attempt_floor: int = 1
-    max_restarts: int = 10
-    window: float = 3600.0
-    rendezvous_timeout: float = names.RENDEZVOUS_TIMEOUT_SECONDS
-
-
-class Peer:
-    """A connected agent, as it last described itself."""
-
-    def __init__(self, conn: int, hello: Message, now: Now) -> None:
-        self.conn = conn
-        self.ordinal: int = hello["ordinal"]
-        self.incarnation: str = hello["incarnation"]
-        self.pod: str = hello["pod"]
-        self.node: str = hello["node"]
-        self.address: str = hello["address"]
-        self.port: int = hello["port"]
-        self.state: str = hello["state"]
-        self.attempt: int = hello["attempt"]
-        self.leaving = False
-        self.heard = now.mono
-        self.told = False  # it was sent the outcome
-
-
-class Loss(NamedTuple):
-    """A member that went away during an attempt."""
-
-    incarnation: str
-    pod: str
-    node: str
-
-
 class Coordinator:
     """See the module. `history` is what this agent still knew when it started."""
 
     def __init__(self, rules: Rules, history: History, final: Optional[Message], now: Now) -> None:
         self.rules = rules
-        self.history = history
+        self.ledger = Ledger(history)
         self.outcome = final
         self.phase = PHASE_FINISHED if final else PHASE_RENDEZVOUS
         self.phase_reason = str(final["reason"]) if final else Reason.RENDEZVOUS
@@ -111,9 +51,6 @@ class Coordinator:
         self._lease_retry = 0.0  # not before this time
         self._lease_floor = 0
         self._lease_trouble: Optional[str] = None
-        self._reporting_rank: Optional[int] = None
-        self._kept_until: Optional[float] = None  # training after this time is not in a checkpoint yet
-        self._started = 0.0
         self._sent_revision = history.revision
         self._effects: List[Effect] = []
 
@@ -134,7 +71,7 @@ class Coordinator:
             self._gone(old, now.mono - old.heard, now)
         theirs = History.from_json(hello["history"])
         if theirs.newer_than(self.history) and self.phase == PHASE_RENDEZVOUS:
-            self.history = theirs  # this coordinator is new and knows less: pod 0 was replaced
+            self.ledger.history = theirs  # this coordinator is new and knows less: pod 0 was replaced
         self.peers[ordinal] = Peer(conn, hello, now)
         self._adopt(hello, now)
         if self.outcome is None:
@@ -158,7 +95,7 @@ class Coordinator:
         peer.heard = now.mono
         kind = message["type"]
         if kind == "event":
-            self._event(message["event"], now)
+            self.ledger.event(message["event"], now)
         elif kind == "leaving":
             self._leaving(peer, float(message["grace"]), now)
         elif kind == "finished":
@@ -170,7 +107,8 @@ class Coordinator:
             if self._in_attempt(peer, message):
                 self.done[peer.ordinal] = True
         elif kind == "progress" and self._in_attempt(peer, message):
-            self._progress(message["progress"], now)
+            fresh = self.recovery is not None and self.recovery.attempt == self.history.attempt
+            self.ledger.report(message["progress"], self.recovery if fresh else None, now)
         elif kind == "failed" and self._in_attempt(peer, message):
             self._failed(peer, message["failures"], now)
         return self._advance(now)
@@ -206,16 +144,17 @@ class Coordinator:
     # --- what it looks like ---------------------------------------------------------------------------------------
 
     @property
+    def history(self) -> History:
+        """What the job remembers; members have copies."""
+        return self.ledger.history
+
+    @property
     def waiting_for(self) -> List[int]:
         """Ordinals without which no attempt can start."""
         if self.phase != PHASE_RENDEZVOUS or len(self._ready()) >= self.rules.replicas:
             return []
         ready = {peer.ordinal for peer in self._ready()}
         return [ordinal for ordinal in range(self.rules.replicas) if ordinal not in ready]
-
-    def productive_seconds(self, now: Now) -> float:
-        """What was kept, and what would be kept if a checkpoint were written now."""
-        return self.history.productive + (now.mono - self._kept_until if self._kept_until is not None else 0.0)
 
     @property
     def released(self) -> bool:
@@ -231,7 +170,7 @@ class Coordinator:
         self._log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
         in_attempt = peer.ordinal in self.group and peer.ordinal not in self.done
         if in_attempt and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
-            self.lost[peer.ordinal] = Loss(peer.incarnation, peer.pod, peer.node)
+            self.lost[peer.ordinal] = self._loss(peer)
             self._stop(POD, Reason.POD_LOST, silence, names.STOP_GRACE_SECONDS, now)
         elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
             self.recovery.kind = POD  # lost while the group re-forms
@@ -241,7 +180,7 @@ class Coordinator:
         if self.phase == PHASE_RUNNING and peer.ordinal in self.group and peer.ordinal not in self.done:
             # Its pod ends, by whomever. All ranks get SIGTERM now, with the pod's own grace, so that a trainer can still
             # write a checkpoint together.
-            self.lost[peer.ordinal] = Loss(peer.incarnation, peer.pod, peer.node)
+            self.lost[peer.ordinal] = self._loss(peer)
             self._stop(POD, Reason.POD_LOST, 0.0, grace, now)
 
     def _returned(self, hello: Message, now: Now) -> None:
@@ -254,7 +193,7 @@ class Coordinator:
             # The coordinator itself was lost: the members that it left behind tell when. They have stopped meanwhile.
             ago = float(broke.get("ago") or 0.0)
             began = Now(now.mono - ago, now.wall - ago)
-            self.recovery = Recovery(POD, Reason.POD_LOST, began, float(broke.get("silence") or 0.0), self._last_step())
+            self.recovery = Recovery(POD, Reason.POD_LOST, began, float(broke.get("silence") or 0.0), self.ledger.last_step)
             self.recovery.enter("schedule", began)
             self.phase_reason = Reason.POD_LOST
         recovery = self.recovery
@@ -262,11 +201,22 @@ class Coordinator:
             return
         if hello["crashed"]:
             recovery.reason = self.phase_reason = Reason.AGENT_CRASHED
+            self._crash_failure(hello, now)
             self._crashed = not recovery.counted
         elif loss is not None and loss.incarnation == hello["incarnation"] and recovery.reason == Reason.POD_LOST:
             recovery.reason = self.phase_reason = Reason.CONNECTION_LOST
         if isinstance(broke.get("step"), int):
             recovery.last_step = max(broke["step"], recovery.last_step or 0)
+
+    def _crash_failure(self, hello: Message, now: Now) -> None:
+        """Its loss may stand among the failures already, as that of the pod: now we know better."""
+        failures, attempt, ordinal = self.history.failures, self.history.attempt, int(hello["ordinal"])
+        node_rank = self.group.get(ordinal, ordinal)
+        self.history.failures = [
+            f for f in failures if (f["attempt"], f["ordinal"], f["reason"]) != (attempt, ordinal, Reason.POD_LOST)
+        ]
+        loss = Loss(hello["incarnation"], hello["pod"], hello["node"], node_rank * self.rules.processes)
+        self.history.failure(evidence.of_loss(ordinal, loss, attempt, Reason.AGENT_CRASHED, now))
 
     def _adopt(self, hello: Message, now: Now) -> None:
         final = hello.get("outcome")
@@ -278,20 +228,18 @@ class Coordinator:
 
     def _failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
         for failure in failures:
-            if isinstance(failure, dict) and isinstance(failure.get("rank"), int) and isinstance(failure.get("exitCode"), int):
+            if evidence.is_evidence(failure):
                 self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
         if peer.state == RUNNING:
             peer.state = STOPPING
-        age = max((float(f.get("age") or 0.0) for f in self._evidence), default=0.0)
-        self._stop(IN_PLACE, Reason.WORKER_FAILED, age, names.STOP_GRACE_SECONDS, now)
+        self._stop(IN_PLACE, Reason.WORKER_FAILED, 0.0, names.STOP_GRACE_SECONDS, now)
 
     def _stop(self, kind: str, reason: str, detect: float, grace: float, now: Now) -> None:
         """End the attempt everywhere. Called again while it ends: the shorter grace holds, a lost pod is the stronger reason."""
         if self.phase == PHASE_RUNNING:
             self.phase, self.phase_reason = PHASE_STOPPING, reason
-            self.recovery = Recovery(kind, reason, now, detect, self._last_step())
+            self.recovery = Recovery(kind, reason, now, detect, self.ledger.last_step)
             self._crashed = False
-            self._kept_until = None
             self._log("attempt %d stops: %s" % (self.history.attempt, reason))
         elif kind == POD and self.recovery is not None:
             self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
@@ -303,8 +251,9 @@ class Coordinator:
     def _settle(self, now: Now) -> None:
         """Everyone has stopped or is gone: now that all evidence is in, say why, and whether there is a next attempt."""
         assert self.recovery is not None
-        self.recovery.last_step = self._last_step()  # what was reported while the workers stopped counts too
-        root = self._root_failure(now)
+        self.recovery.last_step = self.ledger.last_step  # what was reported while the workers stopped counts too,
+        self.ledger.broken()  # and a checkpoint that they still wrote
+        root = evidence.root(self._evidence, self.history.attempt, self.history.progressed, now)
         pod_left = bool(self.lost) or self.recovery.kind == POD
         if root is not None and (not pod_left or root["reason"] in names.PERMANENT):
             self.history.failure(root)
@@ -314,35 +263,12 @@ class Coordinator:
             if not self._count(root["message"], root, now):
                 return None
         for ordinal, loss in self.lost.items():
-            self.history.failure(self._loss_failure(ordinal, loss, now))
+            self.history.failure(evidence.of_loss(ordinal, loss, self.history.attempt, Reason.POD_LOST, now))
         self.phase = PHASE_RENDEZVOUS
         self._gathering_since = now.mono
         self._evidence = []
         self.recovery.enter("schedule", now)
         return None
-
-    def _root_failure(self, now: Now) -> Optional[Dict[str, Any]]:
-        """The first cause among the failures of an attempt: when one rank dies, the others fail of that."""
-        failures = []
-        for place, evidence in enumerate(self._evidence):
-            code, tail = evidence["exitCode"], str(evidence.get("logTail") or "")
-            found = diagnose(evidence["rank"], code, tail, bool(evidence.get("oom")), self.history.progressed)
-            failure = {
-                "attempt": self.history.attempt, "rank": evidence["rank"], "ordinal": evidence["ordinal"], "pod": evidence["pod"],
-                "node": evidence["node"], "exitCode": code, "signal": signal_name(code), "reason": found.reason,
-                "message": found.message, "time": now.wall, "logTail": tail,
-            }  # fmt: skip
-            failures.append((not found.permanent, failure["signal"] not in CRASH_SIGNALS, place, failure))
-        return min(failures, key=lambda item: item[:3])[3] if failures else None
-
-    def _loss_failure(self, ordinal: int, loss: Loss, now: Now) -> Dict[str, Any]:
-        where = " on node %s" % loss.node if loss.node else ""
-        return {
-            "attempt": self.history.attempt, "rank": self.group[ordinal] * self.rules.processes, "ordinal": ordinal,
-            "pod": loss.pod,
-            "node": loss.node, "exitCode": None, "signal": None, "reason": Reason.POD_LOST,
-            "message": "pod %s%s was lost" % (loss.pod, where), "time": now.wall, "logTail": "",
-        }  # fmt: skip
 
     def _count(self, message: str, failure: Optional[Dict[str, Any]], now: Now) -> bool:
         """Take one restart from the budget; if there is none, end the job."""
@@ -354,6 +280,8 @@ class Coordinator:
             self._decide(outcome.FAILED, Reason.RESTART_BUDGET_SPENT, text, failure, now)
             return False
         self.history.spent = budget.spent
+        self.history.restarts["counted"] += 1
+        self.history.revision += 1
         self.recovery.counted = True
         self._crashed = False
         return True
@@ -366,7 +294,7 @@ class Coordinator:
         return ready[: self.rules.replicas]
 
     def _gather(self, now: Now) -> None:
-        if self._crashed and not self._count("the agent of a pod that lived on has crashed", None, now):
+        if self._crashed and not self._count(self.history.failures[-1]["message"], self.history.failures[-1], now):
             return None
         chosen = self._ready()
         if len(chosen) < self.rules.replicas:
@@ -397,13 +325,11 @@ class Coordinator:
         history.revision += 1
         self.group = {peer.ordinal: rank for rank, peer in enumerate(chosen)}
         self.done, self.lost, self._evidence = {}, {}, []
-        self._reporting_rank = self._kept_until = None
-        self._started = now.mono
+        self.ledger.started(now)
         if self.recovery is not None:
             self.recovery.attempt = attempt
             self.recovery.enter("load", now)
             history.restarts["pod" if self.recovery.kind == POD else "inPlace"] += 1
-            history.restarts["counted"] += self.recovery.counted
             history.recovery(self.recovery.to_json())
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
         master = chosen[0]
@@ -416,62 +342,14 @@ class Coordinator:
         self._sent_revision = history.revision
         self._log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
 
-    # --- an attempt runs ------------------------------------------------------------------------------------------
-
-    def _progress(self, report: Dict[str, Any], now: Now) -> None:
-        """What a member's workers reported (already checked by its agent)."""
-        if self._kept_until is None and self.phase == PHASE_RUNNING:
-            self._kept_until = now.mono  # the first sign of life: the state is loaded, training begins
-        recovery = self.recovery
-        if recovery is not None and recovery.attempt == self.history.attempt and not recovery.is_finished:
-            if report.get("resumedStep") is not None:
-                recovery.resumed_step = report["resumedStep"]
-            if report.get("phase") != "loading":
-                recovery.enter("firstStep", now)
-            if report.get("stepped"):
-                recovery.finished(now)
-            self.history.recovery(recovery.to_json())
-        for event in report.get("events") or ():
-            self._event(event, now)
-        if isinstance(report.get("checkpoint"), dict):
-            self._checkpoint(report["checkpoint"], now)
-        rank = report.get("rank")
-        if (
-            isinstance(rank, int)
-            and report.get("step") is not None
-            and (self._reporting_rank is None or rank <= self._reporting_rank)
-        ):
-            self._reporting_rank = rank
-            kept = {key: report.get(key) for key in ("step", "totalSteps", "loss", "samplesPerSecond")}
-            self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
-
-    def _checkpoint(self, checkpoint: Dict[str, Any], now: Now) -> None:
-        before = self.history.checkpoint
-        if before is None or checkpoint["step"] > before["step"]:
-            self.history.spent = []  # RestartBudget.refill: there is progress that no failure takes away
-        if self._kept_until is not None:
-            self.history.productive += now.mono - self._kept_until
-            self._kept_until = now.mono
-        self.history.checkpoint = checkpoint
-        self.history.revision += 1
-
-    def _event(self, event: Any, now: Now) -> None:
-        if isinstance(event, dict):
-            type_ = "Warning" if event.get("type") == "Warning" else "Normal"
-            self.history.event(type_, str(event.get("reason"))[:80], str(event.get("message"))[:500], now.wall)
-
-    def _last_step(self) -> Optional[int]:
-        step = (self.history.progress or {}).get("step")
-        return step if isinstance(step, int) else None
-
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _success(self) -> str:
         return "all %d workers of attempt %d exited with 0" % (len(self.group) * self.rules.processes, self.history.attempt)
 
     def _decide(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
-        if result == outcome.SUCCEEDED and self.phase == PHASE_RUNNING:
-            self.history.productive += now.mono - (self._kept_until if self._kept_until is not None else self._started)
+        if result == outcome.SUCCEEDED:
+            self.ledger.succeeded(now)
         if self.recovery is not None and self.recovery.attempt:
             self.recovery.finished(now)
             self.history.recovery(self.recovery.to_json())
@@ -479,7 +357,7 @@ class Coordinator:
 
     def _finish(self, final: Message, now: Now) -> None:
         self.outcome = final
-        self._kept_until = None
+        self.ledger.broken()
         self.phase, self.phase_reason = PHASE_FINISHED, str(final.get("reason"))
         self._log("the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message")))
 
@@ -510,6 +388,9 @@ class Coordinator:
 
     def _is_stopping(self, ordinal: int) -> bool:
         return ordinal in self.peers and self.peers[ordinal].state == STOPPING
+
+    def _loss(self, peer: Peer) -> Loss:
+        return Loss(peer.incarnation, peer.pod, peer.node, self.group[peer.ordinal] * self.rules.processes)
 
     def _trouble(self, why: str, now: Now) -> None:
         if self._lease_trouble is None:

@@ -99,12 +99,10 @@ class Member:
         self._working: Dict[int, bool] = {}  # global rank -> still there
         self._next: Optional[Message] = None  # the outcome that waits for the workers' end
         self._well_done = False  # all workers exited with 0, what they left behind is being swept
-        self._lost_at: Optional[float] = None  # when the link to the coordinator broke a running attempt
+        self._broken_at: Optional[float] = None  # when the attempt began to stop, or its coordinator was lost
         self._silence = 0.0
         self._step: Optional[int] = None
-        if self.crashed:
-            self._lost_at = 0.0
-            self._step = saved.get("step")
+        self._step = saved.get("step")
 
     # --- the link to the coordinator ------------------------------------------------------------------------------
 
@@ -114,19 +112,21 @@ class Member:
 
     def disconnected(self, silence: float, now: Now) -> List[Effect]:
         """The coordinator is gone: a group without it can't go on, so stop at once and wait for it."""
-        self.linked = False
+        self.linked, self._silence = False, silence
+        if self._broken_at is None:
+            self._broken_at = now.mono
         if self.state == STOPPING and not self._well_done:
             return [Stop(names.STOP_GRACE_SECONDS)]
         if self.state != RUNNING:
             return []
-        self._lost_at, self._silence = now.mono, silence
-        return [Log("the coordinator is lost (silent for %.2f s): stopping" % silence), *self._stop(names.STOP_GRACE_SECONDS)]
+        text = "the coordinator is lost (silent for %.2f s): stopping" % silence
+        return [Log(text), *self._stop(names.STOP_GRACE_SECONDS, now)]
 
     def hello(self, now: Now) -> Message:
         me = self.identity
         interrupted = None
-        if self._lost_at is not None:
-            ago = 0.0 if self.crashed else now.mono - self._lost_at
+        if self.attempt:  # for a new coordinator: what broke, and when
+            ago = 0.0 if self._broken_at is None else now.mono - self._broken_at
             interrupted = {"attempt": self.attempt, "silence": self._silence, "ago": ago, "step": self._step}
         return {
             "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal, "incarnation": me.incarnation,
@@ -140,9 +140,9 @@ class Member:
         if kind == "start":
             return self._start(message)
         if kind == "stop":
-            return self._stop_asked(message)
+            return self._stop_asked(message, now)
         if kind == "finish":
-            return self._finish(message["outcome"])
+            return self._finish(message["outcome"], now)
         if kind == "history":
             return self._learn(message["history"])
         if kind == "beat" and isinstance(message.get("live"), dict):
@@ -160,16 +160,14 @@ class Member:
         failures = [worker for worker in exits if worker.exit_code != 0 and not worker.asked]
         effects: List[Effect] = []
         if failures and not self.leaving:
-            evidence = [
-                {"rank": w.rank, "exitCode": w.exit_code, "logTail": w.log_tail, "oom": w.oom, "age": 0.0} for w in failures
-            ]
+            evidence = [{"rank": w.rank, "exitCode": w.exit_code, "logTail": w.log_tail, "oom": w.oom} for w in failures]
             effects.append(Send({"type": "failed", "attempt": attempt, "failures": evidence}))
         if self.state == RUNNING:
             if failures:
-                effects += self._stop(names.STOP_GRACE_SECONDS)
+                effects += self._stop(names.STOP_GRACE_SECONDS, now)
             elif not self._working:
                 self._well_done = True
-                effects += self._stop(0.0)
+                effects += self._stop(0.0, now)
         return effects
 
     def workers_gone(self, now: Now) -> List[Effect]:
@@ -180,7 +178,7 @@ class Member:
         answer = "done" if self._well_done else "stopped"
         effects: List[Effect] = [Send({"type": answer, "attempt": self.attempt, "port": self.port}), Save()]
         if self._next is not None:
-            return effects + self._finish(self._next)
+            return effects + self._finish(self._next, now)
         return effects + ([Exit(names.EXIT_TERMINATED)] if self.leaving else [])
 
     def reported(self, attempt: int, step: Optional[int]) -> None:
@@ -197,7 +195,7 @@ class Member:
         again, self.leaving = self.leaving, True
         effects: List[Effect] = [] if again else [Send({"type": "leaving", "grace": self.identity.grace})]
         if self.state == RUNNING:
-            return effects + self._stop(self.identity.grace)
+            return effects + self._stop(self.identity.grace, now)
         if self.state == STOPPING:
             return [*effects, Stop(0.0)] if again else effects
         return [*effects, Exit(names.EXIT_TERMINATED)]
@@ -223,18 +221,18 @@ class Member:
         if attempt <= self.attempt or self.state not in (IDLE, DONE) or self.leaving:
             return [Log("attempt %d is not started: this pod is %s, at attempt %d" % (attempt, self.state, self.attempt))]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
-        self._lost_at, self._well_done, self._step = None, False, None
+        self._broken_at, self._well_done, self._step = None, False, None
         self.history = History.from_json(message["history"])
         return [Save(), Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"])]
 
     def spawned(self, ranks: List[int]) -> None:
         self._working = dict.fromkeys(ranks, True)
 
-    def _stop_asked(self, message: Message) -> List[Effect]:
+    def _stop_asked(self, message: Message, now: Now) -> List[Effect]:
         if message["attempt"] != self.attempt:
             return []
         if self.state == RUNNING:
-            return self._stop(float(message["grace"]))
+            return self._stop(float(message["grace"]), now)
         if self.state == STOPPING:
             if self._well_done:
                 self._well_done = False  # the group restarts, what was done is done again
@@ -244,8 +242,10 @@ class Member:
             self.state = IDLE
         return [Send({"type": "stopped", "attempt": self.attempt, "port": self.port}), Save()]
 
-    def _stop(self, grace: float) -> List[Effect]:
+    def _stop(self, grace: float, now: Now) -> List[Effect]:
         self.state = STOPPING
+        if not self._well_done:
+            self._broken_at = now.mono
         return [Stop(grace)]
 
     def _learn(self, data: Dict[str, Any]) -> List[Effect]:
@@ -255,11 +255,11 @@ class Member:
         self.history = theirs
         return [Save()]
 
-    def _finish(self, final: Message) -> List[Effect]:
+    def _finish(self, final: Message, now: Now) -> List[Effect]:
         if self.state == FINISHED:
             return [Send({"type": "finished"})]
         if self.state in (RUNNING, STOPPING):
             self._next = final
-            return [Stop(names.STOP_GRACE_SECONDS)] if self.state == STOPPING else self._stop(names.STOP_GRACE_SECONDS)
+            return [Stop(names.STOP_GRACE_SECONDS)] if self.state == STOPPING else self._stop(names.STOP_GRACE_SECONDS, now)
         self.state, self.outcome, self._next = FINISHED, final, None
         return [Finish(final), Save(), Send({"type": "finished"}), Exit(outcome.exit_code(final))]

@@ -172,6 +172,7 @@ class Reason:
     CHECKPOINT_FAILED = "CheckpointFailed"  # a save failed; training goes on and tries again
     CHECKPOINT_SLOW = "CheckpointSlow"  # a save was due while the one before was still being written
     LEASE_LOST = "CheckpointLeaseLost"  # a newer attempt owns the folder
+    SINK_FAILED = "SinkFailed"  # a place for records (a file, a tracking server) refused one; training goes on without it
     WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded
     # why a job failed
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"

@@ -1,0 +1,52 @@
+"""Which failure broke an attempt: when one rank dies the others fail of that, and each agent tells only of its own. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from dtj_agent import names
+from dtj_agent.diagnose import CRASH_SIGNALS, diagnose, signal_name
+from dtj_agent.messages import Now
+from dtj_agent.names import Reason
+
+Json = Dict[str, Any]
+
+
+class Loss(NamedTuple):
+    """A member that went away during an attempt."""
+
+    incarnation: str
+    pod: str
+    node: str
+    rank: int
+    """The first of its ranks."""
+
+
+def is_evidence(raw: Any) -> bool:
+    """Does it hold what `root` needs? It came over the network."""
+    return isinstance(raw, dict) and isinstance(raw.get("rank"), int) and isinstance(raw.get("exitCode"), int)
+
+
+def root(evidence: List[Json], attempt: int, progressed: bool, now: Now) -> Optional[Json]:
+    """The first cause, as /status shows a failure: a permanent error before all, then a crash, then what arrived first."""
+    failures = []
+    for place, raw in enumerate(evidence):
+        code, tail = raw["exitCode"], str(raw.get("logTail") or "")[-names.LOG_TAIL_BYTES :]
+        found = diagnose(raw["rank"], code, tail, bool(raw.get("oom")), progressed)
+        failure = {
+            "attempt": attempt, "rank": raw["rank"], "ordinal": raw["ordinal"], "pod": raw["pod"], "node": raw["node"],
+            "exitCode": code, "signal": signal_name(code), "reason": found.reason, "message": found.message,
+            "time": now.wall, "logTail": tail,
+        }  # fmt: skip
+        failures.append((not found.permanent, failure["signal"] not in CRASH_SIGNALS, place, failure))
+    return min(failures, key=lambda item: item[:3])[3] if failures else None
+
+
+def of_loss(ordinal: int, loss: Loss, attempt: int, reason: str, now: Now) -> Json:
+    """A lost pod as a failure: no worker of it has said anything."""
+    where = loss.pod + (" on node %s" % loss.node if loss.node else "")
+    message = "pod %s was lost" % where if reason == Reason.POD_LOST else "the agent in pod %s died and came back" % where
+    return {
+        "attempt": attempt, "rank": loss.rank, "ordinal": ordinal, "pod": loss.pod, "node": loss.node, "exitCode": None,
+        "signal": None, "reason": reason, "message": message, "time": now.wall, "logTail": "",
+    }  # fmt: skip
