@@ -64,7 +64,7 @@ def heal_network() -> None:
 
 
 def _healthy() -> bool:
-    if not all(docker.running(container) for container in [*kind.nodes(), registry.name()]) or not kind.is_current():
+    if not docker.running(*kind.nodes(), registry.name()) or not kind.is_current():
         return False
     return _ready() and registry.answers()
 

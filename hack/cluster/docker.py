@@ -22,9 +22,10 @@ def exists(container: str) -> bool:
     return succeeds(["docker", "container", "inspect", container], timeout=20)
 
 
-def running(container: str) -> bool:
-    inspected = run(["docker", "container", "inspect", "-f", "{{.State.Running}}", container], timeout=20, check=False)
-    return inspected.stdout.strip() == "true"
+def running(*containers: str) -> bool:
+    """Whether all of them are there and run."""
+    inspected = run(["docker", "container", "inspect", "-f", "{{.State.Running}}", *containers], timeout=20, check=False)
+    return inspected.stdout.split() == ["true"] * len(containers)
 
 
 def build(tag: str, context: Path, dockerfile: str, *, timeout: float = 900) -> None:
