@@ -56,7 +56,11 @@ GOOD: dict[str, Object] = {
     "fields of the pod that nobody knows yet": {"template": template({"newIn2030": {"a": [1]}}, newInContainer=True)},
     "GPUs and an own security context": {
         "template": template(
-            {"securityContext": {"runAsUser": 0}, "tolerations": [{"operator": "Exists"}]},
+            {
+                "securityContext": {"runAsUser": 0},
+                "tolerations": [{"operator": "Exists"}],
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            },
             resources={"limits": {"nvidia.com/gpu": 8}},
             securityContext={"capabilities": {"add": ["IPC_LOCK"]}},
             env=[{"name": "NCCL_DEBUG", "value": "INFO"}],
