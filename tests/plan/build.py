@@ -186,6 +186,9 @@ class World:
                 assert self.observed.stateful_set is not None
                 assert self.observed.stateful_set["metadata"]["uid"] == step.uid
                 self.observed = replace(self.observed, stateful_set=None, agent=None)
+            elif step.kind == "Pod":
+                left = tuple(pod for pod in self.observed.pods if pod["metadata"]["uid"] != step.uid)
+                self.observed = replace(self.observed, pods=left)
             else:
                 assert step.uid == UID
                 self.job = None

@@ -287,3 +287,17 @@ def test_children_of_a_deleted_job_of_the_same_name_are_waited_for() -> None:
     assert waiting.actions == ()
     assert "deleted job of this name" in condition(waiting.status, "Running")["message"]
     assert waiting.requeue_after == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ([], [30, 30]),
+        ([{"key": "nvidia.com/gpu", "operator": "Exists"}], [None, 30, 30]),
+        ([{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 900}], [900, 30]),
+        ([{"operator": "Exists"}], [None]),
+    ],
+    ids=["none", "of something else", "an own time", "of everything"],
+)
+def test_pods_of_a_silent_node_are_given_up_after_half_a_minute_unless_the_user_says_otherwise(given: Any, seconds: Any) -> None:
+    assert [t.get("tolerationSeconds") for t in pod_spec(**template({"tolerations": given}))["tolerations"]] == seconds

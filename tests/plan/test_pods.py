@@ -162,6 +162,7 @@ def test_an_agent_that_crashes_as_it_starts_fails_the_job_after_five_more_tries(
     assert (failed["status"], failed["reason"]) == ("True", "RestartBudgetSpent")
     assert "crashed 6 times as it started (exit code 1" in failed["message"]
     assert "ModuleNotFoundError" in failed["message"]
+    assert after.status["restarts"] == {"total": 6, "inPlace": 6, "pod": 0, "counted": 6}
     (evidence,) = after.status["failures"]
     assert (evidence["pod"], evidence["exitCode"], evidence["reason"]) == ("digits-0", 1, "AgentCrashed")
 

@@ -24,6 +24,8 @@ class Ending:
     """The agents' last word."""
     failures: tuple[Object, ...] = field(default=())
     """Evidence that no agent could report."""
+    crashes: int = 0
+    """How often the kubelet started again what no agent could report of."""
 
 
 def of(job: Job, observed: Observed) -> Ending | None:

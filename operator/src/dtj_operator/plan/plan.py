@@ -10,7 +10,20 @@ from __future__ import annotations
 from dtj_agent import names
 from dtj_agent.names import Reason
 from dtj_operator.api import InvalidJob
-from dtj_operator.plan import children, conditions, events, lifetime, outcome, pods, progress, report, restarts, running, suspend
+from dtj_operator.plan import (
+    children,
+    conditions,
+    events,
+    lifetime,
+    outcome,
+    pods,
+    progress,
+    report,
+    restarts,
+    running,
+    stuck,
+    suspend,
+)
 from dtj_operator.plan.job import Job
 from dtj_operator.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator.plan.outcome import Ending
@@ -42,7 +55,8 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         wanted = suspend.suspended(job, observed, status, now)
     else:
         wanted = _active(job, observed, status, said, now, settings)
-    return paced(job, wanted, lifetime.until_deadline(job.spec, status, now), now, settings)
+    wanted = paced(job, wanted, lifetime.until_deadline(job.spec, status, now), now, settings)
+    return stuck.released(wanted, observed, now)
 
 
 def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
@@ -62,7 +76,7 @@ def _end(obj: Object, status: Object, ending: Ending, now: float) -> Plan:
     generation = obj["metadata"].get("generation", 1)
     status = progress.with_goodput(_merged(status, ending.report, now), now)
     if ending.failures:
-        status = {**status, "failures": restarts.merge_failures(status.get("failures") or [], ending.failures)}
+        status = restarts.with_evidence(status, ending.failures, ending.crashes)
     for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, ending.kind):
         if kind in (names.RUNNING, ending.kind) or conditions.find(status, kind):
             status = conditions.put(

@@ -115,11 +115,11 @@ def hopeless(pods: tuple[Object, ...], job: Job, now: float) -> Ending | None:
             if crashes > limit and _is_backing_off(status) and _lived(ended) < START_SECONDS:
                 how = f"exit code {ended.get('exitCode')}" + (f", {ended['reason']}" if ended.get("reason") else "")
                 message = f"{name} crashed {crashes} times as it started ({how}): {told or 'see kubectl logs --previous'}"
-                return _ending(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now)
+                return _ending(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now, crashes)
     return None
 
 
-def _ending(reason: str, message: str, pod: Object, ended: Object, now: float) -> Ending:
+def _ending(reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0) -> Ending:
     why = Reason.OOM_KILLED if ended.get("reason") == "OOMKilled" else Reason.AGENT_CRASHED
     failure: Object = {
         "ordinal": ordinal(pod),
@@ -131,7 +131,7 @@ def _ending(reason: str, message: str, pod: Object, ended: Object, now: float) -
     }
     if isinstance(ended.get("exitCode"), int):
         failure["exitCode"] = ended["exitCode"]
-    return Ending(kind="Failed", reason=reason, message=message, failures=(failure,))
+    return Ending(kind="Failed", reason=reason, message=message, failures=(failure,), crashes=crashes)
 
 
 def _why_waiting(pod: Object, container: str) -> Cause | None:

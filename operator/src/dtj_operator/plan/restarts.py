@@ -54,6 +54,14 @@ def merge_failures(known: list[Object], new: tuple[Object, ...]) -> list[Object]
     return _union(known, new, ("attempt", "ordinal", "rank", "pod"))[-FAILURES:]
 
 
+def with_evidence(status: Object, failures: tuple[Object, ...], crashes: int) -> Object:
+    """`status` with what the pods show where no agent could report: at least so many restarts in place, and why."""
+    sums = dict.fromkeys(COUNTERS, 0) | (status.get("restarts") or {})
+    sums |= {name: max(sums[name], crashes) for name in ("inPlace", "counted")}
+    sums["total"] = sums["inPlace"] + sums["pod"]
+    return {**status, "restarts": sums, "failures": merge_failures(status.get("failures") or [], failures)}
+
+
 def _seen(seen: Object, report: Report) -> Object:
     """What to compare with next time."""
     if report.start_time is None:

@@ -17,6 +17,8 @@ from dtj_operator.plan.model import Object, Settings
 
 USER_ID = 65532  # "nonroot" of distroless images, and of ours
 GRACE_SECONDS = 30
+NODE_LOST_SECONDS = 30  # until the pods of a node that does not answer are given up; Kubernetes' own default is 300
+NODE_LOST_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 AGENT_RESOURCES = {"cpu": "100m", "memory": "64Mi"}  # requests = limits, so that a Guaranteed pod stays one
 AGENT_IN_OPERATOR_IMAGE = "/dtj/agent.pyz"
 
@@ -45,6 +47,7 @@ def _pod_defaults(pod: Object, trainer: Object) -> None:
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("enableServiceLinks", False)
     pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    pod["tolerations"] = _tolerations(pod.get("tolerations") or [])
     security = pod["securityContext"] = dict(pod.get("securityContext") or {})
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     own = trainer.get("securityContext") or {}
@@ -61,6 +64,17 @@ def _pod_defaults(pod: Object, trainer: Object) -> None:
     security.setdefault("fsGroup", security.get("runAsGroup", USER_ID))
     # Without this the kubelet changes the owner of every checkpoint each time a pod starts.
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
+
+
+def _tolerations(given: list[Object]) -> list[Object]:
+    """The group waits while a node is silent, so its pods are replaced soon; fencing makes that safe (stuck.py)."""
+    said = {str(toleration.get("key", "")) for toleration in given}
+    ours = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
+        for key in NODE_LOST_TAINTS
+        if not said & {key, ""}  # a toleration without a key tolerates everything
+    ]
+    return [*given, *ours]
 
 
 def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt_floor: int) -> None:
