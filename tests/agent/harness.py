@@ -80,8 +80,12 @@ def wait_for(what: Callable[[], Any], seconds: float = PATIENCE, why: str = "") 
 class Group:
     """The agents of one job. `start(i)` starts agent i, and again after it has ended, as the kubelet would."""
 
-    def __init__(self, folder: Path, replicas: int, command: list[str] | None = None, **environ: str) -> None:
+    def __init__(
+        self, folder: Path, replicas: int, command: list[str] | None = None, program: list[str] | None = None, **environ: str
+    ) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder, self.replicas = folder, replicas
+        self.program = program or [sys.executable, "-m", "dtj_agent"]
         self.plan = folder / "plan"
         self.plan.mkdir()
         (folder / "key").write_text(KEY + "\n")
@@ -111,7 +115,7 @@ class Group:
             }
             with open(self.folder / f"log-{ordinal}", "ab") as log:
                 agent = subprocess.Popen(
-                    [sys.executable, "-m", "dtj_agent", "--", *self.command],
+                    [*self.program, "--", *self.command],
                     env={**os.environ, **settings, **self.environ, **environ},
                     stdout=log,
                     stderr=log,
@@ -220,9 +224,11 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def running(folder: Path, replicas: int, command: list[str] | None = None, **environ: str) -> Iterator[Group]:
+def running(
+    folder: Path, replicas: int, command: list[str] | None = None, program: list[str] | None = None, **environ: str
+) -> Iterator[Group]:
     """A group that is started, and gone in the end with all its processes."""
-    group = Group(folder, replicas, command, **environ)
+    group = Group(folder, replicas, command, program, **environ)
     try:
         group.start()
         yield group

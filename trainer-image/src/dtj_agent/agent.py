@@ -66,6 +66,8 @@ class Agent:
             self.coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
         self._links: Dict[int, Link] = {}  # of members, in the coordinator's agent
         self._link: Optional[Link] = None  # to the coordinator
+        self._searching_since = loop.clock()
+        self._searching_why = ""  # what was said last of it
 
         self._ports = PortHolder(settings.address)
         self._renew_port()
@@ -275,6 +277,12 @@ class Agent:
         if was_open:
             self._link = None
             self._do_member(self.member.disconnected(silence, self._now()))
+            self._searching_since = self.loop.clock()
+        # That a name does not resolve yet, or that nobody answers there, is normal for a while.
+        patient = "secret" not in reason and self.loop.clock() - self._searching_since < names.PEER_DEAD_SECONDS
+        if not patient and reason != self._searching_why:
+            self._searching_why = reason
+            self.log("can't reach the coordinator: " + reason)
 
     def _directed(self, address: Address) -> None:
         """Someone knows where the coordinator is now."""
