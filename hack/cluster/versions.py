@@ -116,7 +116,7 @@ _REGISTRY = "github.com/distribution/distribution/v3"
 TOOLS = {
     tool.name: tool
     for tool in (
-        Tool("etcd", "go.etcd.io/etcd/server/v3", "v3.6.6", ".", main=_ETCD_MAIN),
+        Tool("etcd", "go.etcd.io/etcd/server/v3", "v3.6.8", ".", main=_ETCD_MAIN),
         _kubernetes("kube-apiserver"),
         _kubernetes("kube-controller-manager"),
         _kubernetes("kubectl"),
