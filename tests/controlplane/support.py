@@ -177,6 +177,11 @@ class Operator:
         assert found is not None
         return int(found[1]) / 1024
 
+    def cpu_seconds(self) -> float:
+        """User and system time since its start."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def calls(self) -> list[dict[str, Any]]:
         """Its requests, from the API server's audit log, without discovery."""
         return [event for event in self.plane.audit_events() if event["user"]["username"] == self.user and event.get("objectRef")]

@@ -237,7 +237,7 @@ def test_wrong_flags_end_it_with_2_and_the_flag(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_hundred_jobs_at_once(start_operator: Start, submit: Callable[..., Any], objects: Objects) -> None:
     operator = start_operator().ready()
-    idle = operator.rss_mib()
+    idle, cpu = operator.rss_mib(), operator.cpu_seconds()
     began = time.monotonic()
     for number in range(100):
         submit(f"j{number:03}")
@@ -250,6 +250,6 @@ def test_a_hundred_jobs_at_once(start_operator: Start, submit: Callable[..., Any
     print(
         f"100 jobs: created in {created:.1f} s, own children and status after {took:.1f} s, pods after "
         f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), calls {len(operator.calls())}; "
-        f"RSS {idle:.0f} -> {operator.rss_mib():.0f} MiB"
+        f"RSS {idle:.0f} -> {operator.rss_mib():.0f} MiB, CPU {operator.cpu_seconds() - cpu:.1f} s"
     )
     assert took < 60

@@ -75,6 +75,7 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
 def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None:
     client, clock = FakeClient(), Clock()
     client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["pods", "j-0"] = pod()
 
     async def test(observer: Observer) -> None:
         await look(observer)
@@ -95,10 +96,23 @@ def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None
     observing(client, clock, test)
 
 
+def test_of_a_job_whose_agent_can_not_be_asked_nothing_is_kept() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+
+    async def test(observer: Observer) -> None:
+        await look(observer)
+        await look(observer)
+        assert len(client.calls) == 8
+
+    observing(client, Clock(), test)
+
+
 @pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
 def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> None:
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["pods", "j-0"] = pod()
 
     async def test(observer: Observer) -> None:
         called = client._called

@@ -35,6 +35,39 @@ class Backoffs:
             yield 30.0
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """For every event kopf works out what has changed since it last wrote that on the object. It has no use for it here,
+    and copying each pod three times for it was most of the operator's work."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is ever written on an object."""
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """As above, of handlers that go on over several events: there are none."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is ever written on an object."""
+
+    def purge(self, **_: Any) -> None:
+        """Nor anything removed."""
+
+    def touch(self, **_: Any) -> None:
+        """Nor changed."""
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+
 class Watches:
     """What the watches have told, as digests: enough to leave out what says nothing new, such as our own status writes."""
 
@@ -140,6 +173,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.networking.error_backoffs = Backoffs()
     settings.watching.chunk_size = 500
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
     settings.process.ultimate_exiting_timeout = None
     for group, plural in (("apps", STATEFUL_SET.plural), ("", POD.plural)):
         settings.watching.label_selectors[(group, "v1", plural)] = job_selector()

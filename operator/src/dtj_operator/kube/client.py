@@ -59,6 +59,8 @@ class Client:
         self._watcher = watcher
         self._slots = asyncio.Semaphore(concurrency)
         login.configuration.connection_pool_maxsize = concurrency
+        # With it aiohttp looks for proxies and .netrc in a thread, twice a request. A kubeconfig's proxy-url is heeded.
+        login.configuration.client_session_kwargs = {"trust_env": False}
         self._api = ApiClient(login.configuration)
         self._api.user_agent = names.MANAGER
 
@@ -67,7 +69,7 @@ class Client:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """Raises NotFound."""
-        return await self._call("get", resource.plural, "GET", resource.path(namespace, name))
+        return _slim(await self._call("get", resource.plural, "GET", resource.path(namespace, name)))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
         """All objects that match, as of one resourceVersion; raises Gone if the pages took longer than it lives."""
@@ -77,7 +79,7 @@ class Client:
             query["labelSelector"] = selector
         while True:
             page = await self._call("list", resource.plural, "GET", resource.path(namespace), query, seconds=LIST_SECONDS)
-            items += page["items"]
+            items += map(_slim, page["items"])
             token = page["metadata"].get("continue")
             if not token:
                 return items
@@ -160,6 +162,12 @@ class Client:
             raise failed
         answer: Object = json.loads(text)
         return answer
+
+
+def _slim(obj: Object) -> Object:
+    """Who wrote which field is half of an object, and nobody's business here."""
+    obj["metadata"].pop("managedFields", None)
+    return obj
 
 
 def failure(status: int, text: bytes, method: str, path: str) -> errors.KubeError:

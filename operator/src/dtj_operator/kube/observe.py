@@ -82,9 +82,9 @@ class Observer:
                 self._client.list(POD, namespace, job_selector(name)),
             )
             observed = Observed(stateful_set=stateful_set, service=service, pods=tuple(pods))
-            if key in self._reading:
-                self._reading.discard(key)
+            if key in self._reading and pod_to_ask(observed.pods) is not None:
                 self._seen[key] = _Seen(job, observed, started)
+            self._reading.discard(key)
         pod = pod_to_ask(observed.pods)
         if pod is None:
             return observed
