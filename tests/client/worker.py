@@ -1,6 +1,6 @@
 """A worker of the standard library: counts steps, reports them, keeps its state as a trainer does. No torch, starts in 30 ms.
 
-    worker.py STEPS [--step-seconds S] [--fail-at STEP --exit-code N] [--child] [--deaf]
+    worker.py STEPS [--step-seconds S] [--hold-at STEP] [--fail-at STEP --exit-code N] [--child] [--deaf]
 
 Its `loss` is a function of the step alone, so a resumed run must print what an undisturbed one prints.
 """
@@ -22,6 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
     parser.add_argument("--step-seconds", type=float, default=0.005)
+    parser.add_argument("--hold-at", type=int, help="in the first attempt, go no further: the test's fault will come")
     parser.add_argument("--fail-at", type=int)
     parser.add_argument("--exit-code", type=int, default=1)
     parser.add_argument("--child", action="store_true", help="start a process that leaves the session and hears no SIGTERM")
@@ -49,6 +50,9 @@ def main() -> int:
             if step % every == 0:
                 said["checkpoint"] = {"step": step, "path": str(save(folder, step, attempt)), "time": time.time()}
         report(rank, attempt, **said)
+        while step == args.hold_at and attempt == 1:
+            time.sleep(0.05)
+            report(rank, attempt, **said)  # the first one may have been dropped
     return 0
 
 

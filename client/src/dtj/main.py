@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 
 from dtj.errors import DtjError, InputError
 
 Command = Callable[[argparse.Namespace], int]
 INTERRUPTED = 130
+BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `dtj logs | head`
-        sys.stderr.close()
-        return 0
+        sys.stdout = sys.stderr = None
+        return BROKEN_PIPE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster."
     )
+    top.add_argument("--version", action="version", version=f"dtj {metadata.version('dtj')}")
     verbs = top.add_subparsers(required=True, metavar="VERB")
     _run(verbs)
     _submit(verbs)
@@ -80,6 +83,7 @@ def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
     submit = verbs.add_parser("submit", help="create or update a job on a cluster (server-side apply)")
     submit.add_argument("-f", "--filename", required=True, metavar="FILE", help="job.yaml, or - for standard input")
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
+    submit.add_argument("--force-conflicts", action="store_true", help="take fields over that another writer set")
     _cluster_flags(submit)
     submit.set_defaults(command=_late("dtj.cluster.verbs", "submit"))
 

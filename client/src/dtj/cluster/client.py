@@ -60,9 +60,9 @@ class Cluster:
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def apply(self, job: Object, namespace: str) -> tuple[Object, bool]:
+    def apply(self, job: Object, namespace: str, *, force: bool) -> tuple[Object, bool]:
         """Server-side apply; the job as it is now, and whether it is new. A field that another manager owns is a conflict."""
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true" if force else "false"}
         path = job_path(namespace, job["metadata"]["name"])
         status, text = self._call("PATCH", path, query, job, content="application/apply-patch+yaml")
         return json.loads(text), status == 201
@@ -170,7 +170,9 @@ def failure(status: int, text: bytes, host: str) -> ClusterError:
     if status == 403:
         return ClusterError(f"{message}; ask the cluster's administrator for the role dtj-edit in that namespace")
     if status == 409:
-        return ClusterError(f"{message}; another writer owns these fields: change them there, or delete the job and submit again")
+        return ClusterError(
+            f"{message}; another writer owns these fields: change them there, or take them over with --force-conflicts"
+        )
     return ClusterError(message or f"{host} answered HTTP {status}")
 
 

@@ -35,7 +35,7 @@ def submit(flags: argparse.Namespace) -> int:
             raise InputError(f"metadata.namespace is {written}, -n {cluster.given_namespace}: leave one of the two out")
         namespace = written or cluster.namespace
         before = _resource_version(cluster, namespace, job["metadata"]["name"])
-        stored, new = cluster.apply(job, namespace)
+        stored, new = cluster.apply(job, namespace, force=flags.force_conflicts)
         word = "created" if new else "unchanged" if stored["metadata"]["resourceVersion"] == before else "configured"
         name = f"{QUALIFIED}/{stored['metadata']['name']}"
         print(_dump(stored, flags.output) if flags.output in ("json", "yaml") else name if flags.output else f"{name} {word}")

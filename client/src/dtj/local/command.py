@@ -70,7 +70,7 @@ def _run(
     def planner(job: Object, observed: Observed, now: float) -> Plan:
         return plan(_as_me(job), observed, now, settings)
 
-    with view:
+    with volumes.held(checkpoints), view:
         for notice in _notices(model, job, machine, checkpoints, fresh=flags.fresh):
             view.log(notice)
         code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, show_logs=flags.logs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
+import time
 from collections.abc import Callable
 from datetime import datetime
 
@@ -16,6 +16,7 @@ from dtj_operator.plan.model import Object
 
 FIRST_BACKOFF_SECONDS = 0.1  # a kubelet waits 10 s and more; here nobody shares the node
 LAST_BACKOFF_SECONDS = 5.0
+KILL_AGAIN_SECONDS = 0.05
 
 
 class LocalPod:
@@ -29,13 +30,17 @@ class LocalPod:
     ) -> None:
         self.object = pod
         self.mark = mark
-        self.pid: int | None = None
-        """The agent's process, while there is one."""
+        self._process: asyncio.subprocess.Process | None = None
         self._container = container
         self._now = now
         self._changed = changed
         self._ending = asyncio.Event()
         self._life = asyncio.create_task(self._live(), name=f"pod {pod['metadata']['name']}")
+
+    @property
+    def pid(self) -> int | None:
+        """The agent's process, while there is one."""
+        return self._process.pid if self._process else None
 
     @property
     def gone(self) -> bool:
@@ -49,17 +54,26 @@ class LocalPod:
         """End the pod: SIGTERM to the agent, SIGKILL to all that is left after `grace_seconds`."""
         self._ending.set()
         self._changed()
-        if self.pid is not None:
-            processes.kill(self.pid, self.mark, signal.SIGTERM)
+        self._terminate()
         done, _ = await asyncio.wait({self._life}, timeout=grace_seconds)
         if not done:
             await self.lose()
 
     async def lose(self) -> None:
-        """The pod's end without any notice, as with its node: SIGKILL to every process of it."""
+        """The pod's end without any notice, as with its node: SIGKILL to every process of it. Raises LocalRunError."""
         self._ending.set()
-        processes.kill_all(self.mark)
-        await asyncio.wait({self._life}, timeout=processes.KILL_DEADLINE_SECONDS)
+        deadline = time.monotonic() + processes.KILL_DEADLINE_SECONDS
+        while not self._life.done():
+            if time.monotonic() > deadline:
+                raise LocalRunError(f"pod {self.object['metadata']['name']} outlives SIGKILL")
+            processes.kill_all(self.mark)
+            # Again: for a moment in exec(2) a process has no environment, and so no mark.
+            await asyncio.wait({self._life}, timeout=KILL_AGAIN_SECONDS)
+
+    def _terminate(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
 
     async def _live(self) -> None:
         backoff = FIRST_BACKOFF_SECONDS
@@ -83,7 +97,7 @@ class LocalPod:
             container.termination_log.write_bytes(b"")  # a new container has a new one
             with container.log.open("ab") as log:
                 # A session of its own: Ctrl-C in the terminal is for dtj, which ends the pod in good order.
-                process = await asyncio.create_subprocess_exec(
+                self._process = process = await asyncio.create_subprocess_exec(
                     *container.argv,
                     env=dict(container.environment),
                     cwd=container.working_dir,
@@ -94,15 +108,14 @@ class LocalPod:
                 )
         except OSError as error:
             raise LocalRunError(f"can't start pod {self.object['metadata']['name']}: {error}") from error
-        self.pid = process.pid
         pods.set_running(self.object, self._now())
         self._changed()
         if self._ending.is_set():  # asked to end while it was being started
-            processes.kill(process.pid, self.mark, signal.SIGTERM)
+            self._terminate()
         try:
             return await process.wait()
         finally:
-            self.pid = None
+            self._process = None
             processes.kill_all(self.mark)  # a container ends with all that ran in it
 
     def _termination_message(self) -> str:

@@ -27,6 +27,7 @@ from dtj_operator.plan.model import Object, Observed, Plan
 LOOK_SECONDS = 0.25  # an agent on loopback answers in a millisecond
 FAULT_LOOK_SECONDS = 0.05  # while a fault waits for its step
 PAUSE_SECONDS = 0.02  # between two looks, whatever happens
+ROWS_SECONDS = 0.5  # between two looks through /proc for the table
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Planner = Callable[[Object, Observed, float], Plan]
@@ -61,6 +62,36 @@ class Stop:
                 loop.remove_signal_handler(number)
 
 
+class Shown:
+    """What the view has been told of the world so far."""
+
+    def __init__(self, view: View, world: LocalWorld, *, show_logs: bool) -> None:
+        self._view = view
+        self._world = world
+        self._tail = LogTail(world.machine.run_dir) if show_logs else None
+        self._pace = Pace()
+        self._events = 0
+        self._rows: list[PodRow] = []
+        self._rows_at = float("-inf")
+
+    def update(self, job: Object, struck: Sequence[str]) -> None:
+        """Tell what is new: faults that were carried out, events, the progress, log lines."""
+        now = datetime.fromtimestamp(time.time(), UTC)
+        events = [f"{event.reason}: {event.message}" for event in self._world.events[self._events :]]
+        self._events += len(events)
+        for text in (*struck, *events):
+            self._view.say(f"{now.astimezone():%H:%M:%S} {text}")
+        if time.monotonic() - self._rows_at >= ROWS_SECONDS:
+            self._rows, self._rows_at = _rows(self._world), time.monotonic()
+        self._view.show(Sight(job=self._pace.apply(job, self._world.agent), now=now, rows=self._rows))
+        self.logs()
+
+    def logs(self) -> None:
+        """Tell what workers have written since."""
+        for line in self._tail.lines() if self._tail else ():
+            self._view.log(line)
+
+
 async def run(
     job: Object, machine: Machine, planner: Planner, *, faults: Sequence[Fault] = (), view: View, show_logs: bool = False
 ) -> int:
@@ -68,30 +99,24 @@ async def run(
 
     Raises LocalRunError and InputError. Whatever happens, no process of the job is left.
     """
-    stop, waiting, tail, pace = Stop(view), Faults(faults), LogTail(machine.run_dir), Pace()
+    stop, waiting = Stop(view), Faults(faults)
     guard = Guard(f"{machine.job_uid}/", machine.scratch_dir)
     with guard, Ports() as ports, stop.heard():
         async with LocalWorld(machine, ports, now=_now) as world:
             stop.at_once = world.kill
-            told, saved = 0, ""
+            shown = Shown(view, world, show_logs=show_logs)
+            saved = ""
             while not stop.asked.is_set() and not finished(job):
                 observed = await world.observe(job)
                 plan = planner(job, observed, time.time())
                 await world.apply(job, plan)
                 saved = _save(job, machine.run_dir / "status.json", saved)
-                for said in await waiting.strike(world):
-                    view.say(f"{_now():%H:%M:%S} {said}")
-                for event in world.events[told:]:
-                    view.say(f"{_now():%H:%M:%S} {event.reason}: {event.message}")
-                told = len(world.events)
-                view.show(Sight(job=pace.apply(job, world.agent), now=_now(), rows=rows(world)))
-                for line in tail.lines() if show_logs else ():
-                    view.log(line)
+                shown.update(job, await waiting.strike(world))
                 await asyncio.sleep(PAUSE_SECONDS)
                 limit = FAULT_LOOK_SECONDS if waiting.waiting else LOOK_SECONDS
-                await _first(world.changed, stop.asked, seconds=min(limit, plan.requeue_after or limit))
-        for line in tail.lines() if show_logs else ():
-            view.log(line)
+                due = limit if plan.requeue_after is None else min(limit, plan.requeue_after)
+                await _first(world.changed, stop.asked, seconds=due)
+        shown.logs()
     for fault in waiting.waiting if finished(job) else ():
         view.say(f"--kill {fault}: the job ended before that step")
     if not finished(job) and stop.signal is not None:
@@ -110,8 +135,7 @@ def is_true(job: Object, condition: str) -> bool:
     return any(one["type"] == condition and one["status"] == "True" for one in conditions)
 
 
-def rows(world: LocalWorld) -> list[PodRow]:
-    """The table's rows."""
+def _rows(world: LocalWorld) -> list[PodRow]:
     workers = processes.workers(f"{world.machine.job_uid}/")
     return [
         PodRow(

@@ -1,9 +1,13 @@
-"""Which folder stands for a volume that outlives its pod. Pure."""
+"""Which folder stands for a volume that outlives its pod, and who may write there."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
+from dtj.errors import LocalRunError
 from dtj_agent import names
 from dtj_operator.api import Spec
 from dtj_operator.plan.model import Object
@@ -41,3 +45,22 @@ def newest_step(checkpoint: Path) -> int | None:
     """Step of the newest complete checkpoint in a job's folder; None if there is none."""
     found = [int(path.parent.name.removeprefix("step-")) for path in checkpoint.glob("step-*/manifest.json")]
     return max(found, default=None)
+
+
+@contextlib.contextmanager
+def held(checkpoint: Path | None) -> Iterator[None]:
+    """Keeps a second run of the same job away from its checkpoints: on a cluster the job's name does. Raises LocalRunError."""
+    if checkpoint is None:
+        yield
+        return
+    try:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalRunError(f"can't make the checkpoint folder {error.filename}: {error.strerror}; see --volumes-dir") from error
+    with (checkpoint.parent / f".{checkpoint.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel gives it back when this process ends, however it does
+        except BlockingIOError:
+            message = f"another dtj run of this job writes to {checkpoint}: wait for it, or give this one another --volumes-dir"
+            raise LocalRunError(message) from None
+        yield

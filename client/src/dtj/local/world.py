@@ -74,11 +74,11 @@ class LocalWorld:
         await self.pods[ordinal].lose()
         self.changed.set()
 
-    async def close(self, grace_seconds: float | None = None) -> None:
-        """End every pod: SIGTERM, the pod's own grace (or the one given), SIGKILL."""
+    async def close(self) -> None:
+        """End every pod: SIGTERM, the pod's own grace, SIGKILL."""
         self._objects.pop(("StatefulSet", self._name()), None)
         for pod in self.pods.values():
-            self._end(pod, grace_seconds)
+            self._end(pod, None)
         if self._endings:
             await asyncio.wait(self._endings)
 
@@ -130,11 +130,9 @@ class LocalWorld:
     def _write_secret(self, secret: Object) -> None:
         folder = self.machine.scratch_dir / "secret"
         folder.mkdir(mode=0o700, exist_ok=True)
-        values = {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
-        values |= {key: value.encode() for key, value in secret.get("stringData", {}).items()}
-        for key, value in values.items():
+        for key, value in secret["data"].items():
             with open(os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(value)
+                file.write(base64.b64decode(value))
 
     def _key(self) -> str:
         path: Path = self.machine.scratch_dir / "secret" / names.SECRET_KEY

@@ -32,7 +32,7 @@ class PlainView:
         if state == self._state and not moved:
             return
         self._state, self._spoke, self._steps = state, now, steps(sight.job)
-        self.say(f"{sight.now:%H:%M:%S} {line(sight)}")
+        self.say(f"{sight.now.astimezone():%H:%M:%S} {line(sight)}")
 
     def __enter__(self) -> PlainView:
         return self

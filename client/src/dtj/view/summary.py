@@ -18,7 +18,8 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     status = job.get("status", {})
     phase = str(status.get("phase", names.PENDING))
     reason = f" {status['reason']}" if phase == names.FAILED else ""
-    lines = ["", f"{job['metadata']['name']}: {phase}{reason} after {durations.say(seconds)}"]
+    state = f"{phase}{reason}" if phase in (names.COMPLETE, names.FAILED) else f"interrupted while {phase}"
+    lines = ["", f"{job['metadata']['name']}: {state} after {durations.say(seconds)}"]
     lines += [f"  {_message(status)}"] if phase == names.FAILED else []
     results = [f"step {steps(job)}"]
     if progress(job).get("loss") is not None:
