@@ -44,8 +44,9 @@ def alive(pid: int) -> bool:
 
 
 def test_ready_in_seconds(plane: ControlPlane) -> None:
-    # 5 s is what is promised of an idle machine; in CI the cores may be shared with another suite.
-    assert plane.started_in < (15 if os.environ.get("CI") else 8)
+    # What is promised is promised of a machine that has a core to spare.
+    busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    assert plane.started_in < (30 if busy else 5)
 
 
 def test_the_administrator_may_do_everything(plane: ControlPlane) -> None:
