@@ -134,11 +134,11 @@ class Operator:
         self.log = log
         key = log.with_suffix(".key")
         key.write_bytes(MASTER_KEY)
-        kubeconfig = plane.kubeconfig_for_service_account(namespace, SERVICE_ACCOUNT)
+        self.kubeconfig = plane.kubeconfig_for_service_account(namespace, SERVICE_ACCOUNT)
         command = [sys.executable, *program, "--agent-image", "dtj-operator:test"]
         for each in (namespace if served is None else served).split():
             command += ["--namespace", each]
-        command += ["--kubeconfig", str(kubeconfig), "--master-key-file", str(key), "--metrics-port", "0", *flags]
+        command += ["--kubeconfig", str(self.kubeconfig), "--master-key-file", str(key), "--metrics-port", "0", *flags]
         self.started = time.monotonic()
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(command, stderr=stderr)

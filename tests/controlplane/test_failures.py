@@ -161,6 +161,7 @@ def test_rights_are_exactly_those_that_are_used(
             verbs.add("create")
     granted = {key: set(verbs) for key, verbs in rbac.RULES.items()}
     granted["events.k8s.io", "events"] -= {"patch"}  # of an event that repeats
+    granted["", "pods"] -= {"delete"}  # of a node that is dead for half a minute
     assert used == granted
 
 
@@ -184,6 +185,24 @@ def test_a_missing_right_is_said_and_heals_when_it_is_given(
     role["rules"] = whole
     plane.request("PUT", where, role)
     eventually("the pods are there", lambda: len(objects.list("pods")) == 2, seconds=60)
+
+
+def test_a_login_that_is_no_longer_valid_is_read_again_by_the_client_and_by_the_watches(
+    plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects
+) -> None:
+    """As the kubelet renews a pod's token on disk: here the old one is revoked, and the file has another."""
+    operator = start_operator().ready()
+    account = f"/api/v1/namespaces/{objects.namespace}/serviceaccounts"
+    plane.request("DELETE", f"{account}/{SERVICE_ACCOUNT}")
+    plane.request("POST", account, {"metadata": {"name": SERVICE_ACCOUNT}})
+    plane.kubeconfig_for_service_account(objects.namespace, SERVICE_ACCOUNT).replace(operator.kubeconfig)
+    # It ends the watches, and the API server's memory of the tokens that it has checked.
+    plane.crash_apiserver()
+    plane.start_apiserver()
+    submit()
+    eventually("the pods are there", lambda: len(objects.list("pods")) == 2, seconds=60)
+    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], "the old one was refused"
+    assert operator.process.poll() is None
 
 
 def test_the_crd_is_waited_for_and_its_loss_ends_the_operator(tmp_path: Path) -> None:
@@ -232,6 +251,28 @@ def test_wrong_flags_end_it_with_2_and_the_flag(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--master-key-file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_hundred_jobs_that_run_cost_little_more_than_the_questions_to_their_agents(
+    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+) -> None:
+    operator = start_operator().ready()
+    for number in range(100):
+        agents.words[submit(f"j{number:03}", replicas=1)["metadata"]["uid"]] = running()
+    phases = lambda: {job.get("status", {}).get("phase") for job in objects.list(JOBS)}  # noqa: E731
+    eventually("all run", lambda: phases() == {"Running"}, seconds=120)
+    before, cpu, asked = len(operator.calls()), operator.cpu_seconds(), agents.asked
+    time.sleep(10)  # the measure is a time in which nothing happens
+    calls = operator.calls()[before:]
+    reads = sum(call["verb"] in ("get", "list") for call in calls)
+    print(
+        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} questions, {reads} reads, "
+        f"{len(calls) - reads} other calls, RSS {operator.rss_mib():.0f} MiB"
+    )
+    assert agents.asked - asked >= 200
+    assert not [call for call in calls if call["verb"] not in ("get", "list", "watch")]
+    assert reads <= 400, "each job's four objects at most once in the time"
 
 
 @pytest.mark.timeout(300)

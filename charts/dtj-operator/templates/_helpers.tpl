@@ -58,7 +58,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, create]
+  verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, patch]

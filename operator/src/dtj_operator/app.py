@@ -93,7 +93,10 @@ class Operator:
     async def run(self) -> None:
         """Raises OperatorError if it ends before it is told to."""
         self._on_signals()
-        await self.server.start()
+        try:
+            await self.server.start()
+        except OSError as error:
+            raise errors.ConfigError(f"--metrics-port: {error.strerror or error}; write another port") from error
         where = ", ".join(self.options.namespaces) or "all namespaces"
         logger.info("dtj-operator %s serves %s; port %d", self.version, where, self.server.port)
         if not await self._crd():
