@@ -164,7 +164,9 @@ import json, os
 open(os.path.join(os.environ["SHOW"], os.environ["RANK"] + ".json"), "w").write(json.dumps(dict(os.environ)))
 """
 OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun tells its own agent by it, and leaks it
-VARIABLE_VALUES = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
+OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
+# torchrun keeps rank 0's store in its agent; ours is rank 0's own, and new for each attempt.
+DIFFERENT = {"TORCHELASTIC_USE_AGENT_STORE"}
 
 
 @pytest.mark.torch
@@ -190,6 +192,6 @@ def test_a_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> No
         our_new, their_new = {k: v for k, v in our.items() if k not in known}, {k: v for k, v in their.items() if k not in known}
         assert set(names.TORCHRUN_ENV) <= set(their_new)
         assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new)
-        for key in set(their_new) - VARIABLE_VALUES:
+        for key in set(their_new) - OF_THE_RUN - DIFFERENT:
             assert our_new[key] == their_new[key], key
         assert "DTJ_SECRET_FILE" not in our

@@ -53,16 +53,21 @@ class RotatingFile(Sink):
             raise
 
     def _append(self, data: bytes) -> None:
-        if self._descriptor is not None and self._size + len(data) > self._limit:
+        descriptor = self._open()
+        if self._size and self._size + len(data) > self._limit:
             self._close()
             os.replace(self._path, self._path + ".1")
+            descriptor = self._open()
+        self._size += len(data)
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    def _open(self) -> int:
         if self._descriptor is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._descriptor).st_size
-        self._size += len(data)
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        return self._descriptor
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None

@@ -1,0 +1,70 @@
+"""The agent as it is shipped: one file, always the same, for any Python from 3.9 on, with little in its memory."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dtj_agent
+from dtj_agent.build import build
+
+SOURCES = sorted(Path(dtj_agent.__file__).parent.glob("*.py"))
+HEAVY = {
+    "asyncio",
+    "ssl",
+    "hashlib",
+    "_hashlib",
+    "hmac",
+    "subprocess",
+    "http.server",
+    "dataclasses",
+    "inspect",
+    "logging",
+    "email",
+    "random",
+    "urllib",
+}
+
+
+def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(tmp_path: Path) -> None:
+    started = time.process_time()
+    build(str(tmp_path / "a.pyz"))
+    assert time.process_time() - started < 1
+    build(str(tmp_path / "b.pyz"))
+    assert (tmp_path / "a.pyz").read_bytes() == (tmp_path / "b.pyz").read_bytes()
+    names = zipfile.ZipFile(tmp_path / "a.pyz").namelist()
+    assert "dtj_agent/main.py" in names
+    assert "dtj_agent/build.py" not in names
+
+
+def test_the_zipapp_says_what_it_lacks(tmp_path: Path) -> None:
+    build(str(tmp_path / "agent.pyz"))
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "agent.pyz"), "--", "true"], env={}, capture_output=True, text=True, timeout=30
+    )
+    assert run.returncode == 2
+    assert "DTJ_REPLICAS is not set" in run.stdout
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_the_sources_are_python_3_9(source: Path) -> None:
+    """Grammar by the parser; annotations are strings (PEP 563), so only what runs must exist in 3.9."""
+    tree = ast.parse(source.read_text(), feature_version=(3, 9))
+    if source.name not in ("__init__.py", "names.py"):
+        assert "from __future__ import annotations" in source.read_text()
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Match)
+        strict = [word.arg for word in getattr(node, "keywords", []) if isinstance(node, ast.Call)]
+        assert not {"kw_only", "slots", "strict"} & set(strict), f"line {getattr(node, 'lineno', 0)}"
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, dtj_agent.main; print(' '.join(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert not HEAVY & set(run.stdout.split())
