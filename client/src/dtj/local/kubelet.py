@@ -80,7 +80,7 @@ class LocalPod:
         while not self._ending.is_set():
             code = await self._run_container()
             pods.set_terminated(self.object, code, self._termination_message(), self._now())
-            if backoff > FIRST_BACKOFF_SECONDS:
+            if backoff > FIRST_BACKOFF_SECONDS and not self._ending.is_set():
                 pods.set_backing_off(self.object)
             self._changed()
             with contextlib.suppress(TimeoutError):

@@ -20,7 +20,7 @@ KILL_DEADLINE_SECONDS = 5.0  # SIGKILL is not asked but done: only a process in 
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it is gone, a zombie, or another user's."""
+    """The environment that a process was started with; empty if it is gone, a zombie, in exec(2), or another user's."""
     try:
         raw = (PROC / str(pid) / "environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,0 +1,134 @@
+"""A local pod is as a kubelet's: its container is started again, its end is the end of all that ran in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from dtj.errors import LocalRunError
+from dtj.local import pods, processes
+from dtj.local.container import Container
+from dtj.local.kubelet import LocalPod
+
+SET = {
+    "metadata": {"name": "j", "namespace": "default", "uid": "set"},
+    "spec": {"template": {"spec": {"containers": [{"name": "trainer"}]}}},
+}
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def make(folder: Path, *argv: str, ordinal: int = 0) -> LocalPod:
+    pod = pods.new_pod(SET, ordinal, uid=str(uuid.uuid4()), node="n", now=datetime.now(UTC))
+    mark = f"test/{pod['metadata']['uid']}"
+    container = Container(
+        argv=argv,
+        environment={**os.environ, "DTJ_LOCAL_POD": mark, "TERMINATION_LOG": str(folder / f"end-{ordinal}")},
+        working_dir=folder,
+        folders=(folder / "made",),
+        termination_log=folder / f"end-{ordinal}",
+        log=folder / f"log-{ordinal}",
+    )
+    return LocalPod(pod, container, mark, now=lambda: datetime.now(UTC), changed=lambda: None)
+
+
+async def until(probe: Callable[[], object], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not probe():
+            await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test()
+
+    asyncio.run(main())
+
+
+def test_a_container_that_ends_is_started_again_and_its_message_is_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        pod = make(
+            tmp_path, "/bin/sh", "-c", 'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600'
+        )
+        await until(lambda: pods.container_status(pod.object)["restartCount"] == 1)
+        status = pods.container_status(pod.object)
+        assert "running" in status["state"]
+        ended = status["lastState"]["terminated"]
+        assert (ended["exitCode"], ended["reason"], ended["message"]) == (3, "Error", "why")
+        await pod.stop(5)
+        assert pod.gone
+        assert pods.container_status(pod.object)["state"]["terminated"]["exitCode"] == 128 + 15
+
+    run(test)
+
+
+def test_a_container_that_ends_again_and_again_backs_off(tmp_path: Path) -> None:
+    async def test() -> None:
+        pod = make(tmp_path, "/bin/false")
+        await until(lambda: pods.state_of(pod.object) == "CrashLoopBackOff")
+        assert pods.container_status(pod.object)["lastState"]["terminated"]["exitCode"] == 1
+        await pod.stop(5)
+
+    run(test)
+
+
+def test_sigterm_reaches_an_agent_that_is_just_being_started(tmp_path: Path) -> None:
+    """For a moment in exec(2) a process shows no environment, so nothing can be looked up in it."""
+
+    async def test() -> None:
+        began = time.monotonic()
+        for _ in range(4):
+            group = [make(tmp_path, "/bin/sleep", "600", ordinal=ordinal) for ordinal in range(8)]
+
+            async def stop_at_once(pod: LocalPod) -> None:
+                await asyncio.sleep(0)  # it has been asked for, and does not run yet
+                await pod.stop(20)
+
+            await asyncio.gather(*map(stop_at_once, group))
+        assert time.monotonic() - began < 15, "none was left to the end of its grace of 20 s"
+
+    run(test)
+
+
+def test_what_does_not_hear_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    async def test() -> None:
+        pod = make(tmp_path, sys.executable, "-c", DEAF.replace("time.sleep", "print('deaf', flush=True); time.sleep"))
+        await until(lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
+        await pod.stop(0.2)
+        assert pod.gone
+        assert pods.state_of(pod.object) == "SIGKILL"
+
+    run(test)
+
+
+def test_the_end_of_a_container_is_the_end_of_all_that_ran_in_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        hide = f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
+        first = f"os.path.getsize('log-0') or ({hide}, print('hidden', flush=True))"
+        pod = make(tmp_path, sys.executable, "-c", f"import os, subprocess, sys, time; {first}; time.sleep(600)")
+        await until(lambda: len(list(processes.marked(pod.mark))) == 2)
+        assert pod.pid is not None
+        os.kill(pod.pid, signal.SIGKILL)
+        await until(lambda: pods.container_status(pod.object)["restartCount"] == 1)
+        await until(lambda: [pid for pid, _ in processes.marked(pod.mark)] == [pod.pid])
+        await pod.lose()
+        assert list(processes.marked(pod.mark)) == []
+
+    run(test)
+
+
+def test_a_program_that_can_not_be_started_is_an_error_in_one_line(tmp_path: Path) -> None:
+    async def test() -> None:
+        pod = make(tmp_path, "/no/such/program")
+        with pytest.raises(LocalRunError, match=r"can't start pod j-0: .*No such file"):
+            await until(lambda: pod.gone)
+
+    run(test)
