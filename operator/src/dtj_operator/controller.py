@@ -62,7 +62,9 @@ class Controller:
             result = "error"
             delay = self._back_off(key)
             what = str(error) or f"not done in {RECONCILE_SECONDS:g} s"
-            logger.warning("reconcile failed, again in %g s: %s", delay, what)
+            # The world moves on under a reconcile: a job that is deleted meanwhile is no reason to warn anyone.
+            level = logging.INFO if isinstance(error, errors.NotFound | errors.Conflict) else logging.WARNING
+            logger.log(level, "reconcile failed, again in %g s: %s", delay, what)
         except Exception as error:  # a bug stops one job, not all: it is shown, counted and tried again
             result = "bug"
             delay = self._back_off(key)
