@@ -16,6 +16,7 @@ CRASH_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)|[a-z_][\w.]*\.[A-Z]\w*)(?::.*)?$"
 )
+_TORCH_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's excepthook puts it before each line, once a process group is up
 _NO_MODULE = re.compile(r"^\S*python\S*: (?:No module named |Error while finding module specification)")
 _NO_SCRIPT = re.compile(r"can't open file .*\[Errno 2\]")
 
@@ -40,6 +41,7 @@ def signal_name(exit_code: int) -> Optional[str]:
 def last_exception(tail: str) -> Optional[str]:
     """The line that ends the last Python traceback of a log tail, e.g. `ValueError: boom`."""
     for line in reversed(tail.splitlines()):
+        line = _TORCH_RANK.sub("", line)
         if _EXCEPTION.match(line.rstrip()):
             return line.strip()[:300]
     return None
