@@ -71,6 +71,7 @@ EXCEPTIONS = {
     "the last one": ("KeyError: 'a'\nDuring handling:\n" + TRACEBACK + "ValueError: b\n", "ValueError: b"),
     "before what the interpreter still says": ("ValueError: b\nException ignored in atexit\nbye\n", "ValueError: b"),
     "none": ("step 1\nloss: 0.5\n", None),
+    "behind the prefix that torch puts": ("[rank1]: Traceback:\n[rank1]: AttributeError: no share\n", "AttributeError: no share"),
     "without a message": ("AssertionError\n", "AssertionError"),
 }
 
