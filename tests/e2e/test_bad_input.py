@@ -19,7 +19,7 @@ def command(*words: str) -> dict[str, Any]:
     ("spec", "reason", "says"),
     [
         pytest.param({"entrypoint": {"script": "/app/nowhere.py"}}, "EntrypointNotFound", "/app/nowhere.py", id="no such script"),
-        pytest.param({"entrypoint": {"module": "nowhere.train"}}, "ImportFailed", "nowhere", id="no such module"),
+        pytest.param({"entrypoint": {"module": "nowhere.train"}}, "EntrypointNotFound", "nowhere", id="no such module"),
         pytest.param(
             {"entrypoint": None, "template": command("python3", "-c", "import torchh")},
             "ImportFailed",

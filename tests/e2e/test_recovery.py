@@ -57,7 +57,7 @@ def test_a_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: C
     assert all(c["restartCount"] == 0 for p in pods.values() for c in p["status"]["containerStatuses"])
     status = job.wait("Complete", 180)["status"]
     assert_resumed(job, undisturbed, 2)
-    assert status["restarts"] == {"inPlace": 1, "pod": 0, "counted": 1}
+    assert status["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
     failure = status["failures"][-1]
     assert (failure["rank"], failure["pod"], failure["signal"]) == (1, "digits-1", "SIGKILL")
     assert len(job.pods()) == 3, "cleanPodPolicy None keeps the pods"

@@ -20,9 +20,9 @@ def test_digits_on_three_pods_ends_complete_and_gives_its_pods_back(undisturbed:
     assert conditions(job)["Complete"]["observedGeneration"] == job["metadata"]["generation"]
     assert status["phase"] == "Complete"
     assert status["attempt"] == 1
-    assert status["restarts"] == {"inPlace": 0, "pod": 0, "counted": 0}
+    assert status["restarts"] == {"total": 0, "inPlace": 0, "pod": 0, "counted": 0}
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == undisturbed.step()
-    assert undisturbed.records()[-1]["accuracy"] >= 0.95
+    assert undisturbed.records()[-1]["validation_accuracy"] >= 0.95
     # Both workers took part, or the test says nothing about two nodes.
     eventually("no pod is left", lambda: not undisturbed.pods(), 60)
 
