@@ -27,8 +27,12 @@ sys.exit({function}())
 def main(source: str, library: str, scripts: str, *packages: str) -> None:
     project = tomllib.loads(Path(source, "pyproject.toml").read_text())["project"]
     target = Path(library)
+    # By content, never checked again: no time stamp in the image decides anything.
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     for package in packages or [path.name for path in Path(source, "src").iterdir() if path.is_dir()]:
         shutil.copytree(Path(source, "src", package), target / package)
+        if not compileall.compile_dir(target / package, quiet=1, invalidation_mode=mode):
+            raise SystemExit(f"{source}: not all of it compiles with Python {sys.version.split()[0]}")
     name = project["name"].replace("-", "_")
     information = target / f"{name}-{project['version']}.dist-info"
     information.mkdir()
@@ -39,10 +43,6 @@ def main(source: str, library: str, scripts: str, *packages: str) -> None:
         if not packages or module.partition(".")[0] in packages:
             Path(scripts).mkdir(parents=True, exist_ok=True)
             Path(scripts, command).write_text(COMMAND.format(module=module, function=function))
-    # By content, never checked again: no time stamp in the image decides anything.
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    if not compileall.compile_dir(library, quiet=1, invalidation_mode=mode):
-        raise SystemExit(f"{source}: not all of it compiles with Python {sys.version.split()[0]}")
     # Whatever the umask of the checkout was.
     for folder in (Path(library), Path(scripts)):
         for path in [folder, *folder.rglob("*")]:
