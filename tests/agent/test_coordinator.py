@@ -405,3 +405,39 @@ def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> No
     assert bench.coordinator.outcome is not None
     assert bench.coordinator.outcome["reason"] == "RendezvousTimeout"
     assert bench.coordinator.outcome["message"] == "no attempt could start within 60 s: pods 1, 2 did not join"
+
+
+GARBAGE = {
+    "wrong types": {
+        "revision": "x",
+        "attempt": [],
+        "restarts": 5,
+        "spent": {},
+        "recoveries": [1],
+        "failures": "f",
+        "startTime": "t",
+    },
+    "nested": {
+        "attempt": 2,
+        "restarts": {"pod": "many"},
+        "spent": ["a"],
+        "progress": 4,
+        "checkpoint": [],
+        "productiveSeconds": {},
+    },
+    "foreign objects": {"attempt": 2, "failures": [{}], "recoveries": [{"x": 1}], "events": [{}]},
+}
+
+
+@pytest.mark.parametrize("history", GARBAGE.values(), ids=GARBAGE)
+def test_a_peer_of_another_version_cant_bring_the_coordinator_down(history: dict[str, Any]) -> None:
+    bench = Bench(2)
+    broke = {"attempt": history["attempt"], "silence": "x", "ago": None, "step": "5"}
+    bench.join(0, history=history, interrupted=broke, crashed=True)
+    bench.join(1, history=history, interrupted="?")
+    assert bench.coordinator.phase == "Running"
+    attempt = bench.messages("start")[0][1]["attempt"]
+    bench.say(0, "failed", attempt=attempt, failures=[5, {}, {"rank": "0"}, {"rank": 1, "exitCode": 1}])
+    bench.say(1, "progress", attempt=attempt, progress={"rank": "x", "step": [], "checkpoint": {}, "events": [4]})
+    bench.stopped(0, 1, attempt=attempt)
+    assert bench.messages("start")[-1][1]["attempt"] == attempt + 1

@@ -13,10 +13,12 @@ import pytest
 
 from dtj_agent import auth, http, names
 from dtj_agent.auth import Session
+from dtj_agent.dialer import Dialer
 from dtj_agent.errors import AuthError, WireError
 from dtj_agent.link import Link
 from dtj_agent.loop import Loop
 from dtj_agent.messages import check
+from dtj_agent.resolver import Resolver
 from dtj_agent.server import Server
 from dtj_agent.stream import Stream
 
@@ -211,3 +213,44 @@ def test_a_silent_peer_is_dead_after_the_bound(port: Port, monkeypatch: pytest.M
     port.loop.soon(dial)
     assert ended.wait(5)
     assert "nothing was heard" in reasons[0] or "closed" in reasons[0]
+
+
+def test_an_announced_address_is_tried_at_once_though_dns_hangs(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer, opened = threading.Event(), threading.Event(), threading.Event()
+
+    def hanging(*_: Any, **__: Any) -> list[Any]:
+        asked.set()
+        answer.wait(10)
+        raise socket.gaierror(socket.EAI_AGAIN, "no name server")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    dialer = Dialer(port.loop, Resolver(port.loop), SECRET, ("digits-0.digits", 29400))
+    dialer.on_open = lambda link: opened.set()
+    port.loop.soon(dialer.start)
+    assert asked.wait(5)
+    port.loop.soon(lambda: dialer.hint(("127.0.0.1", port.server.port)))
+    assert opened.wait(2)
+    answer.set()
+    port.loop.soon(dialer.stop)
+
+
+def test_a_name_that_does_not_resolve_yet_is_asked_for_again(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [[], [], [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]]
+    reasons: list[str] = []
+    opened = threading.Event()
+
+    def slowly_known(*_: Any, **__: Any) -> list[Any]:
+        found = answers.pop(0)
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return found
+
+    monkeypatch.setattr(socket, "getaddrinfo", slowly_known)
+    dialer = Dialer(port.loop, Resolver(port.loop), SECRET, ("digits-0.digits", port.server.port))
+    dialer.on_open = lambda link: opened.set()
+    dialer.on_closed = lambda was_open, reason, silence: reasons.append(reason)
+    port.loop.soon(dialer.start)
+    assert opened.wait(5)
+    assert len(reasons) == 2
+    assert "digits-0.digits does not resolve" in reasons[0]
+    port.loop.soon(dialer.stop)

@@ -288,10 +288,11 @@ class Agent:
         """Someone knows where the coordinator is now."""
         if self.settings.ordinal == 0:
             return
-        if self._link is not None and self._link.peer_address != address:
+        if self._link is not None and self._link.peer_address == address:
+            return
+        if self._link is not None:
             self._link.close("the coordinator is at %s now" % address[0])
-        self._dialer.hint = address
-        self._dialer.hurry()
+        self._dialer.hint(address)
 
     # --- those who dial us ------------------------------------------------------------------------------------------
 
@@ -324,9 +325,7 @@ class Agent:
     def _known_coordinator(self) -> Optional[List[Any]]:
         if self.settings.ordinal == 0:
             return [self.settings.address, self.server.port]
-        if self._link is not None:
-            return list(self._link.peer_address)
-        return list(self._dialer.hint) if self._dialer.hint is not None else None
+        return None if self._link is None else list(self._link.peer_address)
 
     def _leased(self, attempt: int, taken: Optional[int], error: Optional[str]) -> None:
         if self.coordinator is not None:

@@ -15,7 +15,7 @@ from dtj_agent import evidence, names, outcome
 from dtj_agent.budget import RestartBudget
 from dtj_agent.evidence import Loss
 from dtj_agent.group import Close, Effect, Log, Peer, Rules, Send, WriteLease
-from dtj_agent.history import History
+from dtj_agent.history import History, number
 from dtj_agent.ledger import Ledger
 from dtj_agent.messages import DONE, FINISHED, IDLE, RUNNING, STOPPING, Message, Now
 from dtj_agent.names import Reason
@@ -191,9 +191,9 @@ class Coordinator:
             return
         if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
             # The coordinator itself was lost: the members that it left behind tell when. They have stopped meanwhile.
-            ago = float(broke.get("ago") or 0.0)
+            ago = number(broke.get("ago"))
             began = Now(now.mono - ago, now.wall - ago)
-            self.recovery = Recovery(POD, Reason.POD_LOST, began, float(broke.get("silence") or 0.0), self.ledger.last_step)
+            self.recovery = Recovery(POD, Reason.POD_LOST, began, number(broke.get("silence")), self.ledger.last_step)
             self.recovery.enter("schedule", began)
             self.phase_reason = Reason.POD_LOST
         recovery = self.recovery
@@ -213,7 +213,7 @@ class Coordinator:
         failures, attempt, ordinal = self.history.failures, self.history.attempt, int(hello["ordinal"])
         node_rank = self.group.get(ordinal, ordinal)
         self.history.failures = [
-            f for f in failures if (f["attempt"], f["ordinal"], f["reason"]) != (attempt, ordinal, Reason.POD_LOST)
+            f for f in failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != (attempt, ordinal, Reason.POD_LOST)
         ]
         loss = Loss(hello["incarnation"], hello["pod"], hello["node"], node_rank * self.rules.processes)
         self.history.failure(evidence.of_loss(ordinal, loss, attempt, Reason.AGENT_CRASHED, now))

@@ -1,4 +1,4 @@
-"""Calls one peer until it answers: by name, and at the address where it was last heard of, in turn."""
+"""Calls one peer until it answers: where it was last heard of, and else by name."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Dialer:
     def __init__(self, loop: Loop, resolver: Resolver, secret: bytes, address: Address, once: bool = False) -> None:
         self.on_open: Callable[[Link], None] = lambda link: None
         self.on_closed: Callable[[bool, str, float], None] = lambda was_open, reason, silence: None
-        self.hint: Optional[Address] = None
-        """Where the peer said it is; tried before the name, which DNS may answer with an old address for a while."""
         self._loop = loop
         self._resolver = resolver
         self._secret = secret
         self._address = address
         self._once = once  # one round through the addresses, no second call
+        self._hint: Optional[Address] = None
         self._pause = names.RETRY_MIN_SECONDS
         self._timer: Optional[Timer] = None
         self._link: Optional[Link] = None
+        self._round = 0  # an answer of the resolver to an earlier round is late
+        self._asked = False  # the resolver, in this round
         self._candidates: List[Address] = []
-        self._busy = False  # resolving or connecting
         self._stopped = True
 
     def start(self) -> None:
@@ -52,10 +52,13 @@ class Dialer:
         if self._link is not None:
             self._link.close()
 
-    def hurry(self) -> None:
-        """There is news of the peer: call now."""
+    def hint(self, address: Address) -> None:
+        """The peer is at `address` now: try that at once, whatever DNS says (it may give the old one for a while)."""
+        self._hint = address
         self._pause = names.RETRY_MIN_SECONDS
-        if not self._busy and not self._stopped and self._link is None:
+        if self._link is not None and not self._link.is_open:
+            self._link.close("there is news of it")  # what is tried now is where it was; the hint is next
+        elif self._link is None and not self._stopped:
             self._again(0.0)
 
     def _again(self, seconds: float) -> None:
@@ -64,50 +67,60 @@ class Dialer:
         self._timer = self._loop.later(seconds, self._call)
 
     def _call(self) -> None:
-        if self._stopped or self._busy or self._link is not None:
-            return
-        self._busy = True
-        self._candidates = [self.hint] if self.hint is not None else []
-        self._resolver.resolve(self._address, self._resolved)
-
-    def _resolved(self, found: List[Address], why: str) -> None:
-        if self._stopped:
-            self._busy = False
-            return
-        self._candidates += [address for address in found if address not in self._candidates]
-        self._next(why or "no address")
+        if not self._stopped and self._link is None:
+            self._round += 1
+            self._asked, self._candidates = False, []
+            self._next("no address")
 
     def _next(self, why: str) -> None:
-        if not self._candidates:
-            self._busy = False
+        """Try the next address of this round; `why` the one before was of no use."""
+        if self._stopped:
+            return
+        if self._hint is not None:
+            address, self._hint = self._hint, None  # used up: a peer that is there says so again
+            self._connect(address)
+        elif self._candidates:
+            self._connect(self._candidates.pop(0))
+        elif not self._asked:
+            self._asked = True
+            current = self._round
+            self._resolver.resolve(self._address, lambda found, problem: self._resolved(current, found, problem or why))
+        else:
             self.on_closed(False, why, 0.0)
-            if not self._stopped and not self._once:
+            if not self._once and not self._stopped:
                 self._again(jittered(self._pause))
                 self._pause = min(self._pause * 2, names.RETRY_MAX_SECONDS)
-            return None
-        address = self._candidates.pop(0)
+
+    def _resolved(self, asked_in: int, found: List[Address], why: str) -> None:
+        if asked_in == self._round and self._link is None:
+            self._candidates = list(found)
+            self._next(why)
+
+    def _connect(self, address: Address) -> None:
         try:
             stream = Stream.dial(self._loop, address)
         except OSError as error:
-            return self._next("%s: %s" % (address[0], error.strerror))
+            self._next("%s: %s" % (address[0], error.strerror))
+            return
         link = self._link = Link(self._loop, stream, self._secret, client=True)
-        patience = self._loop.later(names.CONNECT_SECONDS, lambda: None if link.is_open else link.close("no answer"))
+        was_open = False
+        patience = self._loop.later(names.CONNECT_SECONDS, lambda: link.close("no answer"))
 
         def opened() -> None:
+            nonlocal was_open
+            was_open = True
             patience.cancel()
-            self._busy, self._candidates = False, []
             self._pause = names.RETRY_MIN_SECONDS
             self.on_open(link)
 
         def closed(reason: str, silence: float) -> None:
             patience.cancel()
             self._link = None
-            if self._busy:
-                return self._next("%s: %s" % (address[0], reason))
+            if not was_open:
+                self._next("%s: %s" % (address[0], reason))
+                return
             self.on_closed(True, reason, silence)
             if not self._stopped and not self._once:
                 self._again(jittered(names.RETRY_MIN_SECONDS))
-            return None
 
         link.on_open, link.on_close = opened, closed
-        return None

@@ -54,7 +54,7 @@ class History:
         """Add the recovery of an attempt, or replace what is known of it so far."""
         if recovery in self.recoveries:
             return
-        self.recoveries = [r for r in self.recoveries if r["attempt"] != recovery["attempt"]] + [recovery]
+        self.recoveries = [r for r in self.recoveries if r.get("attempt") != recovery["attempt"]] + [recovery]
         del self.recoveries[: -names.KEEP_RECOVERIES]
         self.revision += 1
 
@@ -65,7 +65,7 @@ class History:
     def apply_live(self, live: Json) -> None:
         self.progress = _object(live.get("progress")) or self.progress
         self.checkpoint = _object(live.get("checkpoint")) or self.checkpoint
-        self.productive = max(self.productive, float(live.get("productiveSeconds") or 0.0))
+        self.productive = max(self.productive, number(live.get("productiveSeconds")))
 
     def to_json(self) -> Json:
         return {
@@ -78,21 +78,35 @@ class History:
     def from_json(cls, data: Json) -> History:
         """Whatever is missing (another version wrote it, or nobody yet) takes its default."""
         history = cls()
-        history.revision = int(data.get("revision") or 0)
-        history.attempt = int(data.get("attempt") or 0)
-        history.restarts.update({k: int(v) for k, v in (data.get("restarts") or {}).items() if k in history.restarts})
-        history.spent = [float(time) for time in data.get("spent") or ()]
-        history.recoveries = list(data.get("recoveries") or ())[-names.KEEP_RECOVERIES :]
-        history.failures = list(data.get("failures") or ())[-names.KEEP_FAILURES :]
-        history.events = list(data.get("events") or ())[-names.KEEP_EVENTS :]
-        history.event_id = int(data.get("eventId") or 0)
-        history.start_time = data.get("startTime")
+        history.revision = int(number(data.get("revision")))
+        history.attempt = int(number(data.get("attempt")))
+        restarts = _object(data.get("restarts")) or {}
+        history.restarts = {key: int(number(restarts.get(key))) for key in history.restarts}
+        history.spent = [number(time) for time in _list(data.get("spent"))]
+        history.recoveries = _objects(data.get("recoveries"))[-names.KEEP_RECOVERIES :]
+        history.failures = _objects(data.get("failures"))[-names.KEEP_FAILURES :]
+        history.events = _objects(data.get("events"))[-names.KEEP_EVENTS :]
+        history.event_id = int(number(data.get("eventId")))
+        history.start_time = number(data.get("startTime")) or None
         history.apply_live(data)
         return history
 
     def newer_than(self, other: History) -> bool:
         """One coordinator writes at a time and each begins with the newest copy, so the newest holds everything."""
         return (self.attempt, self.revision) > (other.attempt, other.revision)
+
+
+def number(value: Any) -> float:
+    """A number from another agent; 0 for anything else."""
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _list(value: Any) -> List[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _objects(value: Any) -> List[Json]:
+    return [item for item in _list(value) if isinstance(item, dict)]
 
 
 def _object(value: Any) -> Optional[Json]:

@@ -65,8 +65,9 @@ class Ledger:
             self.history.recovery(recovery.to_json())
         for event in report.get("events") or ():
             self.event(event, now)
-        if isinstance(report.get("checkpoint"), dict):
-            self._checkpoint(report["checkpoint"], now)
+        checkpoint = report.get("checkpoint")
+        if isinstance(checkpoint, dict) and isinstance(checkpoint.get("step"), int):
+            self._checkpoint(checkpoint, now)
         rank = report.get("rank")
         if (
             isinstance(rank, int)

@@ -87,8 +87,9 @@ class Loop:
         # Input first, then timers: after a long pause (SIGSTOP, a starved CPU) what peers have sent meanwhile is read before
         # anyone is called dead.
         for key, events in self._selector.select(self._patience()):
-            if key.fileobj in self._selector.get_map():  # an earlier callback may have closed it
-                key.data(events)
+            watched = self._selector.get_map().get(key.fd)
+            if watched is not None and watched.fileobj is key.fileobj:  # else an earlier callback has closed it
+                watched.data(events)
         while self._soon:
             self._soon.popleft()()
         now = self.clock()

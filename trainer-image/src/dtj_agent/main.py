@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import List, Optional
 
-from dtj_agent import names, state
-from dtj_agent.agent import Agent, exit_now
-from dtj_agent.env import parse
-from dtj_agent.errors import SettingsError
-from dtj_agent.loop import Loop
+from dtj_agent import names
 
 USAGE_ERROR = 2
 
 
 def main(argv: Optional[List[str]] = None) -> None:
     """Run the agent and end the process with its exit code."""
+    # The kernel drops a SIGTERM that PID 1 has no handler for; from here on none is lost, even while the rest is imported.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TERMINATED))
+    from dtj_agent import state
+    from dtj_agent.agent import Agent, exit_now
+    from dtj_agent.env import parse
+    from dtj_agent.errors import SettingsError
+    from dtj_agent.loop import Loop
+
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     try:

@@ -12,6 +12,8 @@ from dtj_agent.link import Link
 from dtj_agent.loop import READ, Loop
 from dtj_agent.stream import Stream
 
+ACCEPT_PAUSE_SECONDS = 0.1
+
 
 class Server:
     """`on_link(link)` for every agent that dials; `pages` answer everyone else."""
@@ -44,8 +46,12 @@ class Server:
     def _accept(self, _events: int) -> None:
         try:
             sock, address = self._socket.accept()
-        except OSError:
-            return  # it has gone again, or we are out of file descriptors for now: the next look will tell
+        except BlockingIOError:
+            return
+        except OSError:  # out of file descriptors, or the caller has gone again: look again soon, not in a busy loop
+            self._loop.unwatch(self._socket)
+            self._loop.later(ACCEPT_PAUSE_SECONDS, lambda: self._loop.watch(self._socket, READ, self._accept))
+            return
         stream = Stream(self._loop, sock)
         if len(self._unproven) >= names.MAX_UNPROVEN_CONNECTIONS:
             next(iter(self._unproven.values())).close("too many connections that say nothing")
