@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import runpy
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.store import CheckpointConfig
+from dtj_trainer.config import TrainerConfig
+from dtj_trainer.data.source import TensorData
+from dtj_trainer.examples import digits, gpt
+from dtj_trainer.examples.gpt import Gpt, GptConfig
+from dtj_trainer.optim import OptimizerConfig
+from dtj_trainer.state import State, StateConfig
+from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig
+from dtj_trainer.telemetry.record import Record
+from dtj_trainer.trainer import Trainer
 
 PLAIN = Path(__file__).parents[2] / "examples" / "torchrun_plain" / "train.py"
 
@@ -11,3 +32,143 @@ PLAIN = Path(__file__).parents[2] / "examples" / "torchrun_plain" / "train.py"
 def plain(folder: str) -> None:
     """The plain torchrun script."""
     runpy.run_path(str(PLAIN), run_name="plain")["main"](folder)
+
+
+STRATEGIES = {
+    "ddp": DdpConfig(bucket_cap_mb=0.01),
+    "ddp_scratch": DdpScratchConfig(bucket_cap_mb=0.01),
+    "fsdp": FsdpConfig(),
+    "fsdp kept whole": FsdpConfig(reshard_after_forward=False),
+    "fsdp offload": FsdpConfig(cpu_offload=True),
+    "hsdp": HsdpConfig(),
+    "fsdp_scratch": FsdpScratchConfig(),
+    "fsdp_scratch offload": FsdpScratchConfig(cpu_offload=True),
+}
+
+
+def tiny_gpt() -> Gpt:
+    torch.manual_seed(7)
+    return Gpt(GptConfig(block=16, layers=3, heads=2, width=16))
+
+
+def tokens(samples: int = 64, block: int = 16) -> TensorData:
+    drawn = torch.randint(0, 4, (samples, block + 1), generator=torch.Generator().manual_seed(3))
+    return TensorData(drawn[:, :-1], drawn[:, 1:])
+
+
+def trained(trainer: Trainer, **changes: Any) -> tuple[list[float], dict[str, float]]:
+    """Losses by step, and the validation of a tiny GPT after a few clipped, accumulated steps of a global batch of 12."""
+    config = TrainerConfig(
+        steps=changes.pop("steps", 5),
+        global_batch_size=12,
+        micro_batch_size=changes.pop("micro_batch_size", 2),
+        clip_norm=changes.pop("clip_norm", 0.5),
+        optimizer=OptimizerConfig(lr=1e-2),
+        state=StateConfig(log_every_steps=1, checkpoint=changes.pop("checkpoint", CheckpointConfig())),
+        **changes,
+    )
+    trainer.config = config
+    losses: list[float] = []
+    kept = Keep(losses)
+    result = trainer.fit(tiny_gpt(), tokens(), loss=gpt.loss, validation=tokens(10), measure=gpt.measure, sinks=[kept])
+    return losses, result.validation
+
+
+class Keep:
+    """A sink that keeps the losses."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = losses
+
+    def write(self, record: Record) -> None:
+        assert record.loss is not None
+        self.losses.append(record.loss)
+
+    def close(self) -> None:
+        pass
+
+
+def all_strategies(out: str) -> None:
+    """Trains with each strategy in one group; rank 0 writes what came out."""
+    trainer = Trainer(TrainerConfig(steps=1))
+    results = {}
+    for name, strategy in STRATEGIES.items():
+        if name == "hsdp" and trainer.group.world_size > 2:
+            strategy = HsdpConfig(shard_size=2)
+        results[name] = trained(trainer, strategy=strategy)
+    if trainer.group.rank == 0:
+        Path(out).write_text(json.dumps(results))
+    trainer.close()
+
+
+class Recording(TensorData):
+    """A data set that remembers which samples it gave."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.given: list[int] = []
+
+    def get_batch(self, indices: Any) -> tuple[torch.Tensor, ...]:
+        self.given += [int(i) for i in indices]
+        return super().get_batch(indices)
+
+
+def fingerprint(state: State) -> dict[str, str]:
+    """SHA-256 of each tensor of modules and optimizers, whole, by name: the same however they are sharded."""
+    out = {}
+    for key, leaf in sorted(leaves(Contents(state.parts).sharded())):
+        if isinstance(leaf, torch.Tensor):
+            whole = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
+            out[key] = hashlib.sha256(whole.detach().contiguous().numpy().tobytes()).hexdigest()
+    return out
+
+
+def stage(directory: str, strategy: str, until: int, out: str) -> None:
+    """Resumes with a model that was initialised otherwise, trains up to step `until`; tells what it loaded, used and saved."""
+    config = TrainerConfig(
+        steps=until,
+        global_batch_size=12,
+        optimizer=OptimizerConfig(lr=1e-2),
+        strategy=STRATEGIES[strategy],
+        state=StateConfig(log_every_steps=1, checkpoint=CheckpointConfig(directory=Path(directory), every_steps=100)),
+    )
+    data = Recording(*tokens(60).tensors)
+    told: dict[str, Any] = {}
+    with Trainer(config) as trainer:
+        torch.manual_seed(until)
+        model = Gpt(GptConfig(block=16, layers=3, heads=2, width=16))
+        trainer.on_start = lambda state: told.update(step=state.step, loaded=fingerprint(state))
+        trainer.fit(model, data, loss=gpt.loss)
+        told.update(saved=fingerprint(trainer.state), used=trainer.group.all_objects(data.given))
+        if trainer.group.rank == 0:
+            Path(out).write_text(json.dumps(told))
+
+
+def refused(directory: str) -> None:
+    """The volume refuses to take more than 20 kB a file from step 10 to step 25, with a checkpoint every 10 steps."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def after_step(step: int) -> None:
+        if step in (9, 25):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if step == 9 else hard, hard))
+
+    digits_run(directory, CheckpointConfig(every_steps=10, retries=1, retry_seconds=0.01, asynchronous=False), after_step)
+
+
+def slow(directory: str) -> None:
+    """Each fsync takes 50 ms, and a checkpoint is due at every step."""
+    real = os.fsync
+    os.fsync = lambda fd: (time.sleep(0.05), real(fd))[1]  # type: ignore[assignment]
+    digits_run(directory, CheckpointConfig(every_steps=1, max_failures=0), lambda _: None)
+
+
+def digits_run(directory: str, checkpoint: CheckpointConfig, after_step: Callable[[int], None]) -> None:
+    """40 steps of the digits."""
+    torch.manual_seed(0)
+    train, _ = digits.load()
+    checkpoint.directory = Path(directory)
+    config = TrainerConfig(steps=40, state=StateConfig(checkpoint=checkpoint, log_every_steps=1))
+    with Trainer(config) as trainer:
+        trainer.fit(digits.cnn(), train, loss=digits.loss, after_step=after_step)

@@ -2,6 +2,7 @@
 
 TrainerError
 ├── ConfigError            a field, flag or variable is wrong; the message names it and says what to write
+├── SinkError              a place for records (TensorBoard, MLflow) refused one
 ├── RankMismatch           ranks that must agree (config, code, world) do not; the message names them
 └── CheckpointError
     ├── CheckpointInvalid  a checkpoint is torn: a file is missing, short, or has another checksum
@@ -20,6 +21,10 @@ class TrainerError(Exception):
 
 class ConfigError(TrainerError, ValueError):
     """A field, flag or environment variable has a value that can't work."""
+
+
+class SinkError(TrainerError):
+    """A place for records can't take them; training goes on without it."""
 
 
 class RankMismatch(TrainerError):

@@ -85,12 +85,16 @@ class Progress:
         """Something that a person should read in the job's events."""
         self._send(event={"type": type_, "reason": reason, "message": message[:MAX_MESSAGE]})
 
+    def linger(self) -> None:
+        """Sends what is unsent, for at most half a second."""
+        deadline = time.monotonic() + LINGER_SECONDS
+        while self._socket and not self._flush() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def close(self) -> None:
-        """Sends what is unsent, for at most half a second, and closes the socket; later reports are no-ops."""
+        """Closes the socket; later reports are no-ops."""
+        self.linger()
         if self._socket:
-            deadline = time.monotonic() + LINGER_SECONDS
-            while not self._flush() and time.monotonic() < deadline:
-                time.sleep(0.01)
             self._socket.close()
             self._socket = None
 

@@ -11,11 +11,12 @@ Without a checkpoint folder nothing is saved, without an agent nobody is told; t
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +29,7 @@ from dtj_trainer.checkpoint.contents import Contents
 from dtj_trainer.checkpoint.store import CheckpointConfig, CheckpointStore, SaveResult
 from dtj_trainer.comm.group import Group
 from dtj_trainer.env import WorkerEnv
-from dtj_trainer.errors import CheckpointError, ConfigError, LeaseLost, Stopped
+from dtj_trainer.errors import CheckpointError, ConfigError, LeaseLost, SinkError, Stopped
 from dtj_trainer.progress import Progress
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
 from dtj_trainer.telemetry.startup import process_age
@@ -78,10 +79,11 @@ class State:
         self.env = env
         self.sinks: list[Sink] = []
         """Rank 0's places for records; add your own."""
-        self.stall_seconds = 0.0
-        """How long checkpoints have kept the training thread, all together."""
+        self._stall = 0.0
+        self.on_start: Callable[[State], None] | None = None
+        """Called once by `steps`, after the load and before the first step."""
         self._config = config
-        self._parts = parts
+        self.parts = parts
         self._progress = Progress(env.agent_socket, rank=group.rank, attempt=env.attempt)
         self._every = config.checkpoint.every_steps or env.checkpoint_every
         self._store = self._open_store()
@@ -90,6 +92,7 @@ class State:
         self._samples = 0
         self._saved_step = -1
         self._failures = 0
+        self._told_slow = False
         self._stop = threading.Event()
         self._next_agreement = 0
         self._step_seconds = 0.0
@@ -119,23 +122,28 @@ class State:
         previous = _on_sigterm(self._stop)
         try:
             self.resume()
+            if self.on_start:
+                self.on_start(self)
             self._window_start = self._step_start = time.perf_counter()
             first = True
-            while self.step < total:
+            while self.step < self.total:
                 yield self.step
                 self.step += 1
                 self._after_step(first)
                 first = False
             self._final_save()
-            self._progress.phase("done", step=self.step, total=total)
+            self._progress.phase("done", step=self.step, total=self.total)
         finally:
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
+            self._progress.linger()
+            while self.sinks:
+                self.sinks.pop().close()
 
     def resume(self) -> int:
         """Loads the newest valid checkpoint, if there is one. Gives the step it holds, 0 for a fresh start."""
         self._progress.phase("loading")
-        checkpoint = self._store.load(Contents(self._parts)) if self._store else None
+        checkpoint = self._store.load(Contents(self.parts)) if self._store else None
         if checkpoint:
             self.step = self._saved_step = checkpoint.step
             self._say(f"resumed from {checkpoint.path.name}")
@@ -147,6 +155,7 @@ class State:
         *,
         loss: torch.Tensor | float | None = None,
         samples: int = 0,
+        per_rank: dict[str, list[float]] | None = None,
         **metrics: torch.Tensor | float,
     ) -> None:
         """What the step in hand has given. `samples`: over all ranks. A tensor is read only when the step is logged."""
@@ -159,6 +168,7 @@ class State:
                 attempt=self.env.attempt or 0,
                 loss=None if loss is None else float(loss),
                 metrics=values,
+                per_rank=per_rank or {},
             )
 
     @property
@@ -166,15 +176,22 @@ class State:
         """The step in hand will be logged: every `log_every_steps`, and the last."""
         return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total
 
+    def take_stall(self) -> float:
+        """Seconds that checkpoints have kept the training thread since the last call."""
+        taken, self._stall = self._stall, 0.0
+        return taken
+
+    def end(self) -> None:
+        """The step in hand is the last one (early stopping). Call it on all ranks in the same step."""
+        self.total = self.step + 1
+
     def notify(self, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         """An event for a person: to the agent and to the log."""
         log.log(logging.WARNING if type_ == "Warning" else logging.INFO, "%s: %s", reason, message)
         self._progress.event(type_, reason, message)
 
     def close(self) -> None:
-        """Closes sinks, the socket and the group that we made."""
-        for sink in self.sinks:
-            sink.close()
+        """Closes the socket and the group that we made, after the last `steps`."""
         if self._store:
             self._store.close()
         self._progress.close()
@@ -208,8 +225,7 @@ class State:
             record = replace(record, samples_per_second=rate)
             self._samples, self._window_start = 0, now
             self._latest = record.metrics | ({"loss": record.loss} if record.loss is not None else {})
-            for sink in self.sinks:
-                sink.write(record)
+            self._write(record)
         self._progress.step(
             self.step,
             self.total,
@@ -218,6 +234,14 @@ class State:
             metrics={k: v for k, v in self._latest.items() if k != "loss"},
             now=first,
         )
+
+    def _write(self, record: Record) -> None:
+        for sink in list(self.sinks):
+            try:
+                sink.write(record)
+            except (OSError, SinkError) as e:  # a full volume must not end the training; the other sinks go on
+                self.notify("Warning", names.Reason.SINK_FAILED, f"{type(sink).__name__}: {e}; nothing more goes there")
+                self.sinks.remove(sink)
 
     def _agree(self) -> tuple[bool, bool]:
         """What holds for any rank holds for all: (asked to stop, still writing). One small gather every `agree_seconds`."""
@@ -238,8 +262,13 @@ class State:
             self._begin_save()
 
     def _save_unless(self, busy: bool) -> None:
-        if busy:
-            self._failed(names.Reason.CHECKPOINT_SLOW, f"step {self.step} is not saved: the save before is still being written")
+        if busy and self._store:
+            if self.group.rank == 0 and not self._told_slow:
+                message = f"step {self.step} is not saved, and none until the save before it has been written"
+                self.notify("Warning", names.Reason.CHECKPOINT_SLOW, message)
+            self._told_slow = True
+            if self._config.checkpoint.max_failures:
+                self._store.check_deadline()
         else:
             self._settle()
             self._begin_save()
@@ -247,9 +276,11 @@ class State:
     def _begin_save(self) -> None:
         if self._store is None:
             return
+        self._told_slow = False
         self._progress.phase("saving", step=self.step)
-        self._store.save(self.step, Contents(self._parts), self._latest)
-        self.stall_seconds += self._store.stall_seconds
+        metrics = {k: v for k, v in self._latest.items() if math.isfinite(v)}
+        self._store.save(self.step, Contents(self.parts), metrics)
+        self._stall += self._store.stall_seconds
 
     def _settle(self) -> None:
         """The save before this one has ended; its result is taken."""

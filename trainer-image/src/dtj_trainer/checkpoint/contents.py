@@ -57,6 +57,12 @@ class Contents:
                 return module
         raise ConfigError(f"optimizer {name!r} holds no parameter of the modules {sorted(self._modules)}: pass its model too")
 
+    def forget_gradients(self) -> None:
+        """Before a load: torch makes a fresh optimizer's state, to be filled in, only while there are no gradients."""
+        for optimizer in self._optimizers.values():
+            if not optimizer.state:
+                optimizer.zero_grad(set_to_none=True)
+
     def sharded(self) -> Tree:
         """State dicts by part; their tensors are the live ones, so a load into this tree fills the model in place."""
         tree: Tree = {}
@@ -97,6 +103,11 @@ class Contents:
     def buffer_keys(self) -> set[str]:
         """Keys of module buffers: under DDP each rank has its own running statistics, and rank 0's are the ones that count."""
         return {f"{part}.{key}" for part, module in self._modules.items() for key, _ in module.named_buffers()}
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    """The names of `model.parameters()`, in that order, without what wrappers put in front."""
+    return [name.removeprefix("module.") for name, _ in model.named_parameters()]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -180,6 +180,16 @@ def commit(directory: Path, incomplete: Path, manifest: Manifest, *, attempt: in
     return target
 
 
+def remove(checkpoint: Path, attempt: int) -> None:
+    """Takes a committed checkpoint away: first its name, so that none is ever seen half-removed, then its files."""
+    step = int(checkpoint.name.rsplit("-", 1)[1])
+    going = checkpoint.with_name(names.CHECKPOINT_INCOMPLETE % (step, attempt))
+    shutil.rmtree(going, ignore_errors=True)
+    with contextlib.suppress(OSError):  # what can't be removed now is tried again after the next commit, or swept
+        checkpoint.rename(going)
+        shutil.rmtree(going)
+
+
 def set_aside(torn: Path, attempt: int) -> Path:
     """Renames an invalid checkpoint so that nobody finds it, and a person still can."""
     step = int(torn.name.rsplit("-", 1)[1])

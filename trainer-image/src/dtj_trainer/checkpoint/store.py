@@ -55,7 +55,8 @@ class CheckpointConfig:
     timeout_seconds: float = 600.0
     """After this long a save counts as failed, and waiting for it ends."""
     max_failures: int = 5
-    """So many saves in a row that failed or had to be skipped end the training with CheckpointError; 0: never."""
+    """So many failed saves in a row end the training with CheckpointError, and so does one that takes longer than
+    `timeout_seconds`; 0: train on without checkpoints, reporting each failure."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:
@@ -151,15 +152,22 @@ class CheckpointStore:
         try:
             self._pending.exception(timeout=max(left, 0.0))
         except FutureTimeoutError:
+            self.check_deadline()
+
+    def check_deadline(self) -> None:
+        """Raises CheckpointStalled if the save in flight has been so for longer than `timeout_seconds`."""
+        if self.busy and time.monotonic() - self._pending_since >= self._config.timeout_seconds:
             raise CheckpointStalled(
                 f"the volume of {self.directory} did not finish a save within {self._config.timeout_seconds:g} s: "
                 "look at the volume, or raise checkpoint.timeout_seconds"
-            ) from None
+            )
 
     def _write(self, step: int, staged: Tree, shared: Tree, private: Tree, metrics: dict[str, float]) -> SaveResult:
         started = time.monotonic()
         for left in range(self._config.retries, -1, -1):
             result = self._write_once(step, staged, shared, private, metrics, started)
+            if result.outcome != "committed" and self._group.rank == 0:
+                shutil.rmtree(self._incomplete(step), ignore_errors=True)  # on a full volume this is what makes room
             if result.outcome != "failed" or left == 0:
                 return result
             log.warning("checkpoint of step %d: %s; trying again, %d left", step, result.message, left)
@@ -208,7 +216,7 @@ class CheckpointStore:
     def _commit(self, incomplete: Path, manifest: Manifest) -> Path:
         path = folder.commit(self.directory, incomplete, manifest, attempt=self._attempt)
         for old in to_remove(self._readable(), self._config.retention):
-            shutil.rmtree(old.path, ignore_errors=True)  # what can't be removed now is tried again after the next commit
+            folder.remove(old.path, self._attempt or 0)
         return path
 
     def _readable(self) -> list[Checkpoint]:
@@ -231,7 +239,7 @@ class CheckpointStore:
         except LeaseLost as e:
             mine = ("lease", str(e))
         except (OSError, CheckpointError, CheckpointException, RuntimeError) as e:
-            mine = ("failed", f"rank {self._group.rank}: {_reason(e)}")
+            mine = ("failed", f"rank {self._group.rank}: {_reason(e)} ({_free(self.directory)})")
         every = self._gather(mine)
         for kind, error in ((k, v) for k, v in every if k != "ok"):
             raise LeaseLost(error) if kind == "lease" else CheckpointError(error)
@@ -256,6 +264,7 @@ class CheckpointStore:
         if checkpoint is None:
             return None
         shared = _load_file(checkpoint.path / SHARED_FILE)
+        contents.forget_gradients()
         tree = contents.sharded()
         try:
             load(tree, storage_reader=FileSystemReader(checkpoint.path), process_group=self._group.checkpoint)
@@ -326,9 +335,18 @@ def _load_file(path: Path) -> Tree:
     return tree
 
 
+def _free(directory: Path) -> str:
+    """What the volume has left: torch's own messages don't say when it was full."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError as e:
+        return f"{directory}: {e.strerror}"
+    return f"{usage.free / 2**20:,.0f} of {usage.total / 2**20:,.0f} MiB free in {directory}"
+
+
 def _reason(error: BaseException) -> str:
     """One line; of torch's CheckpointException, which holds one error a rank, the first."""
     if isinstance(error, CheckpointException):
-        rank, (first, _) = next(iter(error.failures.items()))
-        return f"rank {rank}: {_reason(first)}"
+        first, _ = next(iter(error.failures.values()))
+        return _reason(first)
     return f"{type(error).__name__}: {error}".splitlines()[0]

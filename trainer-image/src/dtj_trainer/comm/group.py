@@ -26,6 +26,7 @@ class Group:
 
     rank: int
     world_size: int
+    local_world_size: int
     device: torch.device
     backend: str
     control: dist.ProcessGroup
@@ -54,6 +55,7 @@ class Group:
         return cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
+            local_world_size=env.local_world_size,
             device=device,
             backend=backend,
             control=_gloo(timeout),

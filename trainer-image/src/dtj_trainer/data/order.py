@@ -58,10 +58,6 @@ class DataOrder:
             start, left = start + len(part), left - len(part)
         return np.concatenate(parts)
 
-    def share(self, rank: int, world_size: int, position: int | None = None) -> Indices:
-        """The part of `rank`: contiguous, and of equal size up to one sample."""
-        return split(self.batch(position), rank, world_size)
-
     def advance(self) -> None:
         """The step is done: its samples are never given again."""
         self.position += self.global_batch_size
@@ -93,9 +89,8 @@ class DataOrder:
         return self._permutation
 
 
-def split(batch: Indices, rank: int, world_size: int) -> Indices:
-    """Rank's contiguous part of a batch. Raises ConfigError if there are fewer samples than ranks."""
-    if len(batch) < world_size:
-        raise ConfigError(f"global_batch_size={len(batch)} is less than the {world_size} ranks: write at least {world_size}")
-    edges = [len(batch) * r // world_size for r in range(world_size + 1)]
-    return batch[edges[rank] : edges[rank + 1]]
+def edges(size: int, rank: int, world_size: int) -> tuple[int, int]:
+    """[begin, end) of a rank's contiguous part of `size` samples. Raises ConfigError if there are fewer than ranks."""
+    if size < world_size:
+        raise ConfigError(f"global_batch_size={size} is less than the {world_size} ranks: write at least {world_size}")
+    return size * rank // world_size, size * (rank + 1) // world_size

@@ -55,8 +55,12 @@ def fetch(dataset: MapDataset | BatchDataset, indices: Indices) -> Any:
 
 
 def in_order(dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[Any, int]]:
-    """A rank's part of one pass for validation: every sample once over all ranks, the last batches may be short."""
-    mine = np.array_split(np.arange(len(dataset), dtype=np.int64), world_size)[rank]
-    for start in range(0, len(mine), batch_size):
-        part = mine[start : start + batch_size]
-        yield fetch(dataset, part), len(part)
+    """A rank's part of one pass for validation, as (batch, samples that count): every sample counts once over all ranks.
+
+    All ranks get the same number of batches, because sharded models meet in every forward; one that has run out of
+    samples gets sample 0, which counts for nothing.
+    """
+    parts = np.array_split(np.arange(len(dataset), dtype=np.int64), world_size)
+    for start in range(0, len(parts[0]), batch_size):  # array_split puts the longest parts first
+        part = parts[rank][start : start + batch_size]
+        yield fetch(dataset, part if len(part) else np.zeros(1, np.int64)), len(part)

@@ -18,12 +18,13 @@ from torch import nn
 from torch.nn import functional
 
 from dtj_trainer.checkpoint.store import CheckpointConfig
+from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.text import VOCABULARY, TokenData, token_file
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.schedule import ScheduleConfig
 from dtj_trainer.state import StateConfig
-from dtj_trainer.trainer import Trainer, TrainerConfig
+from dtj_trainer.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

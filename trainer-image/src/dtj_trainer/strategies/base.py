@@ -7,12 +7,14 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dtj_trainer.comm.group import Group
+from dtj_trainer.telemetry.meter import Communication
 
 
 class Strategy(Protocol):
-    """One way to train a model on a group. After `backward`, every rank's optimizer sees the mean gradient of all ranks."""
+    """One way to train a model on a group. After `finish`, every rank's optimizer sees the mean gradient of all ranks."""
 
     name: str
 
@@ -31,3 +33,35 @@ class Strategy(Protocol):
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Scales the gradients so that their norm over the whole model is at most `max_norm`; gives the norm before."""
         ...
+
+    def communication(self, model: nn.Module) -> Communication | None:
+        """Of the last step; None where it is not measured."""
+        ...
+
+    def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Before the next step's first backward."""
+        ...
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model, outermost first: what is sharded, gathered and recomputed as one unit.
+
+    Those are the members of every ModuleList that is in no other one; of a plain Sequential, its members.
+    """
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList):
+                found.extend(child)
+            else:
+                walk(child)
+
+    walk(model)
+    candidates = found or (list(model) if isinstance(model, nn.Sequential) else [])
+    return [b for b in candidates if any(True for _ in b.parameters())]
+
+
+def tensor_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters, each counted once."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -22,14 +23,22 @@ class Record:
     samples_per_second: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     """Flat name to number: epoch, lr, accuracy, grad_norm, seconds by part, ..."""
+    per_rank: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds a step by part, one number a rank."""
     time: float = field(default_factory=time.time)
     """Unix seconds."""
 
     def flat(self) -> dict[str, Any]:
         """Everything by name, in the order in which a person reads it; what is not known is left out."""
         head: dict[str, Any] = {"step": self.step, "total_steps": self.total_steps, "attempt": self.attempt, "loss": self.loss}
-        body = head | {"samples_per_second": self.samples_per_second} | self.metrics | {"time": self.time}
+        body = head | {"samples_per_second": self.samples_per_second} | self.metrics
+        body |= {"per_rank": self.per_rank or None, "time": self.time}
         return {k: v for k, v in body.items() if v is not None}
+
+    def numbers(self) -> dict[str, float]:
+        """What can be drawn as a curve: finite numbers by name."""
+        named = {"loss": self.loss, "samples_per_second": self.samples_per_second, "attempt": self.attempt} | self.metrics
+        return {k: float(v) for k, v in named.items() if v is not None and math.isfinite(v)}
 
 
 class Sink(Protocol):
@@ -43,16 +52,24 @@ class Sink(Protocol):
 class Console:
     """One line a record: `step=120 epoch=3 loss=0.1234 …`, numbers as repr so that nothing is rounded away."""
 
-    HIDDEN = ("total_steps", "attempt", "time")
+    SHOWN = ("step", "epoch", "loss", "accuracy", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "mfu")
 
     def write(self, record: Record) -> None:
         """To stdout, at once: the agent reads lines."""
-        line = " ".join(f"{k}={_short(k, v)}" for k, v in record.flat().items() if k not in self.HIDDEN)
-        sys.stdout.write(line + "\n")
+        flat = record.flat()
+        wanted = [k for k in self.SHOWN if k in flat] + [k for k in flat if k.startswith("validation_")]
+        line = " ".join(f"{k}={_short(k, flat[k])}" for k in wanted)
+        if sys.stdout.isatty():  # a person looks on: one line that is written over, with a bar
+            done = int(20 * record.step / (record.total_steps or record.step))
+            sys.stdout.write(f"\r\x1b[K{'█' * done}{'·' * (20 - done)} {line}")
+        else:
+            sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Leaves the bar's line."""
+        if sys.stdout.isatty():
+            sys.stdout.write("\n")
 
 
 def _short(key: str, value: Any) -> str:

@@ -1,0 +1,56 @@
+"""A checkpoint's model as one file that needs nothing of ours to be read: safetensors, or a plain torch state dict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from dtj_trainer.checkpoint import folder
+from dtj_trainer.errors import CheckpointInvalid, ConfigError
+
+
+def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
+    """Writes `part` of a checkpoint folder (or of the newest one in a job's folder) to `out`; gives the count of tensors.
+
+    `out` ends in .safetensors, .pt or .pth. Whole tensors, whatever the world that saved them; runs in one process.
+    Raises CheckpointInvalid if the checkpoint is torn, ConfigError if it has no such part.
+    """
+    if out.suffix not in (".safetensors", ".pt", ".pth"):
+        raise ConfigError(f"{out.name}: write a name that ends in .safetensors, .pt or .pth")
+    found = _find(checkpoint)
+    folder.verify(found, found.manifest.files)
+    reader = FileSystemReader(found.path)
+    flat: dict[str, Any] = {
+        key: torch.empty(meta.size, dtype=meta.properties.dtype)
+        for key, meta in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(meta, TensorStorageMetadata) and key.startswith(f"{part}.")
+    }
+    if not flat:
+        raise ConfigError(f"{found.path.name} has no part {part!r}")
+    load(flat, storage_reader=reader, no_dist=True)
+    state = {key.removeprefix(f"{part}."): tensor for key, tensor in flat.items()}
+    aside = out.with_name(out.name + ".part")
+    if out.suffix == ".safetensors":
+        from safetensors.torch import save_file  # only who exports needs it
+
+        save_file(state, aside, metadata={"step": str(found.step)})
+    else:
+        torch.save(state, aside)
+    aside.rename(out)
+    return len(state)
+
+
+def _find(path: Path) -> folder.Checkpoint:
+    if (path / "manifest.json").is_file():
+        return folder.read(path)
+    for candidate in folder.committed(path):
+        try:
+            return folder.read(candidate)
+        except CheckpointInvalid:
+            continue
+    raise CheckpointInvalid(f"{path} is no checkpoint and holds none")

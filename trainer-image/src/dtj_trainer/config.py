@@ -1,0 +1,75 @@
+"""The config of one run: every part's own config in one tree, as train.yaml spells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dtj_trainer.data.loader import LoaderConfig
+from dtj_trainer.early_stop import EarlyStopConfig
+from dtj_trainer.errors import ConfigError
+from dtj_trainer.optim import OptimizerConfig
+from dtj_trainer.precision import PrecisionConfig
+from dtj_trainer.recompute import Recompute
+from dtj_trainer.schedule import ScheduleConfig
+from dtj_trainer.state import StateConfig
+from dtj_trainer.strategies import DdpConfig, FsdpConfig, FsdpScratchConfig, StrategyConfig
+from dtj_trainer.telemetry.sinks import TelemetryConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerConfig:
+    """One run. Give `epochs` or `steps`."""
+
+    epochs: float | None = None
+    steps: int | None = None
+    global_batch_size: int = 64
+    """Samples of one optimizer step over all ranks: steps and results don't depend on how many ranks there are."""
+    micro_batch_size: int | Literal["auto"] | None = None
+    """The most samples that go through the model at once on one rank; the rest of a step's share is accumulated.
+    auto: the largest that fits in memory, with a tenth to spare."""
+    seed: int = 0
+    shuffle: bool = True
+    clip_norm: float | None = None
+    validate_every_steps: int | None = None
+    """Beside the validation at the end."""
+    recompute: Recompute = "none"
+    ema_decay: float | None = None
+    """Keep averaged weights and validate with them, e.g. 0.999."""
+    cpu_threads: int | None = None
+    """torch threads of one process on the CPU; None: as the environment says (OMP_NUM_THREADS)."""
+    data: LoaderConfig = field(default_factory=LoaderConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    strategy: StrategyConfig = field(default_factory=DdpConfig)
+    early_stop: EarlyStopConfig | None = None
+    state: StateConfig = field(default_factory=StateConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ConfigError("write either epochs or steps, not both and not neither")
+        if self.epochs is not None and self.epochs <= 0:
+            raise ConfigError(f"epochs={self.epochs}: write a number above 0")
+        for name in ("steps", "validate_every_steps", "cpu_threads", "global_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: write 1 or more")
+        if self.micro_batch_size != "auto" and self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise ConfigError(f"micro_batch_size={self.micro_batch_size}: write 1 or more, auto, or leave it out")
+        if self.micro_batch_size == "auto" and isinstance(self.strategy, (FsdpConfig, FsdpScratchConfig)):
+            raise ConfigError(
+                "micro_batch_size=auto tries sizes on each rank alone, and a sharded model needs all of them: "
+                "write a number, or strategy: ddp"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed={self.seed}: write a number from 0 to 2^32 - 1")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ConfigError(f"clip_norm={self.clip_norm}: write a norm above 0, or leave it out")
+        if self.recompute not in ("none", "block", "selective"):
+            raise ConfigError(f"recompute={self.recompute!r}: write none, block or selective")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
+        if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):
+            raise ConfigError("ema_decay does not work with strategy fsdp_scratch: write strategy fsdp")

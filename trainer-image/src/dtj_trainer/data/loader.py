@@ -1,0 +1,162 @@
+"""A rank's micro-batches in order, from a data set by index or from a stream, read ahead by worker processes if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+
+from dtj_trainer.data.order import DataOrder, Indices, edges
+from dtj_trainer.data.source import BatchDataset, MapDataset, fetch
+from dtj_trainer.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class LoaderConfig:
+    """How samples come from where they lie to where they are used."""
+
+    workers: int = 0
+    """Processes of this rank that fetch ahead; 0: the training thread fetches. They live as long as the run."""
+    prefetch: int = 2
+    """Micro-batches that each worker is ahead."""
+    pin_memory: bool | None = None
+    """Page-locked memory, from which a GPU copies while it computes; None: where there is a GPU."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"data.workers={self.workers}: write 0 or more")
+        if self.prefetch < 1:
+            raise ConfigError(f"data.prefetch={self.prefetch}: write 1 or more")
+
+
+@runtime_checkable
+class StreamData(Protocol):
+    """Samples that can only be read one after the other. `read(n)` begins at sample number n of the whole stream."""
+
+    def read(self, start: int, /) -> Iterator[Any]: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class StreamOrder:
+    """The place in a stream: DataOrder's counterpart where nothing can be shuffled and no length is known."""
+
+    global_batch_size: int
+    position: int = 0
+    """Samples taken so far by all ranks together."""
+    epoch: int = field(default=0, init=False)
+
+    def advance(self) -> None:
+        """The step is done: its samples are never given again."""
+        self.position += self.global_batch_size
+
+    def state_dict(self) -> dict[str, int]:
+        """The position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes on where `state` stood."""
+        self.position = state["position"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How a global batch is cut: by rank, then into micro-batches."""
+
+    global_batch_size: int
+    rank: int
+    world_size: int
+    micro_batch_size: int | None
+
+    def parts(self) -> list[tuple[int, int]]:
+        """[begin, end) within the global batch of each of this rank's micro-batches."""
+        begin, end = edges(self.global_batch_size, self.rank, self.world_size)
+        size = self.micro_batch_size or end - begin
+        return [(b, min(b + size, end)) for b in range(begin, end, size)]
+
+
+Task = tuple[int, Indices]
+"""Place in the stream of samples, and indices."""
+
+
+@dataclass(slots=True)
+class _ByIndex(Dataset[Any]):
+    data: MapDataset | BatchDataset
+    seed: int
+
+    def __getitem__(self, task: Task) -> Any:
+        place, indices = task
+        if get_worker_info() is not None:
+            # Random augmentation in a worker depends on the place alone: not on which worker it is, nor on a restart.
+            torch.manual_seed(self.seed * 1_000_003 + place)
+        return fetch(self.data, indices)
+
+
+@dataclass(slots=True)
+class _Tasks:
+    order: DataOrder
+    cut: Cut
+
+    def __iter__(self) -> Iterator[Task]:
+        position = self.order.position  # our own count: workers are ahead of the training
+        while True:
+            batch = self.order.batch(position)
+            for begin, end in self.cut.parts():
+                yield position + begin, batch[begin:end]
+            position += self.cut.global_batch_size
+
+
+class _Stream(IterableDataset[Any]):
+    def __init__(self, data: StreamData, cut: Cut, start: int) -> None:
+        self._data, self._cut, self._start = data, cut, start
+
+    def __iter__(self) -> Iterator[Any]:
+        """Micro-batch k of this rank comes from worker k mod workers, and the loader takes them in that order."""
+        info = get_worker_info()
+        mine, workers = (info.id, info.num_workers) if info else (0, 1)
+        source, at, number = self._data.read(self._start), self._start, 0
+        position = self._start
+        while True:
+            for begin, end in self._cut.parts():
+                if number % workers == mine:
+                    for _ in islice(source, position + begin - at):  # what belongs to others
+                        pass
+                    samples = list(islice(source, end - begin))
+                    at = position + end
+                    if len(samples) < end - begin:
+                        return
+                    yield default_collate(samples)
+                number += 1
+            position += self._cut.global_batch_size
+
+
+def batches(
+    data: MapDataset | BatchDataset | StreamData, order: DataOrder | StreamOrder, cut: Cut, config: LoaderConfig, *, seed: int
+) -> Iterator[list[tuple[Any, int]]]:
+    """Step by step from the order's position: this rank's micro-batches, each with its count of samples; endless.
+
+    Raises ConfigError when a stream ends.
+    """
+    pin = torch.cuda.is_available() if config.pin_memory is None else config.pin_memory
+    options: dict[str, Any] = {"batch_size": None, "num_workers": config.workers, "pin_memory": pin}
+    if config.workers:
+        options |= {"prefetch_factor": config.prefetch}
+    # A generator of its own: the loader would draw from the global one, and a resumed run would draw once more.
+    options["generator"] = torch.Generator().manual_seed(seed)
+    loaded: Iterable[Any]
+    if isinstance(data, StreamData):
+        loaded = DataLoader(_Stream(data, cut, order.position), **options)
+    elif isinstance(order, DataOrder):
+        loaded = DataLoader(_ByIndex(data, seed), sampler=_Tasks(order, cut), **options)
+    else:
+        raise TypeError("a data set by index needs a DataOrder")
+    sizes = [end - begin for begin, end in cut.parts()]
+    ready = iter(loaded)
+    while True:
+        step = list(islice(ready, len(sizes)))
+        if len(step) < len(sizes):
+            raise ConfigError("the stream of samples has ended before the last step: write fewer steps, or repeat the stream")
+        yield list(zip(step, sizes, strict=True))

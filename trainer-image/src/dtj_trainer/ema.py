@@ -1,0 +1,53 @@
+"""An exponential moving average of the weights, which often validates better than the weights themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from dtj_trainer.checkpoint.contents import parameter_names
+
+
+class Ema(nn.Module):
+    """Averages of a model's parameters, sharded as they are, by the model's own names in a checkpoint."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__()
+        self._decay = decay
+        self._live = list(model.parameters())
+        self._names = parameter_names(model)
+        self._average = [p.detach().clone() for p in self._live]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After each optimizer step: average = decay·average + (1 − decay)·weights."""
+        for average, live in zip(self._average, self._live, strict=True):
+            average.lerp_(live.detach(), 1 - self._decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the model has the averages as weights."""
+        kept = [p.detach().clone() for p in self._live]
+        self._copy(self._average)
+        try:
+            yield
+        finally:
+            self._copy(kept)
+
+    @torch.no_grad()
+    def _copy(self, values: list[torch.Tensor]) -> None:
+        for live, value in zip(self._live, values, strict=True):
+            live.copy_(value)
+
+    def portable_state_dict(self) -> dict[str, torch.Tensor]:
+        """The averages by parameter name."""
+        return dict(zip(self._names, self._average, strict=True))
+
+    @torch.no_grad()
+    def load_portable_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """The inverse."""
+        for name, average in zip(self._names, self._average, strict=True):
+            average.copy_(state[name])

@@ -1,0 +1,62 @@
+"""Ranks that were started differently are found before they train, and the difference is named."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dtj_trainer.comm.group import Group
+from dtj_trainer.errors import RankMismatch
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, str]:
+    """A config's fields by dotted name."""
+    out: dict[str, str] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            out[f"{prefix}{f.name}"] = type(value).__name__
+            out |= flat(value, f"{prefix}{f.name}.")
+        else:
+            out[f"{prefix}{f.name}"] = repr(value)
+    return out
+
+
+def code_digest() -> str:
+    """SHA-256 of this package's sources and of the script that was started."""
+    sha = hashlib.sha256()
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    for path in [*sorted(Path(__file__).parent.rglob("*.py")), *([Path(main)] if main and Path(main).is_file() else [])]:
+        sha.update(path.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def facts(config: Any, group: Group) -> dict[str, str]:
+    """What must be the same on every rank."""
+    return flat(config) | {
+        "world size": str(group.world_size),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "code": code_digest(),
+        "device": group.device.type,
+    }
+
+
+def check(mine: Mapping[str, str], group: Group) -> None:
+    """A collective. Raises RankMismatch on every rank, with the first difference of each rank that differs from rank 0."""
+    first, *others = group.all_objects(dict(mine))
+    found = []
+    for rank, theirs in enumerate(others, start=1):
+        different = [k for k in sorted(first.keys() | theirs.keys()) if first.get(k) != theirs.get(k)]
+        if different:
+            key = different[0]
+            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+            found.append(f"rank {rank} has {key}={theirs.get(key)}, rank 0 has {key}={first.get(key)}{more}")
+    if found:
+        raise RankMismatch("ranks were started differently: " + "; ".join(found[:3]))

@@ -1,0 +1,90 @@
+"""Mixed precision: autocast to bf16 or fp16, with dynamic loss scaling for fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from dtj_trainer.comm.group import Group
+from dtj_trainer.errors import ConfigError
+
+
+@dataclass(kw_only=True, slots=True)
+class PrecisionConfig:
+    """What matrices are multiplied in. Weights and the optimizer stay in fp32."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    initial_scale: float = 2.0**16
+    """fp16 only: what the loss is multiplied by, so that small gradients don't vanish; halved when gradients overflow."""
+    growth_interval: int = 2000
+    """Steps without an overflow after which the scale is doubled."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("fp32", "bf16", "fp16"):
+            raise ConfigError(f"precision.dtype={self.dtype!r}: write fp32, bf16 or fp16")
+        if self.initial_scale <= 0:
+            raise ConfigError(f"precision.initial_scale={self.initial_scale}: write a number above 0")
+        if self.growth_interval < 1:
+            raise ConfigError(f"precision.growth_interval={self.growth_interval}: write a number of steps, 1 or more")
+
+
+class Precision:
+    """Autocast and loss scale of one run; part of a checkpoint.
+
+    torch's GradScaler looks for overflows in this rank's gradients only. Under sharding another rank may be the one that
+    overflowed, so here all ranks agree, and all of them leave the step out or none.
+    """
+
+    def __init__(self, config: PrecisionConfig, group: Group) -> None:
+        self.config = config
+        self.loss_scale = config.initial_scale if config.dtype == "fp16" else 1.0
+        self._good_steps = 0
+        self._group = group
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Around forward and loss."""
+        if self.config.dtype == "fp32":
+            return nullcontext()
+        return torch.autocast(self._group.device.type, torch.bfloat16 if self.config.dtype == "bf16" else torch.float16)
+
+    def unscale(self, optimizer: Optimizer) -> bool:
+        """Gradients as if the loss had not been scaled. False if they overflowed on any rank: leave the step out."""
+        if self.config.dtype != "fp16":
+            return True
+        gradients = list(_local_gradients(optimizer))
+        norms = torch.stack([g.float().norm() for g in gradients]) if gradients else torch.zeros(1)
+        overflowed = (~torch.isfinite(norms)).any().float().cpu()
+        if self._group.world_size > 1:
+            dist.all_reduce(overflowed, op=dist.ReduceOp.MAX, group=self._group.control)
+        for gradient in gradients:
+            gradient.div_(self.loss_scale)
+        if overflowed:
+            self.loss_scale, self._good_steps = max(1.0, self.loss_scale / 2), 0
+            return False
+        self._good_steps += 1
+        if self._good_steps == self.config.growth_interval:
+            self.loss_scale, self._good_steps = self.loss_scale * 2, 0
+        return True
+
+    def state_dict(self) -> dict[str, float]:
+        """The scale, and how long it has held."""
+        return {"loss_scale": self.loss_scale, "good_steps": self._good_steps}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """The inverse; a run that went on in another precision begins with a scale of its own."""
+        if self.config.dtype == "fp16" and state["loss_scale"] != 1.0:
+            self.loss_scale, self._good_steps = state["loss_scale"], int(state["good_steps"])
+
+
+def _local_gradients(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad

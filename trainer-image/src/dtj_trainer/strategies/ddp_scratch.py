@@ -1,0 +1,175 @@
+"""Data parallelism from torch.distributed primitives, to be read. Equal to torch's DDP in result.
+
+Three ideas make it fast, and each is a few lines here:
+- bucketing: gradients lie end to end in flat buffers, so a step is a few big all-reduces instead of many small ones;
+- overlap: a hook on each parameter tells when its gradient is final, and a bucket that is full leaves at once, while
+  backward still computes the gradients of earlier layers;
+- no copies: the gradients are views into the buckets, so autograd adds into them and the collective works on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from dtj_trainer.comm.buckets import Bucket, make_buckets, on_gradient
+from dtj_trainer.comm.group import Group
+from dtj_trainer.errors import ConfigError
+from dtj_trainer.telemetry.meter import Communication
+
+
+@dataclass(kw_only=True, slots=True)
+class DdpScratchConfig:
+    """Options of `ddp_scratch`."""
+
+    bucket_cap_mb: float = 25.0
+
+    def __post_init__(self) -> None:
+        if self.bucket_cap_mb <= 0:
+            raise ConfigError(f"strategy.bucket_cap_mb={self.bucket_cap_mb}: write megabytes above 0")
+
+
+class ScratchDdpModel(nn.Module):
+    """A module whose gradients are the mean over all ranks once `finish` has returned."""
+
+    def __init__(self, module: nn.Module, world_size: int, bucket_cap_mb: float) -> None:
+        super().__init__()
+        self.module = module
+        self.synchronize = True
+        """False during micro-batches that only accumulate."""
+        self._world_size = world_size
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)  # all start from rank 0's weights
+        wanted = [p for p in module.parameters() if p.requires_grad]
+        self.buckets = make_buckets(wanted, int(bucket_cap_mb * 2**20))
+        self.communication: Communication | None = None
+        """Of the last step: from the first bucket sent to the last one arrived; exposed is what `finish` waited."""
+        self._first_sent = 0.0
+        self._next = 0  # buckets leave in this order on every rank, whatever order they fill in
+        for bucket in self.buckets:
+            bucket.attach()
+            bucket.waiting = len(bucket.parameters)
+            for parameter in bucket.parameters:
+                on_gradient(parameter, self._hook(bucket))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own. Buffers (running statistics) are rank 0's, as in torch's DDP."""
+        if self.training and self.synchronize:
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, src=0)
+        return self.module(*args, **kwargs)
+
+    def _hook(self, bucket: Bucket) -> Any:
+        def arrived(_: torch.Tensor) -> None:
+            if self.synchronize:
+                bucket.waiting -= 1
+                self._send_full_ones()
+
+        return arrived
+
+    def _send_full_ones(self, rest: bool = False) -> None:
+        while self._next < len(self.buckets) and (rest or self.buckets[self._next].waiting == 0):
+            bucket = self.buckets[self._next]
+            if self._next == 0:
+                self._first_sent = time.perf_counter()
+            bucket.flat.div_(self._world_size)
+            bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+            self._next += 1
+
+    def finish(self) -> None:
+        """Sends what no gradient came for (parameters not used in this step count as zero) and waits for all."""
+        started = time.perf_counter()
+        self._send_full_ones(rest=True)
+        for bucket in self.buckets:
+            if bucket.work is not None:
+                bucket.work.wait()
+            bucket.work = None
+            bucket.waiting = len(bucket.parameters)
+        self._next = 0
+        now = time.perf_counter()
+        self.communication = Communication(total=now - self._first_sent, exposed=now - started)
+
+    def attach(self) -> None:
+        """Zeroes the gradients in place: set to None they would be no views any more."""
+        for bucket in self.buckets:
+            bucket.attach()
+
+    # Checkpoints hold the plain module, so that any strategy can read them.
+
+    def portable_state_dict(self) -> dict[str, Any]:
+        """The module's state without this wrapper."""
+        return get_model_state_dict(self.module)
+
+    def load_portable_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse."""
+        set_model_state_dict(self.module, state)
+
+    def portable_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The optimizer's state by the module's own parameter names."""
+        if optimizer.state:
+            return get_optimizer_state_dict(self.module, optimizer)
+        optimizer.zero_grad(set_to_none=True)  # torch makes a fresh optimizer's state only while there are no gradients
+        state = get_optimizer_state_dict(self.module, optimizer)
+        self.attach()
+        return state
+
+    def load_portable_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """The inverse."""
+        set_optimizer_state_dict(self.module, optimizer, state)
+        self.attach()
+
+
+class DdpScratch:
+    """The strategy `ddp_scratch`."""
+
+    name = "ddp_scratch"
+
+    def __init__(self, config: DdpScratchConfig | None = None) -> None:
+        self.config = config or DdpScratchConfig()
+
+    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
+        """See Strategy."""
+        return ScratchDdpModel(model.to(group.device), group.world_size, self.config.bucket_cap_mb)
+
+    @contextmanager
+    def accumulate(self, model: nn.Module, last: bool) -> Iterator[None]:
+        """See Strategy."""
+        assert isinstance(model, ScratchDdpModel)
+        model.synchronize = last
+        try:
+            yield
+        finally:
+            model.synchronize = True
+
+    def finish(self, model: nn.Module) -> None:
+        """See Strategy."""
+        assert isinstance(model, ScratchDdpModel)
+        model.finish()
+
+    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """See Strategy."""
+        return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+    def communication(self, model: nn.Module) -> Communication | None:
+        """See Strategy."""
+        assert isinstance(model, ScratchDdpModel)
+        return model.communication
+
+    def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """See Strategy."""
+        assert isinstance(model, ScratchDdpModel)
+        model.attach()

@@ -1,0 +1,44 @@
+"""A window of steps under torch.profiler, as a Chrome trace of each wanted rank."""
+
+from __future__ import annotations
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from dtj_trainer.telemetry.sinks import ProfileConfig
+
+
+class Window:
+    """Call `before(step)` before every step, and `close` at the end."""
+
+    def __init__(self, config: ProfileConfig | None, rank: int) -> None:
+        self._config = config if config is not None and rank in config.ranks else None
+        self._rank = rank
+        self._profiler: profile | None = None
+        self._first = 0
+
+    def before(self, step: int) -> None:
+        """Starts and ends the recording at the window's edges."""
+        config = self._config
+        if config is None:
+            return
+        if self._profiler is None and config.start <= step < config.stop:
+            activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+            self._profiler = profile(activities=activities)
+            self._profiler.start()
+            self._first = step
+        elif self._profiler is not None and step >= config.stop:
+            self._export(step)
+
+    def close(self, step: int) -> None:
+        """A run that ends inside its window writes what it has."""
+        if self._profiler is not None:
+            self._export(step)
+
+    def _export(self, step: int) -> None:
+        if self._profiler is None or self._config is None:
+            return
+        self._profiler.stop()
+        self._config.directory.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(self._config.directory / f"trace-rank{self._rank}-{self._first}-{step}.json"))
+        self._profiler = None

@@ -1,0 +1,155 @@
+"""TensorBoard and MLflow, written by a thread: importing them takes seconds, and a tracking server may be slow or away."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dtj_trainer.errors import ConfigError, SinkError
+from dtj_trainer.telemetry.record import Record, Sink
+
+log = logging.getLogger(__name__)
+QUEUE_RECORDS = 1000
+CLOSE_SECONDS = 5.0
+
+
+@dataclass(kw_only=True, slots=True)
+class TelemetryConfig:
+    """Where records go beside the console, the agent and metrics.jsonl; and what is measured beside the loss."""
+
+    tensorboard: Path | None = None
+    """Folder of the event files."""
+    mlflow: str | None = None
+    """Tracking URI: sqlite:////shared/mlflow.db, or http://server:5000."""
+    mlflow_experiment: str = "default"
+    peak_flops: float | None = None
+    """FLOP/s that one rank's device could do at best, for MFU; None: known for common GPUs, else no MFU."""
+    profile: ProfileConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.mlflow is not None and not self.mlflow.startswith(("sqlite:", "http:", "https:")):
+            raise ConfigError(f"telemetry.mlflow={self.mlflow!r}: write sqlite:////path/mlflow.db or http(s)://server")
+        if self.peak_flops is not None and self.peak_flops <= 0:
+            raise ConfigError(f"telemetry.peak_flops={self.peak_flops}: write FLOP/s above 0, or leave it out")
+
+
+@dataclass(kw_only=True, slots=True)
+class ProfileConfig:
+    """A window of steps that torch.profiler records."""
+
+    directory: Path
+    """Gets trace-rank<r>-<start>-<stop>.json, to be opened in Perfetto or chrome://tracing."""
+    start: int = 10
+    """First step recorded; the ones before it warm up."""
+    stop: int = 15
+    """The step after the last one recorded."""
+    ranks: list[int] = field(default_factory=lambda: [0])
+
+    def __post_init__(self) -> None:
+        self.directory = Path(self.directory)
+        if not 0 <= self.start < self.stop:
+            raise ConfigError(f"telemetry.profile: start={self.start} must be at least 0 and below stop={self.stop}")
+
+
+class Background:
+    """A sink that another thread makes and writes; the training thread only puts records into a queue."""
+
+    def __init__(self, name: str, make: Callable[[], Sink]) -> None:
+        self._name = name
+        self._make = make
+        self._queue: queue.Queue[Record | None] = queue.Queue(QUEUE_RECORDS)
+        self._error: Exception | None = None
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"dtj-{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record) -> None:
+        """Hands over at once. Raises SinkError if an earlier record was refused; drops when the thread is far behind."""
+        if self._error is not None:
+            raise SinkError(f"{self._name}: {self._error}") from self._error
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """Waits for the records handed over, but no longer than a few seconds."""
+        try:
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            log.warning("%s did not take its last records within %g s", self._name, CLOSE_SECONDS)
+        self._thread.join(CLOSE_SECONDS)
+        if self._error is not None or self._dropped:
+            log.warning("%s: %d records were dropped; %s", self._name, self._dropped, self._error or "it was too slow")
+
+    def _run(self) -> None:
+        try:
+            sink = self._make()
+            while (record := self._queue.get()) is not None:
+                sink.write(record)
+            sink.close()
+        except (OSError, SinkError, ImportError) as e:
+            self._error = e
+
+
+class TensorBoard:
+    """Scalars under their own names."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def write(self, record: Record) -> None:
+        """All numbers of a record."""
+        for name, value in record.numbers().items():
+            self._writer.add_scalar(name, value, record.step, walltime=record.time)
+
+    def close(self) -> None:
+        """Flushes."""
+        self._writer.close()
+
+
+class Mlflow:
+    """One run per job: an attempt that comes later goes on in the run of the ones before."""
+
+    def __init__(self, uri: str, experiment: str, job: str, parameters: dict[str, str]) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
+
+        self._metric, self._failure = Metric, MlflowException
+        try:
+            self._client: Any = MlflowClient(uri)
+            found = self._client.get_experiment_by_name(experiment)
+            number = found.experiment_id if found else self._client.create_experiment(experiment)
+            runs = self._client.search_runs([number], f"tags.`dtj.job` = '{job}'", max_results=1)
+            if runs:
+                self._run = runs[0].info.run_id
+            else:
+                self._run = self._client.create_run(number, tags={"dtj.job": job}, run_name=job).info.run_id
+                for name, value in parameters.items():
+                    self._client.log_param(self._run, name, value[:500])
+        except MlflowException as e:
+            raise SinkError(f"mlflow at {uri}: {e}") from e
+
+    def write(self, record: Record) -> None:
+        """All numbers of a record, in one call."""
+        at = int(record.time * 1000)
+        metrics = [self._metric(name, value, at, record.step) for name, value in record.numbers().items()]
+        try:
+            self._client.log_batch(self._run, metrics=metrics)
+        except self._failure as e:
+            raise SinkError(f"mlflow: {e}") from e
+
+    def close(self) -> None:
+        """The run is left open in MLflow's sense only if the process dies; here it is finished."""
+        try:
+            self._client.set_terminated(self._run)
+        except self._failure as e:
+            raise SinkError(f"mlflow: {e}") from e
