@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.support import LocalRun, eventually
+from tests.client.support import LocalRun, eventually, job_yaml
 
 Start = Callable[..., LocalRun]
 UNDISTURBED = {step: repr(1.0 / (1 + step)) for step in range(1, 61)}
@@ -141,6 +141,28 @@ def test_a_fault_that_never_came_is_said(start: Start) -> None:
     run = start("--kill", "worker:0@step=500", steps=20)
     assert run.wait()[0] == 0
     assert "--kill worker:0@step=500: the job ended before that step" in run.lines()
+
+
+TORCHRUN_SCRIPT = """\
+  template:
+    spec:
+      containers:
+        - name: main
+          command: [sh, -c, 'echo $RANK of $WORLD_SIZE, $(WHO), $DTJ_BACKEND, $HOME']
+          env: [{name: WHO, value: you}]
+          resources: {limits: {nvidia.com/gpu: 1}}
+"""
+
+
+def test_any_command_runs_without_checkpoints_or_reports(start: Start) -> None:
+    lines = [line for line in job_yaml(replicas=2).splitlines() if not re.match(r"  (entrypoint|checkpoint|backend):", line)]
+    run = start("--logs", job="\n".join(lines) + "\n" + TORCHRUN_SCRIPT, environ={"HOME": "/home/jane"})
+    code, job = run.wait()
+    assert code == 0, run.lines()
+    assert "progress" not in job["status"]
+    backend = "nccl" if Path("/dev/nvidiactl").exists() else "gloo"
+    for rank in (0, 1):
+        assert f"count-{rank} [rank {rank}] {rank} of 2, you, {backend}, /home/jane" in run.lines()
 
 
 def test_logs_shows_what_workers_write(start: Start) -> None:

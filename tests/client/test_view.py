@@ -65,10 +65,11 @@ def test_the_summary_tells_each_recovery_and_its_cost() -> None:
         "seconds": {"detect": 0.01, "stop": 0.3, "schedule": 0.0, "rendezvous": 0.02, "load": 2.1, "firstStep": 0.2},
     }  # fmt: skip
     status = {**STATUS, "phase": "Complete", "recoveries": [recovery], "restarts": {"inPlace": 1, "pod": 0}, "goodput": 0.9}
+    status["progress"] = {**STATUS["progress"], "metrics": {"lr": 0.1, "validation_accuracy": 0.9667}}
     lines = summary({"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c"))
     assert lines[1:] == [
         "digits: Complete after 75 s",
-        "  reached      step 130/900, loss 0.3123",
+        "  reached      step 130/900, loss 0.3123, validation_accuracy 0.9667",
         "  attempts     2 (1 restarts in place, 0 with a new pod)",
         "  recovery     WorkerFailed (InPlace) -> attempt 2: 20 steps done again, from step 100",
         "               2.63 s: detect 0.01, stop 0.30, schedule 0.00, rendezvous 0.02, load 2.10, firstStep 0.20",

@@ -31,6 +31,7 @@ from dtj_operator.plan.model import Object, Observed, Plan, Settings
 from dtj_operator.plan.plan import plan
 
 NAMESPACE = "default"
+NVIDIA = Path("/dev/nvidiactl")  # there if and only if the driver is
 
 
 def command(flags: argparse.Namespace) -> int:
@@ -68,7 +69,7 @@ def _run(
     )
 
     def planner(job: Object, observed: Observed, now: float) -> Plan:
-        return plan(_as_me(job), observed, now, settings)
+        return plan(_here(job), observed, now, settings)
 
     with volumes.held(checkpoints), view:
         for notice in _notices(model, job, machine, checkpoints, fresh=flags.fresh):
@@ -102,12 +103,18 @@ def admitted(written: Object) -> Object:
     return job
 
 
-def _as_me(job: Object) -> Object:
-    """The job with the user of this process where its template names none: a pod's nameless user has its home in /tmp."""
+def _here(job: Object) -> Object:
+    """The job as this machine can carry it out; what people see stays as written.
+
+    Its pods run as the user of this process where the template names none (a pod's nameless user has its home in /tmp),
+    and `backend: auto` is gloo where there is no GPU.
+    """
     job = copy.deepcopy(job)
     template = job["spec"]["template"] = job["spec"].get("template") or {}
     pod = template["spec"] = template.get("spec") or {}
     pod["securityContext"] = {"runAsUser": os.getuid(), **(pod.get("securityContext") or {})}
+    if not NVIDIA.exists() and job["spec"].get("backend", "auto") == "auto":
+        job["spec"]["backend"] = "gloo"
     return job
 
 
@@ -145,6 +152,8 @@ def _notices(
     template = (model.spec.template or {}).get("spec") or {}
     if template.get("containers"):
         said += container.not_honoured(template, machine.environment)
+    if spec.resolved_backend == "nccl" and spec.backend == "auto" and not NVIDIA.exists():
+        said.append("there is no NVIDIA GPU here: the backend is gloo instead of nccl")
     if checkpoints and (step := volumes.newest_step(checkpoints)) is not None:
         if fresh:
             shutil.rmtree(checkpoints)

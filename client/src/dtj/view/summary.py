@@ -10,6 +10,7 @@ from dtj.view.model import progress, steps
 from dtj_agent import names
 from dtj_operator.plan.model import Object
 
+MORE_METRICS = 4
 PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")
 
 
@@ -21,10 +22,10 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     state = f"{phase}{reason}" if phase in (names.COMPLETE, names.FAILED) else f"interrupted while {phase}"
     lines = ["", f"{job['metadata']['name']}: {state} after {durations.say(seconds)}"]
     lines += [f"  {_message(status)}"] if phase == names.FAILED else []
-    results = [f"step {steps(job)}"]
+    results = [f"step {steps(job)}" if "step" in progress(job) else "no step was reported"]
     if progress(job).get("loss") is not None:
         results.append(f"loss {progress(job)['loss']:.4g}")
-    results += [f"{name} {value:.4g}" for name, value in sorted((progress(job).get("metrics") or {}).items())]
+    results += [f"{name} {value:.4g}" for name, value in _quality(progress(job).get("metrics") or {})]
     lines.append(f"  reached      {', '.join(results)}")
     counts = status.get("restarts") or {}
     kinds = f"{counts.get('inPlace', 0)} restarts in place, {counts.get('pod', 0)} with a new pod"
@@ -40,6 +41,12 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
             f"  checkpoints  {checkpoint_dir}" + (f" (newest: step {saved})" if saved is not None else " (none written)")
         )
     return lines
+
+
+def _quality(metrics: dict[str, float]) -> list[tuple[str, float]]:
+    """The metrics that say how good the model is; if none does by its name, the first few. All are in status.json."""
+    pairs = sorted(metrics.items())
+    return [pair for pair in pairs if pair[0].startswith("validation") or "accuracy" in pair[0]] or pairs[:MORE_METRICS]
 
 
 def _recovery(one: dict[str, Any]) -> list[str]:
