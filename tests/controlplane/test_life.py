@@ -181,7 +181,7 @@ def test_what_a_person_deletes_or_scales_is_put_right(
     eventually(
         "another set",
         lambda: (objects.get("statefulsets", "j") or first)["metadata"]["uid"] != first["metadata"]["uid"],
-        seconds=30,
+        seconds=60,  # the pods of the first one must be gone, and the garbage collector takes its time
     )
     other = objects.get("statefulsets", "j")
     other["spec"]["replicas"] = 5
