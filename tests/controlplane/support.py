@@ -184,7 +184,9 @@ class Operator:
 
     def calls(self) -> list[dict[str, Any]]:
         """Its requests, from the API server's audit log, without discovery."""
-        return [event for event in self.plane.audit_events() if event["user"].get("username") == self.user and event.get("objectRef")]
+        return [
+            event for event in self.plane.audit_events() if event["user"].get("username") == self.user and event.get("objectRef")
+        ]
 
     def writes(self) -> list[dict[str, Any]]:
         """Those that wrote: not reads, not dry runs."""
