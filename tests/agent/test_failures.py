@@ -132,3 +132,17 @@ def test_a_lease_that_cant_be_written_is_the_reason_for_waiting(tmp_path: Path) 
         volume.unlink()
         group.wait_attempt(1)
         assert (volume / "ns" / "j" / names.LEASE_FILE).read_text().strip() >= "1"
+
+
+def test_an_environment_that_cant_work_is_named_in_the_termination_message(tmp_path: Path) -> None:
+    """Exit code 2: it is not the workers' fault, and a restart is of no use before someone changes it."""
+    (tmp_path / "file").touch()
+    group = Group(tmp_path, 1)
+    wrong = {"DTJ_STATE_DIR": str(tmp_path / "file" / "x"), "DTJ_POD_IP": "192.0.2.1", "DTJ_LISTEN": "192.0.2.1:29400"}
+    try:
+        for variable, value in wrong.items():
+            group.start(0, **{"DTJ_POD_IP": "127.0.0.1", variable: value})
+            assert group.wait_exit(0) == 2, group.logs()
+            assert (tmp_path / "termination-0").read_text().startswith(variable + ": ")
+    finally:
+        group.close()

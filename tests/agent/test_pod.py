@@ -188,7 +188,7 @@ def test_a_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> No
         assert group.wait_exit(0) == 0
     for rank in ("0", "1"):
         their, our = (json.loads((folder / f"{rank}.json").read_text()) for folder in (theirs, ours))
-        known = set(clean) | OF_THE_AGENT | {"SHOW", "PLAN", "PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
+        known = set(clean) | OF_THE_AGENT | {"SHOW", "PLAN"} | {key for key in our if key.startswith("PYTEST_")}
         our_new, their_new = {k: v for k, v in our.items() if k not in known}, {k: v for k, v in their.items() if k not in known}
         assert set(names.TORCHRUN_ENV) <= set(their_new)
         assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from dtj_agent import auth, environment, group, http, lease, member, metrics, names, outcome, progress, state, status
+from dtj_agent import environment, group, lease, member, names, outcome, state, status
 from dtj_agent.announce import Announcer
 from dtj_agent.coordinator import Coordinator
 from dtj_agent.dialer import Dialer
@@ -18,17 +16,18 @@ from dtj_agent.env import Address, Settings
 from dtj_agent.history import History
 from dtj_agent.link import Link
 from dtj_agent.logfile import Descriptor, RotatingFile, Writer
-from dtj_agent.loop import READ, Loop
+from dtj_agent.loop import Loop
 from dtj_agent.member import Exited, Member
 from dtj_agent.messages import Message, Now
+from dtj_agent.pages import pages
 from dtj_agent.ports import PortHolder
+from dtj_agent.reports import Reports
 from dtj_agent.resolver import Resolver
 from dtj_agent.server import Server
 from dtj_agent.workers import Workers
 
 FLUSH_SECONDS = 1.0
 ORPHANED_SECONDS = 2.0  # a local agent whose starter has died gives its workers this long
-MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, 104 on macOS
 
 
 class Agent:
@@ -46,9 +45,6 @@ class Agent:
         self._parent = os.getppid()
         self._exit_code: Optional[int] = None
         self._exit_by = 0.0
-        self._attempt = 0  # whose workers run here
-        self._board = progress.Board(0)
-        self._last_report = 0.0
 
         incarnation = os.urandom(8).hex()
         final = state.load_outcome(settings.state_dir, settings.uid)
@@ -71,14 +67,14 @@ class Agent:
 
         self._ports = PortHolder(settings.address)
         self._renew_port()
-        self._socket_path = self._open_socket()
+        self._reports = Reports(loop, settings.state_dir)
+        self._reports.on_news = self._report
         self.workers = Workers(loop, is_init=os.getpid() == 1)
         self.workers.on_exit = self._exited
         self.workers.on_gone = self._gone
         self.workers.on_output = self._output
         self.workers.on_stuck = self._stuck
-        pages = {"/healthz": self._healthz, "/status": self._status, "/metrics": self._metrics}
-        self.server = Server(loop, settings.listen, settings.secret, pages, self._accepted)
+        self.server = Server(loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted)
         self.server.on_refused = self.log
 
         self._resolver = Resolver(loop)
@@ -102,8 +98,7 @@ class Agent:
         self._stdout.flush(FLUSH_SECONDS)
         if self._logfile is not None:
             self._logfile.flush(FLUSH_SECONDS)
-        if os.path.exists(self._socket_path):
-            os.unlink(self._socket_path)
+        self._reports.close()
         return self._exit_code or 0
 
     def terminate(self) -> None:
@@ -151,7 +146,7 @@ class Agent:
 
     def _spawn(self, spawn: member.Spawn) -> None:
         settings = self.settings
-        self._attempt, self._board = spawn.attempt, progress.Board(spawn.attempt)
+        self._reports.begin(spawn.attempt)
         self._ports.release()
         ranks = environment.ranks(settings, spawn)
         self.member.spawned(list(ranks))
@@ -160,7 +155,7 @@ class Agent:
             error_file = os.path.join(settings.state_dir, "error-%d.json" % local_rank)
             if os.path.exists(error_file):
                 os.unlink(error_file)
-            environments[rank] = environment.of_worker(settings, self._environ, spawn, local_rank, self._socket_path, error_file)
+            environments[rank] = environment.of_worker(settings, self._environ, spawn, local_rank, self._reports.path, error_file)
         self.log(
             "attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], spawn.nodes * settings.processes)
         )
@@ -206,8 +201,9 @@ class Agent:
     def _exited(self, exits: List[Exited]) -> None:
         for worker in exits:
             self.log("rank %d ended with %d%s" % (worker.rank, worker.exit_code, " as asked" if worker.asked else ""))
-        self._report(self.loop.clock())  # before the failure: the coordinator must know the last step first
-        self._do_member(self.member.exited(self._attempt, exits, self._now()))
+        self._reports.read()
+        self._report()  # before the failure: the coordinator must know the last step first
+        self._do_member(self.member.exited(self._reports.attempt, exits, self._now()))
 
     def _gone(self) -> None:
         self._renew_port()
@@ -226,39 +222,13 @@ class Agent:
         if self._logfile is not None:
             self._logfile.write(data)
 
-    def _open_socket(self) -> str:
-        os.makedirs(self.settings.state_dir, exist_ok=True)
-        path = os.path.join(os.path.abspath(self.settings.state_dir), names.SOCKET_FILE)
-        if len(path.encode()) > MAX_SOCKET_PATH:
-            path = "/tmp/dtj-%s.sock" % os.urandom(8).hex()
-        if os.path.exists(path):
-            os.unlink(path)
-        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._reports.bind(path)
-        self._reports.setblocking(False)
-        self.loop.watch(self._reports, READ, self._read_reports)
-        return path
-
-    def _read_reports(self, _events: int) -> None:
-        for _ in range(256):  # then others get their turn
-            try:
-                report = progress.parse(self._reports.recv(names.MAX_DATAGRAM_BYTES))
-            except BlockingIOError:
-                break
-            if report is not None:
-                self._board.add(report)
-        self.member.reported(self._board.attempt, self._board.step)
-        now = self.loop.clock()
-        if self._board.urgent or (self._board.rank == 0 and now - self._last_report >= names.PROGRESS_SECONDS):
-            self._report(now)
-
-    def _report(self, now: float) -> bool:
-        summary = self._board.take()
-        if summary is None:
-            return False
-        self._last_report = now
-        self._do_member([member.Send({"type": "progress", "attempt": self._board.attempt, "progress": summary})])
-        return True
+    def _report(self) -> bool:
+        """Tell the coordinator what is new; False: there is nothing."""
+        self.member.reported(self._reports.attempt, self._reports.step)
+        message = self._reports.take()
+        if message is not None:
+            self._do_member([member.Send(message)])
+        return message is not None
 
     # --- the coordinator's link, seen from a member ------------------------------------------------------------------
 
@@ -337,7 +307,7 @@ class Agent:
         """Heartbeats, and what must be looked at now and then."""
         self.loop.later(names.HEARTBEAT_SECONDS, self._second)
         now = self._now()
-        if not self._report(now.mono):
+        if not self._report():
             self._do_member([member.Send({"type": "beat"})])
         if self.coordinator is not None:
             live = {"type": "beat", "live": self.coordinator.history.live()}
@@ -356,23 +326,10 @@ class Agent:
     def _now(self) -> Now:
         return Now(self.loop.clock(), time.time())
 
-    # --- pages --------------------------------------------------------------------------------------------------------
-
-    def _page(self) -> Dict[str, Any]:
+    def _status(self) -> Dict[str, Any]:
         if self.coordinator is not None:
             return status.of_coordinator(self.settings, self.coordinator, self._now())
         return status.of_member(self.settings, self.member)
-
-    def _healthz(self, request: http.Request) -> http.Answer:
-        return http.text(200, "ok\n")
-
-    def _metrics(self, request: http.Request) -> http.Answer:
-        return http.Answer(200, metrics.CONTENT_TYPE, metrics.render(self._page()))
-
-    def _status(self, request: http.Request) -> http.Answer:
-        if not auth.bearer_is_valid(self.settings.secret, request.authorization):
-            return http.text(401, 'Authorization: Bearer <hex HMAC-SHA256(key, "status")>\n')
-        return http.Answer(200, "application/json", json.dumps(self._page()).encode())
 
 
 def exit_now(code: int) -> None:

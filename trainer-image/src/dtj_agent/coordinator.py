@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from dtj_agent import evidence, names, outcome
+from dtj_agent import names, outcome
+from dtj_agent.attempt import Attempt
 from dtj_agent.budget import RestartBudget
-from dtj_agent.evidence import Loss
+from dtj_agent.fence import Fence
 from dtj_agent.group import Close, Effect, Log, Peer, Rules, Send, WriteLease
 from dtj_agent.history import History, number
 from dtj_agent.ledger import Ledger
@@ -35,22 +36,13 @@ class Coordinator:
         self.phase_reason = str(final["reason"]) if final else Reason.RENDEZVOUS
         self.peers: Dict[int, Peer] = {}
         """Connected agents by ordinal."""
-        self.group: Dict[int, int] = {}
-        """Members of the attempt `history.attempt`: ordinal -> node rank."""
-        self.done: Dict[int, bool] = {}
-        """Members whose workers have all exited with 0 in this attempt."""
-        self.lost: Dict[int, Loss] = {}
-        """Members that went away in this attempt and are not back in a new one."""
+        self.attempt = Attempt(history.attempt, [], rules.processes)
+        """The one that runs, stops, or was the last."""
         self.recovery: Optional[Recovery] = None
         """Open from the failure to the first step after it."""
-        self._evidence: List[Dict[str, Any]] = []  # workers that failed in this attempt, in order of arrival
         self._crashed = False  # a lost member came back in the same pod: its agent died, not the pod
         self._gathering_since = now.mono
-        self._lease: Optional[int] = None  # the attempt whose lease is being written
-        self._lease_since = 0.0
-        self._lease_retry = 0.0  # not before this time
-        self._lease_floor = 0
-        self._lease_trouble: Optional[str] = None
+        self._fence = Fence()
         self._sent_revision = history.revision
         self._effects: List[Effect] = []
 
@@ -72,6 +64,7 @@ class Coordinator:
         theirs = History.from_json(hello["history"])
         if theirs.newer_than(self.history) and self.phase == PHASE_RENDEZVOUS:
             self.ledger.history = theirs  # this coordinator is new and knows less: pod 0 was replaced
+            self.attempt = Attempt(theirs.attempt, [], self.rules.processes)
         self.peers[ordinal] = Peer(conn, hello, now)
         self._adopt(hello, now)
         if self.outcome is None:
@@ -105,40 +98,30 @@ class Coordinator:
         elif kind == "done" and message["attempt"] == peer.attempt:
             peer.state, peer.port = DONE, message["port"]
             if self._in_attempt(peer, message):
-                self.done[peer.ordinal] = True
+                self.attempt.done.add(peer.ordinal)
         elif kind == "progress" and self._in_attempt(peer, message):
             fresh = self.recovery is not None and self.recovery.attempt == self.history.attempt
             self.ledger.report(message["progress"], self.recovery if fresh else None, now)
         elif kind == "failed" and self._in_attempt(peer, message):
-            self._failed(peer, message["failures"], now)
+            self.attempt.fail(peer, message["failures"])
+            peer.state = STOPPING if peer.state == RUNNING else peer.state
+            self._stop(IN_PLACE, Reason.WORKER_FAILED, 0.0, names.STOP_GRACE_SECONDS, now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
         """The lease of `attempt` is written; or the file held `taken` >= `attempt` already; or it can't be used (`error`)."""
-        if attempt != self._lease:
-            return []
-        self._lease = None
-        self._lease_retry = now.mono + names.LEASE_RETRY_SECONDS
-        if error is not None:
-            self._trouble(error, now)
-        elif taken is not None:
-            self._lease_floor, self._lease_retry = taken, 0.0
-        elif self.phase == PHASE_RENDEZVOUS:
-            self._lease_floor, self._lease_trouble = attempt, None
+        if self._fence.answered(attempt, taken, error, now):
             chosen = self._ready()
-            if len(chosen) == self.rules.replicas:
+            if self.phase == PHASE_RENDEZVOUS and len(chosen) == self.rules.replicas:
                 self._start(attempt, chosen, now)
-            self._lease_retry = 0.0
+        elif error is not None:
+            self._trouble(error, now)
         return self._advance(now)
 
     def tick(self, now: Now) -> List[Effect]:
         """Time has passed; called about once a second."""
-        if (
-            self._lease is not None
-            and self._lease_trouble is None
-            and now.mono - self._lease_since > names.LEASE_DEADLINE_SECONDS
-        ):
-            self._trouble("the checkpoint volume has not answered for %.0f s" % (now.mono - self._lease_since), now)
+        if self._fence.is_overdue(now):
+            self._trouble(str(self._fence.trouble), now)
         return self._advance(now)
 
     # --- what it looks like ---------------------------------------------------------------------------------------
@@ -168,24 +151,23 @@ class Coordinator:
         if self.outcome is not None:
             return
         self._log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
-        in_attempt = peer.ordinal in self.group and peer.ordinal not in self.done
-        if in_attempt and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
-            self.lost[peer.ordinal] = self._loss(peer)
+        if self.attempt.needs(peer) and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
+            self.attempt.lose(peer)
             self._stop(POD, Reason.POD_LOST, silence, names.STOP_GRACE_SECONDS, now)
         elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
             self.recovery.kind = POD  # lost while the group re-forms
 
     def _leaving(self, peer: Peer, grace: float, now: Now) -> None:
         peer.leaving = True
-        if self.phase == PHASE_RUNNING and peer.ordinal in self.group and peer.ordinal not in self.done:
+        if self.phase == PHASE_RUNNING and self.attempt.needs(peer):
             # Its pod ends, by whomever. All ranks get SIGTERM now, with the pod's own grace, so that a trainer can still
             # write a checkpoint together.
-            self.lost[peer.ordinal] = self._loss(peer)
+            self.attempt.lose(peer)
             self._stop(POD, Reason.POD_LOST, 0.0, grace, now)
 
     def _returned(self, hello: Message, now: Now) -> None:
         """Was this a member of the attempt that broke, and what does its return say about why it went?"""
-        loss = self.lost.pop(hello["ordinal"], None)
+        loss = self.attempt.lost.pop(hello["ordinal"], None)
         broke = hello.get("interrupted")
         if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
             return
@@ -201,22 +183,12 @@ class Coordinator:
             return
         if hello["crashed"]:
             recovery.reason = self.phase_reason = Reason.AGENT_CRASHED
-            self._crash_failure(hello, now)
+            self.history.failure(self.attempt.crash_failure(hello, now))
             self._crashed = not recovery.counted
         elif loss is not None and loss.incarnation == hello["incarnation"] and recovery.reason == Reason.POD_LOST:
             recovery.reason = self.phase_reason = Reason.CONNECTION_LOST
         if isinstance(broke.get("step"), int):
             recovery.last_step = max(broke["step"], recovery.last_step or 0)
-
-    def _crash_failure(self, hello: Message, now: Now) -> None:
-        """Its loss may stand among the failures already, as that of the pod: now we know better."""
-        failures, attempt, ordinal = self.history.failures, self.history.attempt, int(hello["ordinal"])
-        node_rank = self.group.get(ordinal, ordinal)
-        self.history.failures = [
-            f for f in failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != (attempt, ordinal, Reason.POD_LOST)
-        ]
-        loss = Loss(hello["incarnation"], hello["pod"], hello["node"], node_rank * self.rules.processes)
-        self.history.failure(evidence.of_loss(ordinal, loss, attempt, Reason.AGENT_CRASHED, now))
 
     def _adopt(self, hello: Message, now: Now) -> None:
         final = hello.get("outcome")
@@ -225,14 +197,6 @@ class Coordinator:
             self._finish(final, now)
 
     # --- an attempt breaks ----------------------------------------------------------------------------------------
-
-    def _failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
-        for failure in failures:
-            if evidence.is_evidence(failure):
-                self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
-        if peer.state == RUNNING:
-            peer.state = STOPPING
-        self._stop(IN_PLACE, Reason.WORKER_FAILED, 0.0, names.STOP_GRACE_SECONDS, now)
 
     def _stop(self, kind: str, reason: str, detect: float, grace: float, now: Now) -> None:
         """End the attempt everywhere. Called again while it ends: the shorter grace holds, a lost pod is the stronger reason."""
@@ -243,7 +207,7 @@ class Coordinator:
             self._log("attempt %d stops: %s" % (self.history.attempt, reason))
         elif kind == POD and self.recovery is not None:
             self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
-        for ordinal in self.group:
+        for ordinal in self.attempt.node_ranks:
             if ordinal in self.peers and self.peers[ordinal].state in (RUNNING, STOPPING, DONE):
                 self._send(ordinal, {"type": "stop", "attempt": self.history.attempt, "grace": grace})
                 self.peers[ordinal].state = STOPPING
@@ -253,8 +217,8 @@ class Coordinator:
         assert self.recovery is not None
         self.recovery.last_step = self.ledger.last_step  # what was reported while the workers stopped counts too,
         self.ledger.broken()  # and a checkpoint that they still wrote
-        root = evidence.root(self._evidence, self.history.attempt, self.history.progressed, now)
-        pod_left = bool(self.lost) or self.recovery.kind == POD
+        root = self.attempt.root_failure(self.history.progressed, now)
+        pod_left = bool(self.attempt.lost) or self.recovery.kind == POD
         if root is not None and (not pod_left or root["reason"] in names.PERMANENT):
             self.history.failure(root)
             self.recovery.reason = self.phase_reason = root["reason"]
@@ -262,11 +226,10 @@ class Coordinator:
                 return self._decide(outcome.FAILED, root["reason"], root["message"], root, now)
             if not self._count(root["message"], root, now):
                 return None
-        for ordinal, loss in self.lost.items():
-            self.history.failure(evidence.of_loss(ordinal, loss, self.history.attempt, Reason.POD_LOST, now))
+        for failure in self.attempt.loss_failures(now):
+            self.history.failure(failure)
         self.phase = PHASE_RENDEZVOUS
         self._gathering_since = now.mono
-        self._evidence = []
         self.recovery.enter("schedule", now)
         return None
 
@@ -302,18 +265,17 @@ class Coordinator:
                 self.recovery.enter("schedule", now)
         elif self.history.attempt and all(peer.state == DONE and peer.attempt == self.history.attempt for peer in chosen):
             # Pod 0's agent was away when the last of them finished; their work is complete all the same.
-            self.group = {peer.ordinal: rank for rank, peer in enumerate(chosen)}
+            self.attempt = Attempt(self.history.attempt, [peer.ordinal for peer in chosen], self.rules.processes)
             return self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
-        elif self._lease is None and now.mono >= self._lease_retry:
+        else:
             if self.recovery is not None and self.recovery.attempt == 0:
                 self.recovery.enter("rendezvous", now)
-            known = [self.rules.attempt_floor - 1, self.history.attempt, self._lease_floor] + [
-                p.attempt for p in self.peers.values()
-            ]
-            self._lease, self._lease_since = 1 + max(known), now.mono
-            self._effects.append(WriteLease(self._lease))
+            known = [self.rules.attempt_floor - 1, self.history.attempt] + [peer.attempt for peer in self.peers.values()]
+            attempt = self._fence.ask(max(known), now)
+            if attempt is not None:
+                self._effects.append(WriteLease(attempt))
         if now.mono - self._gathering_since > self.rules.rendezvous_timeout:
-            what = self._lease_trouble or "pods %s did not join" % ", ".join(map(str, self.waiting_for))
+            what = self._fence.trouble or "pods %s did not join" % ", ".join(map(str, self.waiting_for))
             text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, what)
             self._decide(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
@@ -323,8 +285,7 @@ class Coordinator:
         history.attempt = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.group = {peer.ordinal: rank for rank, peer in enumerate(chosen)}
-        self.done, self.lost, self._evidence = {}, {}, []
+        self.attempt = Attempt(attempt, [peer.ordinal for peer in chosen], self.rules.processes)
         self.ledger.started(now)
         if self.recovery is not None:
             self.recovery.attempt = attempt
@@ -333,11 +294,11 @@ class Coordinator:
             history.recovery(self.recovery.to_json())
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
         master = chosen[0]
-        for rank, peer in enumerate(chosen):
+        for peer in chosen:
             peer.state, peer.attempt = RUNNING, attempt
             self._send(peer.ordinal, {
-                "type": "start", "attempt": attempt, "nodeRank": rank, "nodes": len(chosen), "masterAddr": master.address,
-                "masterPort": master.port, "history": history.to_json(),
+                "type": "start", "attempt": attempt, "nodeRank": self.attempt.node_ranks[peer.ordinal], "nodes": len(chosen),
+                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
             })  # fmt: skip
         self._sent_revision = history.revision
         self._log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
@@ -345,7 +306,7 @@ class Coordinator:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _success(self) -> str:
-        return "all %d workers of attempt %d exited with 0" % (len(self.group) * self.rules.processes, self.history.attempt)
+        return "all %d workers of attempt %d exited with 0" % (self.attempt.world_size, self.attempt.number)
 
     def _decide(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         if result == outcome.SUCCEEDED:
@@ -364,9 +325,9 @@ class Coordinator:
     # --- the engine -----------------------------------------------------------------------------------------------
 
     def _advance(self, now: Now) -> List[Effect]:
-        if self.phase == PHASE_RUNNING and all(ordinal in self.done for ordinal in self.group):
+        if self.phase == PHASE_RUNNING and self.attempt.is_done:
             self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
-        if self.phase == PHASE_STOPPING and not any(self._is_stopping(ordinal) for ordinal in self.group):
+        if self.phase == PHASE_STOPPING and not any(self._is_stopping(ordinal) for ordinal in self.attempt.node_ranks):
             self._settle(now)
         if self.phase == PHASE_RENDEZVOUS:
             self._gather(now)
@@ -383,21 +344,17 @@ class Coordinator:
 
     def _in_attempt(self, peer: Peer, message: Message) -> bool:
         """The message is about the attempt that runs or stops now; anything else is over."""
-        current = message["attempt"] == self.history.attempt and peer.ordinal in self.group
+        current = message["attempt"] == self.attempt.number and peer.ordinal in self.attempt.node_ranks
         return current and self.phase in (PHASE_RUNNING, PHASE_STOPPING)
 
     def _is_stopping(self, ordinal: int) -> bool:
         return ordinal in self.peers and self.peers[ordinal].state == STOPPING
 
-    def _loss(self, peer: Peer) -> Loss:
-        return Loss(peer.incarnation, peer.pod, peer.node, self.group[peer.ordinal] * self.rules.processes)
-
     def _trouble(self, why: str, now: Now) -> None:
-        if self._lease_trouble is None:
+        if self.phase_reason != Reason.CHECKPOINT_VOLUME_UNAVAILABLE:  # said once
             self.history.event("Warning", Reason.CHECKPOINT_VOLUME_UNAVAILABLE, why, now.wall)
             self.phase_reason = Reason.CHECKPOINT_VOLUME_UNAVAILABLE
             self._log("the lease can't be written: %s" % why)
-        self._lease_trouble = why
 
     def _by_conn(self, conn: int) -> Optional[Peer]:
         for peer in self.peers.values():

@@ -46,6 +46,10 @@ class History:
         self.revision += 1
 
     def failure(self, failure: Json) -> None:
+        """Add a failure; of a member that was lost and is back, in place of its loss: now we know better."""
+        if failure["reason"] == names.Reason.AGENT_CRASHED:
+            loss = (failure["attempt"], failure["ordinal"], names.Reason.POD_LOST)
+            self.failures = [f for f in self.failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != loss]
         self.failures.append(failure)
         del self.failures[: -names.KEEP_FAILURES]
         self.revision += 1

@@ -25,11 +25,11 @@ def main(argv: Optional[List[str]] = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     try:
-        settings = parse(os.environ, command)
+        agent = Agent(parse(os.environ, command), os.environ, Loop())
     except SettingsError as error:
         print("[agent] %s" % error, flush=True)
         log = os.environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG)
         state.write_termination_message(log, str(error).encode()[: names.TERMINATION_LOG_BYTES])
         exit_now(USAGE_ERROR)
         return
-    exit_now(Agent(settings, os.environ, Loop()).run())
+    exit_now(agent.run())

@@ -7,6 +7,7 @@ import socket
 from typing import Optional
 
 from dtj_agent import names
+from dtj_agent.errors import SettingsError
 
 RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 
@@ -20,7 +21,7 @@ class PortHolder:
         self.port = 0
 
     def renew(self) -> int:
-        """Another port than before. Raise OSError if there is none left."""
+        """Another port than before. Raise SettingsError if none can be bound: then the address is not this pod's."""
         self.release()
         first, last = names.MASTER_PORT_FLOOR, _ephemeral_floor() - 1
         for _ in range(200):
@@ -28,7 +29,8 @@ class PortHolder:
             if port != self.port and self._hold(port):
                 self.port = port
                 return port
-        raise OSError(98, "no free port between %d and %d for MASTER_PORT" % (first, last))
+        what = "%s: no port from %d to %d of %s can be bound for MASTER_PORT; is it this pod's own address?"
+        raise SettingsError(what % (names.ENV_POD_IP, first, last, self._host))
 
     def release(self) -> None:
         """The worker of rank 0 is about to listen on it."""

@@ -8,6 +8,7 @@ from typing import Callable, Dict, Mapping
 from dtj_agent import http, names
 from dtj_agent.auth import MAGIC
 from dtj_agent.env import Address
+from dtj_agent.errors import SettingsError
 from dtj_agent.link import Link
 from dtj_agent.loop import READ, Loop
 from dtj_agent.stream import Stream
@@ -33,7 +34,12 @@ class Server:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and listen[0] == "::":
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 peers of a dual-stack cluster too
-        self._socket.bind(listen)
+        try:
+            self._socket.bind(listen)
+        except OSError as error:
+            self._socket.close()
+            why = "%s: can't listen on %s:%d (%s)" % (names.ENV_LISTEN, listen[0], listen[1], error.strerror)
+            raise SettingsError(why) from error
         self._socket.listen(1024)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]

@@ -7,12 +7,13 @@ import os
 from typing import Any, Dict, Optional
 
 from dtj_agent import names
+from dtj_agent.errors import SettingsError
 
 Json = Dict[str, Any]
 
 
 def load(folder: str, uid: str) -> Json:
-    """What the agent before this one saved, `{}` if there was none or it was another job's."""
+    """What the agent before this one saved, `{}` if there was none or it was another job's. Raise SettingsError."""
     return _read(os.path.join(folder, names.STATE_FILE), uid) or {}
 
 
@@ -44,6 +45,8 @@ def _read(path: str, uid: str) -> Optional[Json]:
             data = json.loads(file.read())
     except (FileNotFoundError, ValueError):  # a torn file can't be: it is replaced whole; an alien one is as good as none
         return None
+    except OSError as error:
+        raise SettingsError("%s: %s can't be read (%s)" % (names.ENV_STATE_DIR, path, error.strerror)) from error
     return data if isinstance(data, dict) and data.get("uid") == uid else None
 
 
