@@ -5,24 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import runpy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from dtj_trainer.batch_size import fits, largest_that_fits
 from dtj_trainer.checkpoint.contents import Contents, leaves
 from dtj_trainer.checkpoint.store import CheckpointConfig
+from dtj_trainer.cli import guarded
 from dtj_trainer.config import TrainerConfig
+from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.examples import digits, gpt
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.optim import OptimizerConfig
+from dtj_trainer.precision import PrecisionConfig
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig
+from dtj_trainer.strategies.ddp_scratch import ScratchDdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
 
@@ -146,8 +153,6 @@ def stage(directory: str, strategy: str, until: int, out: str) -> None:
 
 def refused(directory: str) -> None:
     """The volume refuses to take more than 20 kB a file from step 10 to step 25, with a checkpoint every 10 steps."""
-    import resource
-
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def after_step(step: int) -> None:
@@ -172,3 +177,109 @@ def digits_run(directory: str, checkpoint: CheckpointConfig, after_step: Callabl
     config = TrainerConfig(steps=40, state=StateConfig(checkpoint=checkpoint, log_every_steps=1))
     with Trainer(config) as trainer:
         trainer.fit(digits.cnn(), train, loss=digits.loss, after_step=after_step)
+
+
+class Numbers:
+    """A stream of samples that can only be read in order."""
+
+    def __init__(self, data: TensorData, length: int) -> None:
+        self.data, self.length = data, length
+
+    def read(self, start: int) -> Iterator[Any]:
+        return iter(self.data[i % len(self.data)] for i in range(start, self.length))
+
+
+def features(out: str) -> None:
+    """The same small training with one thing changed at a time; rank 0 writes what came out."""
+    trainer = Trainer(TrainerConfig(steps=1))
+    half = dict.fromkeys(("initial_scale",), 2.0**10)
+    runs: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "whole share at once": {"micro_batch_size": None},
+        "one sample at a time": {"micro_batch_size": 1},
+        "auto": {"micro_batch_size": "auto"},
+        "recompute block": {"recompute": "block"},
+        "recompute selective": {"recompute": "selective"},
+        "recompute fsdp": {"recompute": "block", "strategy": FsdpConfig()},
+        "recompute fsdp_scratch": {"recompute": "block", "strategy": FsdpScratchConfig()},
+        "workers": {"data": LoaderConfig(workers=2)},
+        "bf16": {"precision": PrecisionConfig(dtype="bf16")},
+        "fp16": {"precision": PrecisionConfig(dtype="fp16", **half)},
+        "fp16 fsdp": {"precision": PrecisionConfig(dtype="fp16", **half), "strategy": FsdpConfig()},
+        "bf16 weights fsdp": {"strategy": FsdpConfig(param_dtype="bf16")},
+        "bf16 hook": {"strategy": DdpConfig(comm_hook="bf16")},
+        "ema": {"ema_decay": 0.5},
+        "overflow": {"precision": PrecisionConfig(dtype="fp16", initial_scale=2.0**60), "steps": 3},
+    }
+    results: dict[str, Any] = {name: trained(trainer, **changes) for name, changes in runs.items()}
+    results["scale after overflow"] = trainer.group.all_objects(trainer.state.parts["precision"].loss_scale)  # type: ignore[attr-defined]
+    if trainer.group.rank == 0:
+        Path(out).write_text(json.dumps(results))
+    trainer.close()
+
+
+def bucket_traffic(out: str) -> None:
+    """How many all-reduces of gradients there are in 4 steps of 3 micro-batches each."""
+    calls = 0
+    real = dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += bool(kwargs.get("async_op"))
+        return real(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    with Trainer(TrainerConfig(steps=1)) as trainer:
+        trained(trainer, strategy=DdpScratchConfig(bucket_cap_mb=0.01), steps=4, micro_batch_size=2)
+        model = trainer.state.parts["model"]
+        assert isinstance(model, ScratchDdpModel)
+        told = {
+            "calls": calls,
+            "buckets": len(model.buckets),
+            "views": all(p.grad is v for b in model.buckets for p, v in zip(b.parameters, b.views, strict=True)),
+        }
+    Path(f"{out}-{os.environ['RANK']}").write_text(json.dumps(told))
+
+
+def own_loop(directory: str, until: int) -> None:
+    """The three lines in a loop of one's own."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    state = State(
+        StateConfig(log_every_steps=1, checkpoint=CheckpointConfig(directory=Path(directory), every_steps=3)),
+        model=model,
+        optimizer=optimizer,
+    )
+    for step in state.steps(until):
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        state.report(loss=loss, samples=8)
+        assert step == state.step
+    state.close()
+
+
+def different_rates() -> None:
+    """Rank 1 was started with another learning rate."""
+    rate = 0.1 if os.environ["RANK"] == "0" else 0.2
+
+    def main() -> int:
+        Trainer(TrainerConfig(steps=1, optimizer=OptimizerConfig(lr=rate)))
+        return 0
+
+    raise SystemExit(guarded(main))
+
+
+def out_of_memory(out: str) -> None:
+    """Looks for the largest allocation under a real limit of the address space."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, -1))
+
+    def attempt(n: int) -> None:
+        torch.ones(n * 2**24)  # 64 MiB each
+
+    found = largest_that_fits(attempt, 100)
+    Path(out).write_text(json.dumps({"largest": found, "one more": fits(attempt, found + 1)}))

@@ -104,7 +104,7 @@ class Progress:
         body = json.dumps(self._head | {k: v for k, v in keys.items() if v is not None}, separators=(",", ":")).encode()
         if once:
             self._unsent.append(body)
-        if self._flush() and not once and not self._one(body):
+        if not (self._flush() and (once or self._one(body))) and not once:
             self.dropped += 1
 
     def _flush(self) -> bool:

@@ -18,7 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -92,6 +92,9 @@ Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Tells a person: type, reason, message of an event."""
 
 
+JOIN_SECONDS = 5.0  # for a thread that has its result, or is about to: it ends at once or hangs on the volume
+
+
 class CheckpointStore:
     """One rank's hold on the checkpoint folder. `save`, `load` and `drain` are called by all ranks in the same order."""
 
@@ -105,7 +108,7 @@ class CheckpointStore:
         self._stager = DefaultStager(
             StagingOptions(use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
         )
-        self._pending: Future[SaveResult] | None = None
+        self._pending: _Task[SaveResult] | None = None
         self._pending_since = 0.0
         self.stall_seconds = 0.0
         """How long the last `save` kept the training thread."""
@@ -127,7 +130,7 @@ class CheckpointStore:
             raise TypeError("the stager was built to stage at once and gave a future")
         shared = {"step": step, "parts": contents.shared()}
         self._pending_since = time.monotonic()
-        self._pending = _in_background(partial(self._write, step, staged, shared, rng.capture(), metrics))
+        self._pending = _Task(partial(self._write, step, staged, shared, rng.capture(), metrics))
         if not self._config.asynchronous:
             self._wait()
         self.stall_seconds = time.perf_counter() - started
@@ -150,7 +153,7 @@ class CheckpointStore:
             return
         left = self._config.timeout_seconds - (time.monotonic() - self._pending_since)
         try:
-            self._pending.exception(timeout=max(left, 0.0))
+            self._pending.wait(max(left, 0.0))
         except FutureTimeoutError:
             self.check_deadline()
 
@@ -304,23 +307,53 @@ class CheckpointStore:
         return None
 
     def close(self) -> None:
-        """Frees the staging buffers. A save in flight is left half-written, which is harmless."""
+        """Frees the staging buffers. A save in flight is left half-written, which is harmless, unless it ends soon."""
+        if self._pending is not None:
+            self._pending.join()
         if not self.busy:
             self._stager.close()
 
 
-def _in_background(work: Callable[[], T]) -> Future[T]:
-    """A daemon thread, not an executor: the interpreter would wait for an executor's thread that a dead volume holds."""
-    future: Future[T] = Future()
+class _Task(Generic[T]):
+    """`work` in a daemon thread, not an executor: the interpreter would wait for an executor's thread that a dead volume holds.
 
-    def run() -> None:
+    Whoever takes the result waits for the thread too: an interpreter that ends while a daemon thread is inside torch
+    unwinds it through C++ and aborts ("terminate called without an active exception").
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._future: Future[T] = Future()
+        self._work: Callable[[], T] | None = work
+        self._thread = threading.Thread(target=self._run, name="dtj-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        work, self._work = self._work, None
+        assert work is not None
         try:
-            future.set_result(work())
+            result = work()
         except BaseException as e:  # noqa: BLE001 - handed to whoever takes the result, nothing is swallowed
-            future.set_exception(e)
+            self._future.set_exception(e)
+        else:
+            del work  # the staged tensors go before anybody hears of the end
+            self._future.set_result(result)
 
-    threading.Thread(target=run, name="dtj-checkpoint", daemon=True).start()
-    return future
+    def done(self) -> bool:
+        """The result is there."""
+        return self._future.done()
+
+    def wait(self, timeout: float) -> None:
+        """Until it is done. Raises concurrent.futures.TimeoutError after `timeout` seconds."""
+        self._future.exception(timeout)
+
+    def join(self) -> None:
+        """Until the thread is gone, for a few seconds at most: a volume that does not answer holds it for longer."""
+        self._thread.join(JOIN_SECONDS)
+
+    def result(self) -> T:
+        """What `work` gave or raised; call it when done."""
+        self.join()
+        return self._future.result()
 
 
 def _save_file(tree: Tree, path: Path) -> None:

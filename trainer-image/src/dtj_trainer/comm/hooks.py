@@ -1,9 +1,8 @@
 """Gradient compression for DistributedDataParallel on any backend.
 
 torch's own bf16 hook refuses gloo although gloo can add bf16, so this one stands beside it for both types.
+(No postponed annotations here: DDP looks at a hook's annotations as objects.)
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any

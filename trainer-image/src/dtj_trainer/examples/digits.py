@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from dtj_trainer.checkpoint.store import CheckpointConfig
+from dtj_trainer.cli import Task, guarded
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.errors import ConfigError
@@ -84,6 +85,14 @@ def measure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Mappi
     }
 
 
+def task(model: str = "mlp") -> Task:
+    """For dtj-train: `task: dtj_trainer.examples.digits:task`."""
+    if model not in MODELS:
+        raise ConfigError(f"arguments.model={model!r}: write {' or '.join(sorted(MODELS))}")
+    train, test = load()
+    return Task(model=MODELS[model](), data=train, loss=loss, validation=test, measure=measure)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="python -m dtj_trainer.examples.digits", description=(__doc__ or "").splitlines()[0])
@@ -131,4 +140,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from dtj_trainer.checkpoint.store import CheckpointConfig
+from dtj_trainer.cli import Task, guarded
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.text import VOCABULARY, TokenData, token_file
 from dtj_trainer.errors import ConfigError
@@ -25,6 +26,8 @@ from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.schedule import ScheduleConfig
 from dtj_trainer.state import StateConfig
 from dtj_trainer.trainer import Trainer
+
+DATA = Path(tempfile.gettempdir(), "dtj-stdlib")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +118,29 @@ def measure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Mappi
     }
 
 
+def task(
+    block: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    width: int = 128,
+    dropout: float = 0.0,
+    characters: int = 4_000_000,
+    data: str | None = None,
+) -> Task:
+    """For dtj-train: `task: dtj_trainer.examples.gpt:task`. `data`: folder of the token file."""
+    path = token_file(Path(data or DATA) / f"tokens-{characters}.bin", characters)
+    model = Gpt(GptConfig(block=block, layers=layers, heads=heads, width=width, dropout=dropout))
+    return Task(
+        model=model,
+        data=TokenData(path, block, stop=0.98),
+        loss=loss,
+        validation=TokenData(path, block, start=0.98),
+        measure=measure,
+        tokens_per_sample=block,
+        flops_per_sample=model.flops_per_token() * block,
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(prog="python -m dtj_trainer.examples.gpt", description=(__doc__ or "").splitlines()[0])
@@ -127,7 +153,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--characters", type=int, default=4_000_000, help="how much of the standard library to read")
-    p.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "dtj-stdlib"), help="folder of the token file")
+    p.add_argument("--data", type=Path, default=DATA, help="folder of the token file")
     p.add_argument("--log-every", type=int, default=10, metavar="STEPS")
     p.add_argument("--checkpoint-dir", type=Path, help="default: DTJ_CHECKPOINT_DIR; without either nothing is saved")
     p.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50")
@@ -139,7 +165,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains, prints `final step=… loss=… accuracy=…` on rank 0."""
     args = parser().parse_args(argv)
     torch.manual_seed(args.seed)
-    path = token_file(args.data / f"tokens-{args.characters}.bin", args.characters)
+    what = task(
+        block=args.block,
+        layers=args.layers,
+        heads=args.heads,
+        width=args.width,
+        characters=args.characters,
+        data=str(args.data),
+    )
     config = TrainerConfig(
         steps=args.steps,
         global_batch_size=args.batch_size,
@@ -152,14 +185,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             checkpoint=CheckpointConfig(directory=args.checkpoint_dir, every_steps=args.checkpoint_every),
         ),
     )
-    model = Gpt(GptConfig(block=args.block, layers=args.layers, heads=args.heads, width=args.width))
     with Trainer(config) as trainer:
         result = trainer.fit(
-            model,
-            TokenData(path, args.block, stop=0.98),
-            loss=loss,
-            validation=TokenData(path, args.block, start=0.98),
-            measure=measure,
+            what.model,
+            what.data,
+            loss=what.loss,
+            validation=what.validation,
+            measure=what.measure,
+            tokens_per_sample=what.tokens_per_sample,
+            flops_per_sample=what.flops_per_sample,
             after_step=lambda _: time.sleep(args.step_time_ms / 1000),
         )
         if trainer.group.rank == 0:
@@ -168,4 +202,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(guarded(main))

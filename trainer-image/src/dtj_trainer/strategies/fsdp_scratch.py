@@ -68,7 +68,7 @@ class Unit:
             return
         self.full.untyped_storage().resize_(self.padded * self.full.element_size())
         mine = self.shard.detach().to(self.full.device)
-        self._gathering = dist.all_gather_into_tensor(self.full, mine, async_op=True)
+        self._gathering = dist.all_gather_single(self.full, mine, async_op=True)
 
     def wait(self) -> None:
         """The whole weights are here."""
@@ -100,7 +100,7 @@ class Unit:
             return
         self.gradient.div_(self._world_size)
         mine = torch.empty(self.padded // self._world_size, dtype=self.full.dtype, device=self.full.device)
-        work = dist.reduce_scatter_tensor(mine, self.gradient, async_op=True)
+        work = dist.reduce_scatter_single(mine, self.gradient, async_op=True)
         if work is None:
             raise RuntimeError("reduce_scatter(async_op=True) gave no handle: this rank is not in the group")
         self._scattering = (work, mine)
@@ -119,7 +119,7 @@ class Unit:
     def whole(self, part: torch.Tensor) -> dict[str, torch.Tensor]:
         """A tensor sharded like the weights (the weights, or a moment of the optimizer), whole and by parameter name."""
         flat = torch.empty(self.padded, dtype=part.dtype, device=self.full.device)
-        dist.all_gather_into_tensor(flat, part.detach().to(self.full.device))
+        dist.all_gather_single(flat, part.detach().to(self.full.device))
         return dict(zip(self.names, views_of(flat, self.parameters), strict=True))
 
     def part(self, whole: Tree, rank: int) -> torch.Tensor:
@@ -161,12 +161,17 @@ class ScratchFsdpModel(nn.Module):
             unit.wait()
             self._fetch(number + 1)
 
-        def after_forward(*_: Any) -> None:
+        def after_forward(_: nn.Module, __: Any, output: Any) -> None:
+            for tensor in output if isinstance(output, tuple) else (output,):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    # Its gradient comes just before the unit's own backward.
+                    tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+                    break
             in_backward = torch._C._current_graph_task_id() != -1  # recomputation of activations
             if not is_root and not in_backward:
                 unit.free()
 
-        def before_backward(*_: Any) -> None:
+        def before_backward(_: torch.Tensor) -> None:
             unit.wait()
             unit.begin_backward()
             self._fetch(number - 1)
@@ -181,7 +186,6 @@ class ScratchFsdpModel(nn.Module):
 
         place.register_forward_pre_hook(before_forward)
         place.register_forward_hook(after_forward)
-        place.register_full_backward_pre_hook(before_backward)
         for parameter in unit.parameters:
             on_gradient(parameter, arrived)
 

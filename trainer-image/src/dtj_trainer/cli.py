@@ -1,0 +1,129 @@
+"""`dtj-train --config train.yaml [--field value …]`, and `dtj-train export`.
+
+A train.yaml names a task, a function that gives model, data and loss, and beside it the fields of TrainerConfig:
+
+    task: dtj_trainer.examples.digits:task
+    arguments: {model: cnn}
+    epochs: 10
+    optimizer: {lr: 0.003}
+    strategy: fsdp
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dtj_agent import names
+from dtj_trainer.checkpoint.export import export
+from dtj_trainer.config import TrainerConfig
+from dtj_trainer.data.loader import StreamData
+from dtj_trainer.errors import CheckpointInvalid, ConfigError, RankMismatch
+from dtj_trainer.load import build, override, read_yaml
+from dtj_trainer.trainer import Data, Loss, Measure, Trainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is trained on what: the arguments of Trainer.fit."""
+
+    model: nn.Module
+    data: Data | StreamData
+    loss: Loss
+    validation: Data | None = None
+    measure: Measure | None = None
+    flops_per_sample: float | None = None
+    tokens_per_sample: int | None = None
+
+
+def find_task(spelled: object) -> Callable[..., Task]:
+    """The function that `task: module:function` names."""
+    module, colon, function = str(spelled).partition(":")
+    if not colon:
+        raise ConfigError(f"task={spelled!r}: write module:function, such as dtj_trainer.examples.digits:task")
+    try:
+        found: Callable[..., Task] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"task={spelled!r}: {e}") from e
+    return found
+
+
+def train(config_file: Path, flags: Sequence[str]) -> int:
+    """Trains as the file says. Raises ConfigError before the first collective if a field is wrong."""
+    import torch
+
+    tree = read_yaml(config_file)
+    override(tree, flags)
+    function = find_task(tree.pop("task", None))
+    arguments: Any = tree.pop("arguments", {})
+    config = build(TrainerConfig, tree)
+    torch.manual_seed(config.seed)  # all ranks build the same model
+    try:
+        task = function(**arguments)
+    except TypeError as e:
+        raise ConfigError(f"arguments={arguments!r}: {e}") from e
+    with Trainer(config) as trainer:
+        result = trainer.fit(
+            task.model,
+            task.data,
+            loss=task.loss,
+            validation=task.validation,
+            measure=task.measure,
+            flops_per_sample=task.flops_per_sample,
+            tokens_per_sample=task.tokens_per_sample,
+        )
+        if trainer.group.rank == 0:
+            measured = "".join(f" {k}={v!r}" for k, v in result.validation.items() if k != "loss")
+            sys.stdout.write(f"final step={result.step} loss={result.loss!r}{measured}\n")
+    return 0
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Runs `main`; an error that a restart can't cure ends with the exit code that tells the agent so, and one line."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        return main()
+    except (ConfigError, RankMismatch, CheckpointInvalid) as e:
+        sys.stderr.write(f"{type(e).__name__}: {e}\n")
+        return names.EXIT_NO_RESTART
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Exit codes: 0 done, 143 stopped by SIGTERM after a save, 93 a wrong config, else an error."""
+    parser = argparse.ArgumentParser(prog="dtj-train", description="Train as a YAML file says; --field value overrides it.")
+    parser.add_argument("--config", type=Path, metavar="train.yaml")
+    parser.add_argument("command", nargs="?", choices=["export"], help="a checkpoint's model as one file")
+    parser.add_argument("checkpoint", nargs="?", type=Path, help="step folder, or a job's folder for its newest")
+    parser.add_argument("out", nargs="?", type=Path, help="ends in .safetensors, .pt or .pth")
+    parser.add_argument("--part", default="model", help="what to export: model, ema")
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["export"]:
+        args = parser.parse_args(given)
+        if args.out is None:
+            parser.error("export CHECKPOINT OUT")
+        return guarded(lambda: _export(args.checkpoint, args.out, args.part))
+    own = argparse.ArgumentParser(prog="dtj-train", add_help=False)
+    own.add_argument("--config", type=Path)
+    known, flags = own.parse_known_args(given)
+    if known.config is None or {"-h", "--help"} & set(flags):
+        parser.parse_args(["--help"] if flags else given)
+        parser.error("--config train.yaml is needed")
+    return guarded(lambda: train(known.config, flags))
+
+
+def _export(checkpoint: Path, out: Path, part: str) -> int:
+    count = export(checkpoint, out, part=part)
+    sys.stdout.write(f"{count} tensors written to {out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

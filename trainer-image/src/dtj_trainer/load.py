@@ -1,0 +1,122 @@
+"""A config from a YAML file and flags: `--optimizer.lr 0.01` sets what the file calls `optimizer: {lr: …}`."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+import yaml
+
+from dtj_trainer.errors import ConfigError
+from dtj_trainer.strategies import KINDS
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file as a mapping. Raises ConfigError that says where it is no YAML."""
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except OSError as e:
+        raise ConfigError(f"{path}: {e.strerror}") from None
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(e).split())}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: write a mapping of fields, such as epochs: 10")
+    return tree
+
+
+def override(tree: dict[str, Any], flags: Sequence[str]) -> None:
+    """Sets dotted flags (`--a.b value` or `--a.b=value`) in the tree; values are read as YAML."""
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise ConfigError(f"{flag!r}: write --field value, such as --optimizer.lr 0.01")
+        name, given, text = flag[2:].partition("=")
+        if not given:
+            if not rest:
+                raise ConfigError(f"{flag}: a value must follow")
+            text = rest.pop(0)
+        *path, last = name.replace("-", "_").split(".")
+        at = tree
+        for key in path:
+            if not isinstance(at.get(key), dict):
+                at[key] = {"kind": at[key]} if isinstance(at.get(key), str) else {}  # strategy: fsdp, then --strategy.x
+            at = at[key]
+        at[last] = yaml.safe_load(text)
+
+
+def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
+    """A config dataclass from a mapping. Raises ConfigError that names the field and says what to write."""
+    hints = get_type_hints(cls)
+    known = [f.name for f in fields(cls) if f.init]
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"fields are {', '.join(known)}"
+            raise ConfigError(f"{path}{key}: no such field; {hint}")
+        values[key] = convert(hints[key], value, f"{path}{key}")
+    return cls(**values)
+
+
+def convert(wanted: Any, value: Any, name: str) -> Any:
+    """`value` as the type that a field wants."""
+    if get_origin(wanted) in (Union, types.UnionType):
+        options = get_args(wanted)
+        if value is None and type(None) in options:
+            return None
+        if set(KINDS.values()) <= set(options):
+            return _strategy(value, name)
+        options = tuple(o for o in options if o is not type(None))
+        if len(options) == 1:
+            return convert(options[0], value, name)
+        for option in options:
+            try:
+                return convert(option, value, name)
+            except ConfigError:
+                continue
+        raise ConfigError(f"{name}={value!r}: write {' or '.join(_spell(o) for o in options)}")
+    if get_origin(wanted) is Literal:
+        if value not in get_args(wanted):
+            raise ConfigError(f"{name}={value!r}: write {_spell(wanted)}")
+        return value
+    if is_dataclass(wanted):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name}={value!r}: write a mapping of fields")
+        return build(cast("type[Any]", wanted), value, f"{name}.")
+    if wanted is Path and isinstance(value, str):
+        return Path(value)
+    if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if wanted is float and isinstance(value, str):  # YAML reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{name}={value!r}: write a number") from None
+    if get_origin(wanted) in (list, tuple) and isinstance(value, list):
+        inner = [a for a in get_args(wanted) if a is not ...]
+        items = [convert(inner[min(i, len(inner) - 1)], v, f"{name}[{i}]") for i, v in enumerate(value)]
+        return get_origin(wanted)(items)
+    if wanted in (int, str, bool) and type(value) is wanted:
+        return value
+    raise ConfigError(f"{name}={value!r}: write {_spell(wanted)}")
+
+
+def _strategy(value: Any, name: str) -> Any:
+    """`strategy: fsdp`, or `strategy: {kind: fsdp, cpu_offload: true}`."""
+    tree = {"kind": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
+    kind = tree.pop("kind", "ddp" if tree else None)
+    if kind not in KINDS:
+        raise ConfigError(f"{name}={value!r}: write one of {', '.join(KINDS)}, or a mapping with kind and its options")
+    return build(KINDS[kind], tree, f"{name}.")
+
+
+def _spell(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return " or ".join(str(a) for a in get_args(wanted))
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+    return names.get(wanted, str(wanted))
