@@ -54,6 +54,14 @@ def test_no_end_is_expected_in_more_than_ten_years() -> None:
     assert "eta" not in status["progress"]
 
 
+def test_an_attempt_with_nothing_left_to_do_keeps_the_loss_of_the_last_step() -> None:
+    status = merged({}, progress=at(1000, 0) | {"loss": 0.5, "metrics": {"accuracy": 0.9}})
+    status = merged(status, progress=at(1000, 60) | {"metrics": {}})
+    assert (status["progress"]["loss"], status["progress"]["metrics"]) == (0.5, {"accuracy": 0.9})
+    status = merged(status, progress=at(100, 90))
+    assert "loss" not in status["progress"], "an earlier step has another loss"
+
+
 def test_a_checkpoint_never_goes_back() -> None:
     status = merged({}, checkpoint={"step": 100, "path": "/c/step-00000100", "time": NOW})
     assert status["checkpoint"] == {"step": 100, "path": "/c/step-00000100", "time": rfc3339(NOW)}

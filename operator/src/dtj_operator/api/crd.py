@@ -65,6 +65,10 @@ def _structural(node: Any, definitions: JsonSchema) -> Any:
         node[PRESERVE] = True
     if isinstance(node.get("additionalProperties"), bool):
         del node["additionalProperties"]
+    if isinstance(node.get("additionalProperties"), dict):  # dict[str, X]
+        # Replaced as a whole: a server-side apply that takes the last key out of a granular map leaves null behind,
+        # which the schema then refuses.
+        node["x-kubernetes-map-type"] = "atomic"
     if node.get("type") == "integer":
         node["format"] = "int64"
     node.pop("title", None)

@@ -34,8 +34,10 @@ def with_goodput(status: Object, now: float) -> Object:
 
 
 def _progress(before: Object, report: Object) -> Object:
-    progress = dict(report)
     step, total = report.get("step"), report.get("totalSteps")
+    # An attempt that resumes at the last step has nothing left to do, and no loss to report: the one of that step stands.
+    same = before if step is not None and step == before.get("step") else {}
+    progress = {k: same[k] for k in ("loss", "samplesPerSecond", "metrics") if k in same} | report
     speed = _speed(before, report)
     if speed is not None:
         progress["stepsPerSecond"] = speed

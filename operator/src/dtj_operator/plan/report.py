@@ -112,7 +112,7 @@ def _clean_value(value: object, kind: str) -> object:
         if not isinstance(value, dict):
             return None
         numbers = {str(k)[:64]: _number(v) for k, v in list(value.items())[:MAX_NUMBERS]}
-        return {k: v for k, v in numbers.items() if v is not None}
+        return {k: v for k, v in numbers.items() if v is not None} or None
     number = _number(value)
     if number is None or kind == "number":
         return number
