@@ -44,7 +44,8 @@ def test_a_three_pod_job_costs_at_most_15_api_writes(undisturbed: Job, cluster: 
 
 
 def test_gpt_on_the_text_of_the_standard_library(make_job: Callable[..., Job]) -> None:
-    args = "--steps 30 --batch-size 4 --block 32 --layers 2 --width 64 --seed 3 --log-every 1 --characters 200000 --data /tmp/text".split()
+    args = ["--steps", "30", "--batch-size", "4", "--block", "32", "--layers", "2", "--width", "64", "--seed", "3"]
+    args += ["--log-every", "1", "--characters", "200000", "--data", "/tmp/text"]
     job = make_job(
         "gpt",
         replicas=2,
