@@ -18,7 +18,7 @@ venv: ## .venv from the lock file (nothing to do when it is there)
 
 .PHONY: demo
 demo: venv ## the main job with no cluster: four gloo workers, one killed on the way, recovered, Complete
-	@$(PY) -m dtj.main run examples/demo.yaml --kill worker:1@step=60
+	@$(PY) -m dtj.main run examples/demo.yaml --fresh --kill worker:1@step=150
 
 .PHONY: test
 test: lint test-fast test-controlplane test-e2e ## everything: lint, fast tests, real API server, kind
