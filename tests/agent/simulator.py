@@ -269,8 +269,12 @@ class World:
         self.say(f"pod {pod.ordinal}: the agent exits with {code}")
         if any(worker.exit_code is None for worker in pod.workers.values()):
             self.fail(f"pod {pod.ordinal}: the agent exits while workers run")
-        leaving = pod.leaving
-        self.after(0.2, pod.life_of(lambda: self.bring_back(pod, keep_disk=not leaving)))  # its last words are on their way
+
+        def gone() -> None:
+            # An outcome that a leaving pod was the first to hold stands in its status: the operator knows it from there.
+            self.bring_back(pod, keep_disk=not pod.leaving or pod.final is not None)
+
+        self.after(0.2, pod.life_of(gone))  # its last words are on their way
 
     def bring_back(self, pod: Pod, keep_disk: bool) -> None:
         pod.kill()

@@ -68,3 +68,32 @@ def test_nothing_heavy_is_imported() -> None:
     code = "import sys, dtj_agent.main; print(' '.join(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert not HEAVY & set(run.stdout.split())
+
+
+PURE = {
+    "names", "errors", "messages", "budget", "diagnose", "history", "recovery", "ledger", "evidence", "outcome", "group", "attempt",
+    "fence", "coordinator", "member", "progress", "lines", "status", "metrics", "http", "environment",
+}  # fmt: skip
+DOES_IO = {"os", "socket", "selectors", "threading", "time", "select", "sys", "shutil"}
+
+
+def imported(source: Path) -> set[str]:
+    """Names of modules that it imports; of this package without the prefix."""
+    found = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "dtj_agent":
+            found |= {"dtj_agent." + alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_a_decision_knows_neither_clocks_nor_sockets(name: str) -> None:
+    """So that the simulator can run it: pure modules import pure ones only (of env and member, the values that they define)."""
+    modules = imported(Path(dtj_agent.__file__).parent / f"{name}.py")
+    assert not modules & DOES_IO
+    ours = {module.partition(".")[2] for module in modules if module.startswith("dtj_agent.")}
+    assert ours <= PURE | {"env"}, ours - PURE
