@@ -26,7 +26,7 @@ import torch
 
 from dtj_agent import names
 from dtj_trainer.checkpoint.contents import Contents
-from dtj_trainer.checkpoint.store import CheckpointConfig, CheckpointStore, SaveResult
+from dtj_trainer.checkpoint.store import DEFAULT_EVERY_STEPS, CheckpointConfig, CheckpointStore, SaveResult
 from dtj_trainer.comm.group import Group
 from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import CheckpointError, ConfigError, LeaseLost, SinkError, Stopped
@@ -85,7 +85,7 @@ class State:
         self._config = config
         self.parts = parts
         self._progress = Progress(env.agent_socket, rank=group.rank, attempt=env.attempt)
-        self._every = config.checkpoint.every_steps or env.checkpoint_every
+        self._every = config.checkpoint.every_steps or env.checkpoint_every or DEFAULT_EVERY_STEPS
         self._store = self._open_store()
         self._record: Record | None = None
         self._latest: dict[str, float] = {}
@@ -161,12 +161,12 @@ class State:
         """What the step in hand has given. `samples`: over all ranks. A tensor is read only when the step is logged."""
         self._samples += samples
         if self.due:
-            values = {k: float(v) for k, v in metrics.items()}
+            values = {k: _number(v) for k, v in metrics.items()}
             self._record = Record(
                 step=self.step + 1,
                 total_steps=self.total,
                 attempt=self.env.attempt or 0,
-                loss=None if loss is None else float(loss),
+                loss=None if loss is None else _number(loss),
                 metrics=values,
                 per_rank=per_rank or {},
             )
@@ -208,7 +208,7 @@ class State:
         self._log(now, first)
         if self._store and (result := self._store.poll()):
             self._take(result)
-        due = bool(self._store and self._every and self.step % self._every == 0 and self.step != self.total)
+        due = bool(self._store and self.step % self._every == 0 and self.step != self.total)
         if due or self.step >= self._next_agreement:
             stop, busy = self._agree()
             if stop:
@@ -319,6 +319,10 @@ class State:
         if self.group.rank == 0:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
+
+
+def _number(value: torch.Tensor | float) -> float:
+    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
 
 
 def _on_sigterm(stop: threading.Event) -> Any:

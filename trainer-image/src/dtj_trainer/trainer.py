@@ -108,7 +108,7 @@ class Trainer:
         self.state = state = State.attach(
             config.state, self.env, group, **parts, **{k: v for k, v in optional.items() if v is not None}
         )
-        state.on_start = self.on_start
+        state.on_start = partial(self._started, early)
         if group.rank == 0:
             state.sinks += [*self._trackers(), *sinks]
         meter = Meter(
@@ -164,6 +164,12 @@ class Trainer:
         return Result(step=state.step, loss=mean_loss, validation=measured or evaluate())
 
     # --- before the first step ---------------------------------------------------------------------------------------
+
+    def _started(self, early: EarlyStop | None, state: State) -> None:
+        if early and early.over:  # it had ended, and was started again
+            state.total = state.step
+        if self.on_start:
+            self.on_start(state)
 
     def _order(self, data: Data | StreamData) -> tuple[DataOrder | StreamOrder, int]:
         """The order of samples, and the number of steps."""

@@ -37,6 +37,7 @@ from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError, LeaseLost
 
 log = logging.getLogger(__name__)
+DEFAULT_EVERY_STEPS = 50
 SHARED_FILE = "shared.pt"
 PRIVATE_FILE = "rank-%05d.pt"
 
@@ -47,6 +48,7 @@ class CheckpointConfig:
 
     directory: Path | None = None
     every_steps: int | None = None
+    """None: as the agent says, else 50."""
     asynchronous: bool = True
     """False: the training thread waits until the checkpoint is committed."""
     retries: int = 2

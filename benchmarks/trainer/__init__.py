@@ -1,0 +1,1 @@
+"""What the trainer costs beside bare torch loops: python -m benchmarks.trainer --help."""

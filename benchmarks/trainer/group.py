@@ -1,0 +1,59 @@
+"""A group of ranks on this machine, forked from one process that has imported torch; arms are interleaved inside it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.queues import SimpleQueue
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+Rows = dict[str, list[float]]
+
+
+def run(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 1800) -> Any:
+    """`work(*arguments)` on every rank, with torchrun's environment; rank 0's result."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch: one thread a rank, as under the agent
+    _context.set_forkserver_preload(["torch._dynamo", "dtj_trainer.cli", "benchmarks.trainer.group"])
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    results: SimpleQueue[Any] = _context.SimpleQueue()
+    processes = [_context.Process(target=_rank, args=(r, world, port, results, work, arguments)) for r in range(world)]
+    for p in processes:
+        p.start()
+    deadline = time.monotonic() + timeout
+    try:
+        while results.empty():
+            if time.monotonic() > deadline or any(p.exitcode not in (None, 0) for p in processes):
+                raise RuntimeError(f"the group did not finish: exit codes {[p.exitcode for p in processes]}")
+            time.sleep(0.05)
+        return results.get()
+    finally:
+        for p in processes:
+            p.join(5)
+            if p.is_alive():
+                p.kill()
+
+
+def _rank(rank: int, world: int, port: int, results: SimpleQueue[Any], work: Callable[..., Any], arguments: Any) -> None:
+    own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    os.environ.update({k: str(v) for k, v in own.items()} | {"MASTER_ADDR": "127.0.0.1"})
+    result = work(*arguments)
+    if rank == 0:
+        results.put(result)
+
+
+def table(title: str, unit: str, rows: Mapping[str, list[float]], reference: str) -> str:
+    """A Markdown table of medians and worst values, and each median beside that of `reference`."""
+    base = statistics.median(rows[reference])
+    lines = [f"### {title}", "", f"| arm | median {unit} | worst {unit} | beside {reference} | trials |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for name, values in rows.items():
+        median = statistics.median(values)
+        lines.append(f"| {name} | {median:.2f} | {max(values):.2f} | {median / base:.2f}x | {len(values)} |")
+    return "\n".join(lines) + "\n"
