@@ -137,6 +137,8 @@ class State:
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
             self._progress.linger()
+            if self._store:
+                self._store.close()
             while self.sinks:
                 self.sinks.pop().close()
 
@@ -192,8 +194,6 @@ class State:
 
     def close(self) -> None:
         """Closes the socket and the group that we made, after the last `steps`."""
-        if self._store:
-            self._store.close()
         self._progress.close()
         self.group.close()
 

@@ -7,6 +7,7 @@ torch.distributed.checkpoint over a gloo group of its own, hashes this rank's fi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -38,6 +39,7 @@ from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointSta
 
 log = logging.getLogger(__name__)
 DEFAULT_EVERY_STEPS = 50
+WRITER_NICE = 19
 SHARED_FILE = "shared.pt"
 PRIVATE_FILE = "rank-%05d.pt"
 
@@ -332,6 +334,8 @@ class _Task(Generic[T]):
     def _run(self) -> None:
         work, self._work = self._work, None
         assert work is not None
+        with contextlib.suppress(OSError):  # on Linux this is the thread's own priority: training goes first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICE)
         try:
             result = work()
         except BaseException as e:  # noqa: BLE001 - handed to whoever takes the result, nothing is swallowed
