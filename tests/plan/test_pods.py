@@ -122,6 +122,18 @@ def test_the_pod_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
     assert condition(after.status, "Restarting")["reason"] == "PodDeleted"
 
 
+def test_the_node_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
+    """Its pod still reads as running: nobody is there to say otherwise but the node controller."""
+    stored, child = started()
+    running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
+    cut_off = pod(0)
+    cut_off["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]
+    seen = Observed(stateful_set=child, service=service(), pods=(cut_off, pod(1), pod(2)))
+    after = plan(job(running.status), seen, NOW + 50, SETTINGS)
+    assert condition(after.status, "Restarting")["reason"] == "NodeLost"
+    assert "w0" in condition(after.status, "Restarting")["message"]
+
+
 def test_an_agent_that_can_not_be_asked_for_a_moment_changes_nothing() -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent())

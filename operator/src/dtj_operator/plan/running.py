@@ -33,7 +33,7 @@ def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | N
     if not ran:
         cause = blocked or Cause(Reason.RENDEZVOUS, "all pods run; their agents are about to find each other")
         return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
-    if report is None and blocked is None:
+    if report is None and blocked is None and why_lost(pods, job) is None:
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     return State(running=False, restarting=True, reason=cause.reason, message=cause.message)
