@@ -131,18 +131,19 @@ class Job:
             return []
         return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
-    def step(self) -> int:
-        return max((r["step"] for r in self.records() if "step" in r), default=0)
+    def step(self, attempt: int = 1) -> int:
+        """The last step that was done by this attempt or a later one."""
+        return max((r["step"] for r in self.records() if "loss" in r and r["attempt"] >= attempt), default=0)
 
-    def until_step(self, step: int, seconds: float = 90) -> None:
-        """Until the training itself (not the status, which is throttled) is at `step`."""
+    def until_step(self, step: int, *, attempt: int = 1, seconds: float = 120) -> None:
+        """Until the training itself (not the status, which is throttled) is at `step`, in this attempt or a later one."""
 
         def reached() -> bool:
             job = self.get()
             assert not is_true(job, "Failed"), json.dumps(job["status"], indent=1)
-            return self.step() >= step
+            return self.step(attempt) >= step
 
-        eventually(f"{self.name} at step {step}", reached, seconds)
+        eventually(f"{self.name} at step {step} of attempt {attempt}", reached, seconds)
 
     def losses(self) -> dict[int, float]:
         """The loss of each step as the last attempt that did it wrote it."""
