@@ -76,11 +76,16 @@ def answers() -> bool:
 
 
 def connect_nodes() -> None:
-    """Tell each node's containerd where localhost:PORT is."""
-    place = f"/etc/containerd/certs.d/{address()}"
-    hosts = f'[host."http://{name()}:5000"]\n'
+    """Tell each node's containerd where localhost:PORT is, and to look there first for names without a registry.
+
+    So `image: dtj-trainer:cpu`, as the examples have it, is what `make images` pushed.
+    """
+    ours = f'[host."http://{name()}:5000"]\n'
+    mirror = f'server = "https://registry-1.docker.io"\n{ours}  capabilities = ["pull", "resolve"]\n'
     for node in kind.nodes():
-        docker.execute(node, ["sh", "-ec", f"mkdir -p {place} && cat > {place}/hosts.toml"], stdin=hosts)
+        for registry, hosts in ((address(), ours), ("docker.io", mirror)):
+            place = f"/etc/containerd/certs.d/{registry}"
+            docker.execute(node, ["sh", "-ec", f"mkdir -p {place} && cat > {place}/hosts.toml"], stdin=hosts)
     # Where tools look for it (KEP-1755).
     document = f"""apiVersion: v1
 kind: ConfigMap

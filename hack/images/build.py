@@ -21,6 +21,7 @@ from hack.images.recipes import IMAGES, ROOT, STATE, Image
 # torch alone is 2.5 GB to fetch and 5 GB to unpack; the first push compresses it all.
 BUILD_TIMEOUT = 3000
 PUSH_TIMEOUT = 1200
+EXAMPLES_IMAGE = "dtj-trainer:cpu"
 MANIFESTS = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
 
 
@@ -41,11 +42,22 @@ def ensure() -> dict[str, str]:
         operator = pool.submit(_publish, [recipes.OPERATOR], base, base_id)
         others = _publish([recipes.TORCH, recipes.TRAINER], base, base_id)
         references = operator.result() | others
+    if references["trainer"] != remembered.get("trainer") or not _pushed(f"{registry.address()}/library/{EXAMPLES_IMAGE}"):
+        _name_for_examples(references["trainer"])
     STATE.parent.mkdir(exist_ok=True)
     aside = STATE.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps({"base": base, **references}, indent=1) + "\n")
     aside.replace(STATE)
     return references
+
+
+def _name_for_examples(trainer: str) -> None:
+    """Push the trainer image under the name that examples/ and the tutorial use; the nodes look for it here."""
+    alias = f"{registry.address()}/library/{EXAMPLES_IMAGE}"
+    if not docker.image_exists(trainer):
+        run(["docker", "pull", "--quiet", trainer], timeout=PUSH_TIMEOUT)
+    run(["docker", "tag", trainer, alias], timeout=20)
+    run(["docker", "push", "--quiet", alias], timeout=PUSH_TIMEOUT)
 
 
 def names() -> dict[str, str]:

@@ -27,7 +27,7 @@ def deploy() -> None:
         raise ClusterError(f"there is no cluster {kind.name()}: run `make cluster-up` first")
     references = build.ensure()
     with ThreadPoolExecutor() as pool:
-        pulls = [pool.submit(_pull, node, list(references.values())) for node in kind.nodes()[1:]]
+        pulls = [pool.submit(_pull, node, [*references.values(), build.EXAMPLES_IMAGE]) for node in kind.nodes()[1:]]
         _install(references["operator"])
         for pull in pulls:
             pull.result()
