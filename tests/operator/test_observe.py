@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -155,6 +156,7 @@ GOOD = {"uid": "u1", "phase": "Running"}
         (lambda: web.json_response({"uid": "another"}), None),
         (lambda: web.json_response([1]), None),
         (lambda: web.Response(text="{"), None),
+        (lambda: web.Response(text="[" * 100_000), None),
         (lambda: web.Response(status=401), None),
         (lambda: web.Response(status=302, headers={"Location": "/status"}), None),
         (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
@@ -184,6 +186,34 @@ def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer:
         finally:
             await agents.close()
             await runner.cleanup()
+
+    asyncio.run(test())
+
+
+def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["pods", "j-0"] = pod(0)
+    text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
+
+    async def test() -> None:
+        async def in_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text))
+            for start in range(0, len(text), 5000):
+                writer.write(text[start : start + 5000])
+                await writer.drain()
+                await asyncio.sleep(0.001)  # the pieces are to arrive one by one
+            writer.close()
+
+        server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)
+        agents = AgentClient(settings(server.sockets[0].getsockname()[1]))
+        try:
+            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
+            assert observed.agent == json.loads(text)
+        finally:
+            await agents.close()
+            server.close()
 
     asyncio.run(test())
 

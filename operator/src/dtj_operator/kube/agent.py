@@ -49,17 +49,18 @@ class AgentClient:
                 if response.status != 200:
                     logger.warning("the agent of pod %s answered %d to GET /status", pod["metadata"]["name"], response.status)
                     return None
-                # Bounded: what a pod answers is the word of a stranger.
-                text = await response.content.read(STATUS_BYTES)
-                if not response.content.at_eof():
-                    logger.warning("the agent of pod %s answers more than %d bytes", pod["metadata"]["name"], STATUS_BYTES)
-                    return None
+                text = bytearray()
+                async for part in response.content.iter_any():
+                    text += part
+                    if len(text) > STATUS_BYTES:  # what a pod answers is the word of a stranger
+                        logger.warning("the agent of pod %s answers more than %d bytes", pod["metadata"]["name"], STATUS_BYTES)
+                        return None
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
             logger.debug("the agent of pod %s can't be asked: %s", pod["metadata"]["name"], error)
             return None
         try:
             said = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             logger.warning("the agent of pod %s answers no JSON: %s", pod["metadata"]["name"], error)
             return None
         if not isinstance(said, dict) or said.get("uid") != uid:
