@@ -63,7 +63,6 @@ ENV_STATE_DIR = "DTJ_STATE_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"  # SIGTERM to SIGKILL of the workers
 ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
-ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1" in a local run: an agent never outlives the `dtj run` that started it
 # --- environment: dtj run -> agent (a pod on this machine) ----------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": the agent and its workers end if the process that started them does
 ENV_LOCAL_POD = "DTJ_LOCAL_POD"  # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup
@@ -127,6 +126,9 @@ MASTER_PORT_FLOOR = 20000  # MASTER_PORT: from here to below the kernel's epheme
 # --- exit codes ------------------------------------------------------------------------------------------------------
 EXIT_NO_RESTART = 93  # a worker's own word that a restart is of no use (as in nvidia-resiliency-ext's launcher)
 EXIT_TERMINATED = 143  # the agent, ended by SIGTERM before there was an outcome
+
+# --- recoveries ------------------------------------------------------------------------------------------------------
+RECOVERY_PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")  # keys of `seconds`, as they follow
 
 # --- conditions ------------------------------------------------------------------------------------------------------
 COMPLETE = "Complete"

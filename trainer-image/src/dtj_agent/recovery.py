@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 from dtj_agent.messages import Now
+from dtj_agent.names import RECOVERY_PHASES as PHASES
 
 IN_PLACE, POD = "InPlace", "Pod"
-PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")
 
 
 class Recovery:

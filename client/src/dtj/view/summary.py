@@ -11,7 +11,6 @@ from dtj_agent import names
 from dtj_operator.plan.model import Object
 
 MORE_METRICS = 4
-PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")
 
 
 def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path | None) -> list[str]:
@@ -51,7 +50,7 @@ def _quality(metrics: dict[str, float]) -> list[tuple[str, float]]:
 
 def _recovery(one: dict[str, Any]) -> list[str]:
     spent = one.get("seconds") or {}
-    phases = ", ".join(f"{phase} {spent[phase]:.2f}" for phase in PHASES if spent.get(phase) is not None)
+    phases = ", ".join(f"{phase} {spent[phase]:.2f}" for phase in names.RECOVERY_PHASES if spent.get(phase) is not None)
     lost = one.get("lostSteps")
     back = f"{lost} steps done again, from step {one.get('resumedStep')}" if lost is not None else "no step was reported since"
     return [

@@ -6,7 +6,6 @@ were not there, so nothing from a pod can make a status that the API server refu
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ FAILURE: Shape = {
 }  # fmt: skip
 RECOVERY: Shape = {
     "attempt": "int", "kind": "word", "reason": "word", "counted": "bool", "time": "time", "lastStep": "int",
-    "resumedStep": "int", "lostSteps": "int", "seconds": "numbers",
+    "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
 }  # fmt: skip
 PROGRESS: Shape = {
     "step": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number", "metrics": "numbers", "time": "time",
@@ -34,7 +33,8 @@ RESTARTS: Shape = {"inPlace": "int", "pod": "int", "counted": "int"}
 
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 MAX_INT = 2**53  # JSON numbers beyond it lose digits on the way
-MAX_TIME = 253402300799  # the year 9999: RFC 3339 has four digits
+MAX_NUMBER = 1e300  # sums of a few stay finite; an int may be longer than any float
+MAX_TIME = 4102444800  # the year 2100, which leaves room for an expected end: RFC 3339 has four digits for the year
 MAX_NUMBERS = 32
 
 
@@ -108,6 +108,8 @@ def _clean_value(value: object, kind: str) -> object:
         return value if isinstance(value, str) and WORD.fullmatch(value) else None
     if kind == "bool":
         return value if isinstance(value, bool) else None
+    if kind == "phases":
+        return clean(value, dict.fromkeys(names.RECOVERY_PHASES, "number")) or None
     if kind == "numbers":
         if not isinstance(value, dict):
             return None
@@ -122,6 +124,6 @@ def _clean_value(value: object, kind: str) -> object:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if abs(value) <= MAX_NUMBER else None  # neither infinite nor NaN
