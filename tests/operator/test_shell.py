@@ -143,7 +143,7 @@ def test_series_that_alerts_are_written_on_are_there_from_the_start() -> None:
 def test_what_a_status_write_says_for_the_first_time_is_counted_and_never_again() -> None:
     metrics = Metrics("1")
     failed = {"type": "Failed", "status": "True", "reason": "RestartBudgetSpent"}
-    begun = {"attempt": 2, "kind": "Pod", "reason": "NodeLost", "seconds": {"detect": 1.0}}
+    begun = {"attempt": 2, "kind": "Pod", "reason": "NodeLost", "seconds": {"detect": 1.0, "load": 0.0}}
     over = begun | {"lostSteps": 20, "seconds": {"detect": 1.0, "load": 3.0}}
     history: list[Any] = [
         {},
@@ -162,8 +162,18 @@ def test_what_a_status_write_says_for_the_first_time_is_counted_and_never_again(
     assert found["dtj_job_restart_reasons_total{kind=Pod,reason=NodeLost}"] == 1
     assert found["dtj_job_lost_steps_total"] == 20
     assert found["dtj_job_recovery_seconds_count{phase=detect}"] == 1
+    assert found["dtj_job_recovery_seconds_count{phase=load}"] == 1
     assert found["dtj_job_recovery_seconds_sum{phase=load}"] == 3
     assert found["dtj_jobs_finished_total{reason=RestartBudgetSpent,result=Failed}"] == 1
+
+
+def test_no_word_of_a_pod_is_a_label() -> None:
+    metrics = Metrics("1")
+    recovery = {"attempt": 2, "kind": "mine", "reason": "MyReason", "seconds": {"mySeconds": 1.0}}
+    end = {"type": "Failed", "status": "True", "reason": "MyEnd"}
+    metrics.status_written({}, {"recoveries": [recovery], "conditions": [end]})
+    assert not [series for series in samples(metrics) if "my" in series.lower()]
+    assert samples(metrics)["dtj_jobs_finished_total{reason=Other,result=Failed}"] == 1
 
 
 def test_jobs_are_counted_by_phase_and_a_list_heals_what_was_missed() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dtj_agent import names
 from dtj_operator.plan import plan, restarts
 from dtj_operator.plan.model import Observed, Plan
 from dtj_operator.plan.report import Report, from_agent
@@ -114,6 +115,16 @@ def test_the_cost_of_a_recovery_is_written_once_it_is_known() -> None:
     status_2 = look(job(status), child, 2, attempt=2, recoveries=[{"attempt": 2, "seconds": {"stop": 0.1, "load": 1.0}}]).status
     assert status_2 == status
     cost = {"stop": 0.1, "load": 1.0, "firstStep": 0.2}
+    assert look(job(status), child, 3, attempt=2, recoveries=[{"attempt": 2, "seconds": cost}]).status["recoveries"] == [
+        {"attempt": 2, "seconds": cost}
+    ]
+
+
+def test_a_phase_of_0_seconds_is_not_known_yet() -> None:
+    stored, child = started()
+    begun = dict.fromkeys(names.RECOVERY_PHASES, 0.0) | {"stop": 0.1}
+    status = look(stored, child, 1, attempt=2, recoveries=[{"attempt": 2, "seconds": begun}]).status
+    cost = begun | {"load": 1.0, "firstStep": 0.2}
     assert look(job(status), child, 3, attempt=2, recoveries=[{"attempt": 2, "seconds": cost}]).status["recoveries"] == [
         {"attempt": 2, "seconds": cost}
     ]

@@ -19,7 +19,8 @@ from dtj_operator.plan.model import Object
 PHASES = (names.PENDING, names.RUNNING, names.RESTARTING, names.SUSPENDED, names.COMPLETE, names.FAILED)
 RESULTS = ("success", "requeue", "error", "bug", "gone")
 KINDS = {"inPlace": "InPlace", "pod": "Pod"}
-RECOVERY_PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")
+REASONS = {value for name, value in vars(names.Reason).items() if name.isupper()}
+OTHER = "Other"  # a reason from a pod that is none of ours
 
 _FAST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _RECOVERY = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
@@ -73,7 +74,7 @@ class Metrics:
             self.jobs.labels(phase)
         for kind in KINDS.values():
             self.restarts.labels(kind)
-        for part in RECOVERY_PHASES:
+        for part in names.RECOVERY_PHASES:
             self.recovery_seconds.labels(part)
         self.finished.labels(names.COMPLETE, names.Reason.SUCCEEDED)
         for reason in (names.Reason.RESTART_BUDGET_SPENT, names.Reason.DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
@@ -130,7 +131,7 @@ class Metrics:
         for end in (names.COMPLETE, names.FAILED):
             was, now = true_condition(before, end), true_condition(after, end)
             if now is not None and was is None:
-                self.finished.labels(end, now.get("reason", "")).inc()
+                self.finished.labels(end, _reason(now)).inc()
         for key, kind in KINDS.items():
             more = after.get("restarts", {}).get(key, 0) - before.get("restarts", {}).get(key, 0)
             if more > 0:
@@ -142,12 +143,21 @@ class Metrics:
     def _recovery(self, before: Object, after: Object) -> None:
         """A recovery is told of when it begins, and its parts as they become known: each is counted once."""
         if not before:
-            self.restart_reasons.labels(after.get("kind", ""), after.get("reason", "")).inc()
+            kind = after.get("kind")
+            self.restart_reasons.labels(kind if kind in KINDS.values() else OTHER, _reason(after)).inc()
         if after.get("lostSteps") is not None and before.get("lostSteps") is None:
             self.lost_steps.inc(max(0, after["lostSteps"]))
-        for part, seconds in after.get("seconds", {}).items():
-            if part not in before.get("seconds", {}):
+        for part in names.RECOVERY_PHASES:
+            # 0 until it is known, as the agents report it.
+            seconds = after.get("seconds", {}).get(part, 0)
+            if seconds > 0 and not before.get("seconds", {}).get(part):
                 self.recovery_seconds.labels(part).observe(seconds)
+
+
+def _reason(said: Object) -> str:
+    """As a label: a pod's word, so of our list or none."""
+    reason = str(said.get("reason"))
+    return reason if reason in REASONS else OTHER
 
 
 def true_condition(status: Object, kind: str) -> Object | None:

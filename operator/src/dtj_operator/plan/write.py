@@ -50,7 +50,9 @@ def urgent(status: Object) -> Object:
         "restarts": (status.get("restarts") or {}).get("total", 0),
         "failures": [(f.get("attempt"), f.get("ordinal"), f.get("rank")) for f in status.get("failures") or ()],
         # Once when it is known and once when its cost is.
-        "recoveries": [(r.get("attempt"), "firstStep" in (r.get("seconds") or {})) for r in status.get("recoveries") or ()],
+        "recoveries": [
+            (r.get("attempt"), bool((r.get("seconds") or {}).get("firstStep"))) for r in status.get("recoveries") or ()
+        ],
         "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
         "events": (status.get("agent") or {}).get("eventTime"),
     }
