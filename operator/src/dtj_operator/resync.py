@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dtj_operator import errors
-from dtj_operator.handlers import Watches
+from dtj_operator.handlers import Watches, job_digest
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observe import Key, Observer
 from dtj_operator.kube.resources import JOB, job_key
@@ -56,23 +56,18 @@ class Resync:
         while True:
             try:
                 jobs = await self.once()
+                untold = self._watches.untold(jobs)
+                await asyncio.sleep(self._told_seconds)
+                self._judge(await self._still_so(untold & self._watches.untold(jobs)))
             except errors.KubeError as error:
                 logger.warning("jobs could not be listed, again in %g s: %s", RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            untold = self._watches.untold(jobs)
-            await asyncio.sleep(self._told_seconds)
-            self._judge(untold & self._watches.untold(jobs))
             await asyncio.sleep(max(0.0, self._seconds * self._uniform(2 / 3, 4 / 3) - self._told_seconds))
 
     async def once(self) -> list[Object]:
         """List all jobs and put them into the queue, spread over a tenth of the time between two resyncs."""
-        jobs: list[Object] = []
-        for namespace in self._namespaces:
-            try:
-                jobs += await self._client.list(JOB, namespace)
-            except errors.NotFound as error:
-                raise errors.NotServed(f"{JOB.plural} are no longer served: the CRD was deleted") from error
+        jobs = await self._list()
         keys = [job_key(job) for job in jobs]
         self._observer.keep(keys)
         self._watches.keep(jobs)
@@ -83,6 +78,19 @@ class Resync:
             self._queue.add_after(key, self._uniform(0, self._seconds / 10) if self.listed else 0)
         self.listed = True
         return jobs
+
+    async def _list(self) -> list[Object]:
+        jobs: list[Object] = []
+        for namespace in self._namespaces:
+            try:
+                jobs += await self._client.list(JOB, namespace)
+            except errors.NotFound as error:
+                raise errors.NotServed(f"{JOB.plural} are no longer served: the CRD was deleted") from error
+        return jobs
+
+    async def _still_so(self, missed: set[tuple[Key, str]]) -> set[tuple[Key, str]]:
+        """Without the jobs that have changed since, or are gone: of those a watch told something newer, or will."""
+        return missed & {(job_key(job), job_digest(job)) for job in await self._list()} if missed else missed
 
     def _judge(self, missed: set[tuple[Key, str]]) -> None:
         self.stale = bool(missed)
