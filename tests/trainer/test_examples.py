@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dtj_trainer.data import text
-from tests.trainer.ranks import finished, ranks
+from tests.trainer.ranks import finished, history, ranks
 from tests.trainer.work import PLAIN, plain
 
 pytestmark = pytest.mark.torch
@@ -18,10 +18,17 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize(("model", "epochs"), [("mlp", "30"), ("cnn", "8")])
 def test_the_digits_are_learned_to_95_percent_by_two_ranks(tmp_path: Path, model: str, epochs: str) -> None:
-    output = finished(2, ["dtj_trainer.examples.digits", "--model", model, "--epochs", epochs], tmp_path)
+    command = ["dtj_trainer.examples.digits", "--model", model, "--epochs", epochs]
+    output = finished(2, [*command, "--checkpoint-dir", str(tmp_path / "c")], tmp_path)
     final = re.search(r"^final step=(\d+) loss=\S+ accuracy=(\S+)$", output, re.M)
     assert final, output
     assert float(final[2]) >= 0.95
+    last = history(tmp_path / "c")[-1]
+    assert last.keys() >= {"loss", "lr", "validation_accuracy", "samples_per_second", "imbalance", "memory_bytes", "overlap"}
+    parts = {f"{p}_seconds" for p in ("step", "data", "compute", "checkpoint")}
+    assert last.keys() >= parts | {"communication_seconds", "communication_share"}
+    assert {k: len(v) for k, v in last["per_rank"].items()} == dict.fromkeys(parts, 2)
+    assert last["data_seconds"] + last["compute_seconds"] <= last["step_seconds"]
 
 
 def test_a_small_gpt_learns_from_the_standard_library(tmp_path: Path) -> None:

@@ -85,6 +85,15 @@ def test_a_torn_newest_checkpoint_is_reported_put_aside_and_the_one_before_it_ta
     losses(directory)
 
 
+def test_a_checkpoint_of_another_model_is_refused_for_good_with_what_to_do(tmp_path: Path) -> None:
+    directory = str(tmp_path / "checkpoints")
+    finished(2, [*DIGITS, "--checkpoint-dir", directory], tmp_path)
+    with ranks(2, [*DIGITS, "--checkpoint-dir", directory, "--model", "cnn"], tmp_path) as group:
+        assert group.wait() == [93, 93]
+    assert "does not fit this model and optimizer" in group.output()
+    assert "start in a new checkpoint folder" in group.output()
+
+
 def test_an_attempt_whose_lease_is_taken_commits_nothing_and_leaves(tmp_path: Path) -> None:
     directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
     directory.mkdir()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from dtj_trainer.errors import SinkError
 from dtj_trainer.progress import Progress
-from dtj_trainer.telemetry.record import JsonLines, Record
+from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 from tests.trainer.ranks import AgentSocket
 
@@ -34,6 +36,22 @@ def test_json_lines_keep_every_bit_of_a_loss_and_a_torn_line_of_a_killed_writer_
     assert json.loads(first)["loss"] == 0.1 + 0.2
     assert torn == '{"step": 2, "lo'
     assert json.loads(last)["per_rank"] == {"step_seconds": [1.0, 2.0]}
+
+
+class Screen(io.StringIO):
+    """A terminal that remembers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("out", "expected"), [(io.StringIO(), "step=5 loss=0.30000000000000004 lr=0.5\n"), (Screen(), "\r")])
+def test_a_log_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, expected: str) -> None:
+    monkeypatch.setattr(sys, "stdout", out)
+    Console().write(record(5))
+    assert out.getvalue().startswith(expected)
+    assert ("██████████··········" in out.getvalue()) == out.isatty()
+    assert "attempt" not in out.getvalue()
 
 
 def test_tensorboard_gets_every_finite_number(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.precision import PrecisionConfig
 from dtj_trainer.state import State, StateConfig
-from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig
+from dtj_trainer.strategies import AutoConfig, DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig
 from dtj_trainer.strategies.ddp_scratch import ScratchDdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
@@ -208,6 +208,7 @@ def features(out: str) -> None:
         "fp16 fsdp": {"precision": PrecisionConfig(dtype="fp16", **half), "strategy": FsdpConfig()},
         "bf16 weights fsdp": {"strategy": FsdpConfig(param_dtype="bf16")},
         "bf16 hook": {"strategy": DdpConfig(comm_hook="bf16")},
+        "auto strategy": {"strategy": AutoConfig()},
         "ema": {"ema_decay": 0.5},
         "overflow": {"precision": PrecisionConfig(dtype="fp16", initial_scale=2.0**60), "steps": 3},
     }

@@ -43,7 +43,7 @@ class StateConfig:
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_every_steps: int = 10
-    agree_seconds: float = 0.1
+    agree_seconds: float = 0.5
     """About how often the ranks tell each other whether one was asked to stop."""
     collective_timeout_seconds: float = 600.0
 

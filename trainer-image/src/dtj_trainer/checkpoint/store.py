@@ -262,8 +262,8 @@ class CheckpointStore:
     def load(self, contents: Contents) -> Checkpoint | None:
         """The newest valid checkpoint, read into `contents`; None if there is none.
 
-        A torn one is reported, put aside and the one before it taken. Raises CheckpointError if what is in a valid one
-        does not fit the model.
+        A torn one is reported, put aside and the one before it taken. Raises ConfigError if what is in a valid one does
+        not fit the model, CheckpointError if the volume can't be read.
         """
         if self._group.rank == 0 and self.directory.is_dir():
             folder.sweep(self.directory, self._attempt or 0)
@@ -276,7 +276,12 @@ class CheckpointStore:
         try:
             load(tree, storage_reader=FileSystemReader(checkpoint.path), process_group=self._group.checkpoint)
         except (CheckpointException, RuntimeError, ValueError) as e:
-            raise CheckpointError(f"{checkpoint.path} does not fit this model or optimizer: {_reason(e)}") from e
+            if isinstance(_first(e), OSError):
+                raise CheckpointError(f"{checkpoint.path} could not be read: {_reason(e)}") from e
+            raise ConfigError(
+                f"{checkpoint.path} does not fit this model and optimizer ({_reason(e)}): "
+                "set them back, or start in a new checkpoint folder"
+            ) from e
         contents.load_sharded(tree)
         contents.load_shared(shared["parts"])
         if checkpoint.manifest.world_size == self._group.world_size:
@@ -385,7 +390,11 @@ def _free(directory: Path) -> str:
 
 def _reason(error: BaseException) -> str:
     """One line; of torch's CheckpointException, which holds one error a rank, the first."""
+    first = _first(error)
+    return f"{type(first).__name__}: {first}".splitlines()[0]
+
+
+def _first(error: BaseException) -> BaseException:
     if isinstance(error, CheckpointException):
-        first, _ = next(iter(error.failures.values()))
-        return _reason(first)
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        return next(iter(error.failures.values()))[0]
+    return error

@@ -63,11 +63,6 @@ class Group:
             owns_default=owns,
         )
 
-    def mean(self, *values: torch.Tensor | float) -> list[float]:
-        """The mean of each value over all ranks, added up in rank order, so the same on every run (float64)."""
-        mine = torch.tensor([float(v) for v in values], dtype=torch.float64)
-        return (self.gather(mine).sum(0) / self.world_size).tolist()
-
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """One CPU row per rank, in rank order: shape (world_size, *row.shape)."""
         if self.world_size == 1:

@@ -71,7 +71,9 @@ class Fsdp:
             mesh = init_device_mesh(kind, (group.world_size // size, size), mesh_dim_names=("replicate", "shard"))
         else:
             mesh = init_device_mesh(kind, (group.world_size,))
-        precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.param_dtype], reduce_dtype=DTYPES[config.reduce_dtype])
+        precision = MixedPrecisionPolicy()
+        if (config.param_dtype, config.reduce_dtype) != ("fp32", "fp32"):  # named types cost casts even where they change nothing
+            precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.param_dtype], reduce_dtype=DTYPES[config.reduce_dtype])
         offload = CPUOffloadPolicy(pin_memory=kind == "cuda") if config.cpu_offload else OffloadPolicy()
         if not config.cpu_offload:
             model = model.to(group.device)
