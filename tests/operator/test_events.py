@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from dtj_operator import errors
 from dtj_operator.events import BURST, EventRecorder, event_name
 from dtj_operator.plan.model import Event
@@ -96,7 +98,9 @@ def test_an_event_that_can_not_be_written_fails_nothing_and_the_next_is_tried() 
     assert [verb for verb, _, _ in client.calls] == ["create", "create"]
 
 
-def test_a_long_note_is_cut_at_what_the_api_takes() -> None:
+@pytest.mark.parametrize(("message", "length"), [("x" * 5000, 1024), ("\u6b65" * 1000, 341), ("\ud800", 1)])
+def test_a_note_is_cut_at_the_bytes_that_the_api_takes(message: str, length: int) -> None:
     client = FakeClient()
-    asyncio.run(recorder(client, Clock()).record(job(), Event(type="Normal", reason="R", message="x" * 5000)))
-    assert len(client.bodies[0]["note"]) == 1024
+    asyncio.run(recorder(client, Clock()).record(job(), Event(type="Normal", reason="R", message=message)))
+    assert len(client.bodies[0]["note"]) == length
+    assert len(client.bodies[0]["note"].encode()) <= 1024

@@ -26,7 +26,7 @@ BURST = 20.0
 REFILL_SECONDS = 60.0  # one more event of a job each minute
 SERIES_SECONDS = 60.0  # a repetition is written no more often; those between are in the next one's count
 REMEMBERED = 4096
-NOTE_CHARACTERS = 1024  # the API's limit
+NOTE_BYTES = 1024  # the API's limit: it says characters and counts bytes
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class EventRecorder:
             "type": event.type,
             "reason": event.reason,
             "action": event.reason,
-            "note": event.message[:NOTE_CHARACTERS],
+            "note": event.message.encode(errors="replace")[:NOTE_BYTES].decode(errors="ignore"),
             "reportingController": names.GROUP + "/" + names.MANAGER,
             "reportingInstance": self._instance,
             "regarding": {
@@ -147,7 +147,7 @@ def _remember(memory: OrderedDict[str, T], key: str, value: T) -> T:
 def event_name(job: Object, event: Event) -> str:
     """The same for the same event of the same job, from whichever operator process: so a repetition finds the first."""
     said = "\0".join((job["metadata"]["uid"], event.type, event.reason, event.message))
-    return f"{job['metadata']['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+    return f"{job['metadata']['name']}.{hashlib.sha256(said.encode(errors="replace")).hexdigest()[:16]}"
 
 
 def micro_time(seconds: float) -> str:

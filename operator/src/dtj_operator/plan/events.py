@@ -20,7 +20,7 @@ PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
     Reason.AGENT_CRASHED, Reason.CHILD_CONFLICT,
 }  # fmt: skip
-MESSAGE_LENGTH = 1000  # the API server's limit of an event's note is 1024
+MESSAGE_LENGTH = 1000  # characters; the recorder cuts at the bytes that the API server takes
 
 
 def of_end(ending: Ending) -> tuple[Event, ...]:
