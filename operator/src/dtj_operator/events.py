@@ -147,7 +147,7 @@ def _remember(memory: OrderedDict[str, T], key: str, value: T) -> T:
 def event_name(job: Object, event: Event) -> str:
     """The same for the same event of the same job, from whichever operator process: so a repetition finds the first."""
     said = "\0".join((job["metadata"]["uid"], event.type, event.reason, event.message))
-    return f"{job['metadata']['name']}.{hashlib.sha256(said.encode(errors="replace")).hexdigest()[:16]}"
+    return f"{job['metadata']['name']}.{hashlib.sha256(said.encode(errors='replace')).hexdigest()[:16]}"
 
 
 def micro_time(seconds: float) -> str:
