@@ -312,6 +312,29 @@ def test_a_second_agent_of_an_ordinal_is_refused_while_the_first_is_heard_of() -
     assert (bench.closed, bench.coordinator.phase) == ([11, 1], "Stopping")
 
 
+def test_an_agent_that_has_seen_a_later_attempt_than_this_coordinator_started_is_refused() -> None:
+    """Another coordinator has started that one: it has replaced this one."""
+    bench = Bench(2).running()
+    bench.leave(1)
+    bench.join(1, generation=1, attempt=2)
+    assert bench.closed == [11]
+    bench.join(1, generation=2, attempt=1)
+    assert bench.closed == [11]
+
+
+def test_an_attempt_is_numbered_anew_if_one_who_joins_while_its_lease_is_written_knows_a_later_one() -> None:
+    bench = Bench(1)
+    bench.grants = False
+    bench.join(0)
+    past = History()
+    past.attempt = 7
+    bench.join(1, attempt=7, history=past.to_json())  # a stand-in that is not needed now, but remembers
+    assert bench.leases == [1]
+    bench.do(bench.coordinator.lease_done(1, None, None, bench.now()))
+    assert not bench.messages("start")
+    assert bench.leases == [1, 8]
+
+
 def test_an_agent_of_another_job_is_refused() -> None:
     bench = Bench(1)
     bench.join(0, uid="another")

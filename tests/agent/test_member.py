@@ -47,6 +47,20 @@ def test_a_start_spawns_this_pods_ranks_and_is_remembered_first() -> None:
     assert new().received(START, NOW) == [Save(), Spawn(3, 1, 2, "10.0.0.1", 20001)]
 
 
+@pytest.mark.parametrize(("linked", "started", "follows"), [
+    (True, 0, True), (True, 4, True), (True, 3, False), (True, 2, False),
+    (False, 0, True), (False, 4, True), (False, 3, True), (False, 2, False),
+])  # fmt: skip
+def test_a_coordinator_that_calls_is_followed_if_it_is_new_or_ahead_and_its_own_one_if_none_is_linked(
+    linked: bool, started: int, follows: bool
+) -> None:
+    """Attempt 3 runs here: who has started 3 is either the one that is linked, or one that it has replaced."""
+    one = at("idle")
+    if not linked:
+        one.disconnected(0.0, NOW)
+    assert one.follows(started) == follows
+
+
 REFUSED = {
     "an attempt that it knows": (at("idle"), 3),
     "an older one": (at("idle"), 2),

@@ -255,10 +255,13 @@ class Agent:
             self.log("can't reach the coordinator: " + reason)
 
     def _directed(self, address: Address) -> None:
-        """Someone knows where the coordinator is now."""
-        if self.settings.ordinal == 0:
-            return
-        if self._link is not None and self._link.peer_address == address:
+        """A peer has told where the coordinator is; who has found it by now knows better."""
+        if self._link is None and self.settings.ordinal != 0:
+            self._dialer.hint(address)
+
+    def _called(self, address: Address) -> None:
+        """The coordinator itself says where it is."""
+        if self.settings.ordinal == 0 or (self._link is not None and self._link.peer_address == address):
             return
         if self._link is not None:
             self._link.close("the coordinator is at %s now" % address[0])
@@ -270,8 +273,8 @@ class Agent:
         def first(message: Message) -> None:
             if message["type"] == "announce" and message["uid"] == self.settings.uid:
                 where = (str(message["address"]), int(message["agentPort"]))
-                if message["ordinal"] == 0:
-                    self._directed(where)
+                if message["ordinal"] == 0 and self.member.follows(message["started"]):
+                    self._called(where)
                 link.send({"type": "known", "coordinator": self._known_coordinator()})
                 link.close_when_written()
             elif message["type"] == "hello" and self.coordinator is not None:
@@ -314,7 +317,8 @@ class Agent:
             for link in list(self._links.values()):
                 link.send(live)
             self._do_coordinator(self.coordinator.tick(now))
-            self._announcer.call([o for o in range(self.settings.peer_count) if o not in self.coordinator.peers])
+            missing = [o for o in range(self.settings.peer_count) if o not in self.coordinator.peers]
+            self._announcer.call(missing, self.coordinator.started)
         elif self._link is None:
             self._announcer.call_some()
         if self.settings.die_with_parent and os.getppid() != self._parent:

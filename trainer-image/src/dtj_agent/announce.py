@@ -38,10 +38,12 @@ class Announcer:
         self._message: Message = {
             "type": "announce", "uid": settings.uid, "ordinal": settings.ordinal, "incarnation": incarnation,
             "address": settings.address, "agentPort": port,
+            "started": 0,
         }  # fmt: skip
 
-    def call(self, ordinals: List[int]) -> None:
-        """Call these, as many at a time as is decent; the rest in a later round."""
+    def call(self, ordinals: List[int], started: int = 0) -> None:
+        """Call these, as many at a time as is decent; the rest in a later round. `started`: see `Member.follows`."""
+        self._message["started"] = started
         for ordinal in ordinals:
             if ordinal != self._settings.ordinal and ordinal not in self._calls and len(self._calls) < names.ANNOUNCE_AT_ONCE:
                 self._call(ordinal)

@@ -40,6 +40,8 @@ class Coordinator:
         """The one that runs, stops, or was the last."""
         self.recovery: Optional[Recovery] = None
         """Open from the failure to the first step after it."""
+        self.started = 0
+        """The last attempt that this very process has started; 0: none yet."""
         self._crashed = False  # a lost member came back in the same pod: its agent died, not the pod
         self._gathering_since = now.mono
         self._fence = Fence()
@@ -54,6 +56,10 @@ class Coordinator:
         if hello["uid"] != self.rules.uid:
             self._log("refused an agent of another job (uid %.60s)" % hello["uid"])
             return self._flush([Close(conn)])
+        theirs = History.from_json(hello["history"])
+        if self.started and max(hello["attempt"], theirs.attempt) > self.history.attempt:
+            self._log("refused %s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
+            return self._flush([Close(conn)])
         old = self.peers.get(ordinal)
         if old is not None:
             if old.incarnation != hello["incarnation"] and now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS:
@@ -61,7 +67,6 @@ class Coordinator:
                 return self._flush([Close(conn)])
             self._effects.append(Close(old.conn))
             self._gone(old, now.mono - old.heard, now)
-        theirs = History.from_json(hello["history"])
         if theirs.newer_than(self.history) and self.phase == PHASE_RENDEZVOUS:
             self.ledger.history = theirs  # this coordinator is new and knows less: pod 0 was replaced
             self.attempt = Attempt(theirs.attempt, [], self.rules.processes)
@@ -112,7 +117,8 @@ class Coordinator:
         """The lease of `attempt` is written; or the file held `taken` >= `attempt` already; or it can't be used (`error`)."""
         if self._fence.answered(attempt, taken, error, now):
             chosen = self._ready()
-            if self.phase == PHASE_RENDEZVOUS and len(chosen) == self.rules.replicas:
+            whole = len(chosen) == self.rules.replicas
+            if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:  # who joined meanwhile may know more
                 self._start(attempt, chosen, now)
         elif error is not None:
             self._trouble(error, now)
@@ -256,6 +262,12 @@ class Coordinator:
         ready = [peer for _, peer in sorted(self.peers.items()) if peer.state in (IDLE, DONE) and not peer.leaving]
         return ready[: self.rules.replicas]
 
+    @property
+    def _known_attempt(self) -> int:
+        """The greatest attempt that anyone here remembers."""
+        known = [self.rules.attempt_floor - 1, self.history.attempt] + [peer.attempt for peer in self.peers.values()]
+        return max(known)
+
     def _gather(self, now: Now) -> None:
         if self._crashed and not self._count(self.history.failures[-1]["message"], self.history.failures[-1], now):
             return None
@@ -270,8 +282,7 @@ class Coordinator:
         else:
             if self.recovery is not None and self.recovery.attempt == 0:
                 self.recovery.enter("rendezvous", now)
-            known = [self.rules.attempt_floor - 1, self.history.attempt] + [peer.attempt for peer in self.peers.values()]
-            attempt = self._fence.ask(max(known), now)
+            attempt = self._fence.ask(self._known_attempt, now)
             if attempt is not None:
                 self._effects.append(WriteLease(attempt))
         if now.mono - self._gathering_since > self.rules.rendezvous_timeout:
@@ -282,7 +293,7 @@ class Coordinator:
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         history = self.history
-        history.attempt = attempt
+        history.attempt = self.started = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
         self.attempt = Attempt(attempt, [peer.ordinal for peer in chosen], self.rules.processes)

@@ -122,6 +122,14 @@ class Member:
         text = "the coordinator is lost (silent for %.2f s): stopping" % silence
         return [Log(text), *self._stop(names.STOP_GRACE_SECONDS, now)]
 
+    def follows(self, started: int) -> bool:
+        """Go to a coordinator that calls? `started`: the last attempt that its own process has started, 0 if it is new.
+
+        The one that it replaced may live on, on a node that only the control plane has lost, and calls its members back.
+        """
+        known = max(self.attempt, self.history.attempt)
+        return started == 0 or started > known or (started == known and not self.linked)
+
     def hello(self, now: Now) -> Message:
         me = self.identity
         interrupted = None
