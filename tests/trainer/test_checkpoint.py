@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import random
 import signal
 import time
@@ -16,7 +18,7 @@ from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.export import export
 from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.retention import RetentionConfig, to_remove
-from dtj_trainer.errors import CheckpointInvalid, LeaseLost
+from dtj_trainer.errors import CheckpointError, CheckpointInvalid, LeaseLost
 from tests.trainer.ranks import AgentSocket, finished, history, ranks
 from tests.trainer.work import refused, slow, stage
 
@@ -128,6 +130,23 @@ def test_a_torn_checkpoint_is_invalid_however_it_was_torn(tmp_path: Path, damage
             manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
     with pytest.raises(CheckpointInvalid):
         folder.verify(folder.read(path), ["a"])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT])
+def test_a_volume_that_fails_makes_no_checkpoint_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Else a flaky mount has all of them put aside, one after the other, and the job begins at step 0."""
+    path = folder.commit(tmp_path, *_written(tmp_path, 5), attempt=None)
+    whole = folder.read(path)
+
+    def fail(self: Path, *_: object) -> None:
+        raise OSError(number, os.strerror(number), str(self))
+
+    for method in ("open", "read_bytes", "stat"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, fail)
+            with pytest.raises(CheckpointError, match="can't be read now") as raised:
+                folder.verify(whole, ["a"]) if method == "open" else folder.read(path)
+            assert not isinstance(raised.value, CheckpointInvalid)
 
 
 def test_only_the_attempt_in_the_lease_file_commits(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_agent import names
-from dtj_trainer.errors import CheckpointInvalid, LeaseLost
+from dtj_trainer.errors import CheckpointError, CheckpointInvalid, LeaseLost
 
 _STEP = re.compile(r"step-(\d{8,})$")
 _LEFTOVER = re.compile(r"\.(?:incomplete|torn)-step-\d{8,}-a(\d+)$")
@@ -95,7 +95,7 @@ def committed(directory: Path) -> list[Path]:
 
 
 def read(path: Path) -> Checkpoint:
-    """The manifest of one folder, and that every file is there with its size. Raises CheckpointInvalid."""
+    """The manifest of one folder, and that every file is there with its size. Raises CheckpointInvalid, CheckpointError."""
     try:
         manifest = Manifest.parse((path / names.MANIFEST_FILE).read_bytes())
         for name, entry in manifest.files.items():
@@ -103,19 +103,27 @@ def read(path: Path) -> Checkpoint:
             if size != entry.bytes:
                 raise CheckpointInvalid(f"{name} has {size} bytes, the manifest says {entry.bytes}")
     except OSError as e:
-        raise CheckpointInvalid(f"{e.strerror}: {Path(e.filename or path).name}") from None
+        raise _unreadable(path, e) from None
     return Checkpoint(path=path, manifest=manifest)
 
 
 def verify(checkpoint: Checkpoint, share: Iterable[str]) -> None:
-    """Checksums of the files named in `share`. Raises CheckpointInvalid."""
+    """Checksums of the files named in `share`. Raises CheckpointInvalid, CheckpointError."""
     for name in share:
         try:
             found = digest(checkpoint.path / name)
         except OSError as e:
-            raise CheckpointInvalid(f"{name}: {e.strerror}") from None
+            raise _unreadable(checkpoint.path, e) from None
         if found != checkpoint.manifest.files[name]:
             raise CheckpointInvalid(f"{name} does not have the checksum of the manifest")
+
+
+def _unreadable(checkpoint: Path, error: OSError) -> CheckpointError:
+    """A file that is not there makes a checkpoint torn. A volume that fails says nothing of it: it is not put aside for that."""
+    file = Path(error.filename or checkpoint).name
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+        return CheckpointInvalid(f"{error.strerror}: {file}")
+    return CheckpointError(f"{checkpoint} can't be read now ({error.strerror}: {file}): look at the volume")
 
 
 def digest(path: Path) -> FileEntry:

@@ -231,8 +231,8 @@ class CheckpointStore:
         for path in folder.committed(self.directory):
             try:
                 found.append(folder.read(path))
-            except CheckpointInvalid as e:
-                log.warning("checkpoint %s is invalid and not counted: %s", path.name, e)
+            except CheckpointError as e:
+                log.warning("checkpoint %s is not counted: %s", path.name, e)
         return found
 
     def _incomplete(self, step: int) -> Path:
@@ -298,7 +298,10 @@ class CheckpointStore:
         return checkpoint
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files all have their checksums; the ranks share the reading."""
+        """The newest checkpoint whose files all have their checksums; the ranks share the reading.
+
+        Raises CheckpointError if the volume fails: a restart may read what is whole, a fresh start would throw it away.
+        """
         for path in self._group.from_first(folder.committed(self.directory)):
             checkpoint, problem = None, ""
             try:
