@@ -46,6 +46,14 @@ def run_to_completion(seconds: int) -> World:
     return world
 
 
+def test_an_agent_that_the_operator_can_not_reach_is_told_in_the_condition() -> None:
+    stored, child = started()
+    seen = Observed(stateful_set=child, service=service(), pods=pods())
+    status = plan(stored, seen, NOW + 31, SETTINGS).status
+    assert condition(status, "Running")["reason"] == "Rendezvous"
+    assert "NetworkPolicy" in condition(status, "Running")["message"]
+
+
 def test_a_short_job_of_three_pods_costs_ten_writes() -> None:
     world = run_to_completion(20)
     assert world.writes == [

@@ -12,6 +12,12 @@ from dtj_operator.plan.model import Object
 from dtj_operator.plan.pods import LOST, Cause, why_lost, why_not_running
 from dtj_operator.plan.report import Report
 
+HEARD = "all pods run; their agents are about to find each other"
+UNHEARD = (
+    "all pods run; the agent of pod 0 does not answer the operator yet: if that lasts, see its log, "
+    f"and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class State:
@@ -31,7 +37,7 @@ def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | N
     blocked = why_not_running(pods, job)
     ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)
     if not ran:
-        cause = blocked or Cause(Reason.RENDEZVOUS, "all pods run; their agents are about to find each other")
+        cause = blocked or Cause(Reason.RENDEZVOUS, UNHEARD if report is None else HEARD)
         return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
     if report is None and blocked is None and why_lost(pods, job) is None:
         return None
