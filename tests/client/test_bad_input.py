@@ -22,6 +22,14 @@ JOBS = {
     ),
     "a list": ("[1]", "not a job but list"),
     "no name": (job_yaml().replace("{name: count}", "{}"), "metadata.name: required"),
+    "a namespace that is a path": (
+        job_yaml().replace("{name: count}", "{name: count, namespace: ../..}"),
+        "metadata.namespace '../..': write a name of a-z, 0-9",
+    ),
+    "a claim that is a path": (
+        job_yaml().replace("claimName: shared", "claimName: /home"),
+        "spec.checkpoint.volume.claimName '/home': write a name",
+    ),
     "empty": ("", "empty; it must hold a DistributedTrainingJob"),
     "two jobs": (job_yaml() + "---\n" + job_yaml(), "holds 2 jobs; dtj run takes one"),
 }

@@ -41,6 +41,9 @@ def command(flags: argparse.Namespace) -> int:
     model = jobfile.check(written, flags.file)
     if model.spec.suspend:
         raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run it here")
+    volumes.plain(f"{flags.file}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
+    if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
+        volumes.plain(f"{flags.file}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
     strikes = [faults.parse(text) for text in flags.kill]
     faults.check(strikes, replicas=model.spec.replicas, processes_per_pod=model.spec.processes)
     job = admitted(written)

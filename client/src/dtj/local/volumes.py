@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtj.errors import LocalRunError
+from dtj.errors import InputError, LocalRunError
 from dtj_agent import names
 from dtj_operator.api import Spec
 from dtj_operator.plan.model import Object
+
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 def kind(volume: Object) -> str:
@@ -23,7 +26,14 @@ def folder(volume: Object, volumes_dir: Path) -> Path:
     source = kind(volume)
     if source == "hostPath":
         return Path(volume[source]["path"])
-    return volumes_dir / str(volume[source].get("claimName", volume["name"]))
+    return volumes_dir / plain("claimName", volume[source].get("claimName", volume["name"]))
+
+
+def plain(field: str, name: object) -> str:
+    """`name`, where it is one as Kubernetes takes it: no path that leads out of a folder. Raises InputError."""
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    raise InputError(f"{field} {name!r}: write a name of a-z, 0-9, '-' and '.', as Kubernetes asks for")
 
 
 def checkpoint_dir(spec: Spec, namespace: str, name: str, volumes_dir: Path) -> Path | None:
