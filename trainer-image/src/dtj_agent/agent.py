@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from collections import deque
+from typing import Any, Deque, Dict, List, Mapping, Optional
 
 from dtj_agent import environment, group, lease, member, names, outcome, state, status
 from dtj_agent.announce import Announcer
@@ -61,6 +62,8 @@ class Agent:
             )  # fmt: skip
             self.coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
         self._links: Dict[int, Link] = {}  # of members, in the coordinator's agent
+        self._wanted: Deque[group.Effect] = deque()  # by the coordinator, not done yet
+        self._busy = False
         self._link: Optional[Link] = None  # to the coordinator
         self._searching_since = loop.clock()
         self._searching_why = ""  # what was said last of it
@@ -130,19 +133,26 @@ class Agent:
                 self.log(effect.text)
 
     def _do_coordinator(self, effects: List[group.Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, group.Send):
-                link = self._links.get(effect.conn)
-                if link is not None:
-                    link.send(effect.message)
-            elif isinstance(effect, group.Close):
-                link = self._links.get(effect.conn)
-                if link is not None:
-                    link.close("the coordinator let it go")
-            elif isinstance(effect, group.WriteLease):
-                lease.write(self.loop, self.settings.checkpoint_dir, effect.attempt, self._leased)
-            else:
-                self.log(effect.text)
+        """In order: what comes of one (a dead link found while sending) waits until those before it are done."""
+        self._wanted.extend(effects)
+        while self._wanted and not self._busy:
+            self._busy = True
+            self._do_wanted(self._wanted.popleft())
+            self._busy = False
+
+    def _do_wanted(self, effect: group.Effect) -> None:
+        if isinstance(effect, group.Send):
+            link = self._links.get(effect.conn)
+            if link is not None:
+                link.send(effect.message)
+        elif isinstance(effect, group.Close):
+            link = self._links.get(effect.conn)
+            if link is not None:
+                link.close("the coordinator let it go")
+        elif isinstance(effect, group.WriteLease):
+            lease.write(self.loop, self.settings.checkpoint_dir, effect.attempt, self._leased)
+        else:
+            self.log(effect.text)
 
     def _spawn(self, spawn: member.Spawn) -> None:
         settings = self.settings
