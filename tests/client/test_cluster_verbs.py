@@ -118,6 +118,7 @@ def test_who_may_not_is_told_so_in_one_line(cluster: ControlPlane, dtj: Any) -> 
     code, _, err = dtj("get", "--kubeconfig", cluster.kubeconfig_for("jane", ["staff"]))
     assert code == 1
     assert 'User "jane" cannot list resource' in err
+    assert "ask the cluster's administrator for the ClusterRole edit in that namespace" in err
     assert err.count("\n") == 1
 
 

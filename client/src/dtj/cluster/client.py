@@ -168,7 +168,7 @@ def failure(status: int, text: bytes, host: str) -> ClusterError:
     if status == 401:
         return ClusterError(f"{host} does not know who you are ({message}); log in again, as your kubeconfig's owner told you to")
     if status == 403:
-        return ClusterError(f"{message}; ask the cluster's administrator for the role dtj-edit in that namespace")
+        return ClusterError(f"{message}; ask the cluster's administrator for the ClusterRole edit in that namespace")
     if status == 409:
         return ClusterError(
             f"{message}; another writer owns these fields: change them there, or take them over with --force-conflicts"
