@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.load import build, override, read_yaml
 from dtj_trainer.strategies import FsdpConfig, HsdpConfig
+from tests.trainer.ranks import finished, ranks
 
 
 @pytest.mark.parametrize(
@@ -82,12 +81,11 @@ def test_a_wrong_variable_is_named(wrong: dict[str, str], message: str) -> None:
 def test_dtj_train_trains_and_a_wrong_config_ends_with_the_exit_code_that_asks_for_no_restart(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text("task: dtj_trainer.examples.digits:task\narguments: {model: mlp}\nsteps: 5\n")
-    command = [sys.executable, "-m", "dtj_trainer.cli", "--config", str(file)]
-    wrong = subprocess.run([*command, "--optimizer.lr", "0"], capture_output=True, text=True, timeout=60)
-    assert (wrong.returncode, wrong.stdout) == (93, "")
-    assert wrong.stderr == "ConfigError: optimizer.lr=0.0: write a rate above 0\n"
+    command = ["dtj_trainer.cli", "--config", str(file)]
+    with ranks(1, [*command, "--optimizer.lr", "0"], tmp_path) as group:
+        assert group.wait() == [93]
+        assert group.output().endswith("ConfigError: optimizer.lr=0.0: write a rate above 0\n")
     trace = ["--telemetry.profile", f"{{directory: {tmp_path}, start: 1, stop: 3}}"]
-    right = subprocess.run([*command, "--steps", "6", *trace], capture_output=True, text=True, timeout=90)
-    assert right.returncode == 0, right.stderr
-    assert right.stdout.splitlines()[-1].startswith("final step=6 loss=")
+    output = finished(1, [*command, "--steps", "6", *trace], tmp_path)
+    assert output.splitlines()[-1].startswith("final step=6 loss=")
     assert '"traceEvents"' in (tmp_path / "trace-rank0-1-3.json").read_text()
