@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from dtj_agent.budget import RestartBudget
-from dtj_agent.diagnose import diagnose, last_exception
+from dtj_agent.diagnose import diagnose, exit_code_of, last_exception
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    main()\n'
 ENDS = {
@@ -65,6 +68,23 @@ def test_a_workers_end_has_a_reason_and_a_sentence(
     found = diagnose(3, code, tail, oom, progressed)
     assert (found.reason, found.permanent) == (reason, reason in PERMANENT)
     assert message in found.message
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOENT, "EntrypointNotFound"),
+        (errno.EACCES, "EntrypointNotFound"),
+        (errno.EAGAIN, "WorkerFailed"),
+        (errno.ENOMEM, "WorkerFailed"),
+        (errno.EMFILE, "WorkerFailed"),
+        (errno.ETXTBSY, "WorkerFailed"),
+    ],
+)
+def test_a_command_that_could_not_be_started_for_want_of_resources_is_no_missing_entrypoint(number: int, reason: str) -> None:
+    """The pod may have its processes or memory back a second later: another attempt is worth it."""
+    error = OSError(number, os.strerror(number))
+    assert diagnose(3, exit_code_of(error), "python3: " + error.strerror, False, False).reason == reason
 
 
 EXCEPTIONS = {

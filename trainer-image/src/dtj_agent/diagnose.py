@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from typing import NamedTuple, Optional
@@ -10,6 +11,8 @@ from dtj_agent import names
 from dtj_agent.names import Reason
 
 EXEC_NOT_FOUND, EXEC_NOT_PERMITTED = 127, 126  # as a shell reports that a command could not be started
+EXEC_NO_RESOURCES = 71  # sysexits' EX_OSERR: no process, memory or file descriptor just now
+_FOR_NOW = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.EIO, errno.ESTALE)
 CRASH_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 """Deaths that come from outside or from broken memory. SIGABRT is not among them: NCCL's watchdog aborts the innocent."""
 
@@ -36,6 +39,13 @@ def signal_name(exit_code: int) -> Optional[str]:
         return signal.Signals(-exit_code).name
     except ValueError:  # real-time signals have no name
         return "signal %d" % -exit_code
+
+
+def exit_code_of(error: OSError) -> int:
+    """The exit code of a worker that could not be started."""
+    if error.errno in _FOR_NOW:
+        return EXEC_NO_RESOURCES
+    return EXEC_NOT_FOUND if isinstance(error, FileNotFoundError) else EXEC_NOT_PERMITTED
 
 
 def last_exception(tail: str) -> Optional[str]:

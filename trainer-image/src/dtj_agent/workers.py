@@ -65,7 +65,7 @@ class Workers:
         loop.on_signal(signal.SIGCHLD, self.reap)
 
     def spawn(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
-        """One process for each rank. What can't be started ends at once with 127 or 126, as in a shell, and says why."""
+        """One process for each rank. What can't be started ends at once, with a code as in a shell, and says why."""
         assert not self._workers, "the last attempt's workers are still there"
         self._oom_kills = cgroup.oom_kills()
         self._stopping, self._kill_at = False, None
@@ -74,10 +74,9 @@ class Workers:
             try:
                 self._spawn_one(rank, command, environment)
             except OSError as error:
-                code = diagnose.EXEC_NOT_FOUND if isinstance(error, FileNotFoundError) else diagnose.EXEC_NOT_PERMITTED
                 text = "%s: %s" % (command[0], error.strerror)
                 self.on_output(b"[rank %d] %s\n" % (rank, text.encode()))
-                failed.append(Exited(rank, code, False, text, False))
+                failed.append(Exited(rank, diagnose.exit_code_of(error), False, text, False))
         if failed:
             self._loop.soon(lambda: self.on_exit(failed))
 
