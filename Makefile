@@ -3,7 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+# Two at a time: most tests wait for processes. A file stays on one worker, which makes its groups and servers once.
 PYTEST := $(PY) -m pytest -q
+TWO := -n 2 --dist loadfile
 
 -include hack/cluster/cluster.mk
 -include hack/images/images.mk
@@ -25,15 +27,15 @@ test: lint test-fast test-controlplane test-e2e ## everything: lint, fast tests,
 
 .PHONY: test-fast
 test-fast: venv ## no cluster: planners, agents as real processes, gloo trainings
-	@$(PYTEST) -m "not controlplane and not e2e" tests
+	@$(PYTEST) $(TWO) -m "not controlplane and not e2e" --durations=15 tests
 
 .PHONY: test-controlplane
 test-controlplane: venv ## etcd, kube-apiserver and kube-controller-manager on loopback
-	@$(PYTEST) -m controlplane tests
+	@$(PYTEST) $(TWO) -m controlplane --durations=5 tests
 
 .PHONY: test-e2e
 test-e2e: venv cluster-up deploy ## kind: the chart installed, real pods killed
-	@$(PYTEST) -m e2e tests
+	@$(PYTEST) -s -m e2e --durations=30 tests
 
 .PHONY: lint
 lint: venv ## lint, format, types, import layers, generated files
