@@ -46,7 +46,7 @@ def test_lost_steps_are_those_after_the_checkpoint_and_a_new_one_refills_the_bud
         for attempt in (1, 2, 3):
             step = group.wait_attempt(attempt)["progress"]["step"]
             group.tell("save")
-            status = wait_for(lambda step=step: (s := group.status()) and (s["checkpoint"] or {}).get("step", 0) > step and s)
+            status = wait_for(lambda step=step: (s := group.status()) and (s["checkpoint"] or {}).get("step", 0) >= step and s)
             saved = status["checkpoint"]["step"]
             group.wait_attempt(attempt, saved + 3)
             assert group.status()["productiveSeconds"] > 0
