@@ -29,6 +29,18 @@ REPORTS = {
         {"event": {"type": "Odd", "reason": "R", "message": "m"}},
         {"event": {"type": "Normal", "reason": "R", "message": "m"}},
     ),
+    "half a surrogate pair, which no page could be encoded with": (
+        {
+            "metrics": {"a\ud800": 1},
+            "event": {"reason": "R\ud800", "message": "\udfff"},
+            "checkpoint": {"step": 3, "path": "p\ud800", "time": 1.5},
+        },
+        {
+            "metrics": {"a?": 1},
+            "event": {"type": "Normal", "reason": "R?", "message": "?"},
+            "checkpoint": {"step": 3, "path": "p?", "time": 1.5},
+        },
+    ),
     "an event without a reason": ({"event": {"message": "m"}}, {}),
 }
 

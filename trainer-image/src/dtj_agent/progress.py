@@ -29,7 +29,7 @@ def parse(datagram: bytes) -> Optional[Json]:
         _put(report, key, _number(raw.get(key)))
     _put(report, "phase", raw.get("phase") if raw.get("phase") in PHASES else None)
     if isinstance(raw.get("metrics"), dict):
-        pairs = [(str(name)[:80], _number(value)) for name, value in list(raw["metrics"].items())[:MAX_METRICS]]
+        pairs = [(_text(name, 80), _number(value)) for name, value in list(raw["metrics"].items())[:MAX_METRICS]]
         report["metrics"] = {name: value for name, value in pairs if value is not None}
     _put(report, "checkpoint", _checkpoint(raw.get("checkpoint")))
     _put(report, "event", _event(raw.get("event")))
@@ -105,14 +105,19 @@ def _number(value: Any) -> Optional[float]:
     return value
 
 
+def _text(value: Any, limit: int) -> str:
+    """Text that UTF-8 can hold: JSON can say half a surrogate pair, which Python takes and no page can be encoded with."""
+    return str(value)[:limit].encode("utf-8", "replace").decode()
+
+
 def _checkpoint(value: Any) -> Optional[Json]:
     if not isinstance(value, dict) or _count(value.get("step")) is None:
         return None
-    return {"step": value["step"], "path": str(value.get("path", ""))[:1024], "time": _number(value.get("time")) or 0.0}
+    return {"step": value["step"], "path": _text(value.get("path", ""), 1024), "time": _number(value.get("time")) or 0.0}
 
 
 def _event(value: Any) -> Optional[Json]:
     if not isinstance(value, dict) or not value.get("reason"):
         return None
     kind = "Warning" if value.get("type") == "Warning" else "Normal"
-    return {"type": kind, "reason": str(value["reason"])[:80], "message": str(value.get("message", ""))[:500]}
+    return {"type": kind, "reason": _text(value["reason"], 80), "message": _text(value.get("message", ""), 500)}
