@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dtj_agent import member, names
+from dtj_agent.auth import Session
 from dtj_agent.member import Exit, Exited, Finish, Identity, Log, Member, Save, Send, Spawn, Stop
 from dtj_agent.messages import Now, check
 
@@ -59,6 +60,17 @@ def test_a_coordinator_that_calls_is_followed_if_it_is_new_or_ahead_and_its_own_
     if not linked:
         one.disconnected(0.0, NOW)
     assert one.follows(started) == follows
+
+
+@pytest.mark.parametrize("character", ["x", "\x1b", "\ufffd", "\U0001f4a5"])
+def test_the_evidence_of_64_workers_that_fail_at_once_fits_one_message(character: str) -> None:
+    one = new()
+    one.received(START, NOW)
+    one.spawned(list(range(64)))
+    tail = character * (names.LOG_TAIL_BYTES // len(character.encode()))
+    (failed, *_) = one.exited(3, [Exited(rank, 1, False, tail, False) for rank in range(64)], NOW)
+    assert isinstance(failed, Send)
+    assert Session(b"k" * 32, client=True).seal(check(failed.message))
 
 
 REFUSED = {

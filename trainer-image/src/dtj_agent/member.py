@@ -168,7 +168,8 @@ class Member:
         failures = [worker for worker in exits if worker.exit_code != 0 and not worker.asked]
         effects: List[Effect] = []
         if failures and not self.leaving:
-            evidence = [{"rank": w.rank, "exitCode": w.exit_code, "logTail": w.log_tail, "oom": w.oom} for w in failures]
+            room = names.MAX_EVIDENCE_CHARS // len(failures)
+            evidence = [{"rank": w.rank, "exitCode": w.exit_code, "logTail": w.log_tail[-room:], "oom": w.oom} for w in failures]
             effects.append(Send({"type": "failed", "attempt": attempt, "failures": evidence}))
         if self.state == RUNNING:
             if failures:
