@@ -62,7 +62,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
 def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
     """Why the job is over, if it is: what its agents say goes before what we conclude."""
     found = outcome.of(job, observed)
-    if found is None and observed.rejection is not None:
+    if found is None and observed.rejection is not None and not suspend.has_run(job, observed):
         found = Ending(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if found is None:
         found = lifetime.overdue(job.spec, status, now)
@@ -117,7 +117,8 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
         status = running.apply(job, status, state, now)
     status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
     return Plan(
-        actions=tuple(Apply(body=body) for body in children.repairs(job, observed, settings)),
+        # A training that runs is not ended because a repair is refused: it can do without.
+        actions=() if observed.rejection else tuple(Apply(body=body) for body in children.repairs(job, observed, settings)),
         status=status,
         events=events.of_change(job, status, said),
         # The agent can be asked, or soon: nothing but asking tells when its answer changes.
