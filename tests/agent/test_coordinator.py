@@ -118,6 +118,34 @@ def test_a_lease_that_is_taken_raises_the_number() -> None:
     assert (bench.leases, bench.messages("start")[0][1]["attempt"]) == ([1, 9], 9)
 
 
+def test_a_lease_that_another_has_written_since_ends_this_coordinators_attempts() -> None:
+    """Pod 0 was made anew, and this one lives on: it must not outbid the new one, whose workers would lose their lease."""
+    bench = Bench(1)
+    bench.join(0)
+    bench.fail(0)
+    bench.grants = False
+    bench.stopped(0)
+    bench.do(bench.coordinator.lease_done(2, 2, None, bench.now()))
+    bench.time += 100
+    bench.do(bench.coordinator.tick(bench.now()))
+    assert (bench.leases, len(bench.messages("start"))) == ([1, 2], 1)
+    assert (bench.coordinator.phase, bench.coordinator.phase_reason) == ("Rendezvous", "CheckpointLeaseLost")
+
+
+def test_a_lease_that_stands_there_after_an_error_is_this_coordinators_own() -> None:
+    """The volume failed after the rename."""
+    bench = Bench(1)
+    bench.join(0)
+    bench.fail(0)
+    bench.grants = False
+    bench.stopped(0)
+    bench.do(bench.coordinator.lease_done(2, None, "Input/output error", bench.now()))
+    bench.time += 2
+    bench.do(bench.coordinator.tick(bench.now()))
+    bench.do(bench.coordinator.lease_done(2, 2, None, bench.now()))
+    assert bench.leases == [1, 2, 2, 3]
+
+
 def test_a_lease_that_hangs_is_said_after_its_deadline_and_an_old_answer_counts_for_nothing() -> None:
     bench = Bench(1)
     bench.grants = False

@@ -120,14 +120,16 @@ class Coordinator:
             whole = len(chosen) == self.rules.replicas
             if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:  # who joined meanwhile may know more
                 self._start(attempt, chosen, now)
+        elif self._fence.is_replaced:
+            self._trouble(Reason.LEASE_LOST, str(self._fence.trouble), now)
         elif error is not None:
-            self._trouble(error, now)
+            self._trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
         return self._advance(now)
 
     def tick(self, now: Now) -> List[Effect]:
         """Time has passed; called about once a second."""
         if self._fence.is_overdue(now):
-            self._trouble(str(self._fence.trouble), now)
+            self._trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self._fence.trouble), now)
         return self._advance(now)
 
     # --- what it looks like ---------------------------------------------------------------------------------------
@@ -361,10 +363,10 @@ class Coordinator:
     def _is_stopping(self, ordinal: int) -> bool:
         return ordinal in self.peers and self.peers[ordinal].state == STOPPING
 
-    def _trouble(self, why: str, now: Now) -> None:
-        if self.phase_reason != Reason.CHECKPOINT_VOLUME_UNAVAILABLE:  # said once
-            self.history.event("Warning", Reason.CHECKPOINT_VOLUME_UNAVAILABLE, why, now.wall)
-            self.phase_reason = Reason.CHECKPOINT_VOLUME_UNAVAILABLE
+    def _trouble(self, reason: str, why: str, now: Now) -> None:
+        if self.phase_reason != reason:  # said once
+            self.history.event("Warning", reason, why, now.wall)
+            self.phase_reason = reason
             self._log("the lease can't be written: %s" % why)
 
     def _by_conn(self, conn: int) -> Optional[Peer]:
