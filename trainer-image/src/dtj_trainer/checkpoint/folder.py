@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_agent import names
-from dtj_trainer.errors import CheckpointError, CheckpointInvalid, LeaseLost
+from dtj_trainer.errors import CheckpointError, CheckpointInvalid, ConfigError, LeaseLost
 
 _STEP = re.compile(r"step-(\d{8,})$")
 _LEFTOVER = re.compile(r"\.(?:incomplete|torn)-step-\d{8,}-a(\d+)$")
@@ -55,11 +55,18 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: bytes) -> Manifest:
-        """Raises CheckpointInvalid when it is not a manifest that we can read."""
+        """Raises CheckpointInvalid when it is damaged, ConfigError when another version of this trainer wrote it."""
         try:
             body: dict[str, Any] = json.loads(text)
-            if body["version"] != MANIFEST_VERSION:
-                raise CheckpointInvalid(f"manifest version {body['version']}, this trainer reads {MANIFEST_VERSION}")
+            version = body["version"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise CheckpointInvalid(f"manifest is damaged: {e!r}") from None
+        if isinstance(version, int) and version > MANIFEST_VERSION:  # whole, only not for us: it is not put aside for that
+            raise ConfigError(
+                f"manifest version {version}, this trainer reads {MANIFEST_VERSION}: use the image that wrote the checkpoint, "
+                "or a new checkpoint folder"
+            )
+        try:
             return cls(
                 step=body["step"],
                 attempt=body["attempt"],
@@ -95,7 +102,10 @@ def committed(directory: Path) -> list[Path]:
 
 
 def read(path: Path) -> Checkpoint:
-    """The manifest of one folder, and that every file is there with its size. Raises CheckpointInvalid, CheckpointError."""
+    """The manifest of one folder, and that every file is there with its size. Raises CheckpointInvalid, CheckpointError.
+
+    ConfigError: another version of this trainer wrote it.
+    """
     try:
         manifest = Manifest.parse((path / names.MANIFEST_FILE).read_bytes())
         for name, entry in manifest.files.items():
