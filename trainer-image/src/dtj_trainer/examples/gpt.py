@@ -154,6 +154,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--characters", type=int, default=4_000_000, help="how much of the standard library to read")
     p.add_argument("--data", type=Path, default=DATA, help="folder of the token file")
+    p.add_argument("--threads", type=int, default=1, help="of one rank on the CPU; pods on one machine share its cores")
     p.add_argument("--log-every", type=int, default=10, metavar="STEPS")
     p.add_argument("--checkpoint-dir", type=Path, help="default: DTJ_CHECKPOINT_DIR; without either nothing is saved")
     p.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50")
@@ -178,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         global_batch_size=args.batch_size,
         seed=args.seed,
         clip_norm=1.0,
+        cpu_threads=args.threads,
         optimizer=OptimizerConfig(lr=args.lr, weight_decay=0.1, betas=(0.9, 0.95)),
         schedule=ScheduleConfig(kind="cosine", warmup_steps=min(20, args.steps // 2), floor=0.1),
         state=StateConfig(
