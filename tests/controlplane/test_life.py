@@ -183,9 +183,8 @@ def test_what_a_person_deletes_or_scales_is_put_right(
         lambda: (objects.get("statefulsets", "j") or first)["metadata"]["uid"] != first["metadata"]["uid"],
         seconds=60,  # the pods of the first one must be gone, and the garbage collector takes its time
     )
-    other = objects.get("statefulsets", "j")
-    other["spec"]["replicas"] = 5
-    objects.plane.request("PUT", objects.path("statefulsets", "j"), other)
+    scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "j", "namespace": objects.namespace}}
+    objects.plane.request("PUT", objects.path("statefulsets", "j") + "/scale", scale | {"spec": {"replicas": 5}})
     eventually("2 again", lambda: objects.get("statefulsets", "j")["spec"]["replicas"] == 2)
 
 

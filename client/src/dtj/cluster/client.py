@@ -7,6 +7,7 @@ It is imported late: `dtj run` needs none of it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -33,6 +34,8 @@ class Cluster:
 
         client: Any = kubernetes.client
         config: Any = kubernetes.config
+        # Looked up now: the library does so when it is imported, which may be long before.
+        kubeconfig = kubeconfig or os.environ.get("KUBECONFIG") or None
         try:
             contexts, active = config.list_kube_config_contexts(kubeconfig)
             chosen = next((one for one in contexts if one["name"] == context), None) if context else active
