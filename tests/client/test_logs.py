@@ -98,6 +98,28 @@ def test_following_goes_on_through_a_replaced_pod_until_the_job_has_ended(
     assert "tailLines" not in node.queries[1][1], "--tail is about what was there when the command began"
 
 
+def test_following_goes_on_where_a_stream_was_cut_off(cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path) -> None:
+    dtj("submit", "-f", job_file)
+    node.logs = {"count-0": [at(1, "[rank 0] a")]}
+    make_pod(cluster, 0)
+
+    def happen() -> None:
+        eventually("the pod is followed", lambda: node.queries)
+        node.end("count-0")  # the container runs on: it was somebody between
+        node.write("count-0", at(2, "[rank 0] b"))
+        seen = len(node.queries)
+        eventually("the pod is followed again, and again", lambda: len(node.queries) >= seen + 2)
+        set_status(cluster, "Complete")
+
+    events = threading.Thread(target=happen)
+    events.start()
+    code, out, _ = dtj("logs", "count", "-f")
+    events.join(10)
+    assert code == 0
+    assert out.splitlines() == ["count-0 [rank 0] a", "count-0 [rank 0] b"]
+    assert "sinceTime" in node.queries[-1][1]
+
+
 def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
     cluster: ControlPlane, dtj: Any, job_file: Path
 ) -> None:

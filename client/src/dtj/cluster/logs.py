@@ -24,6 +24,8 @@ TERMINAL = (names.COMPLETE, names.FAILED)
 
 Line = tuple[str, str, str]
 """Time stamp (sorts as text), pod, text."""
+Life = tuple[str, int]
+"""uid of a pod and number of restarts of its container: what a log stream is of."""
 
 
 def logs(flags: argparse.Namespace) -> int:
@@ -67,7 +69,9 @@ class Followed:
         self._flags = flags
         self._query = query
         self._lines: queue.SimpleQueue[Line | DtjError] = queue.SimpleQueue()
-        self._followed: dict[tuple[str, int], threading.Thread] = {}
+        self._followed: dict[Life, threading.Thread] = {}
+        self._last: dict[Life, str] = {}
+        """Time stamp of the last line of each."""
         self._looked = False
 
     def lines(self) -> Iterator[Line]:
@@ -99,22 +103,28 @@ class Followed:
             return True
 
     def _follow(self, pod: Object) -> None:
-        """A thread for each life of each container: a log stream ends with it."""
+        """A thread for each life of each container: a log stream ends with it, or (a proxy, a long silence) before it."""
         container = self._query["container"]
         life = _instance(pod, container)
-        if life is None or life in self._followed:
+        before = self._followed.get(life) if life else None
+        if life is None or (before and (before.is_alive() or not _runs(pod, container))):
             return
         # --tail and --since are about what was there when the command began.
         first = not self._looked
         query = {**(self._query if first else {"container": container, "timestamps": "true"}), "follow": "true"}
-        thread = threading.Thread(target=self._read, args=(pod, query), daemon=True)
+        if life in self._last:
+            query["sinceTime"] = self._last[life]
+        thread = threading.Thread(target=self._read, args=(life, pod, query), daemon=True)
         self._followed[life] = thread
         thread.start()
 
-    def _read(self, pod: Object, query: dict[str, str]) -> None:
+    def _read(self, life: Life, pod: Object, query: dict[str, str]) -> None:
+        shown = self._last.get(life, "")
         try:
             for line in _read(self._cluster, pod, query):
-                self._lines.put(line)
+                if line[0] > shown:  # the API server begins with the whole second
+                    self._last[life] = line[0]
+                    self._lines.put(line)
         except DtjError as error:
             self._lines.put(error)  # for the thread that prints
 
@@ -126,7 +136,12 @@ def _wanted(cluster: Cluster, flags: argparse.Namespace) -> list[Object]:
     return [pod for pod in found if pod["metadata"]["labels"].get(names.LABEL_POD_INDEX) == str(flags.pod)]
 
 
-def _instance(pod: Object, container: str) -> tuple[str, int] | None:
+def _runs(pod: Object, container: str) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return any(status["name"] == container and "running" in status["state"] for status in statuses)
+
+
+def _instance(pod: Object, container: str) -> Life | None:
     """Which life of which container there is something to read of; None before the first."""
     for status in pod.get("status", {}).get("containerStatuses") or []:
         if status["name"] == container and ("waiting" not in status["state"] or status["restartCount"]):
