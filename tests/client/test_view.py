@@ -84,7 +84,7 @@ def test_durations_are_as_kubectl_takes_them(text: str, seconds: float) -> None:
     assert durations.parse(text, "--timeout") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "10 m", "m", "1d", "-"])
+@pytest.mark.parametrize("text", ["", "10 m", "m", "1d", "-", "-5", "nan", "inf", "1e3"])
 def test_a_wrong_duration_names_the_flag(text: str) -> None:
     with pytest.raises(InputError, match=f"--timeout {text}"):
         durations.parse(text, "--timeout")

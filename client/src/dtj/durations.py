@@ -14,10 +14,9 @@ def parse(text: str, flag: str) -> float:
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|h|m|s)", text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    try:
+    if re.fullmatch(r"\d+(\.\d+)?", text):
         return float(text)
-    except ValueError:
-        raise InputError(f"{flag} {text}: write a duration such as 90s, 10m or 1h30m") from None
+    raise InputError(f"{flag} {text}: write a duration such as 90s, 10m or 1h30m")
 
 
 def say(seconds: float) -> str:
