@@ -18,7 +18,7 @@ MANAGER = "dtj-operator"  # app.kubernetes.io/managed-by, and the field manager 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
-ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of what the operator last applied
+ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of the part of the spec that shapes pods
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
 
 # --- names inside the pod -------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ TORCHRUN_ENV = (
     "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
 
-# --- files on the checkpoint volume: CHECKPOINT_DIR/<job>/ is the job's own folder -------------------------------
+# --- files in DTJ_CHECKPOINT_DIR, the job's own folder on the checkpoint volume ------------------------------------
 LEASE_FILE = "attempt"  # decimal number of the attempt that may write; written by the coordinator before each start
 LOG_FOLDER = "logs"  # <pod>.log, rotated
 CHECKPOINT_FOLDER = "step-%08d"  # a committed checkpoint, by the step that it holds
