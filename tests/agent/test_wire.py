@@ -254,3 +254,22 @@ def test_a_name_that_does_not_resolve_yet_is_asked_for_again(port: Port, monkeyp
     assert len(reasons) == 2
     assert "digits-0.digits does not resolve" in reasons[0]
     port.loop.soon(dialer.stop)
+
+
+def test_a_peer_that_lets_go_of_every_connection_is_called_less_and_less(port: Port) -> None:
+    """A second agent of an ordinal is refused as long as the first lives; it must not ask twenty times a second."""
+    opens: list[float] = []
+    enough = threading.Event()
+    dialer = Dialer(port.loop, Resolver(port.loop), SECRET, ("127.0.0.1", port.server.port))
+
+    def opened(link: Link) -> None:
+        opens.append(port.loop.clock())
+        link.close("refused")
+        if len(opens) == 6:
+            enough.set()
+
+    dialer.on_open = opened
+    port.loop.soon(dialer.start)
+    assert enough.wait(5)
+    assert opens[5] - opens[4] > 0.3
+    port.loop.soon(dialer.stop)

@@ -43,6 +43,7 @@ class Coordinator:
         self.started = 0
         """The last attempt that this very process has started; 0: none yet."""
         self._crashed = False  # a lost member came back in the same pod: its agent died, not the pod
+        self._refused = ""  # who was refused last
         self._gathering_since = now.mono
         self._fence = Fence()
         self._sent_revision = history.revision
@@ -54,17 +55,14 @@ class Coordinator:
         """An agent has connected and said who it is."""
         ordinal = hello["ordinal"]
         if hello["uid"] != self.rules.uid:
-            self._log("refused an agent of another job (uid %.60s)" % hello["uid"])
-            return self._flush([Close(conn)])
+            return self._refuse(conn, "an agent of another job (uid %.60s)" % hello["uid"])
         theirs = History.from_json(hello["history"])
         if self.started and max(hello["attempt"], theirs.attempt) > self.history.attempt:
-            self._log("refused %s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
-            return self._flush([Close(conn)])
+            return self._refuse(conn, "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
         old = self.peers.get(ordinal)
         if old is not None:
             if old.incarnation != hello["incarnation"] and now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS:
-                self._log("refused a second agent of ordinal %d while the first is alive" % ordinal)
-                return self._flush([Close(conn)])
+                return self._refuse(conn, "a second agent of ordinal %d while the first is alive" % ordinal)
             self._effects.append(Close(old.conn))
             self._gone(old, now.mono - old.heard, now)
         if theirs.newer_than(self.history) and self.phase == PHASE_RENDEZVOUS:
@@ -368,6 +366,12 @@ class Coordinator:
             self.history.event("Warning", reason, why, now.wall)
             self.phase_reason = reason
             self._log("the lease can't be written: %s" % why)
+
+    def _refuse(self, conn: int, whom: str) -> List[Effect]:
+        if whom != self._refused:  # said once: it calls again and again
+            self._refused = whom
+            self._log("refused " + whom)
+        return self._flush([Close(conn)])
 
     def _by_conn(self, conn: int) -> Optional[Peer]:
         for peer in self.peers.values():

@@ -88,8 +88,11 @@ class Dialer:
         else:
             self.on_closed(False, why, 0.0)
             if not self._once and not self._stopped:
-                self._again(jittered(self._pause))
-                self._pause = min(self._pause * 2, names.RETRY_MAX_SECONDS)
+                self._call_later()
+
+    def _call_later(self) -> None:
+        self._again(jittered(self._pause))
+        self._pause = min(self._pause * 2, names.RETRY_MAX_SECONDS)
 
     def _resolved(self, asked_in: int, found: List[Address], why: str) -> None:
         if asked_in == self._round and self._link is None:
@@ -103,14 +106,13 @@ class Dialer:
             self._next("%s: %s" % (address[0], error.strerror))
             return
         link = self._link = Link(self._loop, stream, self._secret, client=True)
-        was_open = False
+        was_open, opened_at = False, 0.0
         patience = self._loop.later(names.CONNECT_SECONDS, lambda: link.close("no answer"))
 
         def opened() -> None:
-            nonlocal was_open
-            was_open = True
+            nonlocal was_open, opened_at
+            was_open, opened_at = True, self._loop.clock()
             patience.cancel()
-            self._pause = names.RETRY_MIN_SECONDS
             self.on_open(link)
 
         def closed(reason: str, silence: float) -> None:
@@ -119,8 +121,10 @@ class Dialer:
             if not was_open:
                 self._next("%s: %s" % (address[0], reason))
                 return
+            if self._loop.clock() - opened_at >= names.RETRY_MAX_SECONDS:  # else it opens and ends at once: we are refused
+                self._pause = names.RETRY_MIN_SECONDS
             self.on_closed(True, reason, silence)
             if not self._stopped and not self._once:
-                self._again(jittered(names.RETRY_MIN_SECONDS))
+                self._call_later()
 
         link.on_open, link.on_close = opened, closed
