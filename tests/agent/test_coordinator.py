@@ -476,7 +476,8 @@ GARBAGE = {
         "checkpoint": [],
         "productiveSeconds": {},
     },
-    "foreign objects": {"attempt": 2, "failures": [{}], "recoveries": [{"x": 1}], "events": [{}]},
+    "no finite numbers": {"attempt": 2, "revision": float("nan"), "productiveSeconds": float("inf"), "eventId": 10**400},
+    "foreign objects": {"attempt": 2, "checkpoint": {"x": 1}, "failures": [{}], "recoveries": [{"x": 1}], "events": [{}]},
 }
 
 
@@ -490,5 +491,6 @@ def test_a_peer_of_another_version_cant_bring_the_coordinator_down(history: dict
     attempt = bench.messages("start")[0][1]["attempt"]
     bench.say(0, "failed", attempt=attempt, failures=[5, {}, {"rank": "0"}, {"rank": 1, "exitCode": 1}])
     bench.say(1, "progress", attempt=attempt, progress={"rank": "x", "step": [], "checkpoint": {}, "events": [4]})
+    bench.say(1, "progress", attempt=attempt, progress={"checkpoint": {"step": 1, "path": "p", "time": 1.0}})
     bench.stopped(0, 1, attempt=attempt)
     assert bench.messages("start")[-1][1]["attempt"] == attempt + 1

@@ -234,6 +234,11 @@ def test_an_announced_address_is_tried_at_once_though_dns_hangs(port: Port, monk
     port.loop.soon(dialer.stop)
 
 
+def test_an_announced_port_that_is_none_is_a_peer_that_cant_be_reached(port: Port) -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        Stream.dial(port.loop, ("127.0.0.1", 70000))
+
+
 def test_a_name_that_does_not_resolve_yet_is_asked_for_again(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [[], [], [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]]
     reasons: list[str] = []

@@ -101,8 +101,8 @@ class History:
 
 
 def number(value: Any) -> float:
-    """A number from another agent; 0 for anything else."""
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    """A number from another agent; 0 for anything else, and for what is no finite number (JSON may say NaN, or 400 digits)."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 2**53 else 0.0
 
 
 def _list(value: Any) -> List[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
-from dtj_agent.history import History
+from dtj_agent.history import History, number
 from dtj_agent.messages import Now
 from dtj_agent.recovery import Recovery
 
@@ -85,7 +85,7 @@ class Ledger:
 
     def _checkpoint(self, checkpoint: Json, now: Now) -> None:
         before = self.history.checkpoint
-        if before is None or checkpoint["step"] > before["step"]:
+        if before is None or checkpoint["step"] > number(before.get("step")):
             self.history.spent = []  # the budget is full again: this progress no failure takes away
         if self._unkept_since is not None:
             self.history.productive += now.mono - self._unkept_since

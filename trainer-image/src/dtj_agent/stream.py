@@ -41,7 +41,10 @@ class Stream:
         """Begin to connect to a numeric address. Raise OSError if even that fails."""
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
-        code = sock.connect_ex(address)
+        try:
+            code = sock.connect_ex(address)
+        except OverflowError:
+            code = errno.EINVAL  # a peer may announce any port
         if code not in (0, errno.EINPROGRESS):
             sock.close()
             raise OSError(code, os.strerror(code))
