@@ -10,7 +10,7 @@ from dtj_agent import names
 from dtj_operator.plan import plan, restarts
 from dtj_operator.plan.model import Observed, Plan
 from dtj_operator.plan.report import Report, from_agent
-from tests.plan.build import NOW, SETTINGS, UID, agent, condition, job, pods, service, started
+from tests.plan.build import NOW, SETTINGS, UID, agent, condition, job, outcome, pods, service, started
 
 Object = dict[str, Any]
 
@@ -128,6 +128,16 @@ def test_a_phase_of_0_seconds_is_not_known_yet() -> None:
     assert look(job(status), child, 3, attempt=2, recoveries=[{"attempt": 2, "seconds": cost}]).status["recoveries"] == [
         {"attempt": 2, "seconds": cost}
     ]
+
+
+@pytest.mark.parametrize("last", ["the end", "a suspension"])
+def test_warnings_that_come_with_the_last_answer_are_told_too(last: str) -> None:
+    stored, child = started()
+    status = look(stored, child, 1).status
+    torn = {"type": "Warning", "reason": "CheckpointTorn", "message": "step-00000100 is skipped", "time": NOW + 1, "id": 1}
+    after = job(status, suspend=True) if last == "a suspension" else job(status)
+    said = {"events": [torn]} | ({"phase": "Finished", "outcome": outcome()} if last == "the end" else {})
+    assert "CheckpointTorn" in [event.reason for event in look(after, child, 2, **said).events]
 
 
 def test_warnings_of_the_agent_become_events_once() -> None:

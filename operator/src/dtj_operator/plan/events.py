@@ -57,6 +57,11 @@ def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterato
             told.add(why)
             yield _event("Warning", why, condition["message"])
 
+    yield from of_agent(old, said)
+
+
+def of_agent(old: Object, said: Report | None) -> Iterator[Event]:
+    """The agents' warnings that `old` does not know to be told (mark_told)."""
     since = (old.get("agent") or {}).get("eventTime", 0.0)
     for event in _warnings(said):
         if event["time"] > since:
@@ -64,7 +69,7 @@ def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterato
 
 
 def mark_told(status: Object, said: Report) -> Object:
-    """`status` with the time of the newest agent event that of_change tells."""
+    """`status` with the time of the newest agent event that of_agent tells."""
     newest = max((event["time"] for event in _warnings(said)), default=None)
     memory = status.get("agent") or {}
     if newest is None or newest <= memory.get("eventTime", 0.0):

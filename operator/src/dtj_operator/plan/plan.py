@@ -7,6 +7,8 @@ Pure, and without memory: the same arguments give the same plan, whatever was do
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtj_agent import names
 from dtj_agent.names import Reason
 from dtj_operator.api import InvalidJob
@@ -50,9 +52,11 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     status = _merged({**stored, "observedGeneration": job.generation}, said, now)
     ending = _ending(job, observed, status, said, now)
     if ending is not None:
-        return _end(obj, status, ending, now)
+        end = _end(obj, status, ending, now)
+        return replace(end, events=(*events.of_agent(stored, said), *end.events))
     if job.spec.suspend:
         wanted = suspend.suspended(job, observed, status, now)
+        wanted = replace(wanted, events=(*events.of_agent(stored, said), *wanted.events))
     else:
         wanted = _active(job, observed, status, said, now, settings)
     wanted = paced(job, wanted, lifetime.until_deadline(job.spec, status, now), now, settings)
