@@ -23,9 +23,10 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.trainer.group import Rows
+from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, leaves
 from dtj_trainer.checkpoint.retention import RetentionConfig
-from dtj_trainer.checkpoint.store import CheckpointConfig, CheckpointStore
+from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.trainer import Trainer
 

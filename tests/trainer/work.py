@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from dtj_trainer.batch_size import fits, largest_that_fits
+from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, leaves
-from dtj_trainer.checkpoint.store import CheckpointConfig
 from dtj_trainer.cli import guarded
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import LoaderConfig

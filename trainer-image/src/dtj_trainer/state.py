@@ -25,8 +25,9 @@ from typing import Any, Literal
 import torch
 
 from dtj_agent import names
+from dtj_trainer.checkpoint.config import DEFAULT_EVERY_STEPS, CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents
-from dtj_trainer.checkpoint.store import DEFAULT_EVERY_STEPS, CheckpointConfig, CheckpointStore, SaveResult
+from dtj_trainer.checkpoint.store import CheckpointStore, SaveResult
 from dtj_trainer.comm.group import Group
 from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import CheckpointError, ConfigError, LeaseLost, SinkError, Stopped

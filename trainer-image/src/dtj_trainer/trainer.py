@@ -21,6 +21,7 @@ from dtj_trainer.checkpoint import rng
 from dtj_trainer.comm.group import Group
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import Cut, LoaderConfig, StreamData, StreamOrder, batches
+from dtj_trainer.data.nested import first, to_device
 from dtj_trainer.data.order import DataOrder, edges
 from dtj_trainer.data.source import BatchDataset, MapDataset, in_order
 from dtj_trainer.early_stop import EarlyStop
@@ -310,24 +311,3 @@ class Trainer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:  # after an error peers may be gone, and an orderly goodbye would wait for them
             self.close()
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Tensors in nested tuples, lists and dicts, moved."""
-    return on_tensors(batch, lambda t: t.to(device, non_blocking=True))
-
-
-def first(batch: Any, n: int) -> Any:
-    """The first n samples of a batch."""
-    return on_tensors(batch, lambda t: t[:n])
-
-
-def on_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nesting of tuples, lists and dicts with every tensor changed."""
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(on_tensors(b, change) for b in batch)
-    if isinstance(batch, dict):
-        return {k: on_tensors(b, change) for k, b in batch.items()}
-    return batch

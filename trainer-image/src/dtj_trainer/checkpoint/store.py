@@ -7,19 +7,17 @@ torch.distributed.checkpoint over a gloo group of its own, hashes this rank's fi
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,47 +29,17 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from dtj_agent import names
 from dtj_trainer.checkpoint import folder, rng
+from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, Tree, assign, share_of
 from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
-from dtj_trainer.checkpoint.retention import RetentionConfig, to_remove
+from dtj_trainer.checkpoint.retention import to_remove
+from dtj_trainer.checkpoint.task import Task
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError, LeaseLost
 
 log = logging.getLogger(__name__)
-DEFAULT_EVERY_STEPS = 50
-WRITER_NICE = 19
 SHARED_FILE = "shared.pt"
 PRIVATE_FILE = "rank-%05d.pt"
-
-
-@dataclass(kw_only=True, slots=True)
-class CheckpointConfig:
-    """When and how checkpoints are made. Fields left None come from the environment that the agent gives."""
-
-    directory: Path | None = None
-    every_steps: int | None = None
-    """None: as the agent says, else 50."""
-    asynchronous: bool = True
-    """False: the training thread waits until the checkpoint is committed."""
-    retries: int = 2
-    """How often one save is tried again at once after the volume refused it."""
-    retry_seconds: float = 1.0
-    timeout_seconds: float = 600.0
-    """After this long a save counts as failed, and waiting for it ends."""
-    max_failures: int = 5
-    """So many failed saves in a row end the training with CheckpointError, and so does one that takes longer than
-    `timeout_seconds`; 0: train on without checkpoints, reporting each failure."""
-    retention: RetentionConfig = field(default_factory=RetentionConfig)
-
-    def __post_init__(self) -> None:
-        if self.every_steps is not None and self.every_steps < 1:
-            raise ConfigError(f"checkpoint.every_steps={self.every_steps}: write a number of steps, 1 or more")
-        if self.retries < 0 or self.retry_seconds < 0:
-            raise ConfigError("checkpoint.retries and checkpoint.retry_seconds: write 0 or more")
-        if self.timeout_seconds <= 0:
-            raise ConfigError(f"checkpoint.timeout_seconds={self.timeout_seconds}: write seconds above 0")
-        if self.max_failures < 0:
-            raise ConfigError(f"checkpoint.max_failures={self.max_failures}: write a count, or 0 for no limit")
 
 
 T = TypeVar("T")
@@ -96,9 +64,6 @@ Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Tells a person: type, reason, message of an event."""
 
 
-JOIN_SECONDS = 5.0  # for a thread that has its result, or is about to: it ends at once or hangs on the volume
-
-
 class CheckpointStore:
     """One rank's hold on the checkpoint folder. `save`, `load` and `drain` are called by all ranks in the same order."""
 
@@ -112,7 +77,7 @@ class CheckpointStore:
         self._stager = DefaultStager(
             StagingOptions(use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
         )
-        self._pending: _Task[SaveResult] | None = None
+        self._pending: Task[SaveResult] | None = None
         self._pending_since = 0.0
         self.stall_seconds = 0.0
         """How long the last `save` kept the training thread."""
@@ -134,7 +99,7 @@ class CheckpointStore:
             raise TypeError("the stager was built to stage at once and gave a future")
         shared = {"step": step, "parts": contents.shared()}
         self._pending_since = time.monotonic()
-        self._pending = _Task(partial(self._write, step, staged, shared, rng.capture(), metrics))
+        self._pending = Task(partial(self._write, step, staged, shared, rng.capture(), metrics))
         if not self._config.asynchronous:
             self._wait()
         self.stall_seconds = time.perf_counter() - started
@@ -324,50 +289,6 @@ class CheckpointStore:
             self._pending.join()
         if not self.busy:
             self._stager.close()
-
-
-class _Task(Generic[T]):
-    """`work` in a daemon thread, not an executor: the interpreter would wait for an executor's thread that a dead volume holds.
-
-    Whoever takes the result waits for the thread too: an interpreter that ends while a daemon thread is inside torch
-    unwinds it through C++ and aborts ("terminate called without an active exception").
-    """
-
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._future: Future[T] = Future()
-        self._work: Callable[[], T] | None = work
-        self._thread = threading.Thread(target=self._run, name="dtj-checkpoint", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        work, self._work = self._work, None
-        assert work is not None
-        with contextlib.suppress(OSError):  # on Linux this is the thread's own priority: training goes first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICE)
-        try:
-            result = work()
-        except BaseException as e:  # noqa: BLE001 - handed to whoever takes the result, nothing is swallowed
-            self._future.set_exception(e)
-        else:
-            del work  # the staged tensors go before anybody hears of the end
-            self._future.set_result(result)
-
-    def done(self) -> bool:
-        """The result is there."""
-        return self._future.done()
-
-    def wait(self, timeout: float) -> None:
-        """Until it is done. Raises concurrent.futures.TimeoutError after `timeout` seconds."""
-        self._future.exception(timeout)
-
-    def join(self) -> None:
-        """Until the thread is gone, for a few seconds at most: a volume that does not answer holds it for longer."""
-        self._thread.join(JOIN_SECONDS)
-
-    def result(self) -> T:
-        """What `work` gave or raised; call it when done."""
-        self.join()
-        return self._future.result()
 
 
 def _save_file(tree: Tree, path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dtj_trainer.checkpoint.store import CheckpointConfig
+from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.cli import Task, guarded
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
