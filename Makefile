@@ -37,6 +37,10 @@ test-controlplane: venv ## etcd, kube-apiserver and kube-controller-manager on l
 test-e2e: venv cluster-up deploy ## kind: the chart installed, real pods killed
 	@$(PYTEST) -s -m e2e --durations=30 tests
 
+.PHONY: benchmark-trainer
+benchmark-trainer: venv ## step time and checkpoint stalls beside bare torch loops (minutes; on a machine that does nothing else)
+	@$(PY) -m benchmarks.trainer
+
 .PHONY: lint
 lint: venv ## lint, format, types, import layers, generated files
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports --no-cache && $(PY) hack/generate.py --check

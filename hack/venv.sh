@@ -4,6 +4,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 
+# One at a time: two `make` at once would each remove what the other has made.
+if command -v flock >/dev/null 2>&1 && [ -z "${DTJ_VENV_LOCKED:-}" ]; then
+    DTJ_VENV_LOCKED=1 exec flock --timeout 1800 .venv.lock "$0"
+fi
+
 stamp=$(cat requirements/dev.lock operator/pyproject.toml trainer-image/pyproject.toml client/pyproject.toml hack/venv.sh | sha256sum | cut -c1-32)
 [ "$(cat .venv/.stamp 2>/dev/null || true)" = "$stamp" ] && exit 0
 

@@ -50,7 +50,7 @@ def test_killed_after_each_of_its_writes_it_does_nothing_twice_and_ends_the_same
     first: dict[str, str] = {}
 
     def children() -> dict[str, str]:
-        found = {"secret": objects.get("secrets", "j-agent"), "service": objects.get("services", "j")}
+        found = {"secret": objects.get("secrets", "j-dtj-agent"), "service": objects.get("services", "j")}
         found["set"] = objects.get("statefulsets", "j")
         uids = {kind: child["metadata"]["uid"] for kind, child in found.items() if child}
         for kind, uid in uids.items():

@@ -51,7 +51,7 @@ def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_
     job = submit()
     agents.words[job["metadata"]["uid"]] = running(step=5)
     eventually("it runs", lambda: objects.condition("j", "Running"))
-    for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-agent")):
+    for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
         owner = metadata["ownerReferences"]
         assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [(job["metadata"]["uid"], True, False)]
@@ -128,7 +128,7 @@ def test_deleting_a_job_leaves_nothing_and_needs_no_operator(
     # The garbage collector learns of a new kind only every 30 s.
     for plural in ("statefulsets", "services", "pods"):
         eventually(f"no {plural}", lambda plural=plural: not objects.list(plural), seconds=60)
-    eventually("no secret", lambda: not objects.get("secrets", "j-agent"))
+    eventually("no secret", lambda: not objects.get("secrets", "j-dtj-agent"))
     assert not objects.list(JOBS)
 
 

@@ -96,7 +96,7 @@ def test_the_children_are_owned_by_the_job_and_the_pods_carry_no_annotation_of_o
     job = make_job("owned").create()
     pods = eventually("three pods", lambda: (p := job.pods()) and len(p) == 3 and p, 30)
     uid = job.get()["metadata"]["uid"]
-    for kind, name in (("service", "owned"), ("statefulset", "owned"), ("secret", "owned-agent")):
+    for kind, name in (("service", "owned"), ("statefulset", "owned"), ("secret", "owned-dtj-agent")):
         child = job.kubectl.get(kind, name)
         assert child is not None
         assert [o["uid"] for o in child["metadata"]["ownerReferences"]] == [uid]

@@ -19,6 +19,15 @@ def finished(kind: str = "Complete") -> dict[str, Any]:
     return {"conditions": [ended], "completionTime": "2026-09-21T14:13:20Z", "observedGeneration": 1}
 
 
+def test_a_kept_pod_that_is_replaced_after_the_end_trains_no_more() -> None:
+    """With no peer left to tell it the outcome it would begin again, in a job that is Complete."""
+    _, child = started()
+    young = pods(1)[0]
+    young["metadata"]["creationTimestamp"] = "2026-09-21T14:13:21Z"
+    seen = Observed(stateful_set=child, service=service(), pods=(young,))
+    assert plan(job(finished(), cleanPodPolicy="None"), seen, NOW, SETTINGS).actions == (DELETE_PODS,)
+
+
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])
 @pytest.mark.parametrize(("policy", "actions"), [("All", (DELETE_PODS,)), ("None", ())])
 def test_pods_go_at_the_end_unless_the_policy_keeps_them(kind: str, policy: str, actions: tuple[Delete, ...]) -> None:

@@ -56,7 +56,7 @@ class Job:
     @property
     def secret_name(self) -> str:
         """Name of the Secret that holds the agents' key."""
-        return f"{self.name}-agent"
+        return f"{self.name}-dtj-agent"  # not a name that somebody else's Secret is likely to have: ours is applied by force
 
     @property
     def owner_reference(self) -> Object:

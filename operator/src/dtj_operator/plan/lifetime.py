@@ -44,10 +44,17 @@ def keeps_pods(obj: Object) -> bool:
     return bool((obj.get("spec") or {}).get("cleanPodPolicy") == "None")
 
 
+def _replaced(obj: Object, observed: Observed) -> bool:
+    """A pod was made after the end: what was kept is gone, and the new one may know of no outcome and train again."""
+    ended = unix(obj["status"].get("completionTime"))
+    made = [unix(pod["metadata"].get("creationTimestamp")) for pod in observed.pods]
+    return ended is not None and any(time is not None and time > ended for time in made)
+
+
 def _clean_up(obj: Object, observed: Observed) -> tuple[Action, ...]:
     """The pods hold GPUs: they go with their StatefulSet. Service and Secret cost nothing and go with the job."""
     child = observed.stateful_set
-    if child is None or keeps_pods(obj) or "deletionTimestamp" in child["metadata"]:
+    if child is None or "deletionTimestamp" in child["metadata"] or (keeps_pods(obj) and not _replaced(obj, observed)):
         return ()
     if all(owner.get("uid") != obj["metadata"]["uid"] for owner in child["metadata"].get("ownerReferences") or ()):
         return ()
