@@ -69,6 +69,10 @@ class Bench:
         for ordinal in ordinals:
             self.say(ordinal, "stopped", attempt=attempt, port=21000 + ordinal)
 
+    def wait(self, seconds: float) -> None:
+        self.time += seconds
+        self.do(self.coordinator.tick(self.now()))
+
     def running(self, **rules: Any) -> Bench:
         for ordinal in range(self.coordinator.rules.replicas):
             self.join(ordinal)
@@ -244,16 +248,35 @@ def test_the_budget_is_spent_by_the_failure_after_the_last_restart() -> None:
         assert bench.coordinator.outcome is None
         bench.fail(0, attempt=attempt)
         bench.stopped(0, attempt=attempt)
+        bench.wait(31)
     assert bench.coordinator.outcome is not None
     assert bench.coordinator.outcome["reason"] == "RestartBudgetSpent"
     assert bench.coordinator.outcome["restarts"] == {"inPlace": 3, "pod": 0, "counted": 3}
+
+
+def test_attempts_that_end_before_their_first_step_wait_for_each_other() -> None:
+    """What is broken for a moment (a volume, a name server) must not take the whole budget in a second."""
+    bench = Bench(1).running()
+    bench.fail(0, attempt=1)
+    bench.stopped(0, attempt=1)
+    assert bench.leases == [1, 2], "the first failure is answered at once"
+    bench.fail(0, attempt=2)
+    bench.stopped(0, attempt=2)
+    bench.wait(0.9)
+    assert bench.leases == [1, 2]
+    bench.wait(0.1)
+    assert bench.leases == [1, 2, 3]
+    bench.say(0, "progress", attempt=3, progress={"rank": 0, "step": 1, "stepped": True})
+    bench.fail(0, attempt=3)
+    bench.stopped(0, attempt=3)
+    assert bench.leases == [1, 2, 3, 4], "an attempt that did a step is followed at once"
 
 
 def test_a_checkpoint_newer_than_the_one_before_empties_the_count() -> None:
     bench = Bench(1, max_restarts=1).running()
     for attempt, step in ((1, 10), (2, 20)):
         checkpoint = {"step": step, "path": "p", "time": 1.0}
-        bench.say(0, "progress", attempt=attempt, progress={"rank": 0, "step": step, "checkpoint": checkpoint})
+        bench.say(0, "progress", attempt=attempt, progress={"rank": 0, "step": step, "stepped": True, "checkpoint": checkpoint})
         bench.fail(0, attempt=attempt)
         bench.stopped(0, attempt=attempt)
     same = {"step": 20, "path": "p", "time": 2.0}  # written again after a fall back: no progress that is new

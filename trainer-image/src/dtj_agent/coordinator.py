@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from dtj_agent import names, outcome
 from dtj_agent.attempt import Attempt
+from dtj_agent.backoff import Backoff
 from dtj_agent.budget import RestartBudget
 from dtj_agent.fence import Fence
 from dtj_agent.group import Close, Effect, Log, Peer, Rules, Send, WriteLease
@@ -46,6 +47,7 @@ class Coordinator:
         self._refused = ""  # who was refused last
         self._gathering_since = now.mono
         self._fence = Fence()
+        self._backoff = Backoff()
         self._sent_revision = history.revision
         self._effects: List[Effect] = []
 
@@ -232,6 +234,9 @@ class Coordinator:
                 return self._decide(outcome.FAILED, root["reason"], root["message"], root, now)
             if not self._count(root["message"], root, now):
                 return None
+            wait = self._backoff.failed(self.ledger.stepped, self.ledger.age(now), now.mono)
+            if wait:
+                self._log("the attempt ended before its first step: the next one waits %.0f s" % wait)
         for failure in self.attempt.loss_failures(now):
             self.history.failure(failure)
         self.phase = PHASE_RENDEZVOUS
@@ -279,7 +284,7 @@ class Coordinator:
             # Pod 0's agent was away when the last of them finished; their work is complete all the same.
             self.attempt = Attempt(self.history.attempt, [peer.ordinal for peer in chosen], self.rules.processes)
             return self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
-        else:
+        elif now.mono >= self._backoff.until:
             if self.recovery is not None and self.recovery.attempt == 0:
                 self.recovery.enter("rendezvous", now)
             attempt = self._fence.ask(self._known_attempt, now)

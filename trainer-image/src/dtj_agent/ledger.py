@@ -25,11 +25,17 @@ class Ledger:
         """Training after this time is in no checkpoint yet; None: not training."""
         self._running = False
         self._reporting_rank: Optional[int] = None
+        self.stepped = False
+        """The attempt has done a step, as far as its workers say."""
 
     def started(self, now: Now) -> None:
         self._started = now.mono
         self._unkept_since = self._reporting_rank = None
-        self._running = True
+        self._running, self.stepped = True, False
+
+    def age(self, now: Now) -> float:
+        """Seconds since the attempt started."""
+        return now.mono - self._started
 
     def broken(self) -> None:
         """The attempt stops before its end."""
@@ -55,6 +61,7 @@ class Ledger:
         """What a member's workers reported. `recovery`: the one that led to this attempt, if any."""
         if self._running and self._unkept_since is None and report.get("phase") != "loading":
             self._unkept_since = now.mono
+        self.stepped = self.stepped or bool(report.get("stepped"))
         if recovery is not None and not recovery.is_finished:
             if report.get("resumedStep") is not None:
                 recovery.resumed_step = report["resumedStep"]
