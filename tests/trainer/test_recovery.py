@@ -25,9 +25,10 @@ def losses(directory: Path) -> dict[int, float]:
 def test_a_run_killed_and_resumed_has_bit_for_bit_the_losses_of_an_undisturbed_one(tmp_path: Path, world: int) -> None:
     undisturbed, broken = tmp_path / "a", tmp_path / "b"
     whole = finished(world, [*DIGITS, "--checkpoint-dir", str(undisturbed)], tmp_path)
-    slow = [*DIGITS, "--checkpoint-dir", str(broken), "--checkpoint-every", "10", "--step-time-ms", "10"]
+    slow = [*DIGITS, "--checkpoint-dir", str(broken), "--checkpoint-every", "10", "--step-time-ms", "60"]
     with ranks(world, slow, tmp_path) as group:
-        group.wait_for(lambda: (broken / "step-00000020").is_dir() and len(history(broken)) > 25)
+        # Whichever it is: on a busy machine a save is skipped while the one before is still being written.
+        group.wait_for(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
         group.signal(signal.SIGKILL)
         assert group.wait() == [-signal.SIGKILL] * world
     resumed = finished(world, [*DIGITS, "--checkpoint-dir", str(broken)], tmp_path)
