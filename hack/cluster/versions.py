@@ -11,7 +11,7 @@ KIND = "0.33.0"
 DEBIAN = "bookworm"
 # The toolchain that is fetched where `go` on PATH is absent or older than what Kubernetes asks for.
 GO_MINIMUM = (1, 26)
-GO_TOOLCHAIN = "1.26.8"
+GO_TOOLCHAIN = "1.26.6"
 
 
 @dataclass(frozen=True)
