@@ -70,14 +70,17 @@ def test_a_torn_newest_checkpoint_is_reported_put_aside_and_the_one_before_it_ta
     directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "20"]
     finished(2, command, tmp_path)
+    # The first and the last are always there; one between is skipped while the one before is still being written.
+    *_, before, newest = sorted(path.name for path in directory.glob("step-*"))
+    assert newest == "step-00000067"
     file = next((directory / "step-00000067").glob("__1_*"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with agent:
         output = finished(2, command, tmp_path, DTJ_ATTEMPT="2", DTJ_AGENT_SOCKET=str(agent.path))
-    assert "resumed from step-00000060" in output
-    (event,) = [h["event"] for h in agent.heard if "event" in h]
+    assert f"resumed from {before}" in output
+    (event,) = [h["event"] for h in agent.heard if "event" in h and h["event"]["reason"] != "CheckpointSlow"]
     assert (event["type"], event["reason"]) == ("Warning", "CheckpointTorn")
     assert "step-00000067" in event["message"]
     assert file.name in event["message"]
@@ -96,17 +99,16 @@ def test_a_checkpoint_of_another_model_is_refused_for_good_with_what_to_do(tmp_p
 
 
 def test_an_attempt_whose_lease_is_taken_commits_nothing_and_leaves(tmp_path: Path) -> None:
-    directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
+    directory = tmp_path / "checkpoints"
     directory.mkdir()
     (directory / "attempt").write_text("1")
-    command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "10", "--step-time-ms", "10"]
-    with agent, ranks(2, command, tmp_path, DTJ_ATTEMPT="1", DTJ_AGENT_SOCKET=str(agent.path)) as group:
+    command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "10", "--step-time-ms", "40"]
+    with ranks(2, command, tmp_path, DTJ_ATTEMPT="1") as group:
         group.wait_for(lambda: (directory / "step-00000010").is_dir())
         (directory / "attempt").write_text("2")
         taken_at = history(directory)[-1]["step"]
         codes = group.wait()
     assert all(code not in (0, None) for code in codes)
-    assert "CheckpointLeaseLost" in {h["event"]["reason"] for h in agent.heard if "event" in h}
-    assert "attempt 2 owns" in group.output()
+    assert "attempt 2 owns" in group.output(), "whichever rank is the first to know it says so"
     newest = max(int(p.name.removeprefix("step-")) for p in directory.glob("step-*"))
     assert newest <= taken_at
