@@ -41,6 +41,10 @@ test-e2e: venv cluster-up deploy ## kind: the chart installed, real pods killed
 benchmark-trainer: venv ## step time and checkpoint stalls beside bare torch loops (minutes; on a machine that does nothing else)
 	@$(PY) -m benchmarks.trainer
 
+.PHONY: figures
+figures: venv ## train both examples here and draw their curves into docs/figures
+	@$(PY) docs/figures/make.py
+
 .PHONY: lint
 lint: venv ## lint, format, types, import layers, generated files
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports --no-cache && $(PY) hack/generate.py --check
