@@ -31,7 +31,11 @@ class Guard:
     def __exit__(self, *error: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(CLOSE_SECONDS)
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:  # what it cleans up after has ended in order: it is not needed
+            self._process.kill()
+            self._process.wait(CLOSE_SECONDS)
 
 
 def main() -> None:

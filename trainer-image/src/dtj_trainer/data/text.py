@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,14 +47,17 @@ def standard_library(limit: int) -> str:
 
 
 def token_file(path: Path, limit: int) -> Path:
-    """Makes the token file unless it is there. One process of a node writes, aside and renamed; the others wait."""
+    """Makes the token file unless it is there, aside and renamed.
+
+    Processes that find none at the same time each write the same bytes: nobody waits for a lock, which on a network volume
+    may be held by a node that is gone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            aside = path.with_suffix(".part")
-            encode(standard_library(limit)).tofile(aside)
-            aside.rename(path)
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as aside:
+            aside.write(encode(standard_library(limit)).tobytes())
+        Path(aside.name).chmod(0o644)
+        Path(aside.name).rename(path)
     return path
 
 
