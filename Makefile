@@ -23,14 +23,23 @@ demo: venv ## the main job with no cluster: four gloo workers, one killed on the
 	@$(PY) -m dtj.main run examples/demo.yaml --fresh --kill worker:1@step=150
 
 .PHONY: test
-test: lint test-fast test-controlplane test-e2e ## everything: lint, fast tests, real API server, kind
+test: lint test-fast ## everything: lint, fast tests, real API server, kind
+	@$(MAKE) --no-print-directory -j2 test-controlplane cluster-ready  # the cluster comes up meanwhile: that is mostly waiting
+	@$(MAKE) --no-print-directory test-e2e
+
+.PHONY: cluster-ready
+cluster-ready:
+	@$(MAKE) --no-print-directory cluster-up
+	@$(MAKE) --no-print-directory deploy
 
 .PHONY: test-fast
 test-fast: venv ## no cluster: planners, agents as real processes, gloo trainings
+	@$(CLUSTER) bin helm >/dev/null  # built once, before the deadline of any test runs
 	@$(PYTEST) $(TWO) -m "not controlplane and not e2e" --durations=15 tests
 
 .PHONY: test-controlplane
 test-controlplane: venv ## etcd, kube-apiserver and kube-controller-manager on loopback
+	@$(CLUSTER) bin >/dev/null
 	@$(PYTEST) $(TWO) -m controlplane --durations=5 tests
 
 .PHONY: test-e2e
@@ -38,8 +47,15 @@ test-e2e: venv cluster-up deploy ## kind: the chart installed, real pods killed
 	@$(PYTEST) -s -m e2e --durations=30 tests
 
 .PHONY: benchmark-trainer
-benchmark-trainer: venv ## step time and checkpoint stalls beside bare torch loops (minutes; on a machine that does nothing else)
-	@$(PY) -m benchmarks.trainer
+benchmark-trainer: venv ## step time, memory, checkpoint stalls beside torch, Lightning, Accelerate; writes its README's tables (10 minutes, idle machine)
+	@./benchmarks/venv.sh
+	@build/benchmarks-venv/bin/python -m benchmarks.trainer --trials $(or $(TRIALS),10) --out benchmarks/trainer/results.json
+	@build/benchmarks-venv/bin/python -m benchmarks.trainer --render
+
+.PHONY: benchmark-gpu
+benchmark-gpu: venv ## MFU, precision, compile, recompute, batch edge, checkpoint stall of a 1B GPT on one CUDA GPU; writes its README's tables
+	@$(PY) -m benchmarks.gpu --trials $(or $(TRIALS),10) --out benchmarks/gpu/results.json
+	@$(PY) -m benchmarks.gpu --render
 
 .PHONY: figures
 figures: venv ## train both examples here and draw their curves into docs/figures

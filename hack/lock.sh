@@ -20,9 +20,18 @@ deps trainer-image/pyproject.toml torch telemetry > "$tmp/trainer.in"
 # The trainer image's early layer: torch and what it needs, so that no other change downloads it again.
 grep -E '^(torch|numpy)[=<>]' "$tmp/trainer.in" > "$tmp/torch.in"
 deps client/pyproject.toml > "$tmp/client.in"
+echo "uv==0.13.9" | compile -o requirements/install.lock -
 compile -o requirements/dev.lock "$tmp/operator.in" "$tmp/trainer.in" "$tmp/client.in" requirements/dev.in
 # The images take the versions that the tests ran with.
 compile -c requirements/dev.lock -o requirements/operator.lock "$tmp/operator.in"
 compile -c requirements/dev.lock -o requirements/torch.lock "$tmp/torch.in"
 compile -c requirements/dev.lock -o requirements/trainer.lock "$tmp/trainer.in"
+compile -c requirements/dev.lock -o "$tmp/benchmarks.lock" requirements/benchmarks.in
+# benchmarks/venv.sh lays this over .venv, so what dev.lock has is left out.
+python3 - requirements/dev.lock "$tmp/benchmarks.lock" > requirements/benchmarks.lock <<'PY'
+import re, sys
+base, whole = (re.split(r"^(?=\S+==)", open(path).read(), flags=re.M)[1:] for path in sys.argv[1:])
+have = {entry.split("==")[0] for entry in base}
+sys.stdout.writelines(entry for entry in whole if entry.split("==")[0] not in have)
+PY
 sed -i "s#$tmp/##g" requirements/*.lock

@@ -1,48 +1,63 @@
-"""python -m benchmarks.trainer [throughput] [checkpoint] [overhead] [--trials 10] [--world 2] [--out results.json]"""
+"""What the trainer costs beside bare torch loops, Lightning and Accelerate; prints Markdown tables."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+from benchmarks.report import Rows, circumstances, render, rendered, save
+from benchmarks.trainer import checkpoint, memory, throughput
+from benchmarks.trainer.arms import ARMS, installed
+from benchmarks.trainer.group import run
+from benchmarks.trainer.results import README, RESULTS, TABLES
 
-from benchmarks.trainer import checkpoint, throughput
-from benchmarks.trainer.group import run, table
+ALL = ["throughput", "memory", "checkpoint", "overhead"]
+MEMORY_TRIALS = 3  # of 9 fresh groups each; they differ by a few MB
+
+
+def measure(what: str, world: int, trials: int, volume: str | None) -> Iterator[tuple[str, Rows]]:
+    """(table, rows)."""
+    match what:
+        case "throughput":
+            for workload in throughput.WORKLOADS:
+                yield f"throughput-{workload}", run(world, throughput.measure, trials, workload)
+        case "memory":
+            peaks, states = memory.measure(world, trials)
+            yield "memory-peak", peaks
+            yield "memory-state", states
+        case "checkpoint":
+            stalls, steps = run(world, checkpoint.measure, trials, volume)
+            yield "stall", stalls
+            yield "beside-writing", steps
+        case "overhead":
+            yield "overhead", run(world, throughput.overhead, trials)
 
 
 def main() -> int:
-    """Measures what is asked for and prints Markdown tables."""
+    """Measures what is asked for."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.trainer", description=__doc__)
-    p.add_argument("what", nargs="*", choices=["throughput", "checkpoint", "overhead", []], default=[])
+    p.add_argument("what", nargs="*", choices=[*ALL, []], default=[], help=f"default: {' '.join(ALL)}")
     p.add_argument("--trials", type=int, default=10)
     p.add_argument("--world", type=int, default=2)
     p.add_argument("--volume", help="where checkpoints are written; default: the temporary folder")
-    p.add_argument("--out", type=Path, help="all numbers as JSON")
+    p.add_argument("--out", type=Path, help="put the rows into this JSON file; what else is in it stays")
+    p.add_argument("--render", action="store_true", help=f"measure nothing: put the tables of {RESULTS.name} into {README.name}")
     args = p.parse_args()
-    wanted = args.what or ["throughput", "checkpoint", "overhead"]
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    machine += f", torch {torch.__version__}, gloo, {args.world} ranks"
-    print(f"{machine}\n")
-    results: dict[str, object] = {"machine": machine}
-    if "throughput" in wanted:
-        rows = run(args.world, throughput.measure, args.trials)
-        print(table("A training step", "ms", rows, "bare DDP loop"))
-        results["throughput ms"] = rows
-    if "checkpoint" in wanted:
-        stalls, steps = run(args.world, checkpoint.measure, args.trials, args.volume)
-        print(table("Stall of the training thread for a checkpoint of 151 MB", "ms", stalls, "dcp.save"))
-        print(table("A step beside the writing", "ms", steps, "nothing is written"))
-        results |= {"stall ms": stalls, "step beside writing ms": steps}
-    if "overhead" in wanted:
-        rows = run(args.world, throughput.overhead, args.trials)
-        print(table("Telling (meter, records, progress, agreement) as a part of a step", "%", rows, "CPU time"))
-        results["overhead %"] = rows
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1))
+    if args.render:
+        README.write_text(rendered(README.read_text(), TABLES, json.loads(RESULTS.read_text())))
+        return 0
+    left_out = [name for name in ARMS if name not in installed()]
+    if left_out:
+        print(f"{', '.join(left_out)}: not installed here; `make benchmark-trainer` has them\n")
+    for what in args.what or ALL:
+        trials = min(args.trials, MEMORY_TRIALS) if what == "memory" else args.trials
+        how = circumstances(trials, f"gloo, {args.world} ranks")
+        for key, rows in measure(what, args.world, trials, args.volume):
+            print(render(TABLES[key], rows, how), flush=True)
+            if args.out:
+                save(args.out, TABLES, {key: (rows, how)})
     return 0
 
 

@@ -1,15 +1,21 @@
 """How long the training thread stands still for a checkpoint: ours beside torch.save, dcp.save, dcp.async_save and memcpy.
 
-And what the writing in the background costs the steps beside it.
+And what the writing in the background costs the steps beside it, which can't be less than what the same bytes cost when
+another process writes and hashes them: the page cache, the disk and the caches of the cores are shared in any case.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -29,6 +35,51 @@ from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.trainer import Trainer
+
+_SCRIBE = """
+import hashlib, os, sys
+os.nice(19)
+content = memoryview(os.urandom(1 << 20) * int(sys.argv[2]))
+print("ready", flush=True)
+while sys.stdin.readline():
+    with open(sys.argv[1], "wb") as file:
+        for start in range(0, len(content), 12 << 20):
+            part = content[start : start + (12 << 20)]
+            hashlib.sha256(part)
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    print("written", flush=True)
+"""
+
+
+class Scribe:
+    """A process of the lowest priority that writes, hashes and syncs as many bytes as one rank's share, when told to."""
+
+    def __init__(self, path: Path, mebibytes: int) -> None:
+        command = [sys.executable, "-c", _SCRIBE, str(path), str(mebibytes)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.wait()
+
+    def begin(self) -> None:
+        """Returns at once."""
+        assert self._process.stdin
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def busy(self) -> bool:
+        """Not written yet."""
+        assert self._process.stdout
+        return not select.select([self._process.stdout], [], [], 0)[0]
+
+    def wait(self) -> None:
+        """Until it is written."""
+        assert self._process.stdout
+        assert self._process.stdout.readline(), "the scribe has ended"
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.communicate(timeout=60)
 
 
 class Bench:
@@ -93,18 +144,19 @@ class Bench:
         dcp.save(self._tree(), checkpoint_id=self._path())
         return lambda: None
 
-    def _async(self, kind: AsyncCheckpointerType) -> Callable[[], object]:
+    def async_save(self, kind: AsyncCheckpointerType) -> Future[Any]:
+        """Begins it."""
         future = dcp.async_save(self._tree(), checkpoint_id=self._path(), process_group=self.gloo, async_checkpointer_type=kind)
         assert isinstance(future, Future)
-        return future.result
+        return future
 
     def dcp_async_thread(self) -> Callable[[], object]:
         """With its defaults."""
-        return self._async(AsyncCheckpointerType.THREAD)
+        return self.async_save(AsyncCheckpointerType.THREAD).result
 
     def dcp_async_process(self) -> Callable[[], object]:
         """With its defaults."""
-        return self._async(AsyncCheckpointerType.PROCESS)
+        return self.async_save(AsyncCheckpointerType.PROCESS).result
 
     def memcpy(self) -> Callable[[], object]:
         """The whole state into buffers that are there: what a save that stages everything can't beat."""
@@ -125,10 +177,32 @@ class Bench:
         return wait
 
 
-def measure(trials: int, volume: str | None) -> tuple[Rows, Rows]:
-    """(stalls in ms by way of saving, milliseconds a step while nothing and while something is written)."""
+NOTHING, OURS, DCP, SCRIBE = "nothing is written", "ours is being written", "dcp.async_save, thread", "as much by another process"
+
+
+@contextlib.contextmanager
+def _bench(volume: str | None) -> Iterator[Bench]:
     folder = Path(volume or tempfile.gettempdir(), "dtj-benchmark-checkpoint")
-    bench = Bench(folder)
+    yield Bench(folder)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(trials: int, volume: str | None) -> tuple[Rows, Rows]:
+    """(stalls in ms by way of saving, mean milliseconds of the steps while nothing and while something is written)."""
+    with _bench(volume) as bench:
+        return _stalls(bench, trials), _beside(bench, trials)
+
+
+def _turning(names: list[str], trials: int) -> Iterator[tuple[int, str]]:
+    """(trial, arm) in an order that turns; trial 0 only warms up."""
+    for trial in range(trials + 1):
+        first = trial % len(names)
+        yield from ((trial, name) for name in names[first:] + names[:first])
+
+
+def _stalls(bench: Bench, trials: int) -> Rows:
     ways = {
         "torch.save on rank 0, fsync, barrier": bench.torch_save,
         "dcp.save": bench.dcp_save,
@@ -137,25 +211,50 @@ def measure(trials: int, volume: str | None) -> tuple[Rows, Rows]:
         "memcpy of the whole state": bench.memcpy,
         "ours, asynchronous": bench.ours,
     }
-    stalls: Rows = {name: [] for name in ways}
-    steps: Rows = {"nothing is written": [], "ours is being written": [], "dcp.async_save, thread, is being written": []}
-    names = list(ways)
-    for trial in range(trials + 1):
-        for name in names[trial % len(names) :] + names[: trial % len(names)]:
-            bench.step()
-            dist.barrier()
-            started = time.perf_counter()
-            wait = ways[name]()
-            stall = (time.perf_counter() - started) * 1000
-            beside = {"ours, asynchronous": 1, "dcp.async_save, thread": 2}.get(name, 0)
-            took = [bench.step() for _ in range(3)]  # while it is written, if it is
+    rows: Rows = {name: [] for name in ways}
+    for trial, name in _turning(list(ways), trials):
+        bench.step()
+        dist.barrier()
+        started = time.perf_counter()
+        wait = ways[name]()
+        stall = (time.perf_counter() - started) * 1000
+        wait()
+        dist.barrier()
+        if trial:
+            rows[name].append(stall)
+    return rows
+
+
+def _beside(bench: Bench, trials: int) -> Rows:
+    """Each value is the mean of the steps from the hand-over until all ranks have written; of as many as that without."""
+    gather, usual = bench.trainer.group.gather, 8
+    mebibytes = sum(t.nbytes for t in bench.buffers) // dist.get_world_size() >> 20
+    scribe = Scribe(bench.folder / f"scribe-{dist.get_rank()}", mebibytes)
+    rows: Rows = {name: [] for name in (NOTHING, OURS, DCP, SCRIBE)}
+    for trial, name in _turning(list(rows), trials):
+        bench.step()
+        dist.barrier()
+        took: list[float] = []
+        if name == NOTHING:
+            took = [bench.step() for _ in range(usual)]
+        elif name == SCRIBE:
+            scribe.begin()
+            while gather(torch.tensor([float(scribe.busy())])).any():
+                took.append(bench.step())
+            scribe.wait()
+        elif name == OURS:
+            wait = bench.ours()
+            while gather(torch.tensor([float(bench.store.busy)])).any():
+                took.append(bench.step())
             wait()
-            dist.barrier()
-            if trial:
-                stalls[name].append(stall)
-                if beside or name == "memcpy of the whole state":
-                    steps[list(steps)[beside]] += took
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-    return stalls, steps
+            usual = len(took)
+        else:
+            future = bench.async_save(AsyncCheckpointerType.THREAD)
+            while gather(torch.tensor([float(not future.done())])).any():
+                took.append(bench.step())
+            future.result()
+        dist.barrier()
+        if trial:
+            rows[name].append(statistics.mean(took))
+    scribe.close()
+    return rows

@@ -5,20 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
+from benchmarks.report import Rows as Rows
+
+PRELOAD = ["accelerate", "lightning.pytorch"]  # where they are installed
 _context = multiprocessing.get_context("forkserver")
-Rows = dict[str, list[float]]
 
 
 def run(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 1800) -> Any:
     """`work(*arguments)` on every rank, with torchrun's environment; rank 0's result."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch: one thread a rank, as under the agent
-    _context.set_forkserver_preload(["torch._dynamo", "dtj_trainer.cli", "benchmarks.trainer.group"])
+    _context.set_forkserver_preload(["torch._dynamo", "dtj_trainer.cli", "benchmarks.trainer.group", *PRELOAD])
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -43,17 +44,7 @@ def run(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 
 def _rank(rank: int, world: int, port: int, results: SimpleQueue[Any], work: Callable[..., Any], arguments: Any) -> None:
     own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     os.environ.update({k: str(v) for k, v in own.items()} | {"MASTER_ADDR": "127.0.0.1"})
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the arms log: written, and not between the tables
     result = work(*arguments)
     if rank == 0:
         results.put(result)
-
-
-def table(title: str, unit: str, rows: Mapping[str, list[float]], reference: str) -> str:
-    """A Markdown table of medians and worst values, and each median beside that of `reference`."""
-    base = statistics.median(rows[reference])
-    lines = [f"### {title}", "", f"| arm | median {unit} | worst {unit} | beside {reference} | trials |"]
-    lines.append("|---|---:|---:|---:|---:|")
-    for name, values in rows.items():
-        median = statistics.median(values)
-        lines.append(f"| {name} | {median:.2f} | {max(values):.2f} | {median / base:.2f}x | {len(values)} |")
-    return "\n".join(lines) + "\n"

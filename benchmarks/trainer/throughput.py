@@ -2,169 +2,130 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import socket
+import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+import torch.distributed as dist
 
+from benchmarks.trainer.arms import ARMS, BARE_DDP, installed
 from benchmarks.trainer.group import Rows
+from benchmarks.trainer.workloads import GPT, MLP, Workload, same_losses
+from dtj_trainer.comm.clock import Clock
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.data.source import TensorData
-from dtj_trainer.examples import gpt
-from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.state import State, StateConfig
-from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, StrategyConfig, blocks
+from dtj_trainer.strategies import DdpConfig, StrategyConfig
+from dtj_trainer.strategies.ddp import Ddp
 from dtj_trainer.trainer import Trainer
 
-STEPS = 40
-WARMUP = 3
-BATCH = 8
-BLOCK = 64
+WORKLOADS = {"gpt": GPT, "mlp": MLP}
 
 
-def model() -> nn.Module:
-    """0.8 M parameters: a step of some tens of milliseconds on one core, so that overheads show."""
-    torch.manual_seed(0)
-    return gpt.Gpt(gpt.GptConfig(block=BLOCK, layers=4, heads=4, width=128))
+def turn(names: list[str], trial: int) -> list[str]:
+    """The order of a trial: it begins at another arm each time, and every second one goes backwards."""
+    at = trial % len(names)
+    order = names[at:] + names[:at]
+    return order[::-1] if trial % 2 else order
 
 
-def data() -> TensorData:
-    """Random tokens in memory."""
-    drawn = torch.randint(0, gpt.VOCABULARY, (512, BLOCK + 1), generator=torch.Generator().manual_seed(0))
-    return TensorData(drawn[:, :-1], drawn[:, 1:])
-
-
-class Clock:
-    """Milliseconds a step between the end of the warm-up and the last step."""
-
-    def __init__(self) -> None:
-        self.started = 0.0
-        self.milliseconds = 0.0
-
-    def after_step(self, step: int) -> None:
-        """Call after each step, from 0."""
-        if step + 1 == WARMUP:
-            self.started = time.perf_counter()
-        if step + 1 == WARMUP + STEPS:
-            self.milliseconds = (time.perf_counter() - self.started) / STEPS * 1000
-
-
-def bare(wrap: Callable[[nn.Module], nn.Module], trainer: Trainer) -> float:
-    """The loop as one writes it with torch alone."""
-    wrapped = wrap(model())
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
-    samples, clock, mine = data(), Clock(), BATCH // trainer.group.world_size
-    for step in range(WARMUP + STEPS):
-        start = (step * BATCH + trainer.group.rank * mine) % 500
-        loss = gpt.loss(wrapped, samples.get_batch(range(start, start + mine)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        clock.after_step(step)
-    return clock.milliseconds
-
-
-def ours(strategy: StrategyConfig, trainer: Trainer) -> float:
-    """The same by the Trainer, with its defaults: logging every 10 steps, meters, agreement, progress."""
-    trainer.config = TrainerConfig(
-        steps=WARMUP + STEPS,
-        global_batch_size=BATCH,
-        shuffle=False,
-        optimizer=OptimizerConfig(),
-        strategy=strategy,
-        state=StateConfig(),
-    )
-    clock = Clock()
-    trainer.fit(model(), data(), loss=gpt.loss, after_step=clock.after_step)
-    return clock.milliseconds
-
-
-def three_lines(trainer: Trainer) -> float:
-    """The bare loop with State's three lines in it."""
-    wrapped = DistributedDataParallel(model())
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3)
-    samples, clock, mine = data(), Clock(), BATCH // trainer.group.world_size
-    state = State.attach(StateConfig(), trainer.env, trainer.group, model=wrapped, optimizer=optimizer)
-    for step in state.steps(WARMUP + STEPS):
-        start = (step * BATCH + trainer.group.rank * mine) % 500
-        loss = gpt.loss(wrapped, samples.get_batch(range(start, start + mine)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        state.report(loss=loss, samples=BATCH)
-        clock.after_step(step)
-    return clock.milliseconds
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    """fully_shard as its own documentation does it."""
-    for block in blocks(model):
-        fully_shard(block)
-    fully_shard(model)
-    return model
-
-
-ARMS: dict[str, Callable[[Trainer], float]] = {
-    "bare DDP loop": lambda t: bare(DistributedDataParallel, t),
-    "State in that loop": three_lines,
-    "Trainer, ddp": lambda t: ours(DdpConfig(), t),
-    "Trainer, ddp_scratch": lambda t: ours(DdpScratchConfig(), t),
-    "bare fully_shard loop": lambda t: bare(sharded, t),
-    "Trainer, fsdp": lambda t: ours(FsdpConfig(), t),
-    "Trainer, fsdp_scratch": lambda t: ours(FsdpScratchConfig(), t),
-}
-
-
-def measure(trials: int) -> Rows:
-    """Every arm once a trial, in an order that turns, so that a busy moment of the machine hits all alike."""
+def measure(trials: int, workload: str) -> Rows:
+    """Every arm once a trial, so that a busy moment of the machine hits all alike. Raises RuntimeError if losses differ."""
     trainer = Trainer(TrainerConfig(steps=1))
-    rows: Rows = {name: [] for name in ARMS}
-    names = list(ARMS)
-    for trial in range(trials + 1):
-        for name in names[trial % len(names) :] + names[: trial % len(names)]:
-            took = ARMS[name](trainer)
-            if trial:  # the first one is for caches
-                rows[name].append(took)
+    rows = measure_in(trainer, trials, WORKLOADS[workload])
     trainer.close()
     return rows
 
 
-def overhead(trials: int) -> Rows:
-    """What the Trainer spends in telling (meter, records, progress, agreement), in per cent of the step's time.
+def measure_in(trainer: Trainer, trials: int, workload: Workload) -> Rows:
+    """See measure."""
+    rows: Rows = {name: [] for name in installed()}
+    wanted: torch.Tensor | None = None
+    for trial in range(trials + 1):
+        for name in turn(list(rows), trial) if trial else list(rows):
+            gc.collect()  # what the arm before has left is not for this one to clear away
+            dist.barrier()
+            run = ARMS[name](trainer, workload)
+            losses = run.losses()
+            if name == BARE_DDP and wanted is None:
+                wanted = losses
+            assert wanted is not None  # the bare loop is the first
+            same_losses(name, losses, wanted)
+            if trial:  # the first one is for caches
+                rows[name].append(run.milliseconds)
+            del run
+    return rows
 
-    CPU time is the cost. Wall time also has the wait for the slower rank, which the step's own all-reduce would have had.
+
+BLOCK = 10  # steps: as often as the Trainer tells by default
+PAIRS = 10  # of blocks in a trial
+
+
+def overhead(trials: int, strategy: StrategyConfig | None = None) -> Rows:
+    """What telling (meters, records, progress to an agent) adds to a step, in per cent of one where nothing is told.
+
+    One training in which blocks of steps are told of by turns. So a busy moment hits both kinds alike, and what a rank waits
+    for a slower one, in our gather or else in the next all-reduce, is in both: no function's time is added up.
     """
     trainer = Trainer(TrainerConfig(steps=1))
     rows: Rows = {"CPU time": [], "wall time": []}
-    spent = cpu = 0.0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            nonlocal spent, cpu
-            started, began = time.perf_counter(), time.thread_time()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                spent += time.perf_counter() - started
-                cpu += time.thread_time() - began
-
-        return inner
-
-    from dtj_trainer.telemetry.meter import Meter
-
-    kept = State._after_step, State.report, Meter.close_window
-    State._after_step, State.report, Meter.close_window = map(counted, kept)  # type: ignore[method-assign]
-    for _ in range(trials):
-        spent = cpu = 0.0
-        started = time.perf_counter()
-        ours(DdpConfig(), trainer)
-        took = time.perf_counter() - started
-        rows["wall time"].append(100 * spent / took)
-        rows["CPU time"].append(100 * cpu / took)
-    State._after_step, State.report, Meter.close_window = kept  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(f"{folder}/agent")
+        agent.setblocking(False)
+        trainer.env = replace(trainer.env, agent_socket=Path(folder, "agent"))
+        for _ in range(trials):
+            for name, per_cent in zip(rows, _on_and_off(trainer, strategy or DdpConfig(), agent), strict=True):
+                rows[name].append(per_cent)
     trainer.close()
     return rows
+
+
+def _on_and_off(trainer: Trainer, strategy: StrategyConfig, agent: socket.socket) -> tuple[float, float]:
+    """(CPU, wall) per cent that the median told block takes longer than the median other one, mean over all ranks."""
+    blocks: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    telling, before = True, (0.0, 0.0)
+
+    def after_step(step: int) -> None:
+        nonlocal telling, before
+        if step % BLOCK:
+            return
+        now = time.process_time(), time.perf_counter()
+        if step >= 2 * BLOCK:  # the first blocks are for caches
+            blocks[telling].append((now[0] - before[0], now[1] - before[1]))
+        telling = not telling
+        with contextlib.suppress(BlockingIOError):
+            while agent.recv(65536):
+                pass
+        before = time.process_time(), time.perf_counter()
+
+    def only(kept: Callable[..., Any], instead: Any = None) -> Callable[..., Any]:
+        return lambda *args, **kwargs: kept(*args, **kwargs) if telling else instead
+
+    due = State.due.fget
+    assert due is not None
+    changed = [(State, "due", property(only(due, False))), (State, "_log", only(State._log)), (Ddp, "finish", only(Ddp.finish))]
+    changed.append((Clock, "counting", only(Clock.counting, contextlib.nullcontext())))
+    config = TrainerConfig(
+        steps=(2 * PAIRS + 2) * BLOCK + 1,
+        global_batch_size=GPT.batch,
+        shuffle=False,
+        strategy=strategy,
+        state=StateConfig(log_every_steps=BLOCK),
+    )
+    trainer.config = config
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in changed:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        trainer.fit(GPT.model(), GPT.data(), loss=GPT.loss, after_step=after_step)
+    medians = {on: [statistics.median(column) for column in zip(*times, strict=True)] for on, times in blocks.items()}
+    added = [100 * (on / off - 1) for on, off in zip(medians[True], medians[False], strict=True)]
+    cpu, wall = trainer.group.gather(torch.tensor(added)).mean(0).tolist()
+    return cpu, wall

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hack.cluster import cache, docker, gobuild, nodeimage
-from hack.cluster.shell import ClusterError, log, run, succeeds
+from hack.cluster.shell import log, run, succeeds, wait_for
 from hack.cluster.versions import KIND, KUBERNETES
 
 WORKERS = 2
@@ -137,6 +138,14 @@ def create() -> None:
     (here / "recipe").write_text(recipe())
 
 
+def _thaw() -> None:
+    """cgroup v1: runc freezes a container while it sets it up. Killed meanwhile, it leaves processes that SIGKILL can't end."""
+    for path in Path("/sys/fs/cgroup/freezer").glob("docker/**/freezer.state"):
+        with contextlib.suppress(OSError):  # gone, or not ours to write: then the removal says so
+            if path.read_text().strip() != "THAWED":
+                path.write_text("THAWED")
+
+
 def delete() -> None:
     if not exists():
         return
@@ -146,7 +155,10 @@ def delete() -> None:
     command = ["delete", "cluster", "--name", name(), "--kubeconfig", str(kubeconfig())]
     if succeeds([program("kind"), *command], timeout=120) and not exists():
         return
+
     # kind gives up on containers in a state that it doesn't know; the engine does not.
-    run(["docker", "rm", "--force", "--volumes", *[node for node in nodes() if docker.exists(node)]], timeout=120)
-    if exists():
-        raise ClusterError(f"could not remove the containers of cluster {name()}: {', '.join(nodes())}")
+    def gone() -> bool:
+        _thaw()
+        return succeeds(["docker", "rm", "--force", "--volumes", *nodes()], timeout=120) or not exists()
+
+    wait_for(f"the end of the containers of cluster {name()}", gone, timeout=180)

@@ -39,6 +39,8 @@ if told("handle-sigterm"):
         print("saving on SIGTERM", flush=True)
         sys.exit(0)
     signal.signal(signal.SIGTERM, end)
+if told("report-on-sigterm"):
+    signal.signal(signal.SIGTERM, lambda *_: report(event={"type": "Warning", "reason": "LastWord", "message": "of %d" % rank}))
 if told("ignore-sigterm"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open(os.path.join(plan, "pid-%d" % rank), "w").write(str(os.getpid()))
@@ -52,7 +54,8 @@ while not told("finish"):
     report(phase="training", step=step, totalSteps=1000, loss=1.0 / step)
     if rank == 0 and told("save"):
         os.unlink(os.path.join(plan, "save"))
-        open(saved, "w").write(str(step))
+        open(saved + ".new", "w").write(str(step))
+        os.replace(saved + ".new", saved)
         report(checkpoint={"step": step, "path": saved, "time": time.time()})
     for name in ("exit-%d" % rank, "raise-%d" % rank):
         if told(name):

@@ -1,8 +1,8 @@
 """A deterministic world for the two state machines: virtual clock, network, volumes, processes and pods; a seed replays it.
 
 The machines are the real ones. What is simulated: links that break (noticed at once or after the heartbeat's silence), messages
-that take their time (in order on one link, in any order between links), workers that die, hang or finish, agents that crash,
-pods that are deleted, evicted or lost with their disks, a lease file on a volume that is slow or fails.
+that take their time (in order on one link, in any order between links), workers that die, hang, finish or can't be killed,
+agents that crash, pods that are deleted, evicted or lost with their disks, a lease file on a volume that is slow or fails.
 After every event the invariants are checked; when the faults stop, the job must end and every pod must hold the same outcome.
 """
 
@@ -18,7 +18,7 @@ from dtj_agent.coordinator import Coordinator
 from dtj_agent.group import Rules
 from dtj_agent.history import History
 from dtj_agent.member import Exited, Identity, Member
-from dtj_agent.messages import FINISHED, IDLE, Now, check
+from dtj_agent.messages import FINISHED, IDLE, STUCK, Now, check
 
 UID = "job-uid"
 FAULT_SECONDS = 60.0
@@ -36,6 +36,8 @@ class Worker:
         self.attempt = attempt
         self.asked = False
         self.exit_code: int | None = None
+        self.held = False
+        """In a system call that no signal ends."""
 
 
 class Link:
@@ -267,7 +269,7 @@ class World:
             self.after(0.02, pod.life_of(lambda: self.exit(pod, code, deadline)))
             return
         self.say(f"pod {pod.ordinal}: the agent exits with {code}")
-        if any(worker.exit_code is None for worker in pod.workers.values()):
+        if any(worker.exit_code is None and not worker.held for worker in pod.workers.values()):
             self.fail(f"pod {pod.ordinal}: the agent exits while workers run")
 
         def gone() -> None:
@@ -301,11 +303,11 @@ class World:
         """A rank can finish only with all the others; else it hangs in a collective until it is killed."""
         mates = self.group[worker.attempt]
         whole = len(mates) == self.replicas * self.processes
-        if worker.exit_code is None and whole and all(mate.exit_code in (None, 0) for mate in mates.values()):
+        if worker.exit_code is None and whole and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values()):
             self.end(pod, worker, 0)
 
     def end(self, pod: Pod, worker: Worker, code: int) -> None:
-        if worker.exit_code is not None:
+        if worker.exit_code is not None or worker.held:
             return
         worker.exit_code = code
         if code != 0 and not worker.asked:
@@ -325,15 +327,51 @@ class World:
 
     def stop(self, pod: Pod, grace: float) -> None:
         for worker in pod.workers.values():
-            if worker.exit_code is None:
+            if worker.exit_code is None and worker.held:
+                worker.asked = True
+                self.after(grace + names.STUCK_SECONDS, pod.life_of(lambda: self.held(pod)))
+            elif worker.exit_code is None:
                 worker.asked = True
                 dies = self.rng.choice((0.0, 0.01, grace, grace))
                 self.after(min(dies, grace), pod.life_of(lambda w=worker: self.end(pod, w, -15)))  # type: ignore[misc]
         self.after(grace + 0.02, pod.life_of(lambda: self.swept(pod)))
         self.swept(pod)
 
+    def hold(self, worker: Worker) -> None:
+        """It enters a system call that hangs. Who waits for it in a collective fails of that after a while."""
+        mates = [(p, mate) for p in self.pods for mate in p.workers.values() if mate.attempt == worker.attempt and mate != worker]
+        waiting = [(p, mate) for p, mate in mates if mate.exit_code is None and not mate.held]
+        if waiting and worker.exit_code is None:
+            pod, mate = self.rng.choice(waiting)
+            worker.held = True
+            self.after(self.rng.uniform(1.0, 15.0), pod.life_of(lambda: self.end(pod, mate, 1)))
+
+    def held(self, pod: Pod) -> None:
+        """SIGKILL did not help; the operator reads it from the coordinator and has the pod replaced, or what held it lets go."""
+        held = [worker for worker in pod.workers.values() if worker.held and worker.exit_code is None]
+        if not held or pod.member.state != "stopping":
+            return
+        self.member_does(pod, pod.member.workers_stuck("processes do not die", self.now()))
+
+        def operator() -> None:
+            hub = self.pods[0]
+            peer = hub.coordinator.peers.get(pod.ordinal) if hub.alive and hub.coordinator else None
+            if any(worker.exit_code is None for worker in held) and pod.alive:
+                if peer is not None and peer.state == STUCK and self.others_know(pod) and self.rng.random() < 0.7:
+                    self.say(f"the operator replaces pod {pod.ordinal}")
+                    self.bring_back(pod, keep_disk=False)
+                elif self.rng.random() < 0.2:
+                    for worker in held:
+                        worker.held = False
+                        self.end(pod, worker, -9)
+                    self.swept(pod)
+                else:
+                    self.after(2.0, pod.life_of(operator))
+
+        self.after(2.0, pod.life_of(operator))
+
     def swept(self, pod: Pod) -> None:
-        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state == "stopping":
+        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state in ("stopping", STUCK):
             pod.workers = {}
             pod.member.port += 1
             self.member_does(pod, pod.member.workers_gone(self.now()))
@@ -345,7 +383,7 @@ class World:
             return
         self.after(self.rng.expovariate(1 / 6.0), self.fault)
         pod = self.rng.choice(self.pods)
-        kind = self.rng.choice(("worker", "worker", "agent", "pod", "leave", "link", "partition"))
+        kind = self.rng.choice(("worker", "worker", "agent", "pod", "leave", "link", "partition", "held"))
         if not pod.alive or pod.leaving:
             return
         if kind in ("pod", "leave") and not self.others_know(pod):
@@ -354,6 +392,8 @@ class World:
         if kind == "worker" and pod.workers:
             worker = self.rng.choice(list(pod.workers.values()))
             self.end(pod, worker, self.rng.choice((-9, 1, -11)))
+        elif kind == "held" and pod.workers and pod.member.state == "running":
+            self.hold(self.rng.choice(list(pod.workers.values())))
         elif kind == "agent":
             self.bring_back(pod, keep_disk=True)
         elif kind == "pod":
@@ -414,7 +454,11 @@ class World:
     @property
     def is_over(self) -> bool:
         return self.time > FAULT_SECONDS and all(
-            pod.alive and pod.final is not None and pod.member.state == FINISHED and not pod.workers for pod in self.pods
+            pod.alive
+            and pod.final is not None
+            and pod.member.state == FINISHED
+            and not any(worker.exit_code is None and not worker.held for worker in pod.workers.values())
+            for pod in self.pods
         )
 
     def run(self) -> World:

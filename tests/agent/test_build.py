@@ -72,7 +72,8 @@ def test_nothing_heavy_is_imported() -> None:
 
 PURE = {
     "names", "errors", "messages", "budget", "diagnose", "history", "recovery", "ledger", "evidence", "outcome", "group",
-    "attempt", "backoff", "fence", "coordinator", "member", "progress", "lines", "status", "metrics", "http", "environment",
+    "attempt", "backoff", "fence", "flapping", "roster", "groupstate", "breaking", "coordinator", "member", "progress", "lines",
+    "status", "metrics", "http", "environment",
 }  # fmt: skip
 DOES_IO = {"os", "socket", "selectors", "threading", "time", "select", "sys", "shutil"}
 

@@ -6,81 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtj_agent import group, names
-from dtj_agent.coordinator import Coordinator
-from dtj_agent.group import Rules
+from dtj_agent import names
 from dtj_agent.history import History
-from dtj_agent.messages import Now, check
-
-WALL = 1_790_000_000.0
-
-
-class Bench:
-    """A coordinator and members that answer like real ones; time stands still unless it is moved."""
-
-    def __init__(
-        self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **rules: Any
-    ) -> None:
-        self.time = 1000.0
-        self.coordinator = Coordinator(Rules("uid", replicas, 2, **rules), history or History(), final, self.now())
-        self.sent: list[tuple[int, dict[str, Any]]] = []  # ordinal, message
-        self.closed: list[int] = []
-        self.leases: list[int] = []
-        self.grants = True
-
-    def now(self) -> Now:
-        return Now(self.time, WALL + self.time)
-
-    def do(self, effects: list[group.Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, group.Send):
-                self.sent.append((effect.conn % 10, check(effect.message)))
-            elif isinstance(effect, group.Close):
-                self.closed.append(effect.conn)
-            elif isinstance(effect, group.WriteLease):
-                self.leases.append(effect.attempt)
-                if self.grants:
-                    self.do(self.coordinator.lease_done(effect.attempt, None, None, self.now()))
-
-    def hello(self, ordinal: int, **changes: Any) -> dict[str, Any]:
-        hello = {
-            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}", "pod": f"j-{ordinal}",
-            "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal, "state": "idle", "attempt": 0,
-            "history": History().to_json(), "outcome": None, "crashed": False, "interrupted": None,
-        }  # fmt: skip
-        return check({**hello, **changes})
-
-    def join(self, ordinal: int, generation: int = 0, **changes: Any) -> None:
-        """Connection numbers end with the ordinal."""
-        self.do(self.coordinator.joined(generation * 10 + ordinal, self.hello(ordinal, **changes), self.now()))
-
-    def leave(self, ordinal: int, generation: int = 0, silence: float = 0.0) -> None:
-        self.do(self.coordinator.left(generation * 10 + ordinal, silence, self.now()))
-
-    def say(self, ordinal: int, type_: str, generation: int = 0, **fields: Any) -> None:
-        self.do(self.coordinator.received(generation * 10 + ordinal, check({"type": type_, **fields}), self.now()))
-
-    def fail(self, ordinal: int, exit_code: int = 1, tail: str = "", attempt: int = 1, oom: bool = False) -> None:
-        rank = ordinal * 2
-        failure = {"rank": rank, "exitCode": exit_code, "logTail": tail, "oom": oom}
-        self.say(ordinal, "failed", attempt=attempt, failures=[failure])
-
-    def stopped(self, *ordinals: int, attempt: int = 1) -> None:
-        for ordinal in ordinals:
-            self.say(ordinal, "stopped", attempt=attempt, port=21000 + ordinal)
-
-    def wait(self, seconds: float) -> None:
-        self.time += seconds
-        self.do(self.coordinator.tick(self.now()))
-
-    def running(self, **rules: Any) -> Bench:
-        for ordinal in range(self.coordinator.rules.replicas):
-            self.join(ordinal)
-        self.sent.clear()
-        return self
-
-    def messages(self, type_: str) -> list[tuple[int, dict[str, Any]]]:
-        return [(ordinal, message) for ordinal, message in self.sent if message["type"] == type_]
+from tests.agent.bench import Bench
 
 
 def test_an_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
@@ -95,84 +23,6 @@ def test_an_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
         (ordinal, 1, ordinal, 3, "10.0.0.0", 20000) for ordinal in range(3)
     ]
     assert (bench.coordinator.phase, bench.coordinator.phase_reason) == ("Running", "WorkersRunning")
-
-
-NUMBERS = {
-    "the first": ({}, [0, 0], 1),
-    "the operator's floor": ({"attempt_floor": 7}, [0, 0], 7),
-    "what a peer remembers": ({}, [0, 4], 5),
-    "the floor is below": ({"attempt_floor": 3}, [6, 0], 7),
-}
-
-
-@pytest.mark.parametrize(("rules", "known", "attempt"), NUMBERS.values(), ids=NUMBERS)
-def test_an_attempts_number_is_one_more_than_all_that_anyone_knows(rules: dict[str, int], known: list[int], attempt: int) -> None:
-    bench = Bench(2, **rules)
-    for ordinal, number in enumerate(known):
-        bench.join(ordinal, attempt=number)
-    assert bench.messages("start")[0][1]["attempt"] == attempt
-
-
-def test_a_lease_that_is_taken_raises_the_number() -> None:
-    bench = Bench(1)
-    bench.grants = False
-    bench.join(0)
-    bench.grants = True
-    bench.do(bench.coordinator.lease_done(1, 8, None, bench.now()))
-    assert (bench.leases, bench.messages("start")[0][1]["attempt"]) == ([1, 9], 9)
-
-
-def test_a_lease_that_another_has_written_since_ends_this_coordinators_attempts() -> None:
-    """Pod 0 was made anew, and this one lives on: it must not outbid the new one, whose workers would lose their lease."""
-    bench = Bench(1)
-    bench.join(0)
-    bench.fail(0)
-    bench.grants = False
-    bench.stopped(0)
-    bench.do(bench.coordinator.lease_done(2, 2, None, bench.now()))
-    bench.time += 100
-    bench.do(bench.coordinator.tick(bench.now()))
-    assert (bench.leases, len(bench.messages("start"))) == ([1, 2], 1)
-    assert (bench.coordinator.phase, bench.coordinator.phase_reason) == ("Rendezvous", "CheckpointLeaseLost")
-
-
-def test_a_lease_that_stands_there_after_an_error_is_this_coordinators_own() -> None:
-    """The volume failed after the rename."""
-    bench = Bench(1)
-    bench.join(0)
-    bench.fail(0)
-    bench.grants = False
-    bench.stopped(0)
-    bench.do(bench.coordinator.lease_done(2, None, "Input/output error", bench.now()))
-    bench.time += 2
-    bench.do(bench.coordinator.tick(bench.now()))
-    bench.do(bench.coordinator.lease_done(2, 2, None, bench.now()))
-    assert bench.leases == [1, 2, 2, 3]
-
-
-def test_a_lease_that_hangs_is_said_after_its_deadline_and_an_old_answer_counts_for_nothing() -> None:
-    bench = Bench(1)
-    bench.grants = False
-    bench.join(0)
-    bench.time += names.LEASE_DEADLINE_SECONDS + 1
-    bench.do(bench.coordinator.tick(bench.now()))
-    assert bench.coordinator.phase_reason == "CheckpointVolumeUnavailable"
-    assert "has not answered" in bench.coordinator.history.events[-1]["message"]
-    bench.do(bench.coordinator.lease_done(99, None, None, bench.now()))
-    assert not bench.messages("start")
-
-
-def test_a_member_that_leaves_before_the_lease_is_written_is_waited_for() -> None:
-    bench = Bench(2)
-    bench.grants = False
-    bench.join(0)
-    bench.join(1)
-    bench.leave(1)
-    bench.do(bench.coordinator.lease_done(1, None, None, bench.now()))
-    assert not bench.messages("start")
-    bench.grants = True
-    bench.join(1, generation=1)
-    assert bench.messages("start")[0][1]["attempt"] == 2
 
 
 def test_the_next_attempt_waits_until_every_member_has_stopped() -> None:
@@ -363,29 +213,6 @@ def test_a_second_agent_of_an_ordinal_is_refused_while_the_first_is_heard_of() -
     assert (bench.closed, bench.coordinator.phase) == ([11, 1], "Stopping")
 
 
-def test_an_agent_that_has_seen_a_later_attempt_than_this_coordinator_started_is_refused() -> None:
-    """Another coordinator has started that one: it has replaced this one."""
-    bench = Bench(2).running()
-    bench.leave(1)
-    bench.join(1, generation=1, attempt=2)
-    assert bench.closed == [11]
-    bench.join(1, generation=2, attempt=1)
-    assert bench.closed == [11]
-
-
-def test_an_attempt_is_numbered_anew_if_one_who_joins_while_its_lease_is_written_knows_a_later_one() -> None:
-    bench = Bench(1)
-    bench.grants = False
-    bench.join(0)
-    past = History()
-    past.attempt = 7
-    bench.join(1, attempt=7, history=past.to_json())  # a stand-in that is not needed now, but remembers
-    assert bench.leases == [1]
-    bench.do(bench.coordinator.lease_done(1, None, None, bench.now()))
-    assert not bench.messages("start")
-    assert bench.leases == [1, 8]
-
-
 def test_an_agent_of_another_job_is_refused() -> None:
     bench = Bench(1)
     bench.join(0, uid="another")
@@ -478,7 +305,42 @@ def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> No
     bench.do(bench.coordinator.tick(bench.now()))
     assert bench.coordinator.outcome is not None
     assert bench.coordinator.outcome["reason"] == "RendezvousTimeout"
-    assert bench.coordinator.outcome["message"] == "no attempt could start within 60 s: pods 1, 2 did not join"
+    assert bench.coordinator.outcome["message"] == (
+        "no attempt could start within 60 s: waiting for j-1 (never seen), j-2 (never seen)"
+    )
+
+
+def test_a_group_that_waits_says_for_whom_and_since_when() -> None:
+    bench = Bench(4).running()
+    bench.fail(0)
+    bench.stopped(0, 3)
+    assert bench.coordinator.phase_message(bench.now()) == "waiting for the workers of j-1, j-2 to end"
+    bench.leave(1)
+    bench.stopped(2)
+    bench.say(3, "leaving", grace=5.0)
+    bench.wait(12)
+    said = "waiting for j-1 (left 12 s ago), j-3 (its pod ends)"
+    assert (bench.coordinator.phase_message(bench.now()), bench.coordinator.waiting_for) == (said, [1, 3])
+    assert not bench.said(said)
+    bench.wait(18)
+    assert bench.said("waiting for j-1 (left 30 s ago), j-3 (its pod ends)"), "and in the log every half minute"
+    new = Bench(20)
+    new.join(0)
+    assert new.coordinator.phase_message(new.now()).endswith("j-8 (never seen), and 11 more")
+
+
+def test_a_group_that_is_whole_says_what_else_it_waits_for() -> None:
+    bench = Bench(1)
+    bench.grants = False
+    bench.join(0)
+    bench.wait(names.LEASE_DEADLINE_SECONDS + 1)
+    assert bench.coordinator.phase_message(bench.now()) == "the checkpoint volume has not answered for 11 s"
+    failing = Bench(1).running()
+    for attempt in (1, 2):
+        assert failing.coordinator.phase_message(failing.now()) == ""
+        failing.fail(0, attempt=attempt)
+        failing.stopped(0, attempt=attempt)
+    assert failing.coordinator.phase_message(failing.now()) == "the next attempt begins in 1 s"
 
 
 GARBAGE = {

@@ -99,7 +99,7 @@ def test_a_member_that_never_comes_ends_the_job_by_name(tmp_path: Path) -> None:
         group.start(0)
         assert group.wait_exit(0) == 1
         assert group.outcome()["reason"] == "RendezvousTimeout"
-        assert "pods 1 did not join" in group.outcome()["message"]
+        assert "waiting for j-1 (never seen)" in group.outcome()["message"]
     finally:
         group.close()
 

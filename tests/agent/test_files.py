@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -158,3 +160,53 @@ def _can_bind(port: int) -> bool:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", port))
         return True
+
+
+RACE = """
+import sys
+from dtj_agent.lease import raise_lease
+folder, attempts = sys.argv[1], int(sys.argv[2])
+sys.stdin.readline()  # both begin at once
+for attempt in range(1, attempts + 1):
+    if raise_lease(folder, attempt) is None:
+        print(attempt, flush=True)
+"""
+
+
+def test_of_two_coordinators_that_ask_at_once_each_number_goes_to_one(tmp_path: Path) -> None:
+    """A pod 0 that was replaced and lives on: the same host name, the same process number, the same next attempt."""
+    command = [sys.executable, "-c", RACE, str(tmp_path), "100"]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for each in both:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    won = [[int(line) for line in each.communicate(timeout=120)[0].split()] for each in both]
+    assert [each.returncode for each in both] == [0, 0], "nobody trips over the other's file"
+    assert not set(won[0]) & set(won[1]), "an attempt has one coordinator"
+    assert (tmp_path / names.LEASE_FILE).read_text() == "100\n"
+    assert [path.name for path in tmp_path.iterdir()] == [names.LEASE_FILE], "nothing is left aside"
+
+
+def test_a_number_over_which_a_coordinator_has_died_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "attempt.3").touch()
+    assert raise_lease(str(tmp_path), 3) == 3
+    assert raise_lease(str(tmp_path), 4) is None
+    assert [path.name for path in tmp_path.iterdir()] == [names.LEASE_FILE], "and swept up"
+    (tmp_path / "attempt.9").touch()
+    assert raise_lease(str(tmp_path), 5) == 9, "it gives way to a greater one that is being written"
+    assert (tmp_path / names.LEASE_FILE).read_text() == "4\n"
+
+
+def test_a_slow_coordinator_does_not_write_its_number_over_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped just before its rename, and meanwhile another writes the next number."""
+    rename = os.replace
+
+    def late(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "replace", rename)
+        assert raise_lease(str(tmp_path), 6) is None
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    assert raise_lease(str(tmp_path), 5) == 5, "it has not got it"
+    assert (tmp_path / names.LEASE_FILE).read_text() == "6\n"

@@ -83,8 +83,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("one", "attempt"), REFUSED.values(), ids=REFUSED)
 def test_a_start_is_refused(one: Member, attempt: int) -> None:
-    (effect,) = one.received({**START, "attempt": attempt}, NOW)
-    assert isinstance(effect, Log)
+    effects = one.received({**START, "attempt": attempt}, NOW)
+    assert [type(effect) for effect in effects] == [Log, Send]
 
 
 def test_a_failed_worker_is_told_with_its_evidence_and_ends_the_others_soon() -> None:
@@ -219,3 +219,14 @@ def test_the_newest_history_is_kept_with_each_heartbeats_progress() -> None:
     live = {"progress": {"step": 7}, "checkpoint": None, "productiveSeconds": 3.0}
     one.received({"type": "beat", "live": live}, NOW)
     assert (one.hello(NOW)["history"]["spent"], one.hello(NOW)["history"]["progress"]) == ([1.0], {"step": 7})
+
+
+def test_a_start_that_can_not_be_followed_is_answered_so_that_nobody_waits_for_these_ranks() -> None:
+    one = at("stopping")
+    log, answer = one.received(START | {"attempt": 4}, NOW)
+    assert isinstance(log, Log)
+    assert isinstance(answer, Send)
+    assert check(answer.message)["attempt"] == 4
+    assert answer.message["failures"][0]["logTail"] == "attempt 4 is not started: this pod is stopping, at attempt 3"
+    one.terminate(NOW)
+    assert sent(one.received(START | {"attempt": 4}, NOW)) == [], "a pod that ends says so by its end"

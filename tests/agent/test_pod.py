@@ -89,7 +89,10 @@ def test_nothing_of_a_worker_lives_on_and_no_zombie_stays(tmp_path: Path, finish
 def test_orphans_are_reaped_while_the_worker_runs(tmp_path: Path) -> None:
     script = tmp_path / "orphans.py"
     script.write_text(
-        "import os, subprocess, time\nfor _ in range(30): subprocess.call(['sh', '-c', 'sleep 0.05 &'])\ntime.sleep(600)\n"
+        "import os, subprocess, time\n"
+        "for _ in range(30): subprocess.call(['sh', '-c', 'sleep 0.05 &'])\n"
+        "open(os.environ['PLAN'] + '/made', 'w').close()\n"
+        "time.sleep(600)\n"
     )
     with running(tmp_path, 1, [sys.executable, str(script)]) as group:
         agent = group.agents[0].pid
@@ -97,9 +100,9 @@ def test_orphans_are_reaped_while_the_worker_runs(tmp_path: Path) -> None:
         def children() -> list[int]:
             return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
 
-        wait_for(lambda: len(children()) == 1 and "sleep" not in Path(f"/proc/{children()[0]}/cmdline").read_text())
-        time.sleep(0.3)
-        assert all(is_alive(pid) for pid in children())
+        worker = wait_for(lambda: children())[0]
+        wait_for((group.plan / "made").exists)
+        wait_for(lambda: children() == [worker], why="orphans, or their zombies, are left")
 
 
 def test_every_line_of_a_worker_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path) -> None:

@@ -87,12 +87,24 @@ def test_milestones_are_urgent_and_told_once_and_plain_steps_are_not() -> None:
         summary = board.take() or {}
     assert seen == [False, True, True, False, True]
     assert "resumedStep" not in summary
-    assert len(summary["events"]) == 1
+    assert len(board.take_events()) == 1
+
+
+def test_an_event_is_told_whatever_has_become_of_its_attempt() -> None:
+    """A rank that loses its lease says so as it ends; by then another's end has started the next attempt."""
+    board = Board(1)
+    board.add({"rank": 1, "attempt": 1, "event": {"reason": "A"}})
+    board = Board(2, board.take_events())
+    board.add({"rank": 1, "attempt": 1, "step": 9, "event": {"reason": "B"}})
+    assert board.urgent
+    assert board.take() is None, "the step of another attempt is nobody's progress"
+    assert [event["reason"] for event in board.take_events()] == ["A", "B"]
+    assert (board.take_events(), board.urgent) == ([], False)
 
 
 def history() -> History:
     past = History()
-    past.attempt = 3
+    past.attempt, past.furthest, past.losses = 3, 5, [1.0]
     past.progress = {"step": 5, "totalSteps": None, "loss": 0.25, "samplesPerSecond": None, "metrics": {'a"b': 1.0}, "time": 1.0}
     past.checkpoint = {"step": 4, "path": "/c/step-00000004", "time": 2.0}
     return past

@@ -164,3 +164,19 @@ def test_a_frozen_agent_is_lost_after_the_heartbeats_silence(tmp_path: Path) -> 
         recovery = group.wait_attempt(2)["recoveries"][-1]
         assert 4.5 < recovery["seconds"]["detect"] < 8
         assert (recovery["reason"], recovery["counted"]) == ("ConnectionLost", False)
+
+
+def test_what_a_worker_says_as_it_ends_is_heard_though_the_coordinator_is_away(tmp_path: Path) -> None:
+    """It may be the only word of why: a lost lease, a save that failed."""
+    with running(tmp_path, 2) as group:
+        group.wait_attempt(1)
+        group.tell("report-on-sigterm")
+        kill(group.worker(1))  # the next ones are told
+        group.wait_attempt(2)
+        group.agents[0].kill()
+        group.wait_exit(0)
+        wait_for(lambda: "rank 1 ended" in group.log(1).rpartition("attempt 2")[2], why=group.log(1))
+        group.start(0)
+        group.wait_attempt(3)
+        heard = lambda: [(event["reason"], event["message"]) for event in group.status()["events"]]  # noqa: E731
+        wait_for(lambda: ("LastWord", "of 1") in heard(), why=group.logs())

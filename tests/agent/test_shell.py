@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections import deque
 from typing import Any
 
-from dtj_agent.agent import Agent
 from dtj_agent.auth import Session
 from dtj_agent.coordinator import Coordinator
 from dtj_agent.group import Rules
 from dtj_agent.history import History
+from dtj_agent.hub import Hub
 from dtj_agent.link import Link
 from dtj_agent.loop import Loop
+from dtj_agent.messages import Now
 from dtj_agent.stream import Stream
-from tests.agent.test_coordinator import Bench
+from tests.agent.bench import Bench
 
 SECRET = b"5e" * 16
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
@@ -47,18 +47,13 @@ class Caller:
 def test_a_member_whose_connection_is_found_dead_while_the_start_is_sent_stops_those_who_get_it() -> None:
     """The stop must not overtake the start: who starts after its stop would run, alone and unknown, for ever."""
     loop = Loop()
-    agent = Agent.__new__(Agent)  # without a process of its own: no signals, no socket that listens
-    agent.loop = loop
-    agent.coordinator = coordinator = Coordinator(Rules("uid", 2, 2), History(), None, agent._now())
-    agent._links, agent._wanted, agent._busy = {}, deque(), False
-    agent._output = print  # type: ignore[method-assign]
-    agent.settings = type("Settings", (), {"checkpoint_dir": None})()
+    hub = Hub(loop, Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0)), None, print)
     callers = [Caller(loop), Caller(loop)]
     for ordinal, caller in enumerate(callers):
-        agent._join(coordinator, caller.link, Bench(2).hello(ordinal))
+        hub.join(caller.link, Bench(2).hello(ordinal))
     callers[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     callers[0].sock.close()
-    agent._leased(1, None, None)
+    hub.leased(1, None, None)
     told = [message["type"] for message in callers[1].heard() if message["type"] in ("start", "stop")]
     assert told == ["start", "stop"]
     callers[1].link.close()

@@ -30,9 +30,17 @@ def test_the_worlds_are_worth_running() -> None:
         for recovery in outcome["recoveries"]:
             seen[recovery["kind"]] += 1
             seen[recovery["reason"]] += 1
-    assert {"AllWorkersSucceeded", "RestartBudgetSpent", "InPlace", "Pod", "WorkerFailed", "PodLost", "AgentCrashed"} <= set(
-        seen
-    ), seen
+    assert {
+        "AllWorkersSucceeded",
+        "RestartBudgetSpent",
+        "InPlace",
+        "Pod",
+        "WorkerFailed",
+        "PodLost",
+        "AgentCrashed",
+        "ConnectionLost",
+        "WorkerStuck",
+    } <= set(seen), seen
 
 
 def test_a_seed_replays_exactly() -> None:

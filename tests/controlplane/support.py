@@ -258,6 +258,8 @@ class Kubelet:
         self._thread = threading.Thread(target=self._run, name="kubelet")
         self.container_states: dict[str, Any] = {}
         """By pod name, instead of running."""
+        self.held: set[str] = set()
+        """Uids of pods whose containers don't end."""
 
     def __enter__(self) -> Kubelet:
         self._thread.start()
@@ -276,6 +278,8 @@ class Kubelet:
     def _tend(self, pod: Any) -> None:
         name, plane = pod["metadata"]["name"], self.objects.plane
         if "deletionTimestamp" in pod["metadata"]:
+            if pod["metadata"]["uid"] in self.held:
+                return
             options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
             plane.request("DELETE", self.objects.path("pods", name), options)
             return

@@ -1,16 +1,12 @@
-"""From `kubectl apply` to Complete: the main job, the GPT, and a script that knows nothing of us."""
+"""From `kubectl apply` to Complete: the main job, and the GPT."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.e2e.audit import operator_writes
 from tests.e2e.kit import Job, Kubectl, conditions, eventually, is_true
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def test_digits_on_three_pods_ends_complete_and_gives_its_pods_back(undisturbed: Job) -> None:
@@ -56,25 +52,6 @@ def test_gpt_on_the_text_of_the_standard_library(make_job: Callable[..., Job]) -
     assert status["progress"]["step"] == 30
     losses = job.losses()
     assert losses[30] < losses[1]
-
-
-def test_a_plain_torchrun_script_runs_unchanged_in_an_image_of_python_and_torch(
-    make_job: Callable[..., Job], kubectl: Kubectl, images: dict[str, str]
-) -> None:
-    """The agent is put into the pod by the init container; the script imports nothing of ours."""
-    source = (EXAMPLES / "torchrun_plain" / "train.py").read_text()
-    assert not re.search(r"^\s*(import|from) dtj", source, re.MULTILINE)
-    kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script"}, "data": {"train.py": source}})
-    template = {
-        "spec": {
-            "containers": [
-                {"name": "trainer", "image": images["torch"], "volumeMounts": [{"name": "script", "mountPath": "/app"}]}
-            ],
-            "volumes": [{"name": "script", "configMap": {"name": "script"}}],
-        }
-    }
-    job = make_job("plain", replicas=2, image=None, template=template, entrypoint={"script": "/app/train.py"}).create()
-    job.wait("Complete", 180)
 
 
 def test_the_chart_and_the_job_fit_in_the_memory_they_claim(make_job: Callable[..., Job], operator: Kubectl) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -131,16 +132,46 @@ def test_only_a_refusal_that_time_does_not_heal_rejects_the_template(
     client.refuse["dry-run", "pods", "j-dry-run"] = error
     plan = Plan(actions=(Apply(body=SET),), status={"phase": "Pending"})
     if permanent:
-        with pytest.raises(Rejected):
+        with pytest.raises(Rejected) as refused:
             carry_out(client, plan)
+        assert refused.value.for_good
         assert client.calls == [("dry-run", "pods", "j-dry-run")], "nothing was made, no status written"
     else:
         carry_out(client, plan)
         assert ("apply", "statefulsets", "j") in client.calls, "the StatefulSet controller tries until it is let"
 
 
-def test_a_child_that_rbac_keeps_us_from_is_an_error_of_the_installation_not_of_the_job() -> None:
+QUOTA = 'statefulsets.apps "j" is forbidden: exceeded quota: q, requested: count/statefulsets.apps=1, used: 0, limited: 0'
+WEBHOOK = 'PATCH /apis: Internal error occurred: failed calling webhook "w": connection refused'
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.Forbidden(RBAC, status=403),  # the installation is wrong, not the job
+        errors.Forbidden(QUOTA, status=403),
+        errors.Transient(WEBHOOK, status=500),
+    ],
+)
+def test_a_child_that_is_refused_for_now_does_not_end_the_job_and_the_planner_gets_the_words(error: errors.KubeError) -> None:
     client = FakeClient()
-    client.refuse["apply", "statefulsets", "j"] = errors.Forbidden(RBAC, status=403)
-    with pytest.raises(errors.Forbidden):
+    client.refuse["apply", "statefulsets", "j"] = error
+    with pytest.raises(Rejected, match=re.escape(error.message)) as refused:
         carry_out(client, Plan(actions=(Apply(body=SET),)))
+    assert not refused.value.for_good
+
+
+def test_an_api_server_that_does_not_answer_is_no_refusal() -> None:
+    client = FakeClient()
+    client.refuse["apply", "statefulsets", "j"] = errors.Transient("no answer in 10 s")
+    with pytest.raises(errors.Transient):
+        carry_out(client, Plan(actions=(Apply(body=SET),)))
+
+
+def test_what_is_to_be_made_if_it_is_missing_is_never_written_over() -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "j-dtj-agent"}, "data": {}}
+    plan = Plan(actions=(Apply(body=secret, if_missing=True),), status={"phase": "Pending"})
+    client = FakeClient()
+    client.refuse["create", "secrets", "j-dtj-agent"] = errors.Conflict("already exists", status=409)
+    carry_out(client, plan)
+    assert client.calls == [("create", "secrets", "j-dtj-agent"), ("apply", "distributedtrainingjobs/status", "j")]

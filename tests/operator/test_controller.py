@@ -120,6 +120,26 @@ def test_a_refusal_for_good_is_planned_again_at_once_with_the_servers_words() ->
     assert client.bodies[-1]["status"] == {"phase": "Failed"}
 
 
+def test_what_is_refused_for_now_is_said_at_each_look_and_asked_again_later_and_later() -> None:
+    client = client_with()
+    client.refuse["apply", "statefulsets", "j"] = errors.Forbidden("exceeded quota: q", status=403)
+    told: list[str | None] = []
+
+    def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
+        told.append(observed.refusal)
+        return Plan(actions=() if observed.refusal else (Apply(body=SET),), requeue_after=0)
+
+    async def main() -> None:
+        shell = Shell(client, planner)
+        await shell.until(lambda: shell.results().get("requeue", 0) >= 20)
+        assert shell.results().keys() == {"requeue"}, "no error: it is known what is wrong"
+
+    asyncio.run(main())
+    tries = client.calls.count(("apply", "statefulsets", "j"))
+    assert (told[0], tries) == (None, 1), "20 looks within a second ask the API server once"
+    assert set(told[1:]) == {"exceeded quota: q"}
+
+
 def test_an_error_is_one_line_and_tried_again_until_it_works(caplog: pytest.LogCaptureFixture) -> None:
     client = client_with()
     client.refuse["get", "distributedtrainingjobs", "j"] = errors.Transient("no answer in 10 s")

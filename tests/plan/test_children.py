@@ -11,7 +11,8 @@ from dtj_agent import names
 from dtj_operator.plan import children, plan
 from dtj_operator.plan.job import Job
 from dtj_operator.plan.model import Apply, Observed
-from tests.plan.build import NOW, SETTINGS, UID, agent, condition, job, pods, service, started
+from dtj_operator.plan.times import rfc3339
+from tests.plan.build import NOW, SETTINGS, UID, agent, condition, container, ended, job, pod, pods, service, started
 
 
 def applied(**spec: Any) -> dict[str, Any]:
@@ -116,9 +117,9 @@ def test_a_pod_meets_the_restricted_standard_by_default() -> None:
         65532,
         {"type": "RuntimeDefault"},
     )
-    for container in (*spec["containers"], *spec["initContainers"]):
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for each in (*spec["containers"], *spec["initContainers"]):
+        assert each["securityContext"]["allowPrivilegeEscalation"] is False
+        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
     assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
     assert "readOnlyRootFilesystem" not in spec["containers"][1]["securityContext"]
@@ -301,3 +302,44 @@ def test_children_of_a_deleted_job_of_the_same_name_are_waited_for() -> None:
 )
 def test_pods_of_a_silent_node_are_given_up_after_half_a_minute_unless_the_user_says_otherwise(given: Any, seconds: Any) -> None:
     assert [t.get("tolerationSeconds") for t in pod_spec(**template({"tolerations": given}))["tolerations"]] == seconds
+
+
+WAITING = {
+    "mounting for 10 s": ({}, 10, True),
+    "mounting for a moment": ({}, 9, False),
+    "its init container waits": (
+        {"initContainerStatuses": [container("dtj-agent", waiting={"reason": "PodInitializing"})]},
+        70,
+        True,
+    ),
+    "asked for a while ago": ({}, 60, False),
+    "asked for a minute ago": ({}, 79, True),
+    "its init container runs": ({"initContainerStatuses": [container("dtj-agent")]}, 60, False),
+    "it runs": ({"containerStatuses": [container()]}, 60, False),
+    "it ran, and is started again": ({"containerStatuses": [container(last=ended("", 1), waiting={"reason": "x"})]}, 60, False),
+}
+
+
+@pytest.mark.parametrize(("status", "seconds", "made"), WAITING.values(), ids=WAITING)
+def test_a_secret_that_a_waiting_pod_may_miss_is_made_again_if_it_is_gone(status: Any, seconds: int, made: bool) -> None:
+    """The key is the same, so the pods that run know it."""
+    stored, child = started()
+    waiting = pod(1, **({"phase": "Pending"} | status))
+    waiting["metadata"]["creationTimestamp"] = rfc3339(NOW)
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), waiting, pod(2)), agent=agent())
+    actions = plan(stored, seen, NOW + seconds, SETTINGS).actions
+    assert [(a.body["kind"], a.if_missing) for a in actions if isinstance(a, Apply)] == ([("Secret", True)] if made else [])
+    if made:
+        assert isinstance(actions[0], Apply)
+        assert actions[0].body == applied()["Secret"]
+
+
+def test_a_pod_on_no_node_misses_nothing_yet_and_one_that_waits_is_looked_at_again() -> None:
+    stored, child = started()
+    waiting = pod(0, phase="Pending")
+    waiting["metadata"]["creationTimestamp"] = rfc3339(NOW)
+    seen = Observed(stateful_set=child, service=service(), pods=(waiting,))
+    assert plan(stored, seen, NOW + 1, SETTINGS).requeue_after == 10
+    waiting["spec"] = {}
+    wanted = plan(stored, seen, NOW + 100, SETTINGS)
+    assert (wanted.actions, wanted.requeue_after) == ((), None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from dtj_operator.plan import plan
@@ -46,15 +44,6 @@ def run_to_completion(seconds: int) -> World:
     world.see(pods=tuple(pod(o, owner=uid, phase="Running", containerStatuses=[done]) for o in range(3)), agent=None)
     world.settle(NOW + 5 + seconds)
     return world
-
-
-def test_a_training_that_runs_is_not_ended_because_a_repair_is_refused() -> None:
-    stored, child = started()
-    seen = Observed(stateful_set=child, service=None, pods=pods(), agent=agent())
-    assert len(plan(stored, seen, NOW, SETTINGS).actions) == 1
-    refused = plan(stored, replace(seen, rejection="a policy refuses Services now"), NOW, SETTINGS)
-    assert true_conditions(refused.status) == ["Running"]
-    assert refused.actions == ()
 
 
 def test_an_agent_that_the_operator_can_not_reach_is_told_in_the_condition() -> None:

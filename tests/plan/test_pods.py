@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -202,3 +203,26 @@ def test_pods_of_an_earlier_run_are_not_looked_at() -> None:
     after = plan(stored, Observed(stateful_set=child, service=service(), pods=old), NOW, SETTINGS)
     assert true_conditions(after.status) == []
     assert after.status["ready"] == "0/3"
+
+
+def test_who_is_missing_is_in_the_condition_while_the_agents_look_for_each_other() -> None:
+    stored, child = started()
+    word = agent(phase="Rendezvous", attempt=0, phaseMessage="waiting for digits-2 (never seen)")
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=word)
+    assert condition(plan(stored, seen, NOW + 31, SETTINGS).status, "Running")["message"] == "waiting for digits-2 (never seen)"
+
+
+def test_who_is_missing_stands_once_behind_why_a_pod_was_lost() -> None:
+    stored, child = started()
+    running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
+    word = agent(phase="Rendezvous", phaseReason="PodLost", phaseMessage="waiting for digits-1 (left 2 s ago)")
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), pod(1, deleted=True), pod(2)), agent=word)
+    first = plan(job(running.status), seen, NOW + 2, SETTINGS)
+    told = condition(first.status, "Restarting")
+    assert (told["reason"], told["message"]) == ("PodDeleted", "digits-1 was deleted; now waiting for digits-1 (left 2 s ago)")
+    word = word | {"phaseMessage": "waiting for digits-1 (left 40 s ago)"}
+    later = plan(job(first.status), replace(seen, pods=pods(), agent=word), NOW + 40, SETTINGS)
+    told = condition(later.status, "Restarting")
+    assert (told["reason"], told["message"]) == ("PodDeleted", "digits-1 was deleted; now waiting for digits-1 (left 40 s ago)")
+    soon = plan(job(later.status), replace(seen, pods=pods(), agent=word | {"phaseMessage": "waiting for x"}), NOW + 42, SETTINGS)
+    assert soon.status == later.status, "that time goes on is no reason to write"

@@ -67,6 +67,7 @@ steps = st.one_of(
     st.tuples(st.just("lose"), st.sampled_from(["stateful_set", "service"])),
     st.tuples(st.just("foreign service"), st.none()),
     st.tuples(st.just("rejection"), st.none()),
+    st.tuples(st.just("refusal"), st.sampled_from([None, "exceeded quota"])),
     st.tuples(st.just("outcome"), st.sampled_from(["Succeeded", "Failed"])),
     st.tuples(st.just("pods go"), st.none()),
 )  # fmt: skip
@@ -93,6 +94,7 @@ class Run:
             "lose": lambda: world.see(**{value: None}),
             "foreign service": lambda: world.see(service=service(owner_uid="other", name="other")),
             "rejection": lambda: world.see(rejection="no"),
+            "refusal": lambda: world.see(refusal=value),
             "outcome": lambda: world.see(
                 pods=(self.pod(0, False, container(restarts=1, last=ended(outcome(value, attempt=2), 1))),)
             ),

@@ -1,4 +1,4 @@
-"""A pod on a dead node is removed once it is overdue, and never before."""
+"""A pod on a dead node is removed once it is overdue, and never before; one whose workers can't be ended is replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dtj_operator.plan import plan
 from dtj_operator.plan.model import Delete, Observed
 from dtj_operator.plan.times import rfc3339
-from tests.plan.build import NOW, SETTINGS, agent, job, pod, pods, service, started
+from tests.plan.build import NOW, SETTINGS, agent, condition, job, pod, pods, service, started
 
 REMOVED = (Delete(kind="Pod", name="digits-1", uid="pod-1", grace_seconds=0),)
 
@@ -34,7 +34,7 @@ def test_a_pod_that_does_not_end(seconds: float, actions: tuple[Delete, ...]) ->
 
 def test_it_is_looked_at_again_when_it_is_overdue() -> None:
     stored, child = started()
-    waiting = tuple(pod(o, phase="Pending") for o in (0, 2))
+    waiting = tuple(pod(o, phase="Pending") | {"spec": {}} for o in (0, 2))
     seen = Observed(stateful_set=child, service=service(), pods=(waiting[0], going(), waiting[1]))
     assert plan(stored, seen, NOW + 1, SETTINGS).requeue_after == 29  # progress; then:
     assert plan(plan_again(stored, seen), seen, NOW + 35, SETTINGS).requeue_after == 25
@@ -55,3 +55,53 @@ def test_a_pod_that_somebody_holds_by_a_finalizer_is_left_to_him() -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=(going(finalizers=["x/y"]),))
     assert plan(stored, seen, NOW + 99, SETTINGS).actions == ()
+
+
+def member(ordinal: int, **fields: Any) -> dict[str, Any]:
+    return {"ordinal": ordinal, "pod": f"digits-{ordinal}", "node": "w", "address": f"10.0.0.{ordinal}", "state": "idle"} | fields
+
+
+MEMBERS = {
+    "all is well": ([], ()),
+    "a worker that does not die": (
+        [member(1, state="stuck")],
+        (Delete(kind="Pod", name="digits-1", uid="pod-1", grace_seconds=1),),
+    ),
+    "pod 0's own": ([member(0, state="stuck")], (Delete(kind="Pod", name="digits-0", uid="pod-0", grace_seconds=1),)),
+    "of the pod before this one": ([member(1, state="stuck", address="10.9.9.9")], ()),
+    "no such pod": ([member(7, state="stuck")], ()),
+    "nonsense": ([{"state": "stuck"}, {"pod": 1, "state": "stuck"}, "stuck", None], ()),
+}
+
+
+@pytest.mark.parametrize(("said", "actions"), MEMBERS.values(), ids=MEMBERS)
+def test_a_pod_whose_workers_can_not_be_ended_is_deleted_as_its_agent_says(said: Any, actions: tuple[Delete, ...]) -> None:
+    stored, child = started()
+    members = [member(ordinal) for ordinal in range(3)] + said
+    word = agent(phase="Rendezvous", phaseReason="WorkerStuck", members=members)
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=word)
+    wanted = plan(stored, seen, NOW, SETTINGS)
+    assert wanted.actions == actions
+    assert wanted.requeue_after == SETTINGS.status_poll_seconds, "its agent is asked again whatever happens"
+
+
+def test_a_stuck_pod_is_deleted_once_and_removed_when_its_kubelet_can_not_end_it() -> None:
+    stored, child = started()
+    word = agent(phase="Rendezvous", members=[member(1, state="stuck")])
+    gone = pod(1)
+    gone["metadata"]["deletionTimestamp"] = rfc3339(NOW + 1)
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), gone, pod(2)), agent=word)
+    assert plan(stored, seen, NOW + 2, SETTINGS).actions == ()
+    assert plan(stored, seen, NOW + 31, SETTINGS).actions == REMOVED
+
+
+def test_what_is_stuck_is_said_in_the_condition_with_pod_and_process() -> None:
+    stored, child = started()
+    told = "the workers of pod digits-1 on node w can't be ended: the pod has to be replaced: processes 7 do not die of SIGKILL"
+    failure = {"attempt": 1, "rank": 1, "ordinal": 1, "pod": "digits-1", "reason": "WorkerStuck", "message": told, "time": NOW}
+    running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
+    word = agent(phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure])
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=word)
+    status = plan(job(running.status), seen, NOW + 40, SETTINGS).status
+    restarting = condition(status, "Restarting")
+    assert (restarting["status"], restarting["reason"], restarting["message"]) == ("True", "WorkerStuck", told)

@@ -16,13 +16,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-DEADLINE = 60.0  # seconds for a whole group: generous, because the machine may be busy
+from dtj_trainer.telemetry.record import Record
+
+DEADLINE = 100.0  # seconds for a whole group: generous, because the machine may be busy
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel", "dtj_trainer.examples.gpt"]
 _context = multiprocessing.get_context("forkserver")
 
@@ -126,6 +128,19 @@ def history(directory: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class Records:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.records: list[Mapping[str, Any]] = []
+
+    def write(self, record: Record) -> None:
+        self.records.append(record.flat())
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass

@@ -25,10 +25,10 @@ def test_the_digits_are_learned_to_95_percent_by_two_ranks(tmp_path: Path, model
     assert float(final[2]) >= 0.95
     last = history(tmp_path / "c")[-1]
     assert last.keys() >= {"loss", "lr", "validation_accuracy", "samples_per_second", "imbalance", "memory_bytes", "overlap"}
-    parts = {f"{p}_seconds" for p in ("step", "data", "compute", "checkpoint")}
-    assert last.keys() >= parts | {"communication_seconds", "communication_share"}
+    parts = {f"{p}_seconds" for p in ("step", "data", "compute", "checkpoint", "communication", "exposed")}
+    assert last.keys() >= parts | {"communication_share", "slowest_rank"}
     assert {k: len(v) for k, v in last["per_rank"].items()} == dict.fromkeys(parts, 2)
-    assert last["data_seconds"] + last["compute_seconds"] <= last["step_seconds"]
+    assert last["data_seconds"] + last["compute_seconds"] + last["exposed_seconds"] <= last["step_seconds"]
 
 
 def test_a_small_gpt_learns_from_the_standard_library(tmp_path: Path) -> None:
@@ -46,6 +46,7 @@ def test_a_plain_torchrun_script_goes_on_from_its_own_checkpoint(tmp_path: Path)
         group.wait()
     assert torch.load(saved)["step"] < 200
     assert "final step=200" in finished(2, plain, tmp_path, str(tmp_path / "c"))
+    assert "final step=200" in finished(2, plain, tmp_path, str(tmp_path / "c")), "and ends when nothing is left to do"
 
 
 def test_text_comes_back_from_its_tokens_except_for_what_the_alphabet_lacks() -> None:

@@ -7,8 +7,9 @@ import json
 import os
 import resource
 import runpy
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dtj_trainer.cli import guarded
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.data.source import TensorData
-from dtj_trainer.examples import digits, gpt
+from dtj_trainer.examples import gpt
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.precision import PrecisionConfig
@@ -151,34 +152,6 @@ def stage(directory: str, strategy: str, until: int, out: str) -> None:
             Path(out).write_text(json.dumps(told))
 
 
-def refused(directory: str) -> None:
-    """The volume refuses to take more than 20 kB a file from step 10 to step 25, with a checkpoint every 10 steps."""
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def after_step(step: int) -> None:
-        if step in (9, 25):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if step == 9 else hard, hard))
-
-    digits_run(directory, CheckpointConfig(every_steps=10, retries=1, retry_seconds=0.01, asynchronous=False), after_step)
-
-
-def slow(directory: str) -> None:
-    """Each fsync takes 50 ms, and a checkpoint is due at every step."""
-    real = os.fsync
-    os.fsync = lambda fd: (time.sleep(0.05), real(fd))[1]  # type: ignore[assignment]
-    digits_run(directory, CheckpointConfig(every_steps=1, max_failures=0), lambda _: None)
-
-
-def digits_run(directory: str, checkpoint: CheckpointConfig, after_step: Callable[[int], None]) -> None:
-    """40 steps of the digits."""
-    torch.manual_seed(0)
-    train, _ = digits.load()
-    checkpoint.directory = Path(directory)
-    config = TrainerConfig(steps=40, state=StateConfig(checkpoint=checkpoint, log_every_steps=1))
-    with Trainer(config) as trainer:
-        trainer.fit(digits.cnn(), train, loss=digits.loss, after_step=after_step)
-
-
 class Numbers:
     """A stream of samples that can only be read in order."""
 
@@ -198,6 +171,7 @@ def features(out: str) -> None:
         "whole share at once": {"micro_batch_size": None},
         "one sample at a time": {"micro_batch_size": 1},
         "auto": {"micro_batch_size": "auto"},
+        "auto fsdp": {"micro_batch_size": "auto", "strategy": FsdpConfig()},
         "recompute block": {"recompute": "block"},
         "recompute selective": {"recompute": "selective"},
         "recompute fsdp": {"recompute": "block", "strategy": FsdpConfig()},
@@ -210,6 +184,7 @@ def features(out: str) -> None:
         "bf16 hook": {"strategy": DdpConfig(comm_hook="bf16")},
         "auto strategy": {"strategy": AutoConfig()},
         "ema": {"ema_decay": 0.5},
+        "ema fsdp": {"ema_decay": 0.5, "strategy": FsdpConfig(), "validate_every_steps": 1},
         "overflow": {"precision": PrecisionConfig(dtype="fp16", initial_scale=2.0**60), "steps": 3},
     }
     results: dict[str, Any] = {name: trained(trainer, **changes) for name, changes in runs.items()}
@@ -242,13 +217,14 @@ def bucket_traffic(out: str) -> None:
     Path(f"{out}-{os.environ['RANK']}").write_text(json.dumps(told))
 
 
-def own_loop(directory: str, until: int) -> None:
-    """The three lines in a loop of one's own."""
+def own_loop(directory: str, until: int, killed: bool = False) -> None:
+    """The three lines in a loop of one's own. Step 4 is saved by the loop itself; `killed` right after that one is written."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
+    model.register_parameter("unused", torch.nn.Parameter(torch.zeros(3)))  # no gradient, so no optimizer state in a checkpoint
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     state = State(
-        StateConfig(log_every_steps=1, checkpoint=CheckpointConfig(directory=Path(directory), every_steps=3)),
+        StateConfig(log_every_steps=1, checkpoint=CheckpointConfig(directory=Path(directory), every_steps=100)),
         model=model,
         optimizer=optimizer,
     )
@@ -260,6 +236,13 @@ def own_loop(directory: str, until: int) -> None:
         optimizer.step()
         state.report(loss=loss, samples=8)
         assert step == state.step
+        if step == 3:
+            state.save()
+        deadline = time.monotonic() + 30
+        while killed and step > 3 and time.monotonic() < deadline:
+            if (Path(directory) / "step-00000004").is_dir():
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.001)
     state.close()
 
 
@@ -282,5 +265,5 @@ def out_of_memory(out: str) -> None:
     def attempt(n: int) -> None:
         torch.ones(n * 2**24)  # 64 MiB each
 
-    found = largest_that_fits(attempt, 100)
+    found = largest_that_fits(lambda n: fits(attempt, n), 100)
     Path(out).write_text(json.dumps({"largest": found, "one more": fits(attempt, found + 1)}))

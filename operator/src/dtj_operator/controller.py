@@ -1,4 +1,4 @@
-"""One reconcile: read the job, observe, plan, carry out. Nothing is remembered between two of them."""
+"""One reconcile: read the job, observe, plan, carry out. Between two of them only what saves calls is remembered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from dtj_operator import errors, logs
 from dtj_operator.kube.apply import Rejected, World
@@ -14,6 +13,7 @@ from dtj_operator.kube.observe import Key, Observer
 from dtj_operator.metrics import Metrics, phase_of
 from dtj_operator.plan.model import Object, Observed, Plan, Settings
 from dtj_operator.queue import WorkQueue
+from dtj_operator.refusals import Refusals, with_refusal
 
 RECONCILE_SECONDS = 60.0
 Planner = Callable[[Object, Observed, float, Settings], Plan]
@@ -42,6 +42,7 @@ class Controller:
         self._settings = settings
         self._metrics = metrics
         self._now = now
+        self._refusals = Refusals()
 
     async def work(self) -> None:
         """A worker: one job after the other until the queue is closed."""
@@ -91,21 +92,28 @@ class Controller:
         if job is None or "deletionTimestamp" in job["metadata"]:
             # The children go by their owner references; there is nothing of ours to clean up.
             self._observer.forget(key)
+            self._refusals.forget(key)
             self._metrics.job_phase(key, None)
             return False, None
         logs.attempt_of(job)
-        observed = await self._world.observe(job)
+        observed = self._refusals.told(job, await self._world.observe(job))
         plan = self._planner(job, observed, self._now(), self._settings)
         try:
             written = await self._world.carry_out(job, plan)
         except Rejected as refused:
-            logger.warning("the API server refuses what the job asks for: %s", refused)
-            plan = self._planner(job, replace(observed, rejection=str(refused)), self._now(), self._settings)
+            self._refusals.add(job, refused)
+            again = "for good" if refused.for_good else f"again in {self._refusals.wait(job) or 0:.0f} s"
+            logger.warning("the API server refuses what the job asks for, %s: %s", again, refused)
+            plan = self._planner(job, with_refusal(observed, refused), self._now(), self._settings)
             written = await self._world.carry_out(job, plan)
+        else:
+            if not (observed.rejection or observed.refusal):  # it was planned as if nothing had ever been refused
+                self._refusals.forget(key)
         if written is not None:
             before, after = job.get("status", {}), written.get("status", {})
             self._metrics.status_written(before, after)
             if (before.get("phase"), before.get("reason")) != (after.get("phase"), after.get("reason")):
                 logger.info("%s, because of %s", after.get("phase"), after.get("reason"))
         self._metrics.job_phase(key, phase_of(written or job))
-        return True, plan.requeue_after
+        times = [time for time in (plan.requeue_after, self._refusals.wait(job)) if time is not None]
+        return True, min(times, default=None)

@@ -21,6 +21,8 @@ from dtj_operator.kube.resources import POD, STATEFUL_SET, job_key, job_selector
 from dtj_operator.plan.model import Object
 
 REQUEST_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
+QUIET_SECONDS = 70.0  # of a watch: the API server sends a bookmark every minute
 
 
 class Backoffs:
@@ -171,6 +173,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.scanning.disabled = True  # would need rights on CRDs and namespaces; the CRD is waited for at the start
     settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.connect_timeout = settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.watching.inactivity_timeout = QUIET_SECONDS
     settings.networking.error_backoffs = Backoffs()
     settings.watching.chunk_size = 500
     settings.persistence.diffbase_storage = _NoDiffs()

@@ -14,7 +14,7 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     (names.GROUP, names.PLURAL + "/status"): ("patch",),
     ("apps", "statefulsets"): ("get", "list", "watch", "create", "patch", "delete"),
     ("", "services"): ("get", "create", "patch"),
-    ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs alone; delete: pods of a dead node
+    ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs alone; delete: stuck.py
     ("", "secrets"): ("create", "patch"),  # written, never read
     ("events.k8s.io", "events"): ("create", "patch"),
 }

@@ -1,4 +1,7 @@
-"""The shell around the two state machines: carries out their effects and tells them what happens. All I/O meets here."""
+"""The shell around the member: carries out its effects and tells it what happens. All of a pod's I/O meets here.
+
+The coordinator, in the agent of pod 0, has a shell of its own (hub.py).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ import os
 import signal
 import sys
 import time
-from collections import deque
-from typing import Any, Deque, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
-from dtj_agent import environment, group, lease, member, names, outcome, state, status
+from dtj_agent import environment, group, member, names, outcome, state, status
 from dtj_agent.announce import Announcer
 from dtj_agent.coordinator import Coordinator
 from dtj_agent.dialer import Dialer
 from dtj_agent.env import Address, Settings
 from dtj_agent.history import History
+from dtj_agent.hub import Hub
 from dtj_agent.link import Link
-from dtj_agent.logfile import Descriptor, RotatingFile, Writer
 from dtj_agent.loop import Loop
 from dtj_agent.member import Exited, Member
 from dtj_agent.messages import Message, Now
+from dtj_agent.output import Output
 from dtj_agent.pages import pages
 from dtj_agent.ports import PortHolder
 from dtj_agent.reports import Reports
@@ -38,11 +41,8 @@ class Agent:
         self.settings = settings
         self.loop = loop
         self._environ = environ
-        self._stdout = Writer(Descriptor(1), lambda text: None)
-        self._logfile: Optional[Writer] = None
-        if settings.checkpoint_dir:
-            path = os.path.join(settings.checkpoint_dir, names.LOG_FOLDER, settings.pod + ".log")
-            self._logfile = Writer(RotatingFile(path), lambda text: self._stdout.write(b"[agent] %s\n" % text.encode()))
+        self.output = Output(settings.checkpoint_dir, settings.pod)
+        self.log = self.output.log
         self._parent = os.getppid()
         self._exit_code: Optional[int] = None
         self._exit_by = 0.0
@@ -54,16 +54,14 @@ class Agent:
             settings.uid, settings.ordinal, incarnation, settings.pod, settings.node, settings.address, settings.grace
         )
         self.member = Member(identity, saved, final)
-        self.coordinator: Optional[Coordinator] = None
+        self.hub: Optional[Hub] = None  # in the agent of pod 0
         if settings.ordinal == 0:
             rules = group.Rules(
                 settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts,
-                settings.window, settings.rendezvous_timeout,
+                settings.window, settings.rendezvous_timeout, settings.job,
             )  # fmt: skip
-            self.coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
-        self._links: Dict[int, Link] = {}  # of members, in the coordinator's agent
-        self._wanted: Deque[group.Effect] = deque()  # by the coordinator, not done yet
-        self._busy = False
+            coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
+            self.hub = Hub(loop, coordinator, settings.checkpoint_dir, self.log)
         self._link: Optional[Link] = None  # to the coordinator
         self._searching_since = loop.clock()
         self._searching_why = ""  # what was said last of it
@@ -75,7 +73,7 @@ class Agent:
         self.workers = Workers(loop, is_init=os.getpid() == 1)
         self.workers.on_exit = self._exited
         self.workers.on_gone = self._gone
-        self.workers.on_output = self._output
+        self.workers.on_output = self.output.write
         self.workers.on_stuck = self._stuck
         self.server = Server(loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted)
         self.server.on_refused = self.log
@@ -98,9 +96,7 @@ class Agent:
         self._dialer.start()
         self._second()
         self.loop.run()
-        self._stdout.flush(FLUSH_SECONDS)
-        if self._logfile is not None:
-            self._logfile.flush(FLUSH_SECONDS)
+        self.output.flush(FLUSH_SECONDS)
         self._reports.close()
         return self._exit_code or 0
 
@@ -108,9 +104,6 @@ class Agent:
         """SIGTERM or SIGINT: the pod ends."""
         self.log("SIGTERM: this pod ends")
         self._do_member(self.member.terminate(self._now()))
-
-    def log(self, text: str) -> None:
-        self._output(b"[agent] %s\n" % text.replace("\n", " ").encode("utf-8", "replace"))
 
     # --- effects --------------------------------------------------------------------------------------------------
 
@@ -131,28 +124,6 @@ class Agent:
                 self._exit(effect.code)
             else:
                 self.log(effect.text)
-
-    def _do_coordinator(self, effects: List[group.Effect]) -> None:
-        """In order: what comes of one (a dead link found while sending) waits until those before it are done."""
-        self._wanted.extend(effects)
-        while self._wanted and not self._busy:
-            self._busy = True
-            self._do_wanted(self._wanted.popleft())
-            self._busy = False
-
-    def _do_wanted(self, effect: group.Effect) -> None:
-        if isinstance(effect, group.Send):
-            link = self._links.get(effect.conn)
-            if link is not None:
-                link.send(effect.message)
-        elif isinstance(effect, group.Close):
-            link = self._links.get(effect.conn)
-            if link is not None:
-                link.close("the coordinator let it go")
-        elif isinstance(effect, group.WriteLease):
-            lease.write(self.loop, self.settings.checkpoint_dir, effect.attempt, self._leased)
-        else:
-            self.log(effect.text)
 
     def _spawn(self, spawn: member.Spawn) -> None:
         settings = self.settings
@@ -193,14 +164,14 @@ class Agent:
         """Once all that was said has left this machine, and (the coordinator) once everyone has heard the outcome."""
         if self._exit_code is None:
             self._exit_code = code
-            waits_for_others = self.coordinator is not None and self.coordinator.outcome is not None
+            waits_for_others = self.hub is not None and self.hub.coordinator.outcome is not None
             self._exit_by = self.loop.clock() + (names.FAREWELL_SECONDS if waits_for_others else FLUSH_SECONDS)
         self._try_exit()
 
     def _try_exit(self) -> None:
         busy = self._link is not None and self._link.pending > 0
-        if self.coordinator is not None and self.coordinator.outcome is not None:
-            busy = not self.coordinator.released
+        if self.hub is not None and self.hub.coordinator.outcome is not None:
+            busy = not self.hub.coordinator.released
         if busy and self.loop.clock() < self._exit_by:
             self.loop.later(0.02, self._try_exit)
         else:
@@ -220,25 +191,17 @@ class Agent:
         self._do_member(self.member.workers_gone(self._now()))
 
     def _stuck(self, text: str) -> None:
-        self.log(text)
-        event = {"type": "Warning", "reason": names.Reason.WORKER_STUCK, "message": "%s: %s" % (self.settings.pod, text)}
-        self._do_member([member.Send({"type": "event", "event": event})])
+        self._do_member(self.member.workers_stuck(text, self._now()))
 
     def _renew_port(self) -> None:
         self.member.port = self._ports.renew()
 
-    def _output(self, data: bytes) -> None:
-        self._stdout.write(data)
-        if self._logfile is not None:
-            self._logfile.write(data)
-
     def _report(self) -> bool:
-        """Tell the coordinator what is new; False: there is nothing."""
+        """Tell the coordinator what is new; False: there is nothing, or nobody to tell it to."""
         self.member.reported(self._reports.attempt, self._reports.step)
-        message = self._reports.take()
-        if message is not None:
-            self._do_member([member.Send(message)])
-        return message is not None
+        messages = self._reports.take() if self._link is not None else []
+        self._do_member([member.Send(message) for message in messages])
+        return bool(messages)
 
     # --- the coordinator's link, seen from a member ------------------------------------------------------------------
 
@@ -287,48 +250,29 @@ class Agent:
                     self._called(where)
                 link.send({"type": "known", "coordinator": self._known_coordinator()})
                 link.close_when_written()
-            elif message["type"] == "hello" and self.coordinator is not None:
-                self._join(self.coordinator, link, message)
+            elif message["type"] == "hello" and self.hub is not None:
+                self.hub.join(link, message)
             elif message["type"] == "hello":
                 link.close("this is not the coordinator")
 
         link.on_message = first
-
-    def _join(self, group: Coordinator, link: Link, hello: Message) -> None:
-        self._links[link.number] = link
-        link.on_message = lambda message: self._do_coordinator(group.received(link.number, message, self._now()))
-
-        def closed(reason: str, silence: float) -> None:
-            del self._links[link.number]
-            self._do_coordinator(group.left(link.number, silence, self._now()))
-
-        link.on_close = closed
-        self._do_coordinator(group.joined(link.number, hello, self._now()))
 
     def _known_coordinator(self) -> Optional[List[Any]]:
         if self.settings.ordinal == 0:
             return [self.settings.address, self.server.port]
         return None if self._link is None else list(self._link.peer_address)
 
-    def _leased(self, attempt: int, taken: Optional[int], error: Optional[str]) -> None:
-        if self.coordinator is not None:
-            self._do_coordinator(self.coordinator.lease_done(attempt, taken, error, self._now()))
-
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _second(self) -> None:
         """Heartbeats, and what must be looked at now and then."""
         self.loop.later(names.HEARTBEAT_SECONDS, self._second)
-        now = self._now()
         if not self._report():
             self._do_member([member.Send({"type": "beat"})])
-        if self.coordinator is not None:
-            live = {"type": "beat", "live": self.coordinator.history.live()}
-            for link in list(self._links.values()):
-                link.send(live)
-            self._do_coordinator(self.coordinator.tick(now))
-            missing = [o for o in range(self.settings.peer_count) if o not in self.coordinator.peers]
-            self._announcer.call(missing, self.coordinator.started)
+        if self.hub is not None:
+            self.hub.second()
+            missing = [o for o in range(self.settings.peer_count) if o not in self.hub.coordinator.peers]
+            self._announcer.call(missing, self.hub.coordinator.started)
         elif self._link is None:
             self._announcer.call_some()
         if self.settings.die_with_parent and os.getppid() != self._parent:
@@ -341,8 +285,8 @@ class Agent:
         return Now(self.loop.clock(), time.time())
 
     def _status(self) -> Dict[str, Any]:
-        if self.coordinator is not None:
-            return status.of_coordinator(self.settings, self.coordinator, self._now())
+        if self.hub is not None:
+            return status.of_coordinator(self.settings, self.hub.coordinator, self._now())
         return status.of_member(self.settings, self.member)
 
 

@@ -37,8 +37,8 @@ class Attempt:
         """Would the attempt break without it?"""
         return peer.ordinal in self.node_ranks and peer.ordinal not in self.done
 
-    def lose(self, peer: Peer) -> None:
-        self.lost[peer.ordinal] = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node)
+    def lose(self, peer: Peer, reason: str = Reason.POD_LOST, what: str = "") -> None:
+        self.lost[peer.ordinal] = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, what)
 
     def fail(self, peer: Peer, failures: List[Any]) -> None:
         """A member tells of workers that have failed."""
@@ -52,12 +52,12 @@ class Attempt:
 
     def loss_failures(self, now: Now) -> List[Json]:
         """The members that are lost, as failures."""
-        return [evidence.of_loss(o, loss, self.number, Reason.POD_LOST, now) for o, loss in sorted(self.lost.items())]
+        return [evidence.of_loss(ordinal, loss, self.number, now) for ordinal, loss in sorted(self.lost.items())]
 
-    def crash_failure(self, hello: Json, now: Now) -> Json:
-        """A member's agent has died in a pod that lives on."""
-        loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"])
-        return evidence.of_loss(hello["ordinal"], loss, self.number, Reason.AGENT_CRASHED, now)
+    def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
+        """A member is back in the same pod: its agent had died, or the connection to it."""
+        loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
+        return evidence.of_loss(hello["ordinal"], loss, self.number, now)
 
-    def _loss(self, ordinal: int, incarnation: str, pod: str, node: str) -> Loss:
-        return Loss(incarnation, pod, node, self.node_ranks.get(ordinal, ordinal) * self._processes)
+    def _loss(self, ordinal: int, incarnation: str, pod: str, node: str, reason: str, what: str = "") -> Loss:
+        return Loss(incarnation, pod, node, self.node_ranks.get(ordinal, ordinal) * self._processes, reason, what)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 30.0
+LONGEST_LOST_SECONDS = 120.0  # a network that is being mended: its waits may not cost a job its budget within minutes
 QUICK_SECONDS = 60.0  # what lived longer did something, reported or not: a plain torchrun script never reports a step
 
 
 class Backoff:
-    """Fed with each attempt that failed by itself."""
+    """Fed with each attempt that failed by itself, or that the network broke."""
 
     def __init__(self) -> None:
         self.barren = 0
@@ -20,9 +21,16 @@ class Backoff:
         self.until = 0.0
         """Monotonic time before which no attempt is to start."""
 
+    def lost(self, losses: int, now: float) -> float:
+        """The network has broken an attempt, for the `losses`-th time without progress; returns the seconds to wait."""
+        return self._wait(losses, LONGEST_LOST_SECONDS, now)
+
     def failed(self, stepped: bool, lived: float, now: float) -> float:
         """An attempt has failed after `lived` seconds; returns the seconds to wait. The first one is tried again at once."""
         self.barren = 0 if stepped or lived >= QUICK_SECONDS else self.barren + 1
-        wait = 0.0 if self.barren < 2 else min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** (self.barren - 2))
+        return self._wait(self.barren, LONGEST_SECONDS, now)
+
+    def _wait(self, tries: int, longest: float, now: float) -> float:
+        wait = 0.0 if tries < 2 else min(longest, FIRST_SECONDS * 2 ** min(tries - 2, 30))
         self.until = now + wait
         return wait

@@ -11,6 +11,13 @@ from dtj_agent.names import Reason
 
 Json = Dict[str, Any]
 
+LOSSES = {
+    Reason.POD_LOST: "pod %s was lost",
+    Reason.AGENT_CRASHED: "the agent in pod %s died and came back",
+    Reason.CONNECTION_LOST: "the connection to pod %s was lost and came back",
+    Reason.WORKER_STUCK: "the workers of pod %s can't be ended: the pod has to be replaced: ",
+}
+
 
 class Loss(NamedTuple):
     """A member that went away during an attempt."""
@@ -20,6 +27,9 @@ class Loss(NamedTuple):
     node: str
     rank: int
     """The first of its ranks."""
+    reason: str = Reason.POD_LOST
+    what: str = ""
+    """More about it, from the member itself."""
 
 
 def is_evidence(raw: Any) -> bool:
@@ -42,11 +52,11 @@ def root(evidence: List[Json], attempt: int, progressed: bool, now: Now) -> Opti
     return min(failures, key=lambda item: item[:3])[3] if failures else None
 
 
-def of_loss(ordinal: int, loss: Loss, attempt: int, reason: str, now: Now) -> Json:
+def of_loss(ordinal: int, loss: Loss, attempt: int, now: Now) -> Json:
     """A lost pod as a failure: no worker of it has said anything."""
     where = loss.pod + (" on node %s" % loss.node if loss.node else "")
-    message = "pod %s was lost" % where if reason == Reason.POD_LOST else "the agent in pod %s died and came back" % where
     return {
         "attempt": attempt, "rank": loss.rank, "ordinal": ordinal, "pod": loss.pod, "node": loss.node, "exitCode": None,
-        "signal": None, "reason": reason, "message": message, "time": now.wall, "logTail": "",
+        "signal": None, "reason": loss.reason,
+        "message": LOSSES[loss.reason] % where + loss.what, "time": now.wall, "logTail": "",
     }  # fmt: skip

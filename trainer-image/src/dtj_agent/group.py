@@ -42,6 +42,8 @@ class Rules(NamedTuple):
     max_restarts: int = 10
     window: float = 3600.0
     rendezvous_timeout: float = names.RENDEZVOUS_TIMEOUT_SECONDS
+    job: str = "pod"
+    """Pods are called <job>-<ordinal>."""
 
 
 class Peer:

@@ -23,6 +23,10 @@ class History:
         self.restarts = {"inPlace": 0, "pod": 0, "counted": 0}
         self.spent: List[float] = []
         """Unix times of the restarts that weigh on the budget."""
+        self.losses: List[float] = []
+        """Unix times of the connections that were lost since the last progress (flapping.py)."""
+        self.furthest = 0
+        """The greatest step that any attempt has done."""
         self.recoveries: List[Json] = []
         self.failures: List[Json] = []
         self.events: List[Json] = []
@@ -47,7 +51,7 @@ class History:
 
     def failure(self, failure: Json) -> None:
         """Add a failure; of a member that was lost and is back, in place of its loss: now we know better."""
-        if failure["reason"] == names.Reason.AGENT_CRASHED:
+        if failure["reason"] in (names.Reason.AGENT_CRASHED, names.Reason.CONNECTION_LOST):
             loss = (failure["attempt"], failure["ordinal"], names.Reason.POD_LOST)
             self.failures = [f for f in self.failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != loss]
         self.failures.append(failure)
@@ -68,12 +72,14 @@ class History:
 
     def apply_live(self, live: Json) -> None:
         self.progress = _object(live.get("progress")) or self.progress
+        self.furthest = max(self.furthest, int(number((self.progress or {}).get("step"))))
         self.checkpoint = _object(live.get("checkpoint")) or self.checkpoint
         self.productive = max(self.productive, number(live.get("productiveSeconds")))
 
     def to_json(self) -> Json:
         return {
             "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts), "spent": list(self.spent),
+            "losses": list(self.losses), "furthest": self.furthest,
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
             "eventId": self.event_id, "startTime": self.start_time, **self.live(),
         }  # fmt: skip
@@ -87,6 +93,8 @@ class History:
         restarts = _object(data.get("restarts")) or {}
         history.restarts = {key: int(number(restarts.get(key))) for key in history.restarts}
         history.spent = [number(time) for time in _list(data.get("spent"))]
+        history.losses = [number(time) for time in _list(data.get("losses"))]
+        history.furthest = int(number(data.get("furthest")))
         history.recoveries = _objects(data.get("recoveries"))[-names.KEEP_RECOVERIES :]
         history.failures = _objects(data.get("failures"))[-names.KEEP_FAILURES :]
         history.events = _objects(data.get("events"))[-names.KEEP_EVENTS :]

@@ -70,8 +70,6 @@ class Ledger:
             if report.get("stepped"):
                 recovery.finished(now)
             self.history.recovery(recovery.to_json())
-        for event in report.get("events") or ():
-            self.event(event, now)
         checkpoint = report.get("checkpoint")
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get("step"), int):
             self._checkpoint(checkpoint, now)
@@ -84,6 +82,8 @@ class Ledger:
             self._reporting_rank = rank
             kept = {key: report.get(key) for key in ("step", "totalSteps", "loss", "samplesPerSecond")}
             self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
+            if number(kept["step"]) > self.history.furthest:
+                self.history.furthest, self.history.losses = int(number(kept["step"])), []
 
     def event(self, event: Any, now: Now) -> None:
         if isinstance(event, dict):
@@ -93,7 +93,7 @@ class Ledger:
     def _checkpoint(self, checkpoint: Json, now: Now) -> None:
         before = self.history.checkpoint
         if before is None or checkpoint["step"] > number(before.get("step")):
-            self.history.spent = []  # the budget is full again: this progress no failure takes away
+            self.history.spent, self.history.losses = [], []  # the budget is full again: this progress no failure takes away
         if self._unkept_since is not None:
             self.history.productive += now.mono - self._unkept_since
             self._unkept_since = now.mono

@@ -2,6 +2,7 @@
 
 idle --start--> running --failure, stop, coordinator lost, SIGTERM--> stopping --all workers gone--> idle
                 running --all workers exited with 0, all their children gone--> done --start--> running
+                stopping --SIGKILL does not help--> stuck --all workers gone after all--> idle
 any  --finish--> finished
 """
 
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
-from dtj_agent import names, outcome
+from dtj_agent import diagnose, names, outcome
 from dtj_agent.history import History
-from dtj_agent.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, Message, Now
+from dtj_agent.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
 
 
 class Send(NamedTuple):
@@ -161,7 +162,7 @@ class Member:
 
     def exited(self, attempt: int, exits: List[Exited], now: Now) -> List[Effect]:
         """Workers of `attempt` have ended, all that were found in one look."""
-        if attempt != self.attempt or self.state not in (RUNNING, STOPPING):
+        if attempt != self.attempt or self.state not in (RUNNING, STOPPING, STUCK):
             return []
         for worker in exits:
             self._working.pop(worker.rank, None)
@@ -179,9 +180,19 @@ class Member:
                 effects += self._stop(0.0, now)
         return effects
 
+    def workers_stuck(self, what: str, now: Now) -> List[Effect]:
+        """SIGKILL does not end them. Told again and again: a new coordinator must know it too."""
+        if self.state not in (STOPPING, STUCK):
+            return []
+        self.state, self._well_done = STUCK, False
+        told: List[Effect] = [Log(what), Send({"type": "stuck", "attempt": self.attempt, "what": what})]
+        if self._next is not None:
+            return [*told, *self._finish(self._next, now)]
+        return [*told, Exit(names.EXIT_TERMINATED)] if self.leaving else told
+
     def workers_gone(self, now: Now) -> List[Effect]:
         """No process of the attempt is left in this pod."""
-        if self.state != STOPPING:
+        if self.state not in (STOPPING, STUCK):
             return []
         self.state = DONE if self._well_done else IDLE
         answer = "done" if self._well_done else "stopped"
@@ -212,7 +223,7 @@ class Member:
     def saved(self) -> Dict[str, Any]:
         """What the next agent in this pod must know."""
         # `stopping` is saved as running: an agent that dies then has left its workers to SIGKILL all the same.
-        state = RUNNING if self.state == STOPPING and not self.leaving else self.state
+        state = RUNNING if self.state in (STOPPING, STUCK) and not self.leaving else self.state
         if self.leaving and state != DONE:
             state = IDLE  # an announced end is no crash
         return {
@@ -228,7 +239,12 @@ class Member:
     def _start(self, message: Message) -> List[Effect]:
         attempt = message["attempt"]
         if attempt <= self.attempt or self.state not in (IDLE, DONE) or self.leaving:
-            return [Log("attempt %d is not started: this pod is %s, at attempt %d" % (attempt, self.state, self.attempt))]
+            why = "attempt %d is not started: this pod is %s, at attempt %d" % (attempt, self.state, self.attempt)
+            if self.leaving:
+                return [Log(why)]  # the pod's end tells the coordinator
+            # It can't be, and if it is, the others must not wait for this pod's ranks.
+            evidence = {"rank": message["nodeRank"], "exitCode": diagnose.EXEC_NO_RESOURCES, "logTail": why, "oom": False}
+            return [Log(why), Send({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
         self._broken_at, self._well_done, self._step = None, False, None
         self.history = History.from_json(message["history"])
@@ -247,6 +263,8 @@ class Member:
                 self._well_done = False  # the group restarts, what was done is done again
                 return []
             return [] if self.leaving else [Stop(float(message["grace"]))]
+        if self.state == STUCK:
+            return []
         if self.state == DONE:
             self.state = IDLE
         return [Send({"type": "stopped", "attempt": self.attempt, "port": self.port}), Save()]
@@ -270,5 +288,7 @@ class Member:
         if self.state in (RUNNING, STOPPING):
             self._next = final
             return [Stop(names.STOP_GRACE_SECONDS)] if self.state == STOPPING else self._stop(names.STOP_GRACE_SECONDS, now)
+        stays = self.state == STUCK  # its container could not end, nor its message be read: /status tells the outcome
         self.state, self.outcome, self._next = FINISHED, final, None
-        return [Finish(final), Save(), Send({"type": "finished"}), Exit(outcome.exit_code(final))]
+        effects: List[Effect] = [Finish(final), Save(), Send({"type": "finished"})]
+        return effects if stays else [*effects, Exit(outcome.exit_code(final))]

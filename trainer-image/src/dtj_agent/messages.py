@@ -2,7 +2,7 @@
 
 A member dials the coordinator (the agent of ordinal 0; the one in the same pod too) and says `hello`. From then on:
 
-    member -> coordinator   failed, done, stopped, progress, event, leaving, finished, beat
+    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, beat
     coordinator -> member   start, stop, finish, history, beat
     anyone -> anyone        announce, answered by `known`: where an agent is, and where the coordinator, when DNS is behind
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Tuple, Union
 
+from dtj_agent import names
 from dtj_agent.errors import WireError
 
 Message = Dict[str, Any]
@@ -21,6 +22,7 @@ PROTOCOL_VERSION = 1
 
 # states of a member
 IDLE, RUNNING, STOPPING, DONE, FINISHED = "idle", "running", "stopping", "done", "finished"
+STUCK = names.MEMBER_STUCK  # stopping, and SIGKILL does not end it
 
 
 class Now(NamedTuple):
@@ -44,6 +46,7 @@ _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "failed": {"attempt": _INT, "failures": (list,)},
     "done": {"attempt": _INT, "port": _INT},
     "stopped": {"attempt": _INT, "port": _INT},
+    "stuck": {"attempt": _INT, "what": (str,)},
     "progress": {"attempt": _INT, "progress": (dict,)},
     "event": {"event": (dict,)},
     "leaving": {"grace": (int, float)},

@@ -104,7 +104,8 @@ ANNOUNCE_SECONDS = 1.0  # between two rounds of calls to peers that are missing
 ANNOUNCE_FANOUT = 8  # peers called in one round by a member that can't find the coordinator
 ANNOUNCE_AT_ONCE = 32  # calls of the coordinator under way at one time
 STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group: their state is lost already
-STUCK_SECONDS = 30.0  # a worker still there this long after SIGKILL is reported (uninterruptible sleep)
+STUCK_SECONDS = 30.0  # a worker still there this long after SIGKILL (uninterruptible sleep): its pod has to be replaced
+MEMBER_STUCK = "stuck"  # the state of such a member in /status: the operator deletes its pod
 RENDEZVOUS_TIMEOUT_SECONDS = 3600.0
 LEASE_DEADLINE_SECONDS = 10.0  # after that a lease that is not written yet is reported as the reason for waiting
 LEASE_RETRY_SECONDS = 1.0
@@ -186,6 +187,7 @@ class Reason:
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
+    CHILD_REFUSED = "ChildRefused"  # a quota, an admission plugin or a missing right, for now: the condition has its words
     CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 PHASES = ("loading", "training", "saving", "done")
 MAX_METRICS = 32
@@ -37,20 +37,27 @@ def parse(datagram: bytes) -> Optional[Json]:
 
 
 class Board:
-    """What one pod's workers have reported in one attempt, folded into what the coordinator is told next."""
+    """What one pod's workers have reported in one attempt, folded into what the coordinator is told next.
 
-    def __init__(self, attempt: int) -> None:
+    Events are of no attempt: one that a worker sends as it ends (its lease is lost, a save failed) may be the only explanation
+    of what follows. `events`: those that the board before this one still had.
+    """
+
+    def __init__(self, attempt: int, events: Sequence[Json] = ()) -> None:
         self.attempt = attempt
         self.urgent = False
         """Something that must not wait: the state is loaded, the first step, a checkpoint, an event."""
         self._latest: Json = {}
         self._news: Json = {}
-        self._events: List[Json] = []
+        self._events: List[Json] = list(events)
         self._stepped = self._trained = False
         self._dirty = False
 
     def add(self, report: Json) -> None:
         """Fold one report in. Values are those of the lowest rank that reports; milestones are anyone's."""
+        if "event" in report and len(self._events) < MAX_PENDING_EVENTS:
+            self._events.append(report["event"])
+            self.urgent = True
         if report["attempt"] != self.attempt:
             return  # of a worker that is being stopped
         self._dirty = True
@@ -61,9 +68,6 @@ class Board:
             if key in report:
                 self._news[key] = report[key]
                 self.urgent = True
-        if "event" in report and len(self._events) < MAX_PENDING_EVENTS:
-            self._events.append(report["event"])
-            self.urgent = True
         if not self._trained and ("step" in report or report.get("phase") == "training"):
             self._trained = self.urgent = True
         if not self._stepped and "step" in report and report.get("phase") != "loading":
@@ -73,10 +77,15 @@ class Board:
         """What the coordinator does not know yet; None if nothing."""
         if not self._dirty:
             return None
-        summary = {**self._latest, **self._news, "events": self._events, "stepped": self._stepped}
-        self._news, self._events = {}, []
+        summary = {**self._latest, **self._news, "stepped": self._stepped}
+        self._news = {}
         self._dirty = self.urgent = False
         return summary
+
+    def take_events(self) -> List[Json]:
+        """Those that the coordinator does not know yet, oldest first."""
+        events, self._events, self.urgent = self._events, [], False
+        return events
 
     @property
     def rank(self) -> Optional[int]:

@@ -17,6 +17,8 @@ class Recovery:
         self.kind = kind
         self.reason = reason
         self.counted = False
+        self.flapped = False
+        """A connection was lost and came back: one network trouble, however many connections broke with it."""
         self.attempt = 0
         """The attempt that the recovery led to; 0 until it starts."""
         self.time = now.wall - detect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from dtj_agent import names, progress
 from dtj_agent.errors import SettingsError
@@ -39,7 +39,7 @@ class Reports:
 
     def begin(self, attempt: int) -> None:
         """From now on only reports of this attempt count."""
-        self._board = progress.Board(attempt)
+        self._board = progress.Board(attempt, self._board.take_events())
 
     def read(self) -> None:
         """Take in what has arrived; a worker that has ended may have reported just before."""
@@ -51,13 +51,14 @@ class Reports:
             if report is not None:
                 self._board.add(report)
 
-    def take(self) -> Optional[Dict[str, Any]]:
-        """What is new, as a `progress` message; None if nothing."""
+    def take(self) -> List[Dict[str, Any]]:
+        """What is new, as messages; once taken it must arrive, so not without a link."""
         summary = self._board.take()
-        if summary is None:
-            return None
-        self._last_taken = self._loop.clock()
-        return {"type": "progress", "attempt": self._board.attempt, "progress": summary}
+        messages: List[Dict[str, Any]] = [{"type": "event", "event": event} for event in self._board.take_events()]
+        if summary is not None:
+            self._last_taken = self._loop.clock()
+            messages.append({"type": "progress", "attempt": self._board.attempt, "progress": summary})
+        return messages
 
     @property
     def attempt(self) -> int:

@@ -9,18 +9,20 @@ import torch
 
 from dtj_trainer.errors import ConfigError
 
+# The CPU's allocator has no error type of its own; a thread that can't have a stack says the second.
+_CPU_SAYS = ("can't allocate memory", "Resource temporarily unavailable")
 HEADROOM = 0.9  # of the largest that fitted: fragmentation and longer-lived tensors come later
 
 
-def largest_that_fits(attempt: Callable[[int], None], limit: int) -> int:
-    """The largest n up to `limit` for which `attempt(n)` does not run out of memory (doubling, then bisection).
+def largest_that_fits(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest n up to `limit` for which `fits(n)` (doubling, then bisection).
 
     Raises ConfigError if not even one sample fits.
     """
     good, bad = 0, limit + 1
     n = 1
     while good + 1 < bad:
-        if fits(attempt, n):
+        if fits(n):
             good = n
             n = min(2 * n, limit) if bad > limit else (good + bad) // 2
         else:
@@ -37,8 +39,8 @@ def fits(attempt: Callable[[int], None], n: int) -> bool:
         attempt(n)
     except MemoryError:
         return False
-    except RuntimeError as e:  # torch.OutOfMemoryError is one; the CPU's allocator has no type of its own
-        if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
+    except RuntimeError as e:
+        if not isinstance(e, torch.OutOfMemoryError) and not any(said in str(e) for said in _CPU_SAYS):
             raise
         return False
     finally:

@@ -13,22 +13,26 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from dtj_agent import names
+from dtj_trainer import mismatch
 from dtj_trainer.checkpoint.export import export
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import StreamData
 from dtj_trainer.errors import CheckpointInvalid, ConfigError, RankMismatch
+from dtj_trainer.evaluation import Measure
 from dtj_trainer.load import build, override, read_yaml
-from dtj_trainer.trainer import Data, Loss, Measure, Trainer
+from dtj_trainer.trainer import Data, Loss, Trainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,20 +44,48 @@ class Task:
     loss: Loss
     validation: Data | None = None
     measure: Measure | None = None
+    optimizer: Callable[[nn.Module], Optimizer] | None = None
     flops_per_sample: float | None = None
     tokens_per_sample: int | None = None
 
 
 def find_task(spelled: object) -> Callable[..., Task]:
     """The function that `task: module:function` names."""
-    module, colon, function = str(spelled).partition(":")
-    if not colon:
-        raise ConfigError(f"task={spelled!r}: write module:function, such as dtj_trainer.examples.digits:task")
+    example = "such as dtj_trainer.examples.digits:task"
+    if spelled is None:
+        raise ConfigError(f"task: no such line; write task: module:function, {example}")
+    module, _, function = str(spelled).partition(":")
+    if not module or not function:
+        raise ConfigError(f"task={spelled!r}: write module:function, {example}")
     try:
         found: Callable[..., Task] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as e:
-        raise ConfigError(f"task={spelled!r}: {e}") from e
+        raise ConfigError(f"task={spelled!r}: {e}; write a module that Python finds (PYTHONPATH) and its function") from e
+    if not callable(found):
+        raise ConfigError(f"task={spelled!r} is a {type(found).__name__}: write the name of a function")
     return found
+
+
+def make_task(spelled: object, arguments: object) -> Task:
+    """What the task's function gives for the arguments of train.yaml."""
+    function = find_task(spelled)
+    if not isinstance(arguments, dict):
+        raise ConfigError(f"arguments={arguments!r}: write a mapping of the task's arguments, such as {{model: cnn}}")
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as e:
+        raise ConfigError(f"arguments={arguments!r}: {e}; {spelled} takes {inspect.signature(function)}") from e
+    task = function(**arguments)
+    if not all(hasattr(task, field.name) for field in fields(Task)):  # as a script this module is there twice, and so is Task
+        raise ConfigError(f"task={spelled!r} gave a {type(task).__name__}: return a dtj_trainer.cli.Task")
+    return task
+
+
+def task_facts(spelled: object, arguments: object) -> dict[str, str]:
+    """What must be the same on every rank, beside the config: the task, its arguments and the file it stands in."""
+    source = inspect.getsourcefile(find_task(spelled))
+    digest = mismatch.digest([Path(source)] if source else [])
+    return {"task": str(spelled), "arguments": repr(arguments), f"code of {spelled}": digest}
 
 
 def train(config_file: Path, flags: Sequence[str]) -> int:
@@ -62,21 +94,20 @@ def train(config_file: Path, flags: Sequence[str]) -> int:
 
     tree = read_yaml(config_file)
     override(tree, flags)
-    function = find_task(tree.pop("task", None))
+    spelled = tree.pop("task", None)
     arguments: Any = tree.pop("arguments", {})
     config = build(TrainerConfig, tree)
     torch.manual_seed(config.seed)  # all ranks build the same model
-    try:
-        task = function(**arguments)
-    except TypeError as e:
-        raise ConfigError(f"arguments={arguments!r}: {e}") from e
+    task = make_task(spelled, arguments)
     with Trainer(config) as trainer:
+        mismatch.check(task_facts(spelled, arguments), trainer.group)
         result = trainer.fit(
             task.model,
             task.data,
             loss=task.loss,
             validation=task.validation,
             measure=task.measure,
+            optimizer=task.optimizer,
             flops_per_sample=task.flops_per_sample,
             tokens_per_sample=task.tokens_per_sample,
         )
@@ -110,13 +141,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out is None:
             parser.error("export CHECKPOINT OUT")
         return guarded(lambda: _export(args.checkpoint, args.out, args.part))
-    own = argparse.ArgumentParser(prog="dtj-train", add_help=False)
-    own.add_argument("--config", type=Path)
-    known, flags = own.parse_known_args(given)
-    if known.config is None or {"-h", "--help"} & set(flags):
-        parser.parse_args(["--help"] if flags else given)
-        parser.error("--config train.yaml is needed")
-    return guarded(lambda: train(known.config, flags))
+    if {"-h", "--help"} & set(given):
+        parser.parse_args(["--help"])
+    return guarded(lambda: train(*config_and_flags(given)))
+
+
+def config_and_flags(given: Sequence[str]) -> tuple[Path, list[str]]:
+    """`--config train.yaml` out of the arguments, and the rest, which are fields."""
+    rest = list(given)
+    for at, flag in enumerate(rest):
+        name, equals, value = flag.partition("=")
+        if name == "--config":
+            taken = [value] if equals else rest[at + 1 : at + 2]
+            if not taken or not taken[0]:
+                raise ConfigError("--config: a value must follow, such as --config train.yaml")
+            del rest[at : at + 1 + (not equals)]
+            return Path(taken[0]), rest
+    raise ConfigError("--config: no such flag; write dtj-train --config train.yaml [--field value ...]")
 
 
 def _export(checkpoint: Path, out: Path, part: str) -> int:

@@ -13,7 +13,7 @@ from dtj_trainer.precision import PrecisionConfig
 from dtj_trainer.recompute import Recompute
 from dtj_trainer.schedule import ScheduleConfig
 from dtj_trainer.state import StateConfig
-from dtj_trainer.strategies import DdpConfig, FsdpConfig, FsdpScratchConfig, StrategyConfig
+from dtj_trainer.strategies import DdpConfig, FsdpScratchConfig, StrategyConfig
 from dtj_trainer.telemetry.sinks import TelemetryConfig
 
 
@@ -27,7 +27,7 @@ class TrainerConfig:
     """Samples of one optimizer step over all ranks: steps and results don't depend on how many ranks there are."""
     micro_batch_size: int | Literal["auto"] | None = None
     """The most samples that go through the model at once on one rank; the rest of a step's share is accumulated.
-    auto: the largest that fits in memory, with a tenth to spare."""
+    auto: the largest that fits in memory, with a tenth to spare; on the CPU in this rank's part of the container's limit."""
     seed: int = 0
     shuffle: bool = True
     clip_norm: float | None = None
@@ -36,6 +36,8 @@ class TrainerConfig:
     recompute: Recompute = "none"
     ema_decay: float | None = None
     """Keep averaged weights and validate with them, e.g. 0.999."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time, which on a GPU are slower; an operation without one is an error."""
     cpu_threads: int | None = None
     """torch threads of one process on the CPU; None: as the environment says (OMP_NUM_THREADS)."""
     data: LoaderConfig = field(default_factory=LoaderConfig)
@@ -58,11 +60,6 @@ class TrainerConfig:
                 raise ConfigError(f"{name}={value}: write 1 or more")
         if self.micro_batch_size != "auto" and self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size={self.micro_batch_size}: write 1 or more, auto, or leave it out")
-        if self.micro_batch_size == "auto" and isinstance(self.strategy, (FsdpConfig, FsdpScratchConfig)):
-            raise ConfigError(
-                "micro_batch_size=auto tries sizes on each rank alone, and a sharded model needs all of them: "
-                "write a number, or strategy: ddp"
-            )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed}: write a number from 0 to 2^32 - 1")
         if self.clip_norm is not None and self.clip_norm <= 0:
@@ -73,3 +70,5 @@ class TrainerConfig:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
         if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):
             raise ConfigError("ema_decay does not work with strategy fsdp_scratch: write strategy fsdp")
+        if not self.optimizer.decay_vectors and isinstance(self.strategy, FsdpScratchConfig):
+            raise ConfigError("optimizer.decay_vectors: false does not work with strategy fsdp_scratch: write strategy fsdp")

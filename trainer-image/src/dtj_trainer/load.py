@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -20,8 +21,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = yaml.safe_load(path.read_text())
     except OSError as e:
-        raise ConfigError(f"{path}: {e.strerror}") from None
-    except yaml.YAMLError as e:
+        raise ConfigError(f"--config {path}: {e.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(e).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: write a mapping of fields, such as epochs: 10")
@@ -46,7 +47,10 @@ def override(tree: dict[str, Any], flags: Sequence[str]) -> None:
             if not isinstance(at.get(key), dict):
                 at[key] = {"kind": at[key]} if isinstance(at.get(key), str) else {}  # strategy: fsdp, then --strategy.x
             at = at[key]
-        at[last] = yaml.safe_load(text)
+        try:
+            at[last] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"{flag}: {text!r} is no YAML; write a number, a word, [a, list] or {{a: mapping}}") from None
 
 
 def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
@@ -90,15 +94,18 @@ def convert(wanted: Any, value: Any, name: str) -> Any:
         return build(cast("type[Any]", wanted), value, f"{name}.")
     if wanted is Path and isinstance(value, str):
         return Path(value)
-    if wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if wanted is float and isinstance(value, str):  # YAML reads 1e-3 as text
+    if wanted is float and not isinstance(value, bool):
         try:
-            return float(value)
-        except ValueError:
-            raise ConfigError(f"{name}={value!r}: write a number") from None
+            number = float(value)  # YAML reads 1e-3 as text
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ConfigError(f"{name}={value!r}: write a number")
+        return number
     if get_origin(wanted) in (list, tuple) and isinstance(value, list):
         inner = [a for a in get_args(wanted) if a is not ...]
+        if get_origin(wanted) is tuple and ... not in get_args(wanted) and len(value) != len(inner):
+            raise ConfigError(f"{name}={value!r}: write a list of {len(inner)}")
         items = [convert(inner[min(i, len(inner) - 1)], v, f"{name}[{i}]") for i, v in enumerate(value)]
         return get_origin(wanted)(items)
     if wanted in (int, str, bool) and type(value) is wanted:
@@ -110,7 +117,7 @@ def _strategy(value: Any, name: str) -> Any:
     """`strategy: fsdp`, or `strategy: {kind: fsdp, cpu_offload: true}`."""
     tree = {"kind": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
     kind = tree.pop("kind", "ddp" if tree else None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(f"{name}={value!r}: write one of {', '.join(KINDS)}, or a mapping with kind and its options")
     return build(KINDS[kind], tree, f"{name}.")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from dtj_trainer.comm.group import Group
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_STATM = Path("/proc/self/statm")
 
 
 def device_bytes(group: Group) -> int:
@@ -36,3 +39,22 @@ def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident_bytes() -> int:
+    """Memory that this process has now."""
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def at_most(more: int | None) -> Iterator[None]:
+    """Inside, allocations that go beyond `more` bytes from now fail, where else the kernel would kill the process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(_STATM.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    if more is not None:
+        limits = [used + max(0, more), *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

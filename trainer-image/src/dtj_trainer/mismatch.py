@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,19 @@ def flat(config: Any, prefix: str = "") -> dict[str, str]:
     return out
 
 
-def code_digest() -> str:
-    """SHA-256 of this package's sources and of the script that was started."""
+def digest(files: Iterable[Path]) -> str:
+    """Of SHA-256 over the files' contents, 16 characters."""
     sha = hashlib.sha256()
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    for path in [*sorted(Path(__file__).parent.rglob("*.py")), *([Path(main)] if main and Path(main).is_file() else [])]:
+    for path in files:
         sha.update(path.read_bytes())
     return sha.hexdigest()[:16]
+
+
+def code_digest() -> str:
+    """Of this package's sources and of the script that was started."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = [Path(main)] if main and Path(main).is_file() else []
+    return digest([*sorted(Path(__file__).parent.rglob("*.py")), *script])
 
 
 def facts(config: Any, group: Group) -> dict[str, str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,6 +20,9 @@ class OptimizerConfig:
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
+    """sgd only."""
+    decay_vectors: bool = True
+    """False: no weight decay for norms and biases (parameters of fewer than two dimensions), as language models are trained."""
 
     def __post_init__(self) -> None:
         if self.name not in ("adamw", "sgd"):
@@ -29,12 +31,23 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer.lr={self.lr}: write a rate above 0")
         if self.weight_decay < 0:
             raise ConfigError(f"optimizer.weight_decay={self.weight_decay}: write 0 or more")
+        if not (len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
+            raise ConfigError(f"optimizer.betas={self.betas}: write two numbers from 0 to below 1, such as [0.9, 0.95]")
+        if self.momentum < 0:
+            raise ConfigError(f"optimizer.momentum={self.momentum}: write 0 or more")
         self.betas = (float(self.betas[0]), float(self.betas[1]))  # YAML gives a list
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Built after the strategy has wrapped the model, so that it holds the parameters that are really trained."""
-    wanted = [p for p in parameters if p.requires_grad]
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Of a model that the strategy has wrapped, so that it holds the parameters that are really trained."""
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": wanted}]
+    if not config.decay_vectors:
+        groups = [
+            {"params": [p for p in wanted if p.dim() >= 2]},
+            {"params": [p for p in wanted if p.dim() < 2], "weight_decay": 0.0},
+        ]
+    groups = [g for g in groups if g["params"]]
     if config.name == "sgd":
-        return torch.optim.SGD(wanted, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(wanted, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -66,21 +66,21 @@ class Precision:
         for gradient in gradients:
             gradient.div_(self.loss_scale)
         if overflowed:
-            self.loss_scale, self._good_steps = max(1.0, self.loss_scale / 2), 0
+            self.loss_scale, self._good_steps = min(self.loss_scale, max(1.0, self.loss_scale / 2)), 0
             return False
         self._good_steps += 1
         if self._good_steps == self.config.growth_interval:
             self.loss_scale, self._good_steps = self.loss_scale * 2, 0
         return True
 
-    def state_dict(self) -> dict[str, float]:
-        """The scale, and how long it has held."""
-        return {"loss_scale": self.loss_scale, "good_steps": self._good_steps}
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, how long it has held, and for which type."""
+        return {"loss_scale": self.loss_scale, "good_steps": self._good_steps, "dtype": self.config.dtype}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse; a run that went on in another precision begins with a scale of its own."""
-        if self.config.dtype == "fp16" and state["loss_scale"] != 1.0:
-            self.loss_scale, self._good_steps = state["loss_scale"], int(state["good_steps"])
+        if self.config.dtype == "fp16" and state.get("dtype") == "fp16":
+            self.loss_scale, self._good_steps = state["loss_scale"], state["good_steps"]
 
 
 def _local_gradients(optimizer: Optimizer) -> Iterator[torch.Tensor]:

@@ -11,7 +11,6 @@ Without a checkpoint folder nothing is saved, without an agent nobody is told; t
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import sys
 import threading
@@ -19,20 +18,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from dtj_agent import names
+from dtj_trainer.agreement import Agreement
 from dtj_trainer.checkpoint.config import DEFAULT_EVERY_STEPS, CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents
-from dtj_trainer.checkpoint.store import CheckpointStore, SaveResult
+from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.comm.group import Group
 from dtj_trainer.env import WorkerEnv
-from dtj_trainer.errors import CheckpointError, ConfigError, LeaseLost, SinkError, Stopped
+from dtj_trainer.errors import ConfigError, SinkError, Stopped
 from dtj_trainer.progress import Progress
+from dtj_trainer.saves import Saves
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
+from dtj_trainer.telemetry.sinks import Background
 from dtj_trainer.telemetry.startup import process_age
 
 log = logging.getLogger(__name__)
@@ -80,27 +82,29 @@ class State:
         self.env = env
         self.sinks: list[Sink] = []
         """Rank 0's places for records; add your own."""
-        self._stall = 0.0
         self.on_start: Callable[[State], None] | None = None
         """Called once by `steps`, after the load and before the first step."""
         self._config = config
         self.parts = parts
         self._progress = Progress(env.agent_socket, rank=group.rank, attempt=env.attempt)
-        self._every = config.checkpoint.every_steps or env.checkpoint_every or DEFAULT_EVERY_STEPS
-        self._store = self._open_store()
+        every = config.checkpoint.every_steps or env.checkpoint_every or DEFAULT_EVERY_STEPS
+        self._saves = Saves(
+            self._open_store(), config.checkpoint, parts,
+            every=every, first_rank=group.rank == 0, progress=self._progress, notify=self.notify,
+        )  # fmt: skip
+        self._save_asked = False
+        self._in_hand = False
         self._record: Record | None = None
         self._latest: dict[str, float] = {}
         self._samples = 0
-        self._saved_step = -1
-        self._failures = 0
-        self._told_slow = False
         self._stop = threading.Event()
-        self._next_agreement = 0
-        self._step_seconds = 0.0
+        self._agreement = Agreement(group, config.agree_seconds)
         if group.rank == 0:
             self.sinks.append(Console())
-            if self._store:
-                self.sinks.append(JsonLines(self._store.directory / names.METRICS_FILE))
+            if self._saves.store:
+                # By a thread: a volume that does not answer would hold the training thread in the kernel.
+                path = self._saves.store.directory / names.METRICS_FILE
+                self.sinks.append(Background(names.METRICS_FILE, partial(JsonLines, path)))
 
     def _open_store(self) -> CheckpointStore | None:
         config, env = self._config.checkpoint, self.env
@@ -117,7 +121,8 @@ class State:
     def steps(self, total: int) -> Iterator[int]:
         """Resumes, then gives the number of every step still to do; saves on the way and at the end.
 
-        Raises Stopped (exit code 143) after a SIGTERM to any rank, once the step is done and saved.
+        A step is done when the loop comes back for the next one: one that is left by `break` is not counted, so leave by
+        `end`. Raises Stopped (exit code 143) after a SIGTERM to any rank, once the step is done and saved.
         """
         self.total = total
         previous = _on_sigterm(self._stop)
@@ -128,27 +133,28 @@ class State:
             self._window_start = self._step_start = time.perf_counter()
             first = True
             while self.step < self.total:
+                self._in_hand = True
                 yield self.step
+                self._in_hand = False
                 self.step += 1
                 self._after_step(first)
                 first = False
-            self._final_save()
+            self._saves.finish(self.step, self._latest)
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
+            self._in_hand = False
             self._progress.linger()
-            if self._store:
-                self._store.close()
+            self._saves.close()
             while self.sinks:
                 self.sinks.pop().close()
 
     def resume(self) -> int:
         """Loads the newest valid checkpoint, if there is one. Gives the step it holds, 0 for a fresh start."""
         self._progress.phase("loading")
-        checkpoint = self._store.load(Contents(self.parts)) if self._store else None
-        if checkpoint:
-            self.step = self._saved_step = checkpoint.step
+        if checkpoint := self._saves.load():
+            self.step = checkpoint.step
             self._say(f"resumed from {checkpoint.path.name}")
         self._progress.resumed(self.step)
         return self.step
@@ -179,10 +185,24 @@ class State:
         """The step in hand will be logged: every `log_every_steps`, and the last."""
         return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total
 
+    def aside(self, seconds: float) -> None:
+        """So long was no training but, say, validation: it does not count in samples_per_second."""
+        self._window_start += seconds
+
     def take_stall(self) -> float:
         """Seconds that checkpoints have kept the training thread since the last call."""
-        taken, self._stall = self._stall, 0.0
-        return taken
+        return self._saves.take_stall()
+
+    def save(self) -> None:
+        """Saves in addition to every so many steps. Call it on all ranks at the same step.
+
+        Within a step it is made when that step is done, and has its number; before or after the loop at once, and waited for.
+        """
+        if self._in_hand:
+            self._save_asked = True
+        else:
+            self._saves.begin(self.step, self._latest)
+            self._saves.settle()
 
     def end(self) -> None:
         """The step in hand is the last one (early stopping). Call it on all ranks in the same step."""
@@ -205,18 +225,20 @@ class State:
         if first and (age := process_age()) is not None:
             self._say(f"first step done {age:.2f} s after the process started")
         else:
-            self._step_seconds = now - self._step_start
+            self._agreement.step_took(now - self._step_start)
         self._log(now, first)
-        if self._store and (result := self._store.poll()):
-            self._take(result)
-        due = bool(self._store and self.step % self._every == 0 and self.step != self.total)
-        if due or self.step >= self._next_agreement:
-            stop, busy = self._agree()
+        self._saves.poll()
+        asked, self._save_asked = self._save_asked, False
+        due = self._saves.due(self.step) and self.step != self.total
+        if due or asked or self._agreement.due(self.step):
+            stop, busy = self._agreement.meet(self.step, stop=self._stop.is_set(), busy=self._saves.busy)
             if stop:
-                self._final_save()
+                self._saves.finish(self.step, self._latest)
                 raise Stopped(self.step)
-            if due:
-                self._save_unless(busy)
+            if asked:
+                self._saves.begin(self.step, self._latest)
+            elif due:
+                self._saves.begin_unless(busy, self.step, self._latest)
         self._step_start = time.perf_counter()
 
     def _log(self, now: float, first: bool) -> None:
@@ -243,78 +265,6 @@ class State:
             except (OSError, SinkError) as e:  # a full volume must not end the training; the other sinks go on
                 self.notify("Warning", names.Reason.SINK_FAILED, f"{type(sink).__name__}: {e}; nothing more goes there")
                 self.sinks.remove(sink)
-
-    def _agree(self) -> tuple[bool, bool]:
-        """What holds for any rank holds for all: (asked to stop, still writing). One small gather every `agree_seconds`."""
-        busy = bool(self._store and self._store.busy)
-        mine = torch.tensor([float(self._stop.is_set()), float(busy), self._step_seconds], dtype=torch.float64)
-        stop, any_busy, slowest = self.group.gather(mine).amax(0).tolist()
-        # Every rank computes the same number from the same gathered values, so they meet again at the same step.
-        apart = int(self._config.agree_seconds / slowest) if slowest else 1  # the first step is not measured
-        self._next_agreement = self.step + max(1, min(1000, apart))
-        return bool(stop), bool(any_busy)
-
-    # --- checkpoints -------------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        """Saves now. Call it on all ranks at the same step."""
-        if self._store and self._saved_step != self.step:
-            self._settle()
-            self._begin_save()
-
-    def _save_unless(self, busy: bool) -> None:
-        if busy and self._store:
-            if self.group.rank == 0 and not self._told_slow:
-                message = f"step {self.step} is not saved, and none until the save before it has been written"
-                self.notify("Warning", names.Reason.CHECKPOINT_SLOW, message)
-            self._told_slow = True
-            if self._config.checkpoint.max_failures:
-                self._store.check_deadline()
-        else:
-            self._settle()
-            self._begin_save()
-
-    def _begin_save(self) -> None:
-        if self._store is None:
-            return
-        self._told_slow = False
-        self._progress.phase("saving", step=self.step)
-        metrics = {k: v for k, v in self._latest.items() if math.isfinite(v)}
-        self._store.save(self.step, Contents(self.parts), metrics)
-        self._stall += self._store.stall_seconds
-
-    def _settle(self) -> None:
-        """The save before this one has ended; its result is taken."""
-        if self._store and (result := self._store.drain()):
-            self._take(result)
-
-    def _final_save(self) -> None:
-        """At the end and before leaving: what is in flight, then this step, and wait for both."""
-        self.save()
-        self._settle()
-        if self._store and self._saved_step != self.step:
-            raise CheckpointError(
-                f"step {self.step} could not be saved to {self._store.directory}; last saved: {self._saved_step}"
-            )
-
-    def _take(self, result: SaveResult) -> None:
-        if result.outcome == "committed" and result.path:
-            self._saved_step, self._failures = result.step, 0
-            self._progress.checkpoint(result.step, result.path, result.time)
-        elif result.outcome == "lease-lost":
-            if self.group.rank == 0:
-                self.notify("Warning", names.Reason.LEASE_LOST, result.message)
-            raise LeaseLost(result.message)
-        else:
-            self._failed(names.Reason.CHECKPOINT_FAILED, f"step {result.step}: {result.message}")
-
-    def _failed(self, reason: str, message: str) -> None:
-        self._failures += 1
-        if self.group.rank == 0:
-            self.notify("Warning", reason, message)
-        limit = self._config.checkpoint.max_failures
-        if limit and self._failures >= limit:
-            raise CheckpointError(f"{self._failures} checkpoints in a row were not written, the last: {message}")
 
     def _say(self, text: str) -> None:
         if self.group.rank == 0:

@@ -23,10 +23,15 @@ PASSING = (
     "no PriorityClass with name",
     "does not support dry run",
 )
+NO_WEBHOOK = "failed calling webhook"  # of somebody else's, that does not answer: a 500
 
 
 class Rejected(Exception):
-    """The API server refused a child for good. Not an error of ours: the planner is told, and ends the job."""
+    """The API server refused a child. Not an error of ours: the planner is told, and says so; `for_good`: it ends the job."""
+
+    def __init__(self, message: str, *, for_good: bool) -> None:
+        super().__init__(message)
+        self.for_good = for_good
 
 
 class Recorder(Protocol):
@@ -82,11 +87,20 @@ class World:
         try:
             if resource is STATEFUL_SET:
                 await self._try_pod(namespace, action.body)
-            await self._client.apply(resource, namespace, action.body)
-        except (errors.Invalid, errors.Forbidden) as error:
-            if not for_good(error):
+            if action.if_missing:
+                await self._client.create(resource, namespace, action.body)
+            else:
+                await self._client.apply(resource, namespace, action.body)
+        except errors.Conflict:
+            if not action.if_missing:
                 raise
-            raise Rejected(error.message) from error
+            return  # it is there
+        except (errors.Invalid, errors.Forbidden) as error:
+            raise Rejected(error.message, for_good=for_good(error)) from error
+        except errors.Transient as error:
+            if NO_WEBHOOK not in error.message:
+                raise
+            raise Rejected(error.message, for_good=False) from error
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
     async def _try_pod(self, namespace: str, stateful_set: Object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import kopf
@@ -9,6 +10,8 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from dtj_operator.errors import ConfigError
+
+LOGIN_SECONDS = 30.0
 
 
 class Login:
@@ -23,19 +26,23 @@ class Login:
         self.configuration = Configuration()
 
     async def load(self) -> None:
-        """Read the credentials, again if need be. Raises ConfigError."""
+        """Read the credentials, again if need be. Raises ConfigError; a plugin that answers nothing has LOGIN_SECONDS."""
         try:
-            if self.kubeconfig or self.context or "KUBERNETES_SERVICE_HOST" not in os.environ:
-                await load_kube_config(self.kubeconfig, self.context, self.configuration, persist_config=False)  # type: ignore[no-untyped-call]
-            else:
-                # A service account's token is renewed on disk; the hook that this sets reads it again every minute.
-                load_incluster_config(self.configuration)  # type: ignore[no-untyped-call]
+            await asyncio.wait_for(self._load(), LOGIN_SECONDS)
         except (ConfigException, OSError) as error:
+            said = f"no answer in {LOGIN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
             where = self.kubeconfig or "~/.kube/config, and no service account was mounted"
             raise ConfigError(
-                f"no way to log in to the API server: {error} (looked at {where}); set --kubeconfig and --context, "
+                f"no way to log in to the API server: {said} (looked at {where}); set --kubeconfig and --context, "
                 "or run in a pod with automountServiceAccountToken: true"
             ) from error
+
+    async def _load(self) -> None:
+        if self.kubeconfig or self.context or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            await load_kube_config(self.kubeconfig, self.context, self.configuration, persist_config=False)  # type: ignore[no-untyped-call]
+        else:
+            # A service account's token is renewed on disk; the hook that this sets reads it again every minute.
+            load_incluster_config(self.configuration)  # type: ignore[no-untyped-call]
 
     async def for_kopf(self) -> kopf.ConnectionInfo:
         """The same login in kopf's words; kopf asks again whenever the API server answers 401."""

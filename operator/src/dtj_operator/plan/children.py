@@ -9,9 +9,13 @@ import hmac
 from dtj_agent import names
 from dtj_agent.names import Reason
 from dtj_operator.plan.job import Job
-from dtj_operator.plan.model import Object, Observed, Settings
+from dtj_operator.plan.model import Apply, Object, Observed, Settings
 from dtj_operator.plan.pods import Cause
 from dtj_operator.plan.template import pod_template
+from dtj_operator.plan.times import unix
+
+STARTING_SECONDS = 10.0  # what mounting takes at most, where nothing is missing
+AGAIN_SECONDS = 60.0  # a pod that waits longer is asked for again in the first STARTING_SECONDS of each of these
 
 
 def agent_key(job_uid: str, settings: Settings) -> str:
@@ -79,15 +83,41 @@ def all_of(job: Job, settings: Settings) -> tuple[Object, ...]:
     return secret(job, settings), service(job, settings), stateful_set(job, settings, floor)
 
 
-def repairs(job: Job, observed: Observed, settings: Settings) -> tuple[Object, ...]:
-    """What somebody deleted or changed, as it should be. Nothing of it restarts a pod that runs."""
+def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings) -> tuple[Apply, ...]:
+    """What somebody deleted or changed, as it should be. Nothing of it restarts a pod that runs.
+
+    Nor is a training that runs ended because a repair is refused: it can do without, until the shell tries again.
+    """
+    if observed.rejection or observed.refusal:
+        return ()
     found = []
+    if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
+        # Perhaps for the Secret, if somebody has deleted it: we may not read it, so we can't know. It would have the key that
+        # the pods which run have. One that is there is left alone: those pods may be of another master key's time.
+        found.append(Apply(body=secret(job, settings), if_missing=True))
     if observed.service is None:
-        found.append(service(job, settings))
+        found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
     if child is not None and (child["spec"].get("replicas") != job.spec.replicas or _applied_hash(child) is None):
-        found.append(stateful_set(job, settings, job.status.get("attempt", 0) + 1))
+        found.append(Apply(body=stateful_set(job, settings, job.status.get("attempt", 0) + 1)))
     return tuple(found)
+
+
+def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
+    """It is on a node, for some time no container of it has been started, and it is time to look what it waits for."""
+    made = unix(pod["metadata"].get("creationTimestamp"))
+    if made is None or not is_starting(pod):
+        return False
+    waited = now - made - STARTING_SECONDS
+    return waited >= 0 and waited % AGAIN_SECONDS < STARTING_SECONDS
+
+
+def is_starting(pod: Object) -> bool:
+    """It is on a node, and no container of it has been started."""
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    begun = any(set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers)
+    return bool(spec.get("nodeName")) and "deletionTimestamp" not in metadata and not begun
 
 
 def is_outdated(job: Job, child: Object) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dtj_agent import names
 from dtj_agent.names import Reason
-from dtj_operator.plan import conditions
+from dtj_operator.plan import conditions, suspend
 from dtj_operator.plan.job import Job
 from dtj_operator.plan.model import Event, Object
 from dtj_operator.plan.outcome import Ending
@@ -18,7 +18,7 @@ from dtj_operator.plan.report import Report
 
 PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
-    Reason.AGENT_CRASHED, Reason.CHILD_CONFLICT,
+    Reason.AGENT_CRASHED, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
 }  # fmt: skip
 MESSAGE_LENGTH = 1000  # characters; the recorder cuts at the bytes that the API server takes
 
@@ -34,7 +34,7 @@ def of_change(job: Job, status: Object, said: Report | None) -> tuple[Event, ...
 
 def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterator[Event]:
     if old.get("startTime") != new.get("startTime"):
-        if Reason.JOB_SUSPENDED in (conditions.reason(old, names.SUSPENDED), conditions.reason(old, names.RUNNING)):
+        if suspend.was_announced(old):
             yield _event("Normal", Reason.JOB_RESUMED, f"goes on with {job.spec.replicas} pods")
         else:
             yield _event(

@@ -9,7 +9,8 @@ What the planner asks of a World:
 2. Carry a plan out in its order: actions, then the status if it differs, then events. Stop at the first error; look and
    plan again. Any of it may have been done before, or be done twice.
 3. Look again after `requeue_after`, and whenever the job, a child or a pod changes.
-4. If the API server refuses a child for good (Invalid; Forbidden by admission), plan again at once with `rejection` set.
+4. If the API server refuses a child, plan again at once with `rejection` set (for good: Invalid, Forbidden by admission) or
+   with `refusal` (time or somebody else may help: a quota, a missing right); and don't try the same again at every look.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Observed:
     """`/status` of the agent of pod 0 (docs/reference/contract.md); None if it could not be asked."""
     rejection: str | None = None
     """What the API server said when it refused this generation's children for good (Invalid, Forbidden by admission)."""
+    refusal: str | None = None
+    """What it said when it refused one of them for now (a quota)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,8 @@ class Apply:
     """Server-side apply of a child, `force` on, field manager names.MANAGER."""
 
     body: Object
+    if_missing: bool = False
+    """Make it if there is none of that name; what is there stays as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

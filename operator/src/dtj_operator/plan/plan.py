@@ -109,6 +109,8 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
             return _blocked(
                 job, status, pods.Cause(Reason.PODS_PENDING, "pods of an earlier run are still on their way out"), now
             )
+        if observed.refusal is not None:
+            return _refused(job, status, observed.refusal, now)
         return _start(job, status, now, settings)
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
@@ -121,19 +123,27 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
         status = running.apply(job, status, state, now)
     status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
     return Plan(
-        # A training that runs is not ended because a repair is refused: it can do without.
-        actions=() if observed.rejection else tuple(Apply(body=body) for body in children.repairs(job, observed, settings)),
+        actions=(
+            *children.repairs(job, observed, group, now, settings),
+            *stuck.replaced(group, said),
+        ),
         status=status,
         events=events.of_change(job, status, said),
-        # The agent can be asked, or soon: nothing but asking tells when its answer changes.
-        requeue_after=settings.status_poll_seconds if group and pods.is_running(group[0], job.trainer_container) else None,
+        requeue_after=_next_look(job, group, settings),
     )
+
+
+def _next_look(job: Job, group: tuple[Object, ...], settings: Settings) -> float | None:
+    if group and pods.is_running(group[0], job.trainer_container):
+        return settings.status_poll_seconds  # the agent can be asked, or soon: nothing but asking tells when its answer changes
+    # Nor does anybody tell that a pod can't mount its Secret.
+    return children.STARTING_SECONDS if any(children.is_starting(pod) for pod in group) else None
 
 
 def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
     """Make the children. Done twice it makes the same ones."""
-    lost = conditions.is_true(status, names.RUNNING) or conditions.is_true(status, names.RESTARTING)
-    if Reason.JOB_SUSPENDED in (conditions.reason(status, names.SUSPENDED), conditions.reason(status, names.RUNNING)):
+    lost = _has_gone_on(status)
+    if suspend.was_announced(status):
         status = suspend.between_runs(status, job, now)
     state = running.State(
         running=False,
@@ -144,6 +154,23 @@ def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
     status = running.apply(job, _begun(job, status, now), state, now) | _replicas(job, 0)
     actions = tuple(Apply(body=body) for body in children.all_of(job, settings))
     return Plan(actions=actions, status=status, events=events.of_change(job, status, None))
+
+
+def _refused(job: Job, status: Object, words: str, now: float) -> Plan:
+    """The API server refuses a child for now: that is said, and the job has not begun. The shell asks again, later and later."""
+    message = "the API server refuses a child of the job, and is asked again: " + words
+    if suspend.was_announced(status):
+        status = suspend.between_runs(status, job, now)
+    if conditions.is_true(status, names.SUSPENDED):
+        status = conditions.put(status, names.SUSPENDED, False, Reason.CHILD_REFUSED, message, generation=job.generation, now=now)
+    state = running.State(running=False, restarting=_has_gone_on(status), reason=Reason.CHILD_REFUSED, message=message)
+    status = running.apply(job, status, state, now) | _replicas(job, 0)
+    return Plan(status=status, events=events.of_change(job, status, None), requeue_after=CONFLICT_SECONDS)
+
+
+def _has_gone_on(status: Object) -> bool:
+    """The group ran, or was about to again."""
+    return conditions.is_true(status, names.RUNNING) or conditions.is_true(status, names.RESTARTING)
 
 
 def _begun(job: Job, status: Object, now: float) -> Object:

@@ -29,6 +29,7 @@ PROGRESS: Shape = {
 }  # fmt: skip
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}
 EVENT: Shape = {"type": "word", "reason": "word", "message": "text", "time": "number"}
+MEMBER: Shape = {"pod": "text", "address": "text", "state": "word"}
 RESTARTS: Shape = {"inPlace": "int", "pod": "int", "counted": "int"}
 
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
@@ -36,6 +37,7 @@ MAX_INT = 2**53  # JSON numbers beyond it lose digits on the way
 MAX_NUMBER = 1e300  # sums of a few stay finite; an int may be longer than any float
 MAX_TIME = 4102444800  # the year 2100, which leaves room for an expected end: RFC 3339 has four digits for the year
 MAX_NUMBERS = 32
+MEMBERS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Report:
     attempt: int
     phase: str = ""
     phase_reason: str = ""
+    phase_message: str = ""
+    """What the group waits for, in words."""
     start_time: float | None = None
     """When their memory begins, Unix seconds: another one means that all pods, and what they knew, were lost."""
     from_outcome: bool = False
@@ -55,6 +59,8 @@ class Report:
     checkpoint: Object = field(default_factory=dict)
     events: tuple[Object, ...] = ()
     productive_seconds: float = 0.0
+    stuck: tuple[Object, ...] = ()
+    """Members (pod, address) whose workers SIGKILL does not end."""
 
 
 def from_agent(raw: object, uid: str) -> Report | None:
@@ -70,12 +76,15 @@ def from_outcome(raw: Object) -> Report:
 
 
 def _report(raw: Object, *, from_outcome: bool) -> Report:
-    top = clean(raw, {"attempt": "int", "phase": "word", "phaseReason": "word", "productiveSeconds": "number"})
+    top = clean(
+        raw, {"attempt": "int", "phase": "word", "phaseReason": "word", "phaseMessage": "text", "productiveSeconds": "number"}
+    )
     start = clean(raw, {"startTime": "number"}).get("startTime")
     return Report(
         attempt=top.get("attempt", 0),
         phase=top.get("phase", ""),
         phase_reason=top.get("phaseReason", ""),
+        phase_message=top.get("phaseMessage", ""),
         start_time=start,
         from_outcome=from_outcome,
         restarts=clean(raw.get("restarts"), RESTARTS),
@@ -85,6 +94,7 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         checkpoint=clean(raw.get("checkpoint"), CHECKPOINT),
         events=_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
+        stuck=tuple(m for m in _list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK),
     )
 
 

@@ -17,6 +17,7 @@ UNHEARD = (
     "all pods run; the agent of pod 0 does not answer the operator yet: if that lasts, see its log, "
     f"and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
 )
+NOW = "; now "  # between why the group does not run and what it waits for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,13 @@ def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | N
     blocked = why_not_running(pods, job)
     ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)
     if not ran:
-        cause = blocked or Cause(Reason.RENDEZVOUS, UNHEARD if report is None else HEARD)
+        cause = blocked or Cause(Reason.RENDEZVOUS, UNHEARD if report is None else report.phase_message or HEARD)
         return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
     if report is None and blocked is None and why_lost(pods, job) is None:
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
-    return State(running=False, restarting=True, reason=cause.reason, message=cause.message)
+    waits = NOW + report.phase_message if report is not None and report.phase_message else ""
+    return State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
 
 
 def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:
@@ -50,7 +52,8 @@ def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: 
     said = report.phase_reason if report is not None else ""
     old = conditions.find(job.status, names.RESTARTING) or {}
     if old.get("status") == "True" and old.get("reason") in LOST - {Reason.POD_LOST} and (not said or said in LOST):
-        lost = Cause(str(old["reason"]), str(old["message"]))  # the pod that could tell is replaced by now
+        # The pod that could tell is replaced by now.
+        lost = Cause(str(old["reason"]), str(old["message"]).partition(NOW)[0])
     elif not said or said in LOST:
         lost = why_lost(pods, job) or Cause(said or Reason.POD_LOST, "a pod was lost")
     else:

@@ -60,6 +60,11 @@ def leftovers(observed: Observed) -> tuple[Object, ...]:
     return tuple(pod for pod, uids in owners if uids - {uid} or (not uids and "deletionTimestamp" in pod["metadata"]))
 
 
+def was_announced(status: Object) -> bool:
+    """The pods were, or were about to be, taken away."""
+    return Reason.JOB_SUSPENDED in (conditions.reason(status, names.SUSPENDED), conditions.reason(status, names.RUNNING))
+
+
 def between_runs(status: Object, job: Job, now: float) -> Object:
     """The clock of the deadline stops, and what the agents remembered is gone."""
     active = active_seconds(status, now)

@@ -9,7 +9,7 @@ Three kinds of content:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -46,6 +47,9 @@ class Contents:
                 raise ConfigError(f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out")
         self._modules = {k: v for k, v in parts.items() if isinstance(v, nn.Module)}
         self._optimizers = {k: v for k, v in parts.items() if isinstance(v, Optimizer)}
+        for part in (part for module in self._modules.values() for part in module.modules()):
+            if isinstance(part, FSDPModule):
+                part.reshard()  # after a forward without backward (validation) its parameters are not the optimizer's
         taken = self._modules.keys() | self._optimizers.keys()
         self._others = {k: v for k, v in parts.items() if k not in taken and isinstance(v, Stateful)}
         self._owner = {name: self._module_of(name, optimizer) for name, optimizer in self._optimizers.items()}
@@ -73,6 +77,19 @@ class Contents:
             own = getattr(self._owner[name], "portable_optimizer_state", None)
             tree[name] = own(optimizer) if own else get_optimizer_state_dict(self._owner[name], optimizer)
         return tree
+
+    def take_out_fresh(self, tree: Tree, known: Collection[str]) -> dict[str, Tree]:
+        """Takes from `tree` the optimizers' state of parameters of which the checkpoint has none: no gradient had come by then.
+
+        Put back after the load, it is what it was: zeros. `known`: dotted keys of the checkpoint.
+        """
+        out: dict[str, Tree] = {}
+        for name in self._optimizers:
+            state = tree[name]["state"]
+            gone = [p for p, values in state.items() if values and not any(f"{name}.state.{p}.{key}" in known for key in values)]
+            if len(gone) < len(state):
+                out[name] = {p: state.pop(p) for p in gone}
+        return out
 
     def load_sharded(self, tree: Tree) -> None:
         """Hands a filled-in tree back to modules and optimizers (step counts and options are not tensors)."""

@@ -137,7 +137,7 @@ def _unreadable(checkpoint: Path, error: OSError) -> CheckpointError:
 
 
 def digest(path: Path) -> FileEntry:
-    """Size and SHA-256 of a file (hashlib releases the GIL, so a training thread beside it keeps running)."""
+    """Size and SHA-256 of a file."""
     with path.open("rb") as file:
         sha = hashlib.file_digest(file, "sha256")
         return FileEntry(bytes=file.tell(), sha256=sha.hexdigest())
@@ -209,17 +209,27 @@ def remove(checkpoint: Path, attempt: int) -> None:
 
 
 def set_aside(torn: Path, attempt: int) -> Path:
-    """Renames an invalid checkpoint so that nobody finds it, and a person still can."""
+    """Renames an invalid checkpoint so that nobody finds it, and a person still can. One that is gone is left gone."""
     step = int(torn.name.rsplit("-", 1)[1])
     target = torn.with_name(names.CHECKPOINT_TORN % (step, attempt))
     shutil.rmtree(target, ignore_errors=True)
-    torn.rename(target)
+    with contextlib.suppress(FileNotFoundError):  # the retention of an attempt that is on its way out
+        torn.rename(target)
     return target
 
 
 def sweep(directory: Path, attempt: int) -> None:
-    """Removes what attempts before this one left half-written, and torn folders older than the last attempt."""
+    """Removes what attempts before this one left half-written, and torn folders older than the last attempt.
+
+    Done before the first look for a checkpoint, it closes the fence. An older writer that had checked the lease just before
+    it was taken can still rename: either before this (and then the checkpoint is found and used), or its folder is gone
+    from under that name at once, and the rename fails. So nothing is committed behind the back of an attempt that has begun.
+    """
     for path in directory.iterdir():
         match = _LEFTOVER.fullmatch(path.name)
         if match and int(match[1]) < (attempt - 1 if path.name.startswith(".torn") else attempt):
-            shutil.rmtree(path, ignore_errors=True)
+            going = path.with_name(names.CHECKPOINT_INCOMPLETE % (0, attempt))
+            shutil.rmtree(going, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(going)
+                shutil.rmtree(going, ignore_errors=True)

@@ -1,64 +1,35 @@
 """Save and load on the shared volume: staged in milliseconds, written by a thread, committed by one rename.
 
 What the training thread waits for is one copy of this rank's share into buffers that are kept from save to save (the
-default of torch's async_save makes new ones each time, and so is little faster than a plain save). A thread then runs
-torch.distributed.checkpoint over a gloo group of its own, hashes this rank's files, and rank 0 commits.
+default of torch's async_save makes new ones each time, and so is little faster than a plain save). The rest is done by a
+thread, in write.py.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from dtj_agent import names
 from dtj_trainer.checkpoint import folder, rng
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, Tree, assign, share_of
-from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
-from dtj_trainer.checkpoint.retention import to_remove
+from dtj_trainer.checkpoint.folder import Checkpoint
 from dtj_trainer.checkpoint.task import Task
+from dtj_trainer.checkpoint.write import PRIVATE_FILE, SHARED_FILE, SaveResult, Staged, Writer, first, reason
 from dtj_trainer.comm.group import Group
-from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError, LeaseLost
-
-log = logging.getLogger(__name__)
-SHARED_FILE = "shared.pt"
-PRIVATE_FILE = "rank-%05d.pt"
-
-
-T = TypeVar("T")
-Outcome = Literal["committed", "failed", "lease-lost"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SaveResult:
-    """How one save ended; the same on every rank."""
-
-    step: int
-    outcome: Outcome
-    path: Path | None = None
-    time: float = 0.0
-    """Unix seconds of the commit."""
-    message: str = ""
-    write_seconds: float = 0.0
-    """From hand-over to commit, beside the training."""
-
+from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError
 
 Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Tells a person: type, reason, message of an event."""
@@ -72,6 +43,7 @@ class CheckpointStore:
         self._group = group
         self._config = config
         self._attempt = attempt
+        self._writer = Writer(directory=directory, group=group, config=config, attempt=attempt)
         self._notify = notify
         cuda = group.device.type == "cuda"
         self._stager = DefaultStager(
@@ -98,8 +70,9 @@ class CheckpointStore:
         if isinstance(staged, Future):
             raise TypeError("the stager was built to stage at once and gave a future")
         shared = {"step": step, "parts": contents.shared()}
+        work = Staged(step=step, sharded=staged, shared=shared, private=rng.capture(), metrics=metrics)
         self._pending_since = time.monotonic()
-        self._pending = Task(partial(self._write, step, staged, shared, rng.capture(), metrics))
+        self._pending = Task(partial(self._writer.write, work))
         if not self._config.asynchronous:
             self._wait()
         self.stall_seconds = time.perf_counter() - started
@@ -129,98 +102,13 @@ class CheckpointStore:
     def check_deadline(self) -> None:
         """Raises CheckpointStalled if the save in flight has been so for longer than `timeout_seconds`."""
         if self.busy and time.monotonic() - self._pending_since >= self._config.timeout_seconds:
-            raise CheckpointStalled(
+            message = (
                 f"the volume of {self.directory} did not finish a save within {self._config.timeout_seconds:g} s: "
                 "look at the volume, or raise checkpoint.timeout_seconds"
             )
-
-    def _write(self, step: int, staged: Tree, shared: Tree, private: Tree, metrics: dict[str, float]) -> SaveResult:
-        started = time.monotonic()
-        for left in range(self._config.retries, -1, -1):
-            result = self._write_once(step, staged, shared, private, metrics, started)
-            if result.outcome != "committed" and self._group.rank == 0:
-                shutil.rmtree(self._incomplete(step), ignore_errors=True)  # on a full volume this is what makes room
-            if result.outcome != "failed" or left == 0:
-                return result
-            log.warning("checkpoint of step %d: %s; trying again, %d left", step, result.message, left)
-            time.sleep(self._config.retry_seconds)  # all ranks got the same outcome, so all of them wait here
-        raise AssertionError("unreachable: the loop returns")
-
-    def _write_once(
-        self, step: int, staged: Tree, shared: Tree, private: Tree, metrics: dict[str, float], started: float
-    ) -> SaveResult:
-        rank, incomplete = self._group.rank, self._incomplete(step)
-
-        def make_room() -> None:
-            if rank == 0:
-                folder.check_lease(self.directory, self._attempt)  # the early word; the one that counts is at the commit
-                shutil.rmtree(incomplete, ignore_errors=True)
-                incomplete.mkdir(parents=True)
-
-        def write() -> dict[str, FileEntry]:
-            save(staged, storage_writer=FileSystemWriter(incomplete), process_group=self._group.checkpoint)
-            _save_file(private, incomplete / (PRIVATE_FILE % rank))
-            mine = [f.name for f in incomplete.glob(f"__{rank}_*")] + [PRIVATE_FILE % rank]
-            if rank == 0:
-                _save_file(shared, incomplete / SHARED_FILE)
-                mine += [SHARED_FILE, ".metadata"]
-            return {name: folder.digest(incomplete / name) for name in mine}
-
-        try:
-            self._together(make_room)
-            files = {name: entry for part in self._together(write) for name, entry in part.items()}
-            manifest = Manifest(
-                step=step,
-                attempt=self._attempt or 0,
-                world_size=self._group.world_size,
-                time=time.time(),
-                files=files,
-                metrics=metrics,
-            )
-            path = self._together(lambda: self._commit(incomplete, manifest) if rank == 0 else None)[0]
-        except LeaseLost as e:
-            return SaveResult(step=step, outcome="lease-lost", message=str(e))
-        except CheckpointError as e:
-            return SaveResult(step=step, outcome="failed", message=str(e))
-        took = time.monotonic() - started
-        return SaveResult(step=step, outcome="committed", path=path, time=manifest.time, write_seconds=took)
-
-    def _commit(self, incomplete: Path, manifest: Manifest) -> Path:
-        path = folder.commit(self.directory, incomplete, manifest, attempt=self._attempt)
-        for old in to_remove(self._readable(), self._config.retention):
-            folder.remove(old.path, self._attempt or 0)
-        return path
-
-    def _readable(self) -> list[Checkpoint]:
-        found = []
-        for path in folder.committed(self.directory):
-            try:
-                found.append(folder.read(path))
-            except CheckpointError as e:
-                log.warning("checkpoint %s is not counted: %s", path.name, e)
-        return found
-
-    def _incomplete(self, step: int) -> Path:
-        return self.directory / (names.CHECKPOINT_INCOMPLETE % (step, self._attempt or 0))
-
-    def _together(self, work: Callable[[], T]) -> list[T]:
-        """Runs `work` on every rank and gives all results, or raises the same error on all of them."""
-        mine: tuple[str, Any]
-        try:
-            mine = ("ok", work())
-        except LeaseLost as e:
-            mine = ("lease", str(e))
-        except (OSError, CheckpointError, CheckpointException, RuntimeError) as e:
-            mine = ("failed", f"rank {self._group.rank}: {_reason(e)} ({_free(self.directory)})")
-        every = self._gather(mine)
-        for kind, error in ((k, v) for k, v in every if k != "ok"):
-            raise LeaseLost(error) if kind == "lease" else CheckpointError(error)
-        return [value for _, value in every]
-
-    def _gather(self, value: Any) -> list[Any]:
-        out: list[Any] = [None] * self._group.world_size
-        dist.all_gather_object(out, value, group=self._group.checkpoint)
-        return out
+            if self._group.rank == 0:  # now: a process whose thread hangs in the kernel may not get to its traceback
+                self._notify("Warning", names.Reason.CHECKPOINT_FAILED, message)
+            raise CheckpointStalled(message)
 
     # --- load ----------------------------------------------------------------------------------------------------
 
@@ -231,22 +119,25 @@ class CheckpointStore:
         not fit the model, CheckpointError if the volume can't be read.
         """
         if self._group.rank == 0 and self.directory.is_dir():
-            folder.sweep(self.directory, self._attempt or 0)
+            folder.sweep(self.directory, 1 if self._attempt is None else self._attempt)  # no agent: all are of runs before
         checkpoint = self.newest()
         if checkpoint is None:
             return None
         shared = _load_file(checkpoint.path / SHARED_FILE)
         contents.forget_gradients()
-        tree = contents.sharded()
+        tree, reader = contents.sharded(), FileSystemReader(checkpoint.path)
+        fresh = contents.take_out_fresh(tree, reader.read_metadata().state_dict_metadata.keys())
         try:
-            load(tree, storage_reader=FileSystemReader(checkpoint.path), process_group=self._group.checkpoint)
+            load(tree, storage_reader=reader, process_group=self._group.checkpoint)
         except (CheckpointException, RuntimeError, ValueError) as e:
-            if isinstance(_first(e), OSError):
-                raise CheckpointError(f"{checkpoint.path} could not be read: {_reason(e)}") from e
+            if isinstance(first(e), OSError):
+                raise CheckpointError(f"{checkpoint.path} could not be read: {reason(e)}") from e
             raise ConfigError(
-                f"{checkpoint.path} does not fit this model and optimizer ({_reason(e)}): "
+                f"{checkpoint.path} does not fit this model and optimizer ({reason(e)}): "
                 "set them back, or start in a new checkpoint folder"
             ) from e
+        for optimizer, state in fresh.items():
+            tree[optimizer]["state"].update(state)
         contents.load_sharded(tree)
         contents.load_shared(shared["parts"])
         if checkpoint.manifest.world_size == self._group.world_size:
@@ -267,8 +158,9 @@ class CheckpointStore:
 
         Raises CheckpointError if the volume fails: a restart may read what is whole, a fresh start would throw it away.
         """
-        for path in self._group.from_first(folder.committed(self.directory)):
-            checkpoint, problem = None, ""
+        # Looked for anew each time: what an older attempt's retention removed under our hands is no reason to begin at step 0.
+        while paths := self._group.from_first(folder.committed(self.directory)):
+            path, checkpoint, problem = paths[0], None, ""
             try:
                 checkpoint = folder.read(path)
                 files = sorted(checkpoint.manifest.files)
@@ -291,34 +183,6 @@ class CheckpointStore:
             self._stager.close()
 
 
-def _save_file(tree: Tree, path: Path) -> None:
-    with path.open("wb") as file:
-        torch.save(tree, file)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _load_file(path: Path) -> Tree:
     tree: Tree = torch.load(path, map_location="cpu", weights_only=True)
     return tree
-
-
-def _free(directory: Path) -> str:
-    """What the volume has left: torch's own messages don't say when it was full."""
-    try:
-        usage = shutil.disk_usage(directory)
-    except OSError as e:
-        return f"{directory}: {e.strerror}"
-    return f"{usage.free / 2**20:,.0f} of {usage.total / 2**20:,.0f} MiB free in {directory}"
-
-
-def _reason(error: BaseException) -> str:
-    """One line; of torch's CheckpointException, which holds one error a rank, the first."""
-    first = _first(error)
-    return f"{type(first).__name__}: {first}".splitlines()[0]
-
-
-def _first(error: BaseException) -> BaseException:
-    if isinstance(error, CheckpointException):
-        return next(iter(error.failures.values()))[0]
-    return error

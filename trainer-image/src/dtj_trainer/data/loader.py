@@ -71,11 +71,25 @@ class Cut:
     world_size: int
     micro_batch_size: int | None
 
-    def parts(self) -> list[tuple[int, int]]:
-        """[begin, end) within the global batch of each of this rank's micro-batches."""
+    def parts(self) -> list[tuple[int, int, int]]:
+        """(begin, end, samples that count) of each of this rank's micro-batches, within the global batch.
+
+        As many on every rank, because sharded models meet in every forward. Shares differ by a sample at most: a rank that
+        has none left for the last micro-batch takes its last sample again, and that counts for nothing.
+        """
         begin, end = edges(self.global_batch_size, self.rank, self.world_size)
-        size = self.micro_batch_size or end - begin
-        return [(b, min(b + size, end)) for b in range(begin, end, size)]
+        size = self.largest
+        own = [(b, min(b + size, end), min(size, end - b)) for b in range(begin, end, size)]
+        return own if len(own) == -(-self._share // size) else [*own, (end - 1, end, 0)]
+
+    @property
+    def largest(self) -> int:
+        """Samples of the largest micro-batch of any rank."""
+        return self.micro_batch_size or self._share
+
+    @property
+    def _share(self) -> int:
+        return -(-self.global_batch_size // self.world_size)
 
 
 Task = tuple[int, Indices]
@@ -104,7 +118,7 @@ class _Tasks:
         position = self.order.position  # our own count: workers are ahead of the training
         while True:
             batch = self.order.batch(position)
-            for begin, end in self.cut.parts():
+            for begin, end, _ in self.cut.parts():
                 yield position + begin, batch[begin:end]
             position += self.cut.global_batch_size
 
@@ -119,12 +133,14 @@ class _Stream(IterableDataset[Any]):
         mine, workers = (info.id, info.num_workers) if info else (0, 1)
         source, at, number = self._data.read(self._start), self._start, 0
         position = self._start
+        samples: list[Any] = []
         while True:
-            for begin, end in self._cut.parts():
+            for begin, end, _ in self._cut.parts():
                 if number % workers == mine:
-                    for _ in islice(source, position + begin - at):  # what belongs to others
+                    for _ in islice(source, max(0, position + begin - at)):  # what belongs to others
                         pass
-                    samples = list(islice(source, end - begin))
+                    # A last sample that is taken again has been read already, unless another worker did.
+                    samples = list(islice(source, end - begin)) if at < position + end else samples[-1:]
                     at = position + end
                     if len(samples) < end - begin:
                         return
@@ -136,7 +152,7 @@ class _Stream(IterableDataset[Any]):
 def batches(
     data: MapDataset | BatchDataset | StreamData, order: DataOrder | StreamOrder, cut: Cut, config: LoaderConfig, *, seed: int
 ) -> Iterator[list[tuple[Any, int]]]:
-    """Step by step from the order's position: this rank's micro-batches, each with its count of samples; endless.
+    """Step by step from the order's position: this rank's micro-batches, each with its count of samples (see Cut); endless.
 
     Raises ConfigError when a stream ends.
     """
@@ -153,7 +169,7 @@ def batches(
         loaded = DataLoader(_ByIndex(data, seed), sampler=_Tasks(order, cut), **options)
     else:
         raise TypeError("a data set by index needs a DataOrder")
-    sizes = [end - begin for begin, end in cut.parts()]
+    sizes = [counted for _, _, counted in cut.parts()]
     ready = iter(loaded)
     while True:
         step = list(islice(ready, len(sizes)))

@@ -22,6 +22,8 @@ def on_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     """The same nesting of tuples, lists and dicts with every tensor changed."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple takes its members one by one
+        return type(batch)(*(on_tensors(b, change) for b in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(on_tensors(b, change) for b in batch)
     if isinstance(batch, dict):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from dtj_trainer.comm.clock import Communication
 from dtj_trainer.comm.group import Group
-from dtj_trainer.telemetry.meter import Communication
 
 
 class Strategy(Protocol):
@@ -35,7 +35,7 @@ class Strategy(Protocol):
         ...
 
     def communication(self, model: nn.Module) -> Communication | None:
-        """Of the last step; None where it is not measured."""
+        """Means per step since the last call; None where it is not measured."""
         ...
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -46,20 +46,21 @@ class Strategy(Protocol):
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated parts of a model, outermost first: what is sharded, gathered and recomputed as one unit.
 
-    Those are the members of every ModuleList that is in no other one; of a plain Sequential, its members.
+    Those are the members of every ModuleList that is in no other one (lists in a list are looked into: they have no forward
+    of their own); of a plain Sequential, its members.
     """
     found: list[nn.Module] = []
 
     def walk(module: nn.Module) -> None:
         for child in module.children():
-            if isinstance(child, nn.ModuleList):
-                found.extend(child)
+            if isinstance(module, nn.ModuleList) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+                found.append(child)
             else:
                 walk(child)
 
     walk(model)
     candidates = found or (list(model) if isinstance(model, nn.Sequential) else [])
-    return [b for b in candidates if any(True for _ in b.parameters())]
+    return [b for b in dict.fromkeys(candidates) if any(True for _ in b.parameters())]
 
 
 def tensor_bytes(model: nn.Module) -> int:

@@ -9,7 +9,6 @@ Three ideas make it fast, and each is a few lines here:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +26,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from dtj_trainer.comm.buckets import Bucket, make_buckets, on_gradient
+from dtj_trainer.comm.clock import Clock, Communication
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.telemetry.meter import Communication
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,31 +45,29 @@ class DdpScratchConfig:
 class ScratchDdpModel(nn.Module):
     """A module whose gradients are the mean over all ranks once `finish` has returned."""
 
-    def __init__(self, module: nn.Module, world_size: int, bucket_cap_mb: float) -> None:
+    def __init__(self, module: nn.Module, group: Group, bucket_cap_mb: float) -> None:
         super().__init__()
         self.module = module
         self.synchronize = True
         """False during micro-batches that only accumulate."""
-        self._world_size = world_size
+        self.clock = Clock(group)
+        self._world_size = group.world_size
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)  # all start from rank 0's weights
         wanted = [p for p in module.parameters() if p.requires_grad]
         self.buckets = make_buckets(wanted, int(bucket_cap_mb * 2**20))
-        self.communication: Communication | None = None
-        """Of the last step: from the first bucket sent to the last one arrived; exposed is what `finish` waited."""
-        self._first_sent = 0.0
         self._next = 0  # buckets leave in this order on every rank, whatever order they fill in
         for bucket in self.buckets:
-            bucket.attach()
-            bucket.waiting = len(bucket.parameters)
             for parameter in bucket.parameters:
                 on_gradient(parameter, self._hook(bucket))
+        self.attach()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own. Buffers (running statistics) are rank 0's, as in torch's DDP."""
         if self.training and self.synchronize:
             for buffer in self.module.buffers():
-                dist.broadcast(buffer, src=0)
+                with self.clock.waiting():
+                    dist.broadcast(buffer, src=0)
         return self.module(*args, **kwargs)
 
     def _hook(self, bucket: Bucket) -> Any:
@@ -84,27 +81,31 @@ class ScratchDdpModel(nn.Module):
     def _send_full_ones(self, rest: bool = False) -> None:
         while self._next < len(self.buckets) and (rest or self.buckets[self._next].waiting == 0):
             bucket = self.buckets[self._next]
-            if self._next == 0:
-                self._first_sent = time.perf_counter()
             bucket.flat.div_(self._world_size)
             bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+            self.clock.sent(bucket.work)
             self._next += 1
 
     def finish(self) -> None:
         """Sends what no gradient came for (parameters not used in this step count as zero) and waits for all."""
-        started = time.perf_counter()
-        self._send_full_ones(rest=True)
+        with self.clock.counting():
+            self._send_full_ones(rest=True)
+            with self.clock.waiting():
+                self._settle()
+        self.clock.step_done()
+
+    def _settle(self) -> None:
+        """Nothing is in flight, and every bucket waits for all its gradients."""
         for bucket in self.buckets:
             if bucket.work is not None:
                 bucket.work.wait()
             bucket.work = None
             bucket.waiting = len(bucket.parameters)
         self._next = 0
-        now = time.perf_counter()
-        self.communication = Communication(total=now - self._first_sent, exposed=now - started)
 
     def attach(self) -> None:
-        """Zeroes the gradients in place: set to None they would be no views any more."""
+        """Zeroes the gradients in place: set to None they would be no views any more. Forgets a backward that was broken off."""
+        self._settle()
         for bucket in self.buckets:
             bucket.attach()
 
@@ -143,7 +144,7 @@ class DdpScratch:
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
         """See Strategy."""
-        return ScratchDdpModel(model.to(group.device), group.world_size, self.config.bucket_cap_mb)
+        return ScratchDdpModel(model.to(group.device), group, self.config.bucket_cap_mb)
 
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool) -> Iterator[None]:
@@ -151,7 +152,8 @@ class DdpScratch:
         assert isinstance(model, ScratchDdpModel)
         model.synchronize = last
         try:
-            yield
+            with model.clock.counting():
+                yield
         finally:
             model.synchronize = True
 
@@ -167,7 +169,7 @@ class DdpScratch:
     def communication(self, model: nn.Module) -> Communication | None:
         """See Strategy."""
         assert isinstance(model, ScratchDdpModel)
-        return model.communication
+        return model.clock.take()
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
         """See Strategy."""

@@ -8,28 +8,30 @@ has whole weights only while it computes:
                          reduce-scatter them to their owners, free both
     optimizer:           steps on the shards; nobody ever has more than its part
 
-A unit's parameters lie end to end in one flat buffer, padded so that it divides by the world. The module's parameters
-are views into it for good; "freeing" gives the buffer's memory back and leaves the views in place.
+What a unit is stands in comm/units.py; here is when each is fetched, freed and scattered, by hooks on modules and gradients.
+What is not trained has neither gradient nor optimizer state, the bulk of what sharding saves: it stays whole on each rank.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.optim import Optimizer
 
-from dtj_trainer.comm.buckets import on_gradient, views_of
+from dtj_trainer.comm.buckets import on_gradient
+from dtj_trainer.comm.clock import Clock, Communication
 from dtj_trainer.comm.group import Group
+from dtj_trainer.comm.units import Tree, Unit
 from dtj_trainer.strategies.base import blocks
-from dtj_trainer.telemetry.meter import Communication
-
-Tree = dict[str, Any]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,96 +42,6 @@ class FsdpScratchConfig:
     """Shards, gradients and optimizer state live in host memory; only whole weights are on the device."""
 
 
-class Unit:
-    """Parameters that are gathered and freed together."""
-
-    def __init__(self, names: list[str], parameters: list[nn.Parameter], group: Group, *, offload: bool) -> None:
-        self.names, self.parameters = names, parameters
-        size = sum(p.numel() for p in parameters)
-        self.padded = -(-size // group.world_size) * group.world_size
-        self.full = torch.zeros(self.padded, dtype=parameters[0].dtype, device=group.device)
-        for parameter, view in zip(parameters, views_of(self.full, parameters), strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view
-        dist.broadcast(self.full, src=0)  # all start from rank 0's weights
-        own = self.full.chunk(group.world_size)[group.rank].clone()
-        self.shard = nn.Parameter(own.cpu() if offload else own)
-        self.gradient: torch.Tensor | None = None
-        self.waiting = 0
-        """Gradients that are still to come in this backward."""
-        self._gathering: dist.Work | None = None
-        self._scattering: tuple[dist.Work, torch.Tensor] | None = None
-        self._whole = True
-        self._world_size = group.world_size
-
-    def gather(self) -> None:
-        """Starts to fetch the whole weights, unless they are here or on the way."""
-        if self._whole or self._gathering is not None:
-            return
-        self.full.untyped_storage().resize_(self.padded * self.full.element_size())
-        mine = self.shard.detach().to(self.full.device)
-        self._gathering = dist.all_gather_single(self.full, mine, async_op=True)
-
-    def wait(self) -> None:
-        """The whole weights are here."""
-        self.gather()
-        if self._gathering is not None:
-            self._gathering.wait()
-            self._gathering = None
-        self._whole = True
-
-    def free(self) -> None:
-        """Gives the memory of the whole weights back."""
-        if self._gathering is not None:  # fetched ahead and not used: the buffer is still being written
-            self.wait()
-        if self._whole:
-            self.full.untyped_storage().resize_(0)
-            self._whole = False
-
-    def begin_backward(self) -> None:
-        """Gradients will be added into one flat buffer, as views."""
-        if self.gradient is None:
-            self.gradient = torch.zeros_like(self.full)
-            for parameter, view in zip(self.parameters, views_of(self.gradient, self.parameters), strict=True):
-                parameter.grad = view
-        self.waiting = sum(p.requires_grad for p in self.parameters)
-
-    def scatter(self) -> None:
-        """Starts to send each part of the gradient to its owner, added up over the ranks."""
-        if self.gradient is None or self._scattering is not None:
-            return
-        self.gradient.div_(self._world_size)
-        mine = torch.empty(self.padded // self._world_size, dtype=self.full.dtype, device=self.full.device)
-        work = dist.reduce_scatter_single(mine, self.gradient, async_op=True)
-        if work is None:
-            raise RuntimeError("reduce_scatter(async_op=True) gave no handle: this rank is not in the group")
-        self._scattering = (work, mine)
-
-    def end_backward(self) -> None:
-        """This rank's part of the mean gradient is `shard.grad`."""
-        self.scatter()
-        if self._scattering is not None:
-            work, mine = self._scattering
-            work.wait()
-            self.shard.grad = mine.to(self.shard.device)
-        self._scattering = self.gradient = None
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def whole(self, part: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A tensor sharded like the weights (the weights, or a moment of the optimizer), whole and by parameter name."""
-        flat = torch.empty(self.padded, dtype=part.dtype, device=self.full.device)
-        dist.all_gather_single(flat, part.detach().to(self.full.device))
-        return dict(zip(self.names, views_of(flat, self.parameters), strict=True))
-
-    def part(self, whole: Tree, rank: int) -> torch.Tensor:
-        """The inverse: this rank's part of tensors by parameter name."""
-        flat = torch.zeros(self.padded, dtype=whole[self.names[0]].dtype, device=self.full.device)
-        for name, view in zip(self.names, views_of(flat, self.parameters), strict=True):
-            view.copy_(whole[name])
-        return flat.chunk(self._world_size)[rank].to(self.shard.device)
-
-
 class ScratchFsdpModel(nn.Module):
     """A module in units. Its `parameters()` are the shards: that is what an optimizer gets."""
 
@@ -137,61 +49,82 @@ class ScratchFsdpModel(nn.Module):
         super().__init__()
         self.inner = (module,)  # in a tuple, so that its parameters are not ours
         self.synchronize = True
+        self.clock = Clock(group)
         self._rank = group.rank
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        saved = module.state_dict().keys()  # buffers that are not persistent are in no checkpoint
+        self._kept = frozen | {n: b for n, b in module.named_buffers() if n in saved}
+        for tensor in (*frozen.values(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
         names = {id(p): n for n, p in module.named_parameters()}
         every = module.named_parameters(remove_duplicate=False)
         self._aliases = {n: names[id(p)] for n, p in every if n != names[id(p)]}  # shared weights have several names
-        taken: set[int] = set()
-        self.units: list[Unit] = []
-        for place in [*blocks(module), module]:  # what is in no block is the root's unit, whole from forward to backward's end
-            own = [p for p in place.parameters() if id(p) not in taken]
-            if own:
-                taken |= {id(p) for p in own}
-                unit = Unit([names[id(p)] for p in own], own, group, offload=offload)
-                self.units.append(unit)
-                self._install(place, unit, is_root=place is module)
+        used, taken = _uses(module), set[int]()
+        self._stages: list[list[Unit]] = []
+        for place in [*blocks(module), module]:  # what is in no block is the root's, whole from forward to backward's end
+            # Weights that another part uses too must be there when it does: they are the root's as well.
+            here = _uses(place)
+            own = [p for p in place.parameters() if p.requires_grad and id(p) not in taken and used[id(p)] == here[id(p)]]
+            taken |= {id(p) for p in own}
+            stage = []
+            for dtype in dict.fromkeys(p.dtype for p in own):
+                parameters = [p for p in own if p.dtype == dtype]
+                stage.append(Unit([names[id(p)] for p in parameters], parameters, group, self.clock, offload=offload))
+            if stage:
+                self._stages.append(stage)
+                self._install(place, len(self._stages) - 1, is_root=place is module)
+        self.units = [unit for stage in self._stages for unit in stage]
         self.shards = nn.ParameterList([u.shard for u in self.units])
+        self._sent: Unit | None = None  # its gradients are on their way to their owners
 
-    def _install(self, place: nn.Module, unit: Unit, *, is_root: bool) -> None:
-        number = self.units.index(unit)
+    def _install(self, place: nn.Module, number: int, *, is_root: bool) -> None:
+        stage = self._stages[number]
 
         def before_forward(*_: Any) -> None:
-            unit.wait()
-            self._fetch(number + 1)
+            for unit in stage:
+                unit.wait()
+            if not _in_backward():
+                self._fetch((number + 1) % len(self._stages))  # after the root's, which comes first, the first block's
 
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
-            for tensor in output if isinstance(output, tuple) else (output,):
-                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    # Its gradient comes just before the unit's own backward.
-                    tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
-                    break
-            in_backward = torch._C._current_graph_task_id() != -1  # recomputation of activations
-            if not is_root and not in_backward:
-                unit.free()
+            # The gradient of an output comes just before the unit's own backward; which of several comes first, nobody knows.
+            if outputs := [t for t in _tensors(output) if t.requires_grad]:
+                register_multi_grad_hook(outputs, before_backward, mode="any")
+            if not is_root and not _in_backward():
+                for unit in stage:
+                    unit.free()
 
         def before_backward(_: torch.Tensor) -> None:
-            unit.wait()
-            unit.begin_backward()
-            self._fetch(number - 1)
+            for unit in stage:
+                unit.wait()
+                unit.begin_backward()
+            if number:
+                self._fetch(number - 1)
 
-        def arrived(_: torch.Tensor) -> None:
+        def arrived(unit: Unit, _: torch.Tensor) -> None:
             unit.waiting -= 1
             if unit.waiting == 0:
                 if self.synchronize:
-                    unit.scatter()
+                    self._send(unit)
                 if not is_root:
                     unit.free()
 
         place.register_forward_pre_hook(before_forward)
         place.register_forward_hook(after_forward)
-        for parameter in unit.parameters:
-            on_gradient(parameter, arrived)
+        for unit in stage:
+            for parameter in unit.parameters:
+                on_gradient(parameter, partial(arrived, unit))
+
+    def _send(self, unit: Unit) -> None:
+        """Whole gradients of two units at most are in memory: those under way, and those that are computed meanwhile."""
+        unit.scatter()
+        before, self._sent = self._sent, unit
+        if before is not None:
+            before.end_backward()
 
     def _fetch(self, number: int) -> None:
-        if 0 <= number < len(self.units):
-            self.units[number].gather()
+        for unit in self._stages[number]:
+            unit.gather()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
@@ -203,20 +136,34 @@ class ScratchFsdpModel(nn.Module):
         self.inner[0].train(mode)
         return self
 
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The module's own."""
+        return self.inner[0].named_buffers(*args, **kwargs)
+
     def finish(self) -> None:
         """All gradients are with their owners; no unit is whole."""
+        self._sent = None
+        with self.clock.counting():
+            for unit in self.units:
+                unit.end_backward()
+                unit.free()
+        self.clock.step_done()
+
+    def forget_backward(self) -> None:
+        """Nothing is left of a backward that was broken off."""
+        self._sent = None
         for unit in self.units:
-            unit.end_backward()
-            unit.free()
+            unit.forget_backward()
 
     # Checkpoints hold whole tensors by the module's own names, so that any strategy and any world size can read them.
 
     def portable_state_dict(self) -> Tree:
-        """Whole parameters and buffers; a collective."""
+        """Whole parameters, and buffers; a collective."""
         state: Tree = {}
         for unit in self.units:
             state |= unit.whole(unit.shard)
-        return state | {alias: state[name] for alias, name in self._aliases.items()} | dict(self.inner[0].named_buffers())
+        state |= {name: tensor.detach() for name, tensor in self._kept.items()}
+        return state | {alias: state[name] for alias, name in self._aliases.items()}
 
     def load_portable_state_dict(self, state: Tree) -> None:
         """The inverse: each rank keeps its part."""
@@ -224,48 +171,80 @@ class ScratchFsdpModel(nn.Module):
             for unit in self.units:
                 unit.free()
                 unit.shard.copy_(unit.part(state, self._rank))
-            for name, buffer in self.inner[0].named_buffers():
-                buffer.copy_(state[name])
+            for name, tensor in self._kept.items():
+                tensor.copy_(state[name])
 
     def portable_optimizer_state(self, optimizer: Optimizer) -> Tree:
         """The optimizer's state as torch's get_optimizer_state_dict gives it for an unsharded model; a collective."""
         state: Tree = {}
-        for unit in self.units:
-            for key, value in _initialized(optimizer, unit.shard).items():
-                sharded = value.shape == unit.shard.shape
-                whole = unit.whole(value) if sharded else {name: value.clone() for name in unit.names}
-                for name, tensor in whole.items():
-                    state.setdefault(name, {})[key] = tensor
-        names = [name for unit in self.units for name in unit.names]
-        options = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
-        return {"state": state, "param_groups": [{"params": names} | options]}
+        groups = []
+        for group, units in self._groups(optimizer):
+            for unit in units:
+                for key, value in _initialized(optimizer, unit.shard).items():
+                    sharded = value.shape == unit.shard.shape
+                    whole = unit.whole(value) if sharded else {name: value.clone() for name in unit.names}
+                    for name, tensor in whole.items():
+                        state.setdefault(name, {})[key] = tensor
+            options = {k: v for k, v in group.items() if k != "params"}
+            groups.append({"params": [name for unit in units for name in unit.names]} | options)
+        return {"state": state, "param_groups": groups}
 
     def load_portable_optimizer_state(self, optimizer: Optimizer, tree: Tree) -> None:
         """The inverse."""
-        for unit in self.units:
-            own = _initialized(optimizer, unit.shard)
-            for key, value in own.items():
-                by_name = {name: tree["state"][name][key] for name in unit.names}
-                value.copy_(unit.part(by_name, self._rank) if value.shape == unit.shard.shape else by_name[unit.names[0]])
-        options = {k: v for k, v in tree["param_groups"][0].items() if k != "params"}
-        optimizer.param_groups[0].update(options)
+        for group, units in self._groups(optimizer):
+            for unit in units:
+                for key, value in _initialized(optimizer, unit.shard).items():
+                    saved = {name: tree["state"][name][key] for name in unit.names}
+                    value.copy_(unit.part(saved, self._rank) if value.shape == unit.shard.shape else saved[unit.names[0]])
+            options = next(g for g in tree["param_groups"] if units[0].names[0] in g["params"])
+            group.update({k: v for k, v in options.items() if k != "params"})
+
+    def _groups(self, optimizer: Optimizer) -> list[tuple[dict[str, Any], list[Unit]]]:
+        """The optimizer's groups, each with its units."""
+        by_shard = {id(unit.shard): unit for unit in self.units}
+        return [(group, [by_shard[id(p)] for p in group["params"]]) for group in optimizer.param_groups]
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How many of a module's parts hold a parameter of their own, by its id."""
+    return Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # a forward here computes activations again
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors in a forward's output: nested tuples, lists, dicts, dataclasses."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        inside = list(output.values())
+    elif isinstance(output, (tuple, list)):
+        inside = list(output)
+    else:
+        inside = [getattr(output, f.name) for f in fields(output)] if is_dataclass(output) else []
+    return [t for value in inside for t in _tensors(value)]
 
 
 def _initialized(optimizer: Optimizer, shard: nn.Parameter) -> dict[str, torch.Tensor]:
-    """The tensors of one parameter's state; a fresh optimizer makes them in a step that changes nothing."""
+    """The tensors of one parameter's state; what has none yet gets zeros, by a step that changes nothing else."""
     if shard not in optimizer.state:
+        fresh = [p for g in optimizer.param_groups for p in g["params"] if p not in optimizer.state]
         rates = [g["lr"] for g in optimizer.param_groups]
+        optimizer.zero_grad(set_to_none=True)
+        for p in fresh:
+            p.grad = torch.zeros_like(p)
         for g in optimizer.param_groups:
             g["lr"] = 0.0
-            for p in g["params"]:
-                p.grad = torch.zeros_like(p)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         for g, lr in zip(optimizer.param_groups, rates, strict=True):
             g["lr"] = lr
-        for state in optimizer.state.values():
-            if "step" in state:
-                state["step"].zero_()
+        for p in fresh:
+            for value in optimizer.state[p].values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
     return {k: v for k, v in optimizer.state[shard].items() if isinstance(v, torch.Tensor)}
 
 
@@ -287,7 +266,8 @@ class FsdpScratch:
         assert isinstance(model, ScratchFsdpModel)
         model.synchronize = last
         try:
-            yield
+            with model.clock.counting():
+                yield
         finally:
             model.synchronize = True
 
@@ -298,9 +278,11 @@ class FsdpScratch:
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """See Strategy. The norm over the whole model is the root of all ranks' squares added up."""
+        assert isinstance(model, ScratchFsdpModel)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         square = torch.stack([g.double().square().sum() for g in gradients]).sum()
-        dist.all_reduce(square)
+        with model.clock.counting(), model.clock.waiting():
+            dist.all_reduce(square)
         norm = square.sqrt()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in gradients:
@@ -308,9 +290,12 @@ class FsdpScratch:
         return norm
 
     def communication(self, model: nn.Module) -> Communication | None:
-        """Not measured: see a profile."""
-        return None
+        """See Strategy."""
+        assert isinstance(model, ScratchFsdpModel)
+        return model.clock.take()
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
         """See Strategy."""
+        assert isinstance(model, ScratchFsdpModel)
+        model.forget_backward()
         optimizer.zero_grad(set_to_none=True)

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 
 # Dense bf16 tensor-core FLOP/s from NVIDIA's data sheets (without sparsity), by a part of the device's name.
-PEAK_FLOPS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A10G": 70e12}
+# The first part that is found counts.
+PEAK_FLOPS = {
+    "H200 NVL": 836e12, "H200": 989e12, "H100 NVL": 836e12, "H100 PCIe": 756e12, "H100": 989e12,
+    "A100": 312e12, "L40S": 362e12, "A10G": 70e12,
+}  # fmt: skip
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -10,6 +11,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+RETRIES = 3
+RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +88,32 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")  # a writer before us died inside its line: ours must not be glued to it
+        end = size = os.fstat(self._fd).st_size
+        while end and os.pread(self._fd, 1, end - 1) != b"\n":
+            end -= 1
+        if end != size:
+            os.ftruncate(self._fd, end)  # a writer before us ended inside its line, killed or on a full volume
 
     def write(self, record: Record) -> None:
-        """Floats are written as repr, so they come back bit for bit."""
-        os.write(self._fd, (json.dumps(record.flat()) + "\n").encode())
+        """Floats are written as repr, so they come back bit for bit.
+
+        Raises OSError if the volume takes no whole line, tried for a few seconds: a save that does not fit fills it until
+        it is given up. Call it in a thread beside the training.
+        """
+        line = (json.dumps(record.flat()) + "\n").encode()
+        for left in range(RETRIES, -1, -1):
+            try:
+                self._append(line)
+                break
+            except OSError:
+                if left == 0:
+                    raise
+                time.sleep(RETRY_SECONDS)
+
+    def _append(self, line: bytes) -> None:
+        if (written := os.write(self._fd, line)) != len(line):
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Closes the file."""

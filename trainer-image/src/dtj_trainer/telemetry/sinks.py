@@ -16,6 +16,7 @@ from dtj_trainer.telemetry.record import Record, Sink
 log = logging.getLogger(__name__)
 QUEUE_RECORDS = 1000
 CLOSE_SECONDS = 5.0
+MLFLOW_PARAMS = 100  # as many a call takes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,6 +73,8 @@ class Background:
         """Hands over at once. Raises SinkError if an earlier record was refused; drops when the thread is far behind."""
         if self._error is not None:
             raise SinkError(f"{self._name}: {self._error}") from self._error
+        if not self._thread.is_alive():
+            raise SinkError(f"{self._name}: its thread has ended: see the traceback in the log")
         try:
             self._queue.put_nowait(record)
         except queue.Full:
@@ -120,7 +123,7 @@ class Mlflow:
 
     def __init__(self, uri: str, experiment: str, job: str, parameters: dict[str, str]) -> None:
         from mlflow import MlflowClient
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, Param
         from mlflow.exceptions import MlflowException
 
         self._metric, self._failure = Metric, MlflowException
@@ -131,10 +134,12 @@ class Mlflow:
             runs = self._client.search_runs([number], f"tags.`dtj.job` = '{job}'", max_results=1)
             if runs:
                 self._run = runs[0].info.run_id
+                self._client.update_run(self._run, status="RUNNING")
             else:
                 self._run = self._client.create_run(number, tags={"dtj.job": job}, run_name=job).info.run_id
-                for name, value in parameters.items():
-                    self._client.log_param(self._run, name, value[:500])
+                params = [Param(name, value[:500]) for name, value in parameters.items()]
+                for at in range(0, len(params), MLFLOW_PARAMS):
+                    self._client.log_batch(self._run, params=params[at : at + MLFLOW_PARAMS])
         except MlflowException as e:
             raise SinkError(f"mlflow at {uri}: {e}") from e
 
@@ -148,7 +153,7 @@ class Mlflow:
             raise SinkError(f"mlflow: {e}") from e
 
     def close(self) -> None:
-        """The run is left open in MLflow's sense only if the process dies; here it is finished."""
+        """The run is finished; one that a later attempt goes on with is running again."""
         try:
             self._client.set_terminated(self._run)
         except self._failure as e:

@@ -1,0 +1,132 @@
+"""From measured rows to Markdown tables: medians, worst values, and ratios that are taken trial by trial."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+Rows = dict[str, list[float]]
+"""One value a trial by arm; the same place in two lists is the same trial."""
+
+
+Ratio = Literal["throughput", "cost", "share", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """What a table says about rows that are measured elsewhere."""
+
+    title: str
+    unit: str
+    ratio: Ratio = "none"
+    """throughput: reference / arm, at least its target. cost: arm / reference, at most. share: arm / reference, at least."""
+    more_is_better: bool = False
+    """Of the figures themselves, not of the ratio."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """The reference of each arm; `*`: of all the others."""
+    target: Mapping[str, float] = field(default_factory=dict)
+    """Of the ratio; of the median where there is none."""
+    note: str = ""
+
+
+Tables = Mapping[str, Table]
+
+
+def ratios(rows: Rows, arm: str, reference: str, kind: Ratio) -> list[float]:
+    """Trial by trial: what disturbs the machine for longer than a trial is in both and falls out.
+
+    Where the two were not measured equally often, beside the reference's median.
+    """
+    own, base = rows[arm], rows[reference]
+    if len(own) != len(base):
+        base = [statistics.median(base)] * len(own)
+    return [b / o if kind == "throughput" else o / b for o, b in zip(own, base, strict=True)]
+
+
+def render(table: Table, rows: Rows, circumstances: str) -> str:
+    """Markdown."""
+    out = [f"**{table.title}**", ""]
+    head = ["arm", f"median {table.unit}", f"worst {table.unit}"]
+    if table.ratio != "none":
+        head += ["throughput" if table.ratio == "throughput" else "ratio", "half of the trials", "beside"]
+    if table.target:
+        head.append("target")
+    out += ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for arm, values in rows.items():
+        median = statistics.median(values)
+        cells = [arm, _number(median), _number(min(values) if table.more_is_better else max(values))]
+        judged = median
+        if table.ratio != "none":
+            reference = table.beside.get(arm, table.beside.get("*"))
+            if reference is None or reference == arm:
+                cells += ["1", "", ""]
+            else:
+                per_trial = ratios(rows, arm, reference, table.ratio)
+                judged = statistics.median(per_trial)
+                low, high = _quartiles(per_trial)
+                cells += [f"**{judged:.2f}x**", f"{low:.2f} to {high:.2f}", reference]
+        if table.target:
+            cells.append(_verdict(table, arm, judged))
+        out.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*out, "", f"{table.note} {circumstances}".strip(), ""])
+
+
+def circumstances(trials: int, extra: str = "") -> str:
+    """Of a measurement that begins now: what it ran on, and how busy that was before it began."""
+    load = f"load {os.getloadavg()[0]:.1f} before the first trial"
+    parts = [f"{trials} trials", f"{os.cpu_count()} cores ({platform.machine()})", load, f"torch {torch.__version__}", extra]
+    return f"{time.strftime('%Y-%m-%d', time.gmtime())}: {', '.join(p for p in parts if p)}."
+
+
+def _verdict(table: Table, arm: str, value: float) -> str:
+    if arm not in table.target:
+        return ""
+    target = table.target[arm]
+    at_least = table.ratio in ("throughput", "share") or (table.ratio == "none" and table.more_is_better)
+    met = value >= target if at_least else value <= target
+    return f"{'≥' if at_least else '≤'} {target:g}{'x' if table.ratio != 'none' else ''}: {'met' if met else 'missed'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def save(path: Path, tables: Tables, measured: Mapping[str, tuple[Rows, str]]) -> None:
+    """Puts (rows, circumstances) by table into the file; what was not measured this time stays in it."""
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    kept |= {key: {"circumstances": how, "rows": rows} for key, (rows, how) in measured.items()}
+    path.write_text(json.dumps({key: kept[key] for key in tables if key in kept}, indent=1) + "\n")
+
+
+def rendered(readme: str, tables: Tables, results: Mapping[str, Any]) -> str:
+    """The README with a table for each result; those not measured yet stand there with the word that they are not."""
+    for key, table in tables.items():
+        found = results.get(key)
+        text = render(table, found["rows"], found["circumstances"]) if found else f"**{table.title}**: not measured yet.\n"
+        readme = put(readme, key, text)
+    return readme
+
+
+def put(text: str, key: str, content: str) -> str:
+    """`text` with `content` between its markers `<!-- key -->` and `<!-- /key -->`. Raises ValueError if it has none."""
+    begin, end = f"<!-- {key} -->", f"<!-- /{key} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"write {begin} and {end} once each where the table goes")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{content}{end}{rest.split(end)[1]}"

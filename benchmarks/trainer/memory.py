@@ -1,0 +1,52 @@
+"""What a rank of each arm holds: peak of the process over a run, and the weights and optimizer state that stay between steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from benchmarks.memory import Peak
+from benchmarks.report import Rows
+from benchmarks.trainer.arms import ARMS, installed
+from benchmarks.trainer.group import run
+from benchmarks.trainer.workloads import MLP, mlp
+from dtj_trainer.config import TrainerConfig
+from dtj_trainer.trainer import Trainer
+
+SHORT = replace(MLP, steps=2, warmup=1)
+
+
+def measure(world: int, trials: int) -> tuple[Rows, Rows]:
+    """(peak, state) in MB of the rank that has most, by arm. Each in fresh processes: one has been used by no other arm."""
+    peaks: Rows = {name: [] for name in installed()}
+    states: Rows = {name: [] for name in peaks}
+    for _ in range(trials):
+        for name in peaks:
+            peak, state = run(world, one, name)
+            peaks[name].append(peak)
+            states[name].append(state)
+    return peaks, states
+
+
+def one(arm: str) -> tuple[float, float]:
+    """On every rank of a fresh group; a small model goes first, so that code which is loaded late does not count."""
+    trainer = Trainer(TrainerConfig(steps=1))
+    ARMS[arm](trainer, mlp(8, steps=1))
+    SHORT.data()
+    peak = Peak(trainer.group.device)
+    done = ARMS[arm](trainer, SHORT)
+    assert done.optimizer is not None
+    mine = torch.tensor([peak.bytes(), _state_bytes(done.optimizer)], dtype=torch.float64)
+    most = (trainer.group.gather(mine).amax(0) / 1e6).tolist()
+    trainer.close()
+    return most[0], most[1]
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    kept = [p for group in optimizer.param_groups for p in group["params"]]
+    kept += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    own = [t.to_local() if isinstance(t, DTensor) else t for t in kept]
+    return sum(t.numel() * t.element_size() for t in own)

@@ -1,0 +1,68 @@
+"""The tables of README.md and where their rows come from. Figures get into the README by `--render` alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.report import Table
+from benchmarks.trainer import checkpoint
+from benchmarks.trainer.arms import BARE_DDP, BARE_FSDP
+
+HERE = Path(__file__).parent
+README, RESULTS = HERE / "README.md", HERE / "results.json"
+
+_BESIDE = {"*": BARE_DDP, "Trainer, `fsdp`": BARE_FSDP, "Trainer, `fsdp_scratch`": BARE_FSDP, BARE_FSDP: BARE_FSDP}
+_THROUGHPUT = {
+    "`State` in that loop": 0.99,
+    "Trainer, `ddp`": 0.99,
+    "Trainer, `ddp_scratch`": 0.95,
+    "Trainer, `fsdp`": 0.99,
+    "Trainer, `fsdp_scratch`": 0.9,
+}
+OURS = "ours, asynchronous"
+TABLES = {
+    "throughput-gpt": Table(
+        title="A step of a GPT of 0.8 M parameters, global batch 8",
+        unit="ms",
+        ratio="throughput",
+        beside=_BESIDE,
+        target=_THROUGHPUT,
+    ),
+    "throughput-mlp": Table(
+        title="A step of an MLP of 12.6 M parameters: 50 MB of gradients to send",
+        unit="ms",
+        ratio="throughput",
+        beside=_BESIDE,
+        target=_THROUGHPUT,
+    ),
+    "memory-peak": Table(
+        title="Peak memory of a rank over a run of that MLP", unit="MB", ratio="cost", beside=_BESIDE, note="Fresh processes."
+    ),
+    "memory-state": Table(
+        title="Of that, weights and optimizer state that stay between steps",
+        unit="MB",
+        ratio="cost",
+        beside={"*": BARE_DDP},
+    ),
+    "stall": Table(
+        title="How long the training thread stands still for a checkpoint of 151 MB",
+        unit="ms",
+        ratio="cost",
+        beside={"*": "dcp.save"},
+        target={OURS: 0.2},
+        note="MLP with AdamW, local disk, fsync.",
+    ),
+    "beside-writing": Table(
+        title="A step while a checkpoint is being written",
+        unit="ms",
+        ratio="cost",
+        beside={"*": checkpoint.NOTHING},
+        target={checkpoint.OURS: 1.05},
+    ),
+    "overhead": Table(
+        title="What telling (meters, records, progress to an agent) adds to a step",
+        unit="%",
+        target={"CPU time": 1.0, "wall time": 1.0},
+        note="Within one training blocks of ten steps are told of by turns; the medians of both kinds are compared.",
+    ),
+}

@@ -1,0 +1,75 @@
+"""How the benchmarks' figures are told: ratios trial by trial, targets in the right direction, no figure typed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import ModuleType
+
+import pytest
+import torch
+
+import benchmarks.gpu.results
+import benchmarks.trainer.results
+from benchmarks.report import Ratio, Table, put, ratios, render, rendered
+from benchmarks.trainer.throughput import turn
+from benchmarks.trainer.workloads import same_losses
+
+
+def test_a_disturbance_that_lasts_for_a_trial_falls_out_of_the_ratio() -> None:
+    rows = {"bare": [10.0, 40.0, 10.0], "ours": [10.0, 40.0, 20.0]}
+    assert ratios(rows, "ours", "bare", "throughput") == [1.0, 1.0, 0.5]
+    text = render(Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare"}, target={"ours": 0.99}), rows, "here")
+    assert "| ours | 20.0 | 40.0 | **1.00x** | 0.75 to 1.00 | bare | ≥ 0.99x: met |" in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "more", "ours", "verdict"),
+    [
+        ("throughput", False, 9.0, "≥ 1x: met"),
+        ("throughput", False, 11.0, "≥ 1x: missed"),
+        ("cost", False, 9.0, "≤ 1x: met"),
+        ("cost", False, 11.0, "≤ 1x: missed"),
+        ("share", True, 11.0, "≥ 1x: met"),
+        ("share", True, 9.0, "≥ 1x: missed"),
+        ("none", True, 1.1, "≥ 1: met"),
+        ("none", True, 0.9, "≥ 1: missed"),
+        ("none", False, 0.9, "≤ 1: met"),
+        ("none", False, 1.1, "≤ 1: missed"),
+    ],
+)
+def test_a_target_knows_its_direction(ratio: Ratio, more: bool, ours: float, verdict: str) -> None:
+    table = Table(title="t", unit="u", ratio=ratio, more_is_better=more, beside={"*": "bare"}, target={"ours": 1.0})
+    assert verdict in render(table, {"bare": [10.0], "ours": [ours]}, "here")
+
+
+@pytest.mark.parametrize("of", [benchmarks.trainer.results, benchmarks.gpu.results], ids=["trainer", "gpu"])
+def test_the_readme_has_what_the_results_say(of: ModuleType) -> None:
+    results = json.loads(of.RESULTS.read_text()) if of.RESULTS.exists() else {}
+    readme = of.README.read_text()
+    assert rendered(readme, of.TABLES, results) == readme, f"run python -m {of.__name__.rpartition('.')[0]} --render"
+
+
+def test_a_marker_that_is_gone_is_named() -> None:
+    with pytest.raises(ValueError, match="<!-- stall -->"):
+        put("no markers here", "stall", "table")
+
+
+def test_the_order_of_a_trial_turns_and_is_reversed_every_second_time() -> None:
+    names = ["a", "b", "c"]
+    assert [turn(names, trial) for trial in (1, 2, 3)] == [["a", "c", "b"], ["c", "a", "b"], ["c", "b", "a"]]
+
+
+@pytest.mark.parametrize(
+    ("got", "says"),
+    [
+        ([2.0, 1.0, 0.5001], "loss 0.5001 in step 2"),
+        ([2.0, math.nan, 0.5], "loss nan in step 1"),
+        ([2.0, 1.0], "did 2 steps and the bare loop 3"),
+    ],
+)
+def test_an_arm_that_does_less_work_is_no_arm(got: list[float], says: str) -> None:
+    wanted = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
+    same_losses("peer", wanted + 9e-6, wanted)
+    with pytest.raises(RuntimeError, match=says):
+        same_losses("peer", torch.tensor(got, dtype=torch.float64), wanted)

@@ -1,0 +1,85 @@
+"""The three depths of adoption as the examples have them: each to Complete; with our lines in it, also past a killed worker.
+
+Every job is its file in examples/, with a ConfigMap made as the file's first lines say.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.kit import Job, Kubectl, Object, eventually, steps_by_attempt
+from tests.e2e.test_recovery import KILL_WORKER
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MOUNTED = {
+    "torchrun-plain": ("torchrun-plain", "torchrun_plain/train.py"),
+    "own-loop": ("own-loop", "own_loop/train.py"),
+    "trainer": ("trainer", "trainer/train.py"),
+    "dtj-train": ("train", "train.yaml"),
+}
+"""ConfigMap and file by job."""
+
+Example = Callable[..., Job]
+
+
+@pytest.fixture
+def example(kubectl: Kubectl, shared_root: Path, images: dict[str, str]) -> Example:
+    """Starts the example of this name, under another name if one is given."""
+
+    def start(name: str, job: str | None = None, image: str = "trainer") -> Job:
+        config_map, file = MOUNTED[name]
+        if kubectl.get("configmap", config_map) is None:
+            kubectl("create", "configmap", config_map, f"--from-file={EXAMPLES / file}")
+        spec: Object = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())["spec"]
+        return Job(kubectl, job or name, shared_root / kubectl.namespace, spec | {"image": images[image]}).create()
+
+    return start
+
+
+def assert_learned(job: Job) -> None:
+    """Complete, and the status shows how far it came."""
+    status = job.wait("Complete", 150)["status"]
+    progress = status["progress"]
+    assert progress["step"] == progress["totalSteps"] == status["checkpoint"]["step"] >= 400
+    assert progress["loss"] < 0.5 < 1.5 < job.losses()[10]
+    assert progress["samplesPerSecond"] > 0
+
+
+def assert_a_killed_worker_changes_no_loss(calm: Job, killed: Job) -> None:
+    """SIGKILL to rank 1 of `killed` once it has a checkpoint; both to Complete, with the same losses bit for bit."""
+    eventually("a checkpoint", lambda: [*killed.folder.glob("step-*/manifest.json")], 150, every=0.05)
+    killed.kubectl("exec", f"{killed.name}-1", "-c", "trainer", "--", "python3", "-c", KILL_WORKER)
+    assert_learned(killed)
+    status = killed.get()["status"]
+    assert status["restarts"]["counted"] == 1
+    assert any(failure.get("signal") == "SIGKILL" for failure in status["failures"])
+    runs = [steps for _, steps in steps_by_attempt(killed.records())]
+    assert len(runs) >= 2
+    assert runs[-1][0] > 50, "it did not begin anew"
+    for before, after in itertools.pairwise(runs):
+        assert after[0] <= before[-1] + 10, "a step was left out: every tenth is logged"
+    assert_learned(calm)
+    assert killed.losses() == calm.losses()
+    assert sorted(calm.losses())[:40] == list(range(10, 401, 10))
+
+
+def test_a_plain_torchrun_script_and_three_lines_in_a_loop_of_ones_own(example: Example) -> None:
+    """The plain one in an image of Python and torch: the agent is put into the pod, the script imports nothing of ours."""
+    assert "dtj_" not in (EXAMPLES / MOUNTED["torchrun-plain"][1]).read_text()
+    killed, calm = example("own-loop", "own-loop-killed"), example("own-loop")
+    plain = example("torchrun-plain", image="torch")
+    assert_a_killed_worker_changes_no_loss(calm, killed)
+    plain.wait("Complete", 150)
+    assert (plain.folder / "checkpoint.pt").exists()
+
+
+def test_the_whole_trainer_from_a_script_and_from_a_config(example: Example) -> None:
+    killed, calm = example("trainer", "trainer-killed"), example("trainer")
+    configured = example("dtj-train")
+    assert_a_killed_worker_changes_no_loss(calm, killed)
+    assert_learned(configured)

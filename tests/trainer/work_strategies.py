@@ -1,0 +1,382 @@
+"""What the ranks of test_strategies do: models of unusual shape, trained by a strategy and by nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.comm.group import Group
+from dtj_trainer.config import TrainerConfig
+from dtj_trainer.env import WorkerEnv
+from dtj_trainer.examples import gpt
+from dtj_trainer.optim import OptimizerConfig
+from dtj_trainer.state import StateConfig
+from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, make
+from dtj_trainer.trainer import Trainer
+from tests.trainer.ranks import Records
+from tests.trainer.work import STRATEGIES, tiny_gpt, tokens
+
+WIDTH = 6
+
+
+@dataclass
+class Output:
+    """Of a block that says more than one thing."""
+
+    extra: torch.Tensor
+    hidden: torch.Tensor
+
+
+class Block(nn.Module):
+    """x + W tanh(V x), and its result in the form that the model wants."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any] = lambda hidden: hidden) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.form = form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.form(x + self.out(self.inner(x).tanh()))
+
+
+class Net(nn.Module):
+    """Three blocks and a head; subclasses do with them what models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.blocks: nn.Module = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 1)
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks.children():
+            x = self.call(block, x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = block(x)
+        return out
+
+
+class Frozen(Net):
+    """A whole block, half of another and the entrance are not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter.requires_grad_(False)
+        self.blocks[1].requires_grad_(False)  # type: ignore[index]
+        self.blocks[2].inner.requires_grad_(False)  # type: ignore[index]
+
+
+class Shared(Net):
+    """Two blocks have a weight in common, another one is the head's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[2].inner.weight = self.blocks[0].inner.weight  # type: ignore[index]
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.head.weight = self.blocks[1].out.weight  # type: ignore[index]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean(1, keepdim=True)
+
+
+class Twice(Net):
+    """Each block is called twice in a forward, the last in another order than it was built."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = self.blocks.children()
+        out: torch.Tensor = self.head(a(c(b(b(a(self.enter(x)))))))
+        return out
+
+
+class SameTwice(Net):
+    """One block stands in the list twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = Block()
+        self.blocks = nn.ModuleList([block, Block(), block])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:  # type: ignore[attr-defined]
+            x = block(x)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+class Forms(Net):
+    """Blocks give a dict, a dataclass, and a tuple whose first tensor nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        forms: list[Callable[[torch.Tensor], Any]] = [
+            lambda h: {"extra": [h * 2], "hidden": h.clone()},
+            lambda h: Output(extra=h * 2, hidden=h.clone()),
+            lambda h: (h * 2, h.clone()),
+        ]
+        self.blocks = nn.ModuleList(Block(form) for form in forms)
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out = block(x)
+        hidden: torch.Tensor = out["hidden"] if isinstance(out, dict) else out[1] if isinstance(out, tuple) else out.hidden
+        return hidden
+
+
+class Unused(Net):
+    """Every second forward leaves a block out."""
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        middle = block is self.blocks[1]  # type: ignore[index]
+        self.steps += middle and self.training
+        return x if middle and self.steps % 2 else super().call(block, x)
+
+
+class Dtypes(Net):
+    """Half of a block computes in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].inner.double()  # type: ignore[index]
+        self.blocks[1].inner.register_forward_pre_hook(lambda _, x: x[0].double())  # type: ignore[index]
+        self.blocks[1].inner.register_forward_hook(lambda _, __, y: y.float())  # type: ignore[index]
+
+
+class Nested(Net):
+    """Lists in a list, none of which has a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList([Block(), nn.LayerNorm(WIDTH)]) for _ in range(2))
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for part in block.children():
+            x = part(x)
+        return x
+
+
+class Buffers(Net):
+    """Buffers that a checkpoint holds and one that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((), 0.5))
+        self.register_buffer("mask", torch.ones(WIDTH, dtype=torch.bool))
+        self.register_buffer("cache", torch.ones(WIDTH), persistent=False)
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return super().call(block, x * self.scale * self.mask * self.cache)  # type: ignore[operator]
+
+
+class Recomputes(Net):
+    """The model's own activation checkpointing, of either kind."""
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(block, x, use_reentrant=block is self.blocks[2])  # type: ignore[index]
+        return out
+
+
+class Strided(Net):
+    """A weight whose memory is in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].inner.weight = nn.Parameter(torch.randn(WIDTH, WIDTH).t() / 4)  # type: ignore[index]
+
+
+NETS: dict[str, type[Net]] = {
+    net.__name__: net for net in (Frozen, Shared, Twice, SameTwice, Forms, Unused, Dtypes, Nested, Buffers, Recomputes, Strided)
+}
+SCRATCH = {"ddp_scratch": DdpScratchConfig(bucket_cap_mb=1e-4), "fsdp_scratch": FsdpScratchConfig()}
+TORCH = {"ddp": DdpConfig(find_unused_parameters=True), "fsdp": FsdpConfig()}
+
+
+class Alone:
+    """No strategy: one process with the whole batch."""
+
+    name = "alone"
+
+    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
+        return model
+
+
+def batches(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    drawn = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        yield torch.randn(8, WIDTH, generator=drawn), torch.randn(8, 1, generator=drawn)
+
+
+def trained(kind: type[Net], strategy: Any, group: Group, broken: bool = False) -> dict[str, Any]:
+    """Losses of five steps with two micro-batches each, an evaluation after each, and the keys of what a checkpoint holds.
+
+    `broken`: in the third step a backward ends in an exception half-way, and the step is done again.
+    """
+    torch.manual_seed(1)
+    wrapped = strategy.wrap(kind(), group)
+    alone = isinstance(strategy, Alone)
+    wanted = [p for p in wrapped.parameters() if p.requires_grad]
+    decay = 0.0 if kind is Unused else 0.1  # no gradient and a gradient of zeros are then the same
+    optimizer = torch.optim.SGD(wanted, lr=0.1, weight_decay=decay) if kind is Unused else torch.optim.AdamW(wanted, lr=1e-2)
+    losses, evaluated = [], []
+    for step, (x, y) in enumerate(batches(5)):
+        shares = [list(zip(x[r : r + 4].chunk(2), y[r : r + 4].chunk(2), strict=True)) for r in (0, 4)]
+        halves = [tuple(map(torch.cat, zip(*half, strict=True))) for half in zip(*shares, strict=True)]
+        if not alone:
+            halves = shares[group.rank]
+        for again in range(2 if broken and step == 2 else 1):
+            total = torch.zeros(())
+            try:
+                for number, (a, b) in enumerate(halves):
+                    last = number + 1 == len(halves)
+                    if alone:
+                        value = functional.mse_loss(wrapped(a), b) / 2
+                        value.backward()
+                    else:
+                        with strategy.accumulate(wrapped, last=last):
+                            value = functional.mse_loss(wrapped(a), b) / 2
+                            if broken and step == 2 and not again and last:
+                                break_off(wrapped)
+                            value.backward()
+                    total += value.detach()
+            except Broken:
+                strategy.zero_grad(wrapped, optimizer)
+                continue
+            if not alone:
+                strategy.finish(wrapped)
+            optimizer.step()
+            if alone:
+                optimizer.zero_grad()
+            else:
+                strategy.zero_grad(wrapped, optimizer)
+        losses.append(float(total) if alone else float(group.gather(total).mean()))
+        wrapped.eval()
+        with torch.no_grad():
+            evaluated.append(float(wrapped(x).mean()))
+        wrapped.train()
+    keys = {} if alone else dict(leaves(Contents({"model": wrapped, "optimizer": optimizer}).sharded()))
+    return {"losses": losses, "evaluated": evaluated, "keys": sorted(k for k in keys if k.startswith("model."))}
+
+
+class Broken(RuntimeError):
+    """What a backward ends with here."""
+
+
+def break_off(wrapped: nn.Module) -> None:
+    """The next backward fails once, when it comes to the first block's weight."""
+    inner = wrapped.inner[0] if hasattr(wrapped, "inner") else wrapped.module  # type: ignore[index]
+    parameter = inner.blocks[0].inner.weight  # type: ignore[union-attr, index]
+
+    def fail(_: torch.Tensor) -> None:
+        handle.remove()
+        raise Broken
+
+    handle = parameter.register_hook(fail)
+
+
+def odd_models(out: str) -> None:
+    """Every net with every strategy that takes it; rank 0 writes what came out."""
+    group = Group.open(WorkerEnv.read())
+    results: dict[str, dict[str, Any]] = {}
+    for name, kind in NETS.items():
+        runs = {"alone": Alone()} | {n: make(c) for n, c in (SCRATCH | TORCH).items() if n in supported(name)}
+        results[name] = {n: trained(kind, strategy, group) for n, strategy in runs.items()}
+    results["broken off"] = {"alone": trained(Net, Alone(), group)}
+    results["broken off"] |= {n: trained(Net, make(c), group, broken=True) for n, c in SCRATCH.items()}
+    if group.rank == 0:
+        Path(out).write_text(json.dumps(results))
+    group.close()
+
+
+def supported(net: str) -> set[str]:
+    """torch's own refuse some of these; ours take all."""
+    refused = {
+        "Shared": {"fsdp"},  # "shared parameters" across units
+        "Dtypes": {"fsdp"},  # "uniform original parameter dtype"
+        "Recomputes": {"ddp"},  # a reentrant checkpoint with find_unused_parameters
+        "Forms": {"fsdp"},  # dataclasses are no pytrees
+        "Strided": {"fsdp"},  # "does not support non-contiguous parameters"
+    }
+    return (SCRATCH.keys() | TORCH.keys()) - refused.get(net, set())
+
+
+def grouped(out: str) -> None:
+    """Two parameter groups with options of their own, saved by fsdp_scratch, loaded by it and by a model without a strategy."""
+    group = Group.open(WorkerEnv.read())
+    strategy = make(FsdpScratchConfig())
+
+    def build() -> tuple[Any, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        wrapped = strategy.wrap(Net(), group)
+        *blocks, root = wrapped.shards  # type: ignore[misc, union-attr]
+        return wrapped, torch.optim.AdamW([{"params": blocks, "lr": 0.5, "weight_decay": 0.0}, {"params": [root], "lr": 0.25}])
+
+    wrapped, optimizer = build()
+    for x, y in batches(2):
+        with strategy.accumulate(wrapped, last=True):
+            functional.mse_loss(wrapped(x), y).backward()
+        strategy.finish(wrapped)
+        optimizer.step()
+        strategy.zero_grad(wrapped, optimizer)
+    tree = wrapped.portable_optimizer_state(optimizer)
+    other, fresh = build()
+    for options in fresh.param_groups:
+        options["lr"] = 9.0
+    other.load_portable_optimizer_state(fresh, tree)
+    again = other.portable_optimizer_state(fresh)
+    told = {
+        "rates": {name: g["lr"] for g in tree["param_groups"] for name in g["params"]},
+        "loaded": [[g["lr"], g["weight_decay"]] for g in fresh.param_groups],
+        "same": all(torch.equal(a, dict(leaves(again))[k]) for k, a in leaves(tree) if isinstance(a, torch.Tensor)),
+    }
+    if group.rank == 0:
+        Path(out).write_text(json.dumps(told))
+    group.close()
+
+
+SLOW = 0.25  # seconds: far more than what a busy machine does to a step of a few milliseconds
+
+
+def slow_rank(out: str) -> None:
+    """Each strategy with a rank 1 that takes longer in the forward of steps 5 to 8; rank 0 writes the record of those."""
+    trainer = Trainer(TrainerConfig(steps=1))
+    results = {}
+    for name, strategy in STRATEGIES.items():
+        if name not in ("ddp", "ddp_scratch", "fsdp", "hsdp", "fsdp_scratch"):
+            continue
+        calls = 0
+
+        def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if os.environ["RANK"] == "1" and calls > 4:
+                time.sleep(SLOW)  # not a wait: the load that this rank has
+            return gpt.loss(model, batch)
+
+        trainer.config = TrainerConfig(
+            steps=8,
+            global_batch_size=4,
+            clip_norm=1.0,
+            optimizer=OptimizerConfig(),
+            strategy=strategy,
+            state=StateConfig(log_every_steps=4),
+        )
+        sink = Records()
+        trainer.fit(tiny_gpt(), tokens(), loss=loss, sinks=[sink])
+        results[name] = sink.records[-1] if sink.records else None
+    if trainer.group.rank == 0:
+        Path(out).write_text(json.dumps(results))
+    trainer.close()

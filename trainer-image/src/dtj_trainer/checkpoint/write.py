@@ -1,0 +1,182 @@
+"""One save as the thread beside the training does it: this rank's files, what all ranks say of theirs, rank 0's commit.
+
+Every step is done by all ranks or by none: each tells the others how it went, over a gloo group of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from dtj_agent import names
+from dtj_trainer.checkpoint import folder
+from dtj_trainer.checkpoint.config import CheckpointConfig
+from dtj_trainer.checkpoint.contents import Tree
+from dtj_trainer.checkpoint.files import HashedFiles
+from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
+from dtj_trainer.checkpoint.retention import to_remove
+from dtj_trainer.comm.group import Group
+from dtj_trainer.errors import CheckpointError, LeaseLost
+
+log = logging.getLogger(__name__)
+SHARED_FILE = "shared.pt"
+PRIVATE_FILE = "rank-%05d.pt"
+
+T = TypeVar("T")
+Outcome = Literal["committed", "failed", "lease-lost"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveResult:
+    """How one save ended; the same on every rank."""
+
+    step: int
+    outcome: Outcome
+    path: Path | None = None
+    time: float = 0.0
+    """Unix seconds of the commit."""
+    message: str = ""
+    write_seconds: float = 0.0
+    """From hand-over to commit, beside the training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """What one rank has to write, copied, so that the training may go on."""
+
+    step: int
+    sharded: Tree
+    """This rank's share of tensors."""
+    shared: Tree
+    private: Tree
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writer:
+    """Writes and commits what was staged. Its methods are called by all ranks, each in its thread."""
+
+    directory: Path
+    group: Group
+    config: CheckpointConfig
+    attempt: int | None
+
+    def write(self, staged: Staged) -> SaveResult:
+        """Commits, and tries again `retries` times after the volume refused. An incomplete folder is removed."""
+        started = time.monotonic()
+        for left in range(self.config.retries, -1, -1):
+            result = self._write_once(staged, started)
+            if result.outcome != "committed" and self.group.rank == 0:
+                shutil.rmtree(self._incomplete(staged.step), ignore_errors=True)  # on a full volume this is what makes room
+            if result.outcome != "failed" or left == 0:
+                return result
+            log.warning("checkpoint of step %d: %s; trying again, %d left", staged.step, result.message, left)
+            time.sleep(self.config.retry_seconds)  # all ranks got the same outcome, so all of them wait here
+        raise AssertionError("unreachable: the loop returns")
+
+    def _write_once(self, staged: Staged, started: float) -> SaveResult:
+        rank, incomplete = self.group.rank, self._incomplete(staged.step)
+
+        def make_room() -> None:
+            if rank == 0:
+                folder.check_lease(self.directory, self.attempt)  # the early word; the one that counts is at the commit
+                shutil.rmtree(incomplete, ignore_errors=True)
+                incomplete.mkdir(parents=True)
+
+        def write() -> dict[str, FileEntry]:
+            torchs, files = FileSystemWriter(incomplete), HashedFiles()
+            torchs.fs = files
+            save(staged.sharded, storage_writer=torchs, process_group=self.group.checkpoint)
+            files.save(staged.private, incomplete / (PRIVATE_FILE % rank))
+            if rank == 0:
+                files.save(staged.shared, incomplete / SHARED_FILE)
+            return files.entries
+
+        try:
+            self._together(make_room)
+            files = {name: entry for part in self._together(write) for name, entry in part.items()}
+            manifest = Manifest(
+                step=staged.step,
+                attempt=self.attempt or 0,
+                world_size=self.group.world_size,
+                time=time.time(),
+                files=files,
+                metrics=staged.metrics,
+            )
+            path = self._together(lambda: self._commit(incomplete, manifest) if rank == 0 else None)[0]
+        except LeaseLost as e:
+            return SaveResult(step=staged.step, outcome="lease-lost", message=str(e))
+        except CheckpointError as e:
+            return SaveResult(step=staged.step, outcome="failed", message=str(e))
+        took = time.monotonic() - started
+        return SaveResult(step=staged.step, outcome="committed", path=path, time=manifest.time, write_seconds=took)
+
+    def _commit(self, incomplete: Path, manifest: Manifest) -> Path:
+        path = folder.commit(self.directory, incomplete, manifest, attempt=self.attempt)
+        folder.check_lease(self.directory, self.attempt)  # what is there may be what the next attempt is loading now
+        for old in to_remove(self._readable(), self.config.retention):
+            folder.remove(old.path, self.attempt or 0)
+        return path
+
+    def _readable(self) -> list[Checkpoint]:
+        found = []
+        for path in folder.committed(self.directory):
+            try:
+                found.append(folder.read(path))
+            except CheckpointError as e:
+                log.warning("checkpoint %s is not counted: %s", path.name, e)
+        return found
+
+    def _incomplete(self, step: int) -> Path:
+        return self.directory / (names.CHECKPOINT_INCOMPLETE % (step, self.attempt or 0))
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """Runs `work` on every rank and gives all results, or raises the same error on all of them."""
+        mine: tuple[str, Any]
+        try:
+            mine = ("ok", work())
+        except LeaseLost as e:
+            mine = ("lease", str(e))
+        except (OSError, CheckpointError, CheckpointException, RuntimeError) as e:
+            mine = ("failed", f"rank {self.group.rank}: {reason(e)} ({_free(self.directory)})")
+        every = self._gather(mine)
+        for kind, error in ((k, v) for k, v in every if k != "ok"):
+            raise LeaseLost(error) if kind == "lease" else CheckpointError(error)
+        return [value for _, value in every]
+
+    def _gather(self, value: Any) -> list[Any]:
+        out: list[Any] = [None] * self.group.world_size
+        dist.all_gather_object(out, value, group=self.group.checkpoint)
+        return out
+
+
+def _free(directory: Path) -> str:
+    """What the volume has left: torch's own messages don't say when it was full."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError as e:
+        return f"{directory}: {e.strerror}"
+    return f"{usage.free / 2**20:,.0f} of {usage.total / 2**20:,.0f} MiB free in {directory}"
+
+
+def reason(error: BaseException) -> str:
+    """One line; of torch's CheckpointException, which holds one error a rank, the first."""
+    it = first(error)
+    return f"{type(it).__name__}: {it}".splitlines()[0]
+
+
+def first(error: BaseException) -> BaseException:
+    """The error behind torch's CheckpointException."""
+    if isinstance(error, CheckpointException):
+        return next(iter(error.failures.values()))[0]
+    return error

@@ -1,0 +1,118 @@
+"""Parameters that lie end to end in one flat buffer, of which each rank owns a part: gathered to be whole, freed, scattered.
+
+The buffer is padded so that it divides by the world. The module's parameters are views into it for good; "freeing" gives
+the buffer's memory back and leaves the views in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtj_trainer.comm.buckets import views_of
+from dtj_trainer.comm.clock import Clock
+from dtj_trainer.comm.group import Group
+
+Tree = dict[str, Any]
+
+
+class Unit:
+    """Parameters of one dtype that are gathered and freed together."""
+
+    def __init__(self, names: list[str], parameters: list[nn.Parameter], group: Group, clock: Clock, *, offload: bool) -> None:
+        self.names, self.parameters, self.clock = names, parameters, clock
+        size = sum(p.numel() for p in parameters)
+        self.padded = -(-size // group.world_size) * group.world_size
+        self.full = torch.zeros(self.padded, dtype=parameters[0].dtype, device=group.device)
+        for parameter, view in zip(parameters, views_of(self.full, parameters), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        dist.broadcast(self.full, src=0)  # all start from rank 0's weights
+        own = self.full.chunk(group.world_size)[group.rank].clone()
+        self.shard = nn.Parameter(own.cpu() if offload else own)
+        self.gradient: torch.Tensor | None = None
+        self.waiting = 0
+        """Gradients that are still to come in this backward."""
+        self._gathering: dist.Work | None = None
+        self._scattering: tuple[dist.Work, torch.Tensor] | None = None
+        self._whole = True
+        self._world_size = group.world_size
+
+    def gather(self) -> None:
+        """Starts to fetch the whole weights, unless they are here or on the way."""
+        if self._whole or self._gathering is not None:
+            return
+        self.full.untyped_storage().resize_(self.padded * self.full.element_size())
+        mine = self.shard.detach().to(self.full.device)
+        self._gathering = dist.all_gather_single(self.full, mine, async_op=True)
+        self.clock.sent(self._gathering)
+
+    def wait(self) -> None:
+        """The whole weights are here."""
+        self.gather()
+        if self._gathering is not None:
+            with self.clock.waiting():
+                self._gathering.wait()
+            self._gathering = None
+        self._whole = True
+
+    def free(self) -> None:
+        """Gives the memory of the whole weights back."""
+        if self._gathering is not None:  # fetched ahead and not used: the buffer is still being written
+            self.wait()
+        if self._whole:
+            self.full.untyped_storage().resize_(0)
+            self._whole = False
+
+    def begin_backward(self) -> None:
+        """Gradients will be added into one flat buffer, as views."""
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.full)
+            for parameter, view in zip(self.parameters, views_of(self.gradient, self.parameters), strict=True):
+                parameter.grad = view
+        self.waiting = len(self.parameters)
+
+    def scatter(self) -> None:
+        """Starts to send each part of the gradient to its owner, added up over the ranks."""
+        if self.gradient is None or self._scattering is not None:
+            return
+        self.gradient.div_(self._world_size)
+        mine = torch.empty(self.padded // self._world_size, dtype=self.full.dtype, device=self.full.device)
+        work = dist.reduce_scatter_single(mine, self.gradient, async_op=True)
+        if work is None:
+            raise RuntimeError("reduce_scatter(async_op=True) gave no handle: this rank is not in the group")
+        self._scattering = (work, mine)
+
+    def end_backward(self) -> None:
+        """This rank's part of the mean gradient is `shard.grad`."""
+        self.scatter()
+        if self._scattering is not None:
+            work, mine = self._scattering
+            with self.clock.waiting():
+                work.wait()
+            self.shard.grad = mine.to(self.shard.device)
+        self.forget_backward()
+
+    def forget_backward(self) -> None:
+        """Nothing is left of a backward, be it one that was broken off."""
+        if self._scattering is not None:
+            self._scattering[0].wait()
+        self._scattering = self.gradient = None
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def whole(self, part: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A tensor sharded like the weights (the weights, or a moment of the optimizer), whole and by parameter name."""
+        flat = torch.empty(self.padded, dtype=part.dtype, device=self.full.device)
+        dist.all_gather_single(flat, part.detach().to(self.full.device))
+        return dict(zip(self.names, views_of(flat, self.parameters), strict=True))
+
+    def part(self, whole: Tree, rank: int) -> torch.Tensor:
+        """The inverse: this rank's part of tensors by parameter name."""
+        flat = torch.zeros(self.padded, dtype=whole[self.names[0]].dtype, device=self.full.device)
+        for name, view in zip(self.names, views_of(flat, self.parameters), strict=True):
+            view.copy_(whole[name])
+        return flat.chunk(self._world_size)[rank].to(self.shard.device)
