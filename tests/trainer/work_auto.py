@@ -19,7 +19,7 @@ from dtj_trainer.trainer import Trainer
 
 MIB = 2**20
 M_MMAP_THRESHOLD = -3  # malloc.h
-SAMPLES = 64
+SAMPLES = 128
 STRATEGIES: dict[str, StrategyConfig] = {
     "ddp": DdpConfig(),
     "fsdp": FsdpConfig(),
