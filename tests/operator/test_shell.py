@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
+from kopf._cogs.aiokits.aiotoggles import ToggleSet
+from kopf._cogs.clients.watching import streaming_block
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_agent import names
 from dtj_operator import errors, logs, rbac, settings
-from dtj_operator.handlers import Backoffs, Watches, kopf_settings
+from dtj_operator.handlers import Backoffs, Watches, kopf_settings, quiet_at_the_end
 from dtj_operator.kube.client import failure
 from dtj_operator.metrics import Metrics, phase_of
 from tests.operator.fakes import job
@@ -265,3 +269,37 @@ def test_a_log_line_is_one_json_object_with_its_job_and_attempt() -> None:
     assert "ns/j: two" in logs.TextFormatter().format(record)
     logs.about_nothing()
     assert "job" not in json.loads(logs.JsonFormatter().format(record))
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def ended_inside_a_watch_of_kopfs(caplog: pytest.LogCaptureFixture, handler: Any) -> list[str]:
+    """kopf's watcher is cancelled while it deals with an event, so that its generators are left for the loop to close."""
+    caplog.clear()
+
+    async def watched() -> AsyncIterator[int]:
+        paused = ToggleSet(any)
+        async with streaming_block(
+            resource=kopf.Resource(names.GROUP, names.VERSION, names.PLURAL), namespace=None, operator_paused=paused
+        ):
+            yield 1
+
+    async def main() -> AsyncIterator[int]:
+        asyncio.get_running_loop().set_exception_handler(handler)
+        stream = watched()
+        await anext(stream)
+        return stream  # alive until the loop is closed
+
+    kept = asyncio.run(main())
+    del kept
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_watch_that_kopf_leaves_open_at_the_end_is_no_error_and_other_errors_are(caplog: pytest.LogCaptureFixture) -> None:
+    assert "asynchronous generator" in ended_inside_a_watch_of_kopfs(caplog, None)[0], "kopf still does it"
+    assert ended_inside_a_watch_of_kopfs(caplog, quiet_at_the_end) == []
+    loop = asyncio.new_event_loop()
+    quiet_at_the_end(loop, {"message": "a task failed"})
+    loop.close()
+    assert caplog.messages[-1] == "a task failed"

@@ -15,7 +15,7 @@ from dtj_agent import names
 from dtj_operator import errors, logs, settings
 from dtj_operator.controller import Controller, Planner
 from dtj_operator.events import EventRecorder
-from dtj_operator.handlers import Watches, watch
+from dtj_operator.handlers import Watches, quiet_at_the_end, watch
 from dtj_operator.health import Server
 from dtj_operator.kube.agent import AgentClient
 from dtj_operator.kube.apply import World
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def run(options: settings.Options, planner: Planner) -> None:
     """Until SIGTERM or SIGINT. Raises OperatorError if it can't go on."""
+    asyncio.get_running_loop().set_exception_handler(quiet_at_the_end)
     login = Login(options.kubeconfig, options.context)
     await login.load()
     operator = Operator(options, planner, login)

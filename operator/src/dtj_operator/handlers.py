@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from dtj_operator.plan.model import Object
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 QUIET_SECONDS = 70.0  # of a watch: the API server sends a bookmark every minute
+
+logger = logging.getLogger(__name__)
 
 
 class Backoffs:
@@ -183,6 +186,18 @@ def kopf_settings() -> kopf.OperatorSettings:
     for group, plural in (("apps", STATEFUL_SET.plural), ("", POD.plural)):
         settings.watching.label_selectors[(group, "v1", plural)] = job_selector()
     return settings
+
+
+def quiet_at_the_end(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An event loop's exception handler: a watch that kopf leaves open when it is told to stop is no error of ours.
+
+    asyncio closes such a generator and the ones inside it at the same time, as the last thing that the loop does, and calls
+    it an error that one of them was being closed already. At debug level it can still be seen.
+    """
+    if "asyncgen" in context:
+        logger.debug("%s", context["message"], exc_info=context.get("exception"))
+    else:
+        loop.default_exception_handler(context)
 
 
 async def watch(
