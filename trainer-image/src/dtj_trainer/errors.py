@@ -3,6 +3,7 @@
 TrainerError
 ├── ConfigError            a field, flag or variable is wrong; the message names it and says what to write
 ├── SinkError              a place for records (TensorBoard, MLflow) refused one
+├── RendezvousFailed       a rank did not come in time, or rank 0 can't be reached; the message names it
 ├── RankMismatch           ranks that must agree (config, code, world) do not; the message names them
 └── CheckpointError
     ├── CheckpointInvalid  a checkpoint is torn: a file is missing, short, or has another checksum
@@ -25,6 +26,10 @@ class ConfigError(TrainerError, ValueError):
 
 class SinkError(TrainerError):
     """A place for records can't take them; training goes on without it."""
+
+
+class RendezvousFailed(TrainerError):
+    """The ranks did not meet: one did not come within the group's timeout, or rank 0's address can't be reached."""
 
 
 class RankMismatch(TrainerError):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from dtj_trainer.comm import rollcall
 from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 
@@ -36,7 +37,11 @@ class Group:
 
     @classmethod
     def open(cls, env: WorkerEnv, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Group:
-        """Joins the world (or takes the default group that the caller's script has made already)."""
+        """Joins the world (or takes the default group that the caller's script has made already).
+
+        Raises RankMismatch if a worker was started with another WORLD_SIZE or with a RANK that another one has,
+        RendezvousFailed if one does not come within `timeout`.
+        """
         cuda = torch.cuda.is_available()
         backend = env.backend if env.backend != "auto" else ("nccl" if cuda else "gloo")
         if backend == "nccl" and not cuda:
@@ -49,7 +54,8 @@ class Group:
             # With a GPU the default group carries both, so that CPU tensors can be reduced too.
             spelled = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
             if env.launched:
-                dist.init_process_group(spelled, timeout=timeout)
+                store = rollcall.meet(env.rank, env.world_size, timeout)
+                dist.init_process_group(spelled, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
             else:
                 dist.init_process_group(spelled, store=HashStore(), rank=0, world_size=1, timeout=timeout)
         return cls(

@@ -1,0 +1,41 @@
+"""What the ranks of test_rollcall do; started by torchrun as a script, too."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+
+from dtj_trainer.cli import guarded
+from dtj_trainer.comm.group import Group
+from dtj_trainer.env import WorkerEnv
+
+
+def opened(times: int, seconds: float = 60.0) -> int:
+    """Opens the group so many times, each rank tells its number to all; returns what an exit code is made of."""
+    for _ in range(times):
+        group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=seconds))
+        assert group.gather(torch.tensor([group.rank])).flatten().tolist() == list(range(group.world_size))
+        group.close()
+    print(f"{times} times all here", flush=True)
+    return 0
+
+
+def start(changes: Mapping[int, Mapping[str, str]], times: int = 1, seconds: float = 60.0) -> None:
+    """As a user's own launcher that gets variables wrong: `changes` by the rank that each process should have had."""
+    os.environ.update(changes.get(int(os.environ["RANK"]), {}))
+    raise SystemExit(guarded(lambda: opened(times, seconds)))
+
+
+def attempts(failing: int) -> int:
+    """Rank 1 fails in so many attempts, each time when the group has met."""
+    opened(2)
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    return 7 if attempt < failing and os.environ["RANK"] == "1" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(attempts(int(sys.argv[1])))

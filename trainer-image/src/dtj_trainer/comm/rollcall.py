@@ -1,0 +1,269 @@
+"""The roll call: before a group opens, every worker says what it was started as, and rank 0 answers for all.
+
+torch's own rendezvous waits until WORLD_SIZE workers have come, and then tells only that they have not. Here a WORLD_SIZE that
+differs and a RANK that two workers have are found as soon as their workers have come, a rank that never comes is found at
+the deadline, and every rank that is there names it.
+
+In the store, under `dtj/OPENING/CALL`: OPENING counts the groups that a process has opened, CALL the rank 0s that have asked.
+A second one asks only in torchrun's store, which outlives the attempts and has the keys of those before.
+
+    open       rank 0 asks
+    tickets    so many workers have answered
+    word/N     what the worker with ticket N was started as
+    verdict    what rank 0 makes of the words
+    readers    so many have read a verdict that ends the group
+    ended      all have: rank 0 may go
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed, TrainerError
+
+MARGIN_SECONDS = 10.0
+"""Others wait so much longer than rank 0 does, so that they hear who is missing."""
+LINGER_SECONDS = 10.0
+"""Rank 0's store ends with its process: so long it waits for the others to read why, and for one that comes a little later."""
+TWIN_SECONDS = 10.0
+"""For who holds rank 0's port to answer as a store."""
+_LOOK = "see its log, or write a longer collective_timeout_seconds"
+
+
+# --- what the words mean: pure -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Word:
+    """What one worker was started as, and where."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What rank 0 makes of the words; with neither text all are here."""
+
+    world_size: int
+    """Rank 0's."""
+    read: int
+    """So many words it is made of: tickets 1 to `read`."""
+    different: str = ""
+    missing: str = ""
+
+
+def difference(word: Word, seen: Mapping[int, Word], world_size: int) -> str:
+    """Why `word` does not fit the words of the ranks `seen` and rank 0's world size; "" if it does."""
+    if word.world_size != world_size:
+        return (
+            f"rank {word.rank} ({word}) has WORLD_SIZE={word.world_size}, rank 0 has WORLD_SIZE={world_size}: "
+            "write the number of all workers, the same for each"
+        )
+    if word.rank in seen:
+        return f"two workers have RANK={word.rank}, {seen[word.rank]} and {word}: write for each one of its own"
+    return ""
+
+
+def judge(words: Iterable[Word], world_size: int, absent: str) -> Verdict:
+    """Of rank 0, from the words as they come until the deadline: ends at the first that does not fit, or when all are here.
+
+    `absent` is what is said of the ranks that no word was heard of.
+    """
+    seen: dict[int, Word] = {}
+    read = 0
+    for word in words:
+        read += 1
+        if text := difference(word, seen, world_size):
+            return Verdict(world_size=world_size, read=read, different=text)
+        seen[word.rank] = word
+        if len(seen) == world_size:
+            return Verdict(world_size=world_size, read=read)
+    away = [rank for rank in range(world_size) if rank not in seen]
+    return Verdict(world_size=world_size, read=read, missing=f"{spans(away)} of {world_size} {absent}")
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """Ascending ranks in few words: `rank 3`, `ranks 0, 8-15`."""
+    runs = [[r for _, r in run] for _, run in itertools.groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    said = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    more = f" and {sum(map(len, runs[10:]))} more" if len(runs) > 10 else ""
+    return f"rank{'s' if runs and (len(runs) > 1 or len(runs[0]) > 1) else ''} {', '.join(said[:10])}{more}"
+
+
+def objection(verdict: Verdict, mine: Word, ticket: int) -> TrainerError | None:
+    """What the worker with `ticket` must raise at the verdict; None if it may go on."""
+    if verdict.different:
+        return RankMismatch(f"ranks were started differently: {verdict.different}")
+    if verdict.missing:
+        return RendezvousFailed(verdict.missing)
+    if text := difference(mine, {}, verdict.world_size):
+        return RankMismatch(f"ranks were started differently: {text}")
+    if ticket > verdict.read:  # all were here when it came
+        text = f"all {verdict.world_size} ranks are here already, another worker has RANK={mine.rank}"
+        return RankMismatch(f"ranks were started differently: {text}: write for each one of its own")
+    return None
+
+
+# --- the store -----------------------------------------------------------------------------------------------------------
+
+_openings = itertools.count(1)
+
+
+def meet(rank: int, world_size: int, timeout: timedelta) -> Store:
+    """A store of its own for the group, when all ranks are here. MASTER_ADDR and MASTER_PORT say where rank 0 is.
+
+    Raises RankMismatch on every rank that is there if two were started differently, RendezvousFailed if one has not come
+    within `timeout` or rank 0 can't be reached.
+    """
+    where = _where()
+    mine = Word(rank=rank, world_size=world_size, host=socket.gethostname(), pid=os.getpid())
+    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = _connect(rank, where, timeout, served=outlives)
+    store.set_timeout(timeout)
+    try:
+        return hold(PrefixStore(f"dtj/{next(_openings)}", store), mine, timeout, where=where, outlives=outlives)
+    except dist.DistNetworkError as e:
+        raise RendezvousFailed(f"rank 0's store at {where} went away before all ranks had met: see the log of rank 0") from e
+
+
+def hold(store: Store, mine: Word, timeout: timedelta, *, where: str, outlives: bool) -> Store:
+    """As `meet`, in a store that is there. `outlives`: the attempts, so that it may have the keys of earlier ones."""
+    if mine.rank == 0:
+        call = store.add("calls", 1)
+        if outlives or call == 1:
+            return _lead(store, call, mine, timeout, where)
+        # Another worker is rank 0: it finds us among the others.
+    seconds = timeout.total_seconds()
+    call = max(1, store.add("calls", 0)) if outlives else 1
+    while True:
+        book = _book(store, call)
+        if not _came(book, "open", seconds):
+            raise RendezvousFailed(f"rank 0 did not come to the store at {where} within {seconds:g} s: {_LOOK}")
+        ticket = _sign(book, mine)
+        if not _came(book, "verdict", seconds + MARGIN_SECONDS):  # rank 0's time began before ours
+            raise RendezvousFailed(f"rank 0 gave no answer through the store at {where} within {seconds:g} s: {_LOOK}")
+        verdict = Verdict(**json.loads(book.get("verdict")))
+        if not (outlives and ticket > verdict.read):
+            break
+        call += 1  # that was the call of an attempt before ours
+    if error := objection(verdict, mine, ticket):
+        with contextlib.suppress(dist.DistNetworkError):  # rank 0 has waited long enough
+            _has_read(book, verdict)
+        raise error
+    return book
+
+
+def _lead(store: Store, call: int, mine: Word, timeout: timedelta, where: str) -> Store:
+    """Rank 0's part."""
+    book, until = _book(store, call), time.monotonic() + timeout.total_seconds()
+    book.set("open", "1")
+    if call > 1:  # who is early waits in the call before, whose rank 0 may have died in it
+        before = _book(store, call - 1)
+        before.set("open", "1")
+        before.compare_set("verdict", "", json.dumps(asdict(Verdict(world_size=mine.world_size, read=0))))
+    _sign(book, mine)
+
+    def words() -> Iterable[Word]:
+        for ticket in itertools.count(1):
+            if not _came(book, f"word/{ticket}", until - time.monotonic()):
+                return
+            yield Word(**json.loads(book.get(f"word/{ticket}")))
+
+    absent = f"did not come to {where} within {timeout.total_seconds():g} s: {_LOOK}"
+    verdict = judge(words(), mine.world_size, absent)
+    book.set("verdict", json.dumps(asdict(verdict)))
+    if error := objection(verdict, mine, 0):
+        _has_read(book, verdict)
+        _came(book, "ended", LINGER_SECONDS)
+        raise error
+    return book
+
+
+def _book(store: Store, call: int) -> Store:
+    return PrefixStore(str(call), store)
+
+
+def _sign(book: Store, mine: Word) -> int:
+    ticket: int = book.add("tickets", 1)
+    book.set(f"word/{ticket}", json.dumps(asdict(mine)))
+    return ticket
+
+
+def _came(book: Store, key: str, seconds: float) -> bool:
+    """Whether `key` is there within `seconds`."""
+    try:
+        book.wait([key], timedelta(seconds=max(seconds, 0.001)))  # 0 would be for ever
+    except dist.DistStoreError:
+        return False
+    return True
+
+
+def _has_read(book: Store, verdict: Verdict) -> None:
+    """The last one to read a verdict that ends the group lets rank 0 go."""
+    here: int = book.add("tickets", 0)
+    if book.add("readers", 1) >= (here if verdict.missing else max(here, verdict.world_size)):
+        book.set("ended", "1")
+
+
+# --- where it is ---------------------------------------------------------------------------------------------------------
+
+
+def _where() -> str:
+    """`MASTER_ADDR:MASTER_PORT`."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise ConfigError(f"{name}: not set, and RANK is; write where the worker of rank 0 listens")
+    if not os.environ["MASTER_PORT"].isdecimal():
+        raise ConfigError(f"MASTER_PORT={os.environ['MASTER_PORT']!r}: write a port")
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
+def _connect(rank: int, where: str, timeout: timedelta, *, served: bool) -> Store:
+    """torch's own store, that of torchrun's agent (`served`) or rank 0's, without its wait for WORLD_SIZE workers."""
+    seconds = timeout.total_seconds()
+    try:
+        return _opened(rank, seconds)
+    except (dist.DistNetworkError, TimeoutError) as e:
+        if rank == 0 and not served and "EADDRINUSE" in str(e):
+            # By another worker with RANK=0? Then it is to find us.
+            with contextlib.suppress(dist.DistNetworkError, TimeoutError):
+                return _opened(1, min(seconds, TWIN_SECONDS))
+            raise RendezvousFailed(f"rank 0 can't listen at {where}: another program has the port") from e
+        why = f" ({str(e).splitlines()[0]})" if str(e) else ""
+        raise RendezvousFailed(f"rank {rank} could not reach rank 0's store at {where} for {seconds:g} s{why}: {_LOOK}") from e
+
+
+def _opened(rank: int, seconds: float) -> Store:
+    """By a thread, because torch waits without an end for the answer of a port that accepts and is silent."""
+    box: Future[Store] = Future()
+
+    def connect() -> None:
+        try:
+            # world_size=-1: of workers that nobody has counted. Its own timeout only ends the thread.
+            url = f"env://?rank={rank}&world_size=-1"
+            box.set_result(next(rendezvous(url, timeout=timedelta(seconds=seconds + MARGIN_SECONDS)))[0])
+        except Exception as e:  # noqa: BLE001 - raised where it is waited for
+            box.set_exception(e)
+
+    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
+    return box.result(seconds)
