@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dtj_trainer.compile import Compile
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.early_stop import EarlyStopConfig
 from dtj_trainer.errors import ConfigError
@@ -34,6 +35,8 @@ class TrainerConfig:
     validate_every_steps: int | None = None
     """Beside the validation at the end."""
     recompute: Recompute = "none"
+    compile: Compile = False
+    """torch.compile, block by block. True is inductor, which needs a C++ compiler in the image."""
     ema_decay: float | None = None
     """Keep averaged weights and validate with them, e.g. 0.999."""
     deterministic: bool = False
@@ -66,6 +69,8 @@ class TrainerConfig:
             raise ConfigError(f"clip_norm={self.clip_norm}: write a norm above 0, or leave it out")
         if self.recompute not in ("none", "block", "selective"):
             raise ConfigError(f"recompute={self.recompute!r}: write none, block or selective")
+        if not isinstance(self.compile, bool) and self.compile not in ("inductor", "aot_eager"):
+            raise ConfigError(f"compile={self.compile!r}: write true, false, inductor or aot_eager")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
         if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):

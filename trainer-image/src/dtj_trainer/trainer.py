@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from dtj_trainer import mismatch, schedule, strategies
 from dtj_trainer.comm.group import Group
+from dtj_trainer.compile import check_compiler, compile_forward
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import Cut, LoaderConfig, StreamData, StreamOrder, batches
 from dtj_trainer.data.nested import to_device
@@ -74,6 +75,7 @@ class Trainer:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
             torch.use_deterministic_algorithms(True)
+        check_compiler(config.compile, self.env.local_rank)
         self.group = Group.open(self.env, timeout=timedelta(seconds=config.state.collective_timeout_seconds))
         mismatch.check(mismatch.facts(config, self.group), self.group)
 
@@ -107,6 +109,7 @@ class Trainer:
             share = self._first_share(data)
             micro = micro_batch_size(model, share, loss, config=config, strategy=decided, group=group, precision=precision)
         recompute(strategies.blocks(model), config.recompute)
+        compile_forward(model, config.compile, decided)
         cut = Cut(
             global_batch_size=config.global_batch_size, rank=group.rank, world_size=group.world_size, micro_batch_size=micro
         )
