@@ -29,9 +29,15 @@ from tests.trainer.work import stage
 
 
 @pytest.mark.torch
-def test_4_ranks_then_2_then_3_then_1_with_other_strategies_load_exactly_and_use_each_sample_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "strategies",
+    [("fsdp", "fsdp_scratch", "ddp", "ddp_scratch"), ("fsdp_scratch", "fsdp", "fsdp_scratch offload", "ddp")],
+)
+def test_4_ranks_then_2_then_3_then_1_with_other_strategies_load_exactly_and_use_each_sample_once(
+    strategies: tuple[str, ...], tmp_path: Path
+) -> None:
     directory, told = tmp_path / "checkpoints", []
-    worlds = [(4, "fsdp", 2), (2, "fsdp_scratch", 3), (3, "ddp", 4), (1, "ddp_scratch", 5)]
+    worlds = zip((4, 2, 3, 1), strategies, (2, 3, 4, 5), strict=True)
     for world, strategy, until in worlds:
         finished(world, stage, tmp_path, str(directory), strategy, until, str(tmp_path / "told.json"))
         told.append(json.loads((tmp_path / "told.json").read_text()))

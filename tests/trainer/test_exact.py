@@ -42,9 +42,15 @@ def test_only_a_step_that_is_logged_reads_numbers_from_tensors_so_a_gpu_is_not_w
 
 
 @pytest.mark.torch
-def test_a_save_before_a_block_has_had_a_gradient_leaves_the_moments_of_the_others_alone(tmp_path: Path) -> None:
+def test_a_save_of_fsdp_scratch_gathers_and_copies_nothing_and_leaves_moments_alone_before_a_block_had_a_gradient(
+    tmp_path: Path,
+) -> None:
     finished(2, saved_early, tmp_path, str(tmp_path / "out.json"))
-    before, after = json.loads((tmp_path / "out.json").read_text())
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert told["sent"] == 0
+    assert told["copied"] == []
+    assert told["parts"] == 4 + 2 * 4, "parameters of two Linears, and both moments of each"
+    before, after = told["before"], told["after"]
     assert len(before) == 1
     assert after[0] == before[0]
     assert len(after) == 2

@@ -11,7 +11,7 @@ import pytest
 from dtj_trainer.strategies import AutoConfig, DdpConfig, Facts, FsdpConfig, HsdpConfig, choose
 from tests.trainer.ranks import finished
 from tests.trainer.work import STRATEGIES, all_strategies
-from tests.trainer.work_strategies import NETS, SCRATCH, SLOW, grouped, odd_models, slow_rank
+from tests.trainer.work_strategies import NETS, SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed
 
 GIB = 2**30
 
@@ -46,6 +46,15 @@ def test_models_of_unusual_shape_train_as_without_a_strategy_and_so_does_a_backw
             assert told["losses"] == pytest.approx(alone["losses"], abs=1e-6), (name, strategy)
             assert told["evaluated"] == pytest.approx(alone["evaluated"], abs=1e-6), (name, strategy)
             assert told["keys"] == runs["ddp_scratch"]["keys"], (name, strategy, "a checkpoint is the same for all")
+
+
+@pytest.mark.torch
+def test_a_block_called_twice_and_recomputed_reentrantly_loses_no_gradient_or_is_refused(tmp_path: Path) -> None:
+    finished(2, twice_recomputed, tmp_path, str(tmp_path / "out.json"))
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert told["fsdp_scratch"]["losses"] == pytest.approx(told["alone"]["losses"], abs=1e-6)
+    assert "two gradients in one backward" in told["ddp_scratch"]
+    assert "use_reentrant=False" in told["ddp_scratch"]
 
 
 @pytest.mark.torch

@@ -21,6 +21,7 @@ from dtj_trainer.batch_size import fits, largest_that_fits
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, leaves
 from dtj_trainer.cli import guarded
+from dtj_trainer.comm.parts import Part
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.data.source import TensorData
@@ -121,13 +122,25 @@ class Recording(TensorData):
         return super().get_batch(indices)
 
 
+def whole(leaf: Any) -> Any:
+    """A leaf of a state dict, on every rank as it is without sharding; a collective for what is sharded."""
+    if isinstance(leaf, DTensor):
+        return leaf.full_tensor()
+    if not isinstance(leaf, Part):
+        return leaf
+    out = torch.zeros(leaf.shape, dtype=leaf.flat.dtype)
+    for offsets, piece in leaf.pieces():
+        out[tuple(slice(o, o + n) for o, n in zip(offsets, piece.shape, strict=True))] = piece
+    dist.all_reduce(out)  # each element is some rank's, and zero elsewhere
+    return out
+
+
 def fingerprint(state: State) -> dict[str, str]:
     """SHA-256 of each tensor of modules and optimizers, whole, by name: the same however they are sharded."""
     out = {}
     for key, leaf in sorted(leaves(Contents(state.parts).sharded())):
-        if isinstance(leaf, torch.Tensor):
-            whole = leaf.full_tensor() if isinstance(leaf, DTensor) else leaf
-            out[key] = hashlib.sha256(whole.detach().contiguous().numpy().tobytes()).hexdigest()
+        if isinstance(leaf, (torch.Tensor, Part)):
+            out[key] = hashlib.sha256(whole(leaf).detach().contiguous().numpy().tobytes()).hexdigest()
     return out
 
 

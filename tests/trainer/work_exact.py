@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtj_trainer.checkpoint.contents import Contents
+from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.comm.parts import Part
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.examples import gpt
 from dtj_trainer.optim import OptimizerConfig
@@ -22,7 +23,7 @@ from dtj_trainer.strategies import HsdpConfig
 from dtj_trainer.strategies.fsdp_scratch import FsdpScratch, ScratchFsdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
-from tests.trainer.work import STRATEGIES, tiny_gpt, tokens
+from tests.trainer.work import STRATEGIES, tiny_gpt, tokens, whole
 
 NORM = 0.05
 # (samples, micro-batch). 11 samples are 5 and 6 on 2 ranks, and 2, 3, 3, 3 on 4: by threes micro-batches differ in size, by
@@ -124,13 +125,13 @@ def exact(out: str) -> None:
             trainer.config, rows = sgd(samples, micro, strategy), Rows()
             trainer.fit(elsewhere(trainer.group.rank), tokens(), loss=gpt.loss, sinks=[rows])
             live = Contents({"model": trainer.state.parts["model"]}).sharded()["model"]
-            whole = {k: (v.full_tensor() if isinstance(v, DTensor) else v).tolist() for k, v in live.items()}
+            weights_of_all = {k: whole(v).tolist() for k, v in live.items()}
             if trainer.group.rank == 0:
                 told.append({
                     "name": f"{name}: {samples} samples by {micro}",
                     "losses": [abs(a - b) for a, b in zip(rows.losses, losses, strict=True)],
                     "norms": [abs(a - b) for a, b in zip(rows.norms, norms, strict=True)],
-                    "weights": [largest_difference(whole, weights)],
+                    "weights": [largest_difference(weights_of_all, weights)],
                     "clipped": min(norms) > NORM,
                 })  # fmt: skip
     if trainer.group.rank == 0:
@@ -168,6 +169,14 @@ def saved_early(out: str) -> None:
             return [[v.tolist() for v in optimizer.state[p].values()] for p in model.parameters() if p in optimizer.state]
 
         before = told()
-        model.portable_optimizer_state(optimizer)
+        with CommDebugMode() as counted:
+            tree = dict(leaves({"model": model.portable_state_dict(), "optimizer": model.portable_optimizer_state(optimizer)}))
+        live = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values())]
+        mine = {t.untyped_storage().data_ptr() for t in live}
+        copied = [
+            key for key, leaf in tree.items() if isinstance(leaf, Part) and leaf.flat.untyped_storage().data_ptr() not in mine
+        ]
+        parts = sum(isinstance(leaf, Part) for leaf in tree.values())
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps([before, told()]))
+            said = {"before": before, "after": told(), "sent": counted.get_total_counts(), "copied": copied, "parts": parts}
+            Path(out).write_text(json.dumps(said))

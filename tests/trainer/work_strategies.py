@@ -190,6 +190,18 @@ class Recomputes(Net):
         return out
 
 
+class RecomputesTwice(Net):
+    """A block that is called again, later and at once, and computed again for each of its calls, in a backward of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        first, *others = self.blocks.children()
+        for block in (first, *others, first, first):
+            x = checkpoint(block, x, use_reentrant=True)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
 class Strided(Net):
     """A weight whose memory is in another order."""
 
@@ -298,6 +310,22 @@ def odd_models(out: str) -> None:
     results["broken off"] |= {n: trained(Net, make(c), group, broken=True) for n, c in SCRATCH.items()}
     if group.rank == 0:
         Path(out).write_text(json.dumps(results))
+    group.close()
+
+
+def twice_recomputed(out: str) -> None:
+    """RecomputesTwice by fsdp_scratch and by nobody; rank 0 writes what came out, and what ddp_scratch said."""
+    group = Group.open(WorkerEnv.read())
+    told: dict[str, Any] = {
+        "alone": trained(RecomputesTwice, Alone(), group),
+        "fsdp_scratch": trained(RecomputesTwice, make(SCRATCH["fsdp_scratch"]), group),
+    }
+    try:
+        trained(RecomputesTwice, make(SCRATCH["ddp_scratch"]), group)
+    except RuntimeError as e:
+        told["ddp_scratch"] = str(e)
+    if group.rank == 0:
+        Path(out).write_text(json.dumps(told))
     group.close()
 
 

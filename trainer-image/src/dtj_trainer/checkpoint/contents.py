@@ -22,8 +22,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dtj_trainer.comm.parts import Part
 from dtj_trainer.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -123,8 +125,9 @@ class Contents:
 
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """The names of `model.parameters()`, in that order, without what wrappers put in front."""
-    return [name.removeprefix("module.") for name, _ in model.named_parameters()]
+    """The names of `model.parameters()`, in that order, without what DDP, torch's or ours, puts in front."""
+    wrapped = isinstance(model, DistributedDataParallel) or hasattr(model, "portable_state_dict")
+    return [name.removeprefix("module.") if wrapped else name for name, _ in model.named_parameters()]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -140,12 +143,12 @@ def assign(tree: Tree, world_size: int, first_rank: set[str]) -> dict[str, int]:
     """Which rank writes each replicated tensor: the biggest first, each to the rank with least so far.
 
     Replicated tensors are the same on every rank, so each rank copies and writes only its share: staging costs 1/world.
-    Leaves in `first_rank`, and those that are no tensor, are rank 0's. DTensors are not listed: each rank has its own shard.
+    Leaves in `first_rank`, and those that are no tensor, are rank 0's. DTensors and Parts are not listed: each rank has its own.
     """
     owner: dict[str, int] = {}
     sizes: list[tuple[int, str]] = []
     for key, leaf in leaves(tree):
-        if isinstance(leaf, DTensor):
+        if isinstance(leaf, (DTensor, Part)):
             continue
         if isinstance(leaf, torch.Tensor) and key.replace("module.", "") not in first_rank and key not in first_rank:
             sizes.append((-leaf.numel() * leaf.element_size(), key))

@@ -26,6 +26,7 @@ from dtj_trainer.checkpoint import folder, rng
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, Tree, assign, share_of
 from dtj_trainer.checkpoint.folder import Checkpoint
+from dtj_trainer.checkpoint.planner import LoadPlanner
 from dtj_trainer.checkpoint.task import Task
 from dtj_trainer.checkpoint.write import PRIVATE_FILE, SHARED_FILE, SaveResult, Staged, Writer, first, reason
 from dtj_trainer.comm.group import Group
@@ -128,7 +129,7 @@ class CheckpointStore:
         tree, reader = contents.sharded(), FileSystemReader(checkpoint.path)
         fresh = contents.take_out_fresh(tree, reader.read_metadata().state_dict_metadata.keys())
         try:
-            load(tree, storage_reader=reader, process_group=self._group.checkpoint)
+            load(tree, storage_reader=reader, planner=LoadPlanner(), process_group=self._group.checkpoint)
         except (CheckpointException, RuntimeError, ValueError) as e:
             if isinstance(first(e), OSError):
                 raise CheckpointError(f"{checkpoint.path} could not be read: {reason(e)}") from e

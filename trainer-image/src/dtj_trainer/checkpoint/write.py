@@ -24,6 +24,7 @@ from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Tree
 from dtj_trainer.checkpoint.files import HashedFiles
 from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
+from dtj_trainer.checkpoint.planner import SavePlanner
 from dtj_trainer.checkpoint.retention import to_remove
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import CheckpointError, LeaseLost
@@ -96,7 +97,7 @@ class Writer:
         def write() -> dict[str, FileEntry]:
             torchs, files = FileSystemWriter(incomplete), HashedFiles()
             torchs.fs = files
-            save(staged.sharded, storage_writer=torchs, process_group=self.group.checkpoint)
+            save(staged.sharded, storage_writer=torchs, planner=SavePlanner(), process_group=self.group.checkpoint)
             files.save(staged.private, incomplete / (PRIVATE_FILE % rank))
             if rank == 0:
                 files.save(staged.shared, incomplete / SHARED_FILE)

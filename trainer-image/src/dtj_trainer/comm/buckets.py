@@ -17,8 +17,8 @@ class Bucket:
     parameters: list[nn.Parameter]
     flat: torch.Tensor
     views: list[torch.Tensor]
-    waiting: int = 0
-    """Gradients that are still to come in this backward."""
+    waiting: set[int] = field(default_factory=set)
+    """Places in `parameters` of the gradients that are still to come in this backward."""
     work: dist.Work | None = field(default=None, repr=False)
     """The collective in flight."""
 

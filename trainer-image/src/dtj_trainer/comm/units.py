@@ -15,6 +15,7 @@ from torch import nn
 from dtj_trainer.comm.buckets import views_of
 from dtj_trainer.comm.clock import Clock
 from dtj_trainer.comm.group import Group
+from dtj_trainer.comm.parts import Part
 
 Tree = dict[str, Any]
 
@@ -39,7 +40,7 @@ class Unit:
         self._gathering: dist.Work | None = None
         self._scattering: tuple[dist.Work, torch.Tensor] | None = None
         self._whole = True
-        self._world_size = group.world_size
+        self._rank, self._world_size = group.rank, group.world_size
 
     def gather(self) -> None:
         """Starts to fetch the whole weights, unless they are here or on the way."""
@@ -69,6 +70,8 @@ class Unit:
 
     def begin_backward(self) -> None:
         """Gradients will be added into one flat buffer, as views."""
+        if self._scattering is not None:  # a block that is called twice, and computed again (reentrantly) for each call
+            self.end_backward()
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.full)
             for parameter, view in zip(self.parameters, views_of(self.gradient, self.parameters), strict=True):
@@ -87,13 +90,14 @@ class Unit:
         self._scattering = (work, mine)
 
     def end_backward(self) -> None:
-        """This rank's part of the mean gradient is `shard.grad`."""
+        """This rank's part of the mean gradient is in `shard.grad`."""
         self.scatter()
         if self._scattering is not None:
             work, mine = self._scattering
             with self.clock.waiting():
                 work.wait()
-            self.shard.grad = mine.to(self.shard.device)
+            mine = mine.to(self.shard.device)
+            self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
         self.forget_backward()
 
     def forget_backward(self) -> None:
@@ -104,15 +108,23 @@ class Unit:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def whole(self, part: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A tensor sharded like the weights (the weights, or a moment of the optimizer), whole and by parameter name."""
-        flat = torch.empty(self.padded, dtype=part.dtype, device=self.full.device)
-        dist.all_gather_single(flat, part.detach().to(self.full.device))
-        return dict(zip(self.names, views_of(flat, self.parameters), strict=True))
+    def parts(self, mine: torch.Tensor) -> dict[str, Part | torch.Tensor]:
+        """What this rank has of each parameter in a tensor sharded like the weights (those, or a moment of the optimizer)."""
+        out: dict[str, Part | torch.Tensor] = {}
+        begin, end = self._rank * mine.numel(), (self._rank + 1) * mine.numel()
+        at = 0  # of the parameter in the buffer
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            start, stop = max(at, begin), min(at + parameter.numel(), end)
+            flat = mine.detach()[start - begin : max(start, stop) - begin]
+            shape = tuple(parameter.shape)
+            out[name] = Part(flat, start - at, shape) if parameter.numel() else torch.empty(shape, dtype=mine.dtype)
+            at += parameter.numel()
+        return out
 
-    def part(self, whole: Tree, rank: int) -> torch.Tensor:
-        """The inverse: this rank's part of tensors by parameter name."""
-        flat = torch.zeros(self.padded, dtype=whole[self.names[0]].dtype, device=self.full.device)
-        for name, view in zip(self.names, views_of(flat, self.parameters), strict=True):
-            view.copy_(whole[name])
-        return flat.chunk(self._world_size)[rank].to(self.shard.device)
+    def take(self, mine: torch.Tensor, saved: Tree) -> None:
+        """The inverse: into `mine` what is saved by parameter name, be it in parts like these or whole."""
+        for name, part in self.parts(mine).items():
+            if isinstance(part, Part):
+                value = saved[name]
+                theirs = value.flat if isinstance(value, Part) else value.flatten()[part.start : part.start + part.flat.numel()]
+                part.flat.copy_(theirs)

@@ -30,6 +30,11 @@ from dtj_trainer.comm.clock import Clock, Communication
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import ConfigError
 
+TWICE = (
+    "a parameter got two gradients in one backward: a part of the model is called twice and checkpointed reentrantly; "
+    "write torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or strategy fsdp_scratch"
+)
+
 
 @dataclass(kw_only=True, slots=True)
 class DdpScratchConfig:
@@ -58,8 +63,8 @@ class ScratchDdpModel(nn.Module):
         self.buckets = make_buckets(wanted, int(bucket_cap_mb * 2**20))
         self._next = 0  # buckets leave in this order on every rank, whatever order they fill in
         for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                on_gradient(parameter, self._hook(bucket))
+            for place, parameter in enumerate(bucket.parameters):
+                on_gradient(parameter, self._hook(bucket, place))
         self.attach()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,16 +75,19 @@ class ScratchDdpModel(nn.Module):
                     dist.broadcast(buffer, src=0)
         return self.module(*args, **kwargs)
 
-    def _hook(self, bucket: Bucket) -> Any:
+    def _hook(self, bucket: Bucket, place: int) -> Any:
         def arrived(_: torch.Tensor) -> None:
-            if self.synchronize:
-                bucket.waiting -= 1
-                self._send_full_ones()
+            if not self.synchronize:
+                return
+            if place not in bucket.waiting:  # the first may be on its way already, so adding them up is too late
+                raise RuntimeError(TWICE)
+            bucket.waiting.remove(place)
+            self._send_full_ones()
 
         return arrived
 
     def _send_full_ones(self, rest: bool = False) -> None:
-        while self._next < len(self.buckets) and (rest or self.buckets[self._next].waiting == 0):
+        while self._next < len(self.buckets) and (rest or not self.buckets[self._next].waiting):
             bucket = self.buckets[self._next]
             bucket.flat.div_(self._world_size)
             bucket.work = dist.all_reduce(bucket.flat, async_op=True)
@@ -100,7 +108,7 @@ class ScratchDdpModel(nn.Module):
             if bucket.work is not None:
                 bucket.work.wait()
             bucket.work = None
-            bucket.waiting = len(bucket.parameters)
+            bucket.waiting = set(range(len(bucket.parameters)))
         self._next = 0
 
     def attach(self) -> None:

@@ -50,7 +50,6 @@ class ScratchFsdpModel(nn.Module):
         self.inner = (module,)  # in a tuple, so that its parameters are not ours
         self.synchronize = True
         self.clock = Clock(group)
-        self._rank = group.rank
         frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         saved = module.state_dict().keys()  # buffers that are not persistent are in no checkpoint
         self._kept = frozen | {n: b for n, b in module.named_buffers() if n in saved}
@@ -119,7 +118,7 @@ class ScratchFsdpModel(nn.Module):
         """Whole gradients of two units at most are in memory: those under way, and those that are computed meanwhile."""
         unit.scatter()
         before, self._sent = self._sent, unit
-        if before is not None:
+        if before is not None and before is not unit:
             before.end_backward()
 
     def _fetch(self, number: int) -> None:
@@ -155,13 +154,14 @@ class ScratchFsdpModel(nn.Module):
         for unit in self.units:
             unit.forget_backward()
 
-    # Checkpoints hold whole tensors by the module's own names, so that any strategy and any world size can read them.
+    # Checkpoints hold parts of tensors by the module's own names, so that any strategy and any world size can read them, and
+    # nothing is gathered for one.
 
     def portable_state_dict(self) -> Tree:
-        """Whole parameters, and buffers; a collective."""
+        """This rank's parts of the parameters, and buffers."""
         state: Tree = {}
         for unit in self.units:
-            state |= unit.whole(unit.shard)
+            state |= unit.parts(unit.shard)
         state |= {name: tensor.detach() for name, tensor in self._kept.items()}
         return state | {alias: state[name] for alias, name in self._aliases.items()}
 
@@ -170,20 +170,20 @@ class ScratchFsdpModel(nn.Module):
         with torch.no_grad():
             for unit in self.units:
                 unit.free()
-                unit.shard.copy_(unit.part(state, self._rank))
+                unit.take(unit.shard.detach(), state)
             for name, tensor in self._kept.items():
                 tensor.copy_(state[name])
 
     def portable_optimizer_state(self, optimizer: Optimizer) -> Tree:
-        """The optimizer's state as torch's get_optimizer_state_dict gives it for an unsharded model; a collective."""
+        """The optimizer's state as torch's get_optimizer_state_dict gives it for an unsharded model, in parts."""
         state: Tree = {}
         groups = []
         for group, units in self._groups(optimizer):
             for unit in units:
                 for key, value in _initialized(optimizer, unit.shard).items():
                     sharded = value.shape == unit.shard.shape
-                    whole = unit.whole(value) if sharded else {name: value.clone() for name in unit.names}
-                    for name, tensor in whole.items():
+                    own = unit.parts(value) if sharded else {name: value.clone() for name in unit.names}
+                    for name, tensor in own.items():
                         state.setdefault(name, {})[key] = tensor
             options = {k: v for k, v in group.items() if k != "params"}
             groups.append({"params": [name for unit in units for name in unit.names]} | options)
@@ -195,7 +195,10 @@ class ScratchFsdpModel(nn.Module):
             for unit in units:
                 for key, value in _initialized(optimizer, unit.shard).items():
                     saved = {name: tree["state"][name][key] for name in unit.names}
-                    value.copy_(unit.part(saved, self._rank) if value.shape == unit.shard.shape else saved[unit.names[0]])
+                    if value.shape == unit.shard.shape:
+                        unit.take(value, saved)
+                    else:
+                        value.copy_(saved[unit.names[0]])
             options = next(g for g in tree["param_groups"] if units[0].names[0] in g["params"])
             group.update({k: v for k, v in options.items() if k != "params"})
 
