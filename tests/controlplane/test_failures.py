@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,14 @@ def test_rights_are_exactly_those_that_are_used(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator("--resync-seconds", "2").ready()
-    job = submit(ttlSecondsAfterFinished=1)
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
-    kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("it is gone", lambda: objects.get(JOBS, "j") is None)
+    jobs = submit("kept"), submit("brief", ttlSecondsAfterFinished=1)  # whose StatefulSet may go with it, for the job's sake
+    for job in jobs:
+        name = job["metadata"]["name"]
+        agents.words[job["metadata"]["uid"]] = running()
+        eventually("it runs", partial(objects.condition, name, "Running"))
+        kubelet.container_states[f"{name}-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
+    eventually("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
+    eventually("it is gone", lambda: objects.get(JOBS, "brief") is None)
     submit("twice")
     eventually("an event", lambda: objects.list("events"))
     used: dict[tuple[str, str], set[str]] = {}
