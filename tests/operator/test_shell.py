@@ -297,8 +297,11 @@ def ended_inside_a_watch_of_kopfs(caplog: pytest.LogCaptureFixture, handler: Any
 
 
 def test_a_watch_that_kopf_leaves_open_at_the_end_is_no_error_and_other_errors_are(caplog: pytest.LogCaptureFixture) -> None:
-    assert "asynchronous generator" in ended_inside_a_watch_of_kopfs(caplog, None)[0], "kopf still does it"
-    assert ended_inside_a_watch_of_kopfs(caplog, quiet_at_the_end) == []
+    # In which order asyncio closes them is up to a set: in about half of the times it is the wrong one.
+    said = [line for _ in range(30) for line in ended_inside_a_watch_of_kopfs(caplog, None)]
+    assert said, "kopf still does it"
+    assert all("asynchronous generator" in line for line in said)
+    assert not [line for _ in range(30) for line in ended_inside_a_watch_of_kopfs(caplog, quiet_at_the_end)]
     loop = asyncio.new_event_loop()
     quiet_at_the_end(loop, {"message": "a task failed"})
     loop.close()
