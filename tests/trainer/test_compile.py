@@ -46,6 +46,7 @@ def test_blocks_are_compiled_and_layers_of_a_sequential_only_where_each_is_shard
         assert told[f"blocks, {strategy}"] == ["blocks.0", "blocks.1"]
         assert told[f"sequential, {strategy}"] == (["0", "3", "6"] if strategy in sharded else [""])
         assert told[f"neither, {strategy}"] == [""]
+    assert told["numbered"] == 12, "blocks that differ have a graph each, however many they are"
     assert told["copy"] == [3.0, 3.0], "a deepcopy of a compiled model computes with weights of its own"
 
 

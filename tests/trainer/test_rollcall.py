@@ -22,7 +22,7 @@ from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed
 from tests.trainer import work_rollcall
 from tests.trainer.ranks import finished, free_port, ranks
-from tests.trainer.work_rollcall import start
+from tests.trainer.work_rollcall import frozen, start
 
 
 def word(rank: int, world_size: int = 3, pid: int = 7) -> Word:
@@ -30,7 +30,7 @@ def word(rank: int, world_size: int = 3, pid: int = 7) -> Word:
 
 
 WORLD = "write the number of all workers, the same for each"
-TWICE = "write for each one of its own"
+TWICE = "write for each one of its own (or was one restarted alone? then restart all)"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,15 @@ def test_ranks_started_differently_are_named_on_every_rank_and_ask_for_no_restar
 
 
 @pytest.mark.torch
+def test_a_host_of_rank_0_that_freezes_in_the_roll_call_is_waited_for_no_longer_than_the_deadlines(tmp_path: Path) -> None:
+    with ranks(2, frozen, tmp_path) as group:
+        group.wait_for(lambda: group.processes[1].exitcode is not None)
+        assert group.processes[0].is_alive()
+        assert group.processes[1].exitcode == 1, group.everything()
+        assert re.search(r"RendezvousFailed: rank 0's store at \S+ took pid \d+ on \S+ in and has not answered", group.output(1))
+
+
+@pytest.mark.torch
 def test_a_rank_that_never_comes_is_named_on_the_others_at_the_deadline_and_a_restart_may_cure_it(tmp_path: Path) -> None:
     with ranks(2, start, tmp_path, {}, 1, 5.0, WORLD_SIZE="3") as group:
         assert group.wait() == [1, 1], group.everything()
@@ -158,6 +167,7 @@ def test_a_group_is_opened_again_in_the_same_processes(tmp_path: Path) -> None:
         ({}, "MASTER_ADDR: not set"),
         ({"MASTER_ADDR": "a"}, "MASTER_PORT: not set"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "x"}, "'x'"),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "'99999': write a port, 1 to 65535"),
     ],
 )
 def test_where_rank_0_listens_must_be_said(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str) -> None:

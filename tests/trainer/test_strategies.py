@@ -11,7 +11,7 @@ import pytest
 from dtj_trainer.strategies import AutoConfig, DdpConfig, Facts, FsdpConfig, HsdpConfig, choose
 from tests.trainer.ranks import finished
 from tests.trainer.work import STRATEGIES, all_strategies
-from tests.trainer.work_strategies import NETS, SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed
+from tests.trainer.work_strategies import NETS, SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed, unheld
 
 GIB = 2**30
 
@@ -55,6 +55,14 @@ def test_a_block_called_twice_and_recomputed_reentrantly_loses_no_gradient_or_is
     assert told["fsdp_scratch"]["losses"] == pytest.approx(told["alone"]["losses"], abs=1e-6)
     assert "two gradients in one backward" in told["ddp_scratch"]
     assert "use_reentrant=False" in told["ddp_scratch"]
+
+
+@pytest.mark.torch
+def test_parameters_that_the_optimizer_does_not_have_gather_no_gradients_from_step_to_step(tmp_path: Path) -> None:
+    finished(2, unheld, tmp_path, str(tmp_path / "out.json"))
+    for strategy, norms in json.loads((tmp_path / "out.json").read_text()).items():
+        assert norms == pytest.approx([norms[0]] * 3, rel=1e-5), strategy
+        assert norms[0] > 0, strategy
 
 
 @pytest.mark.torch

@@ -127,6 +127,41 @@ def inductor(folder: Path) -> None:
     (folder / "out.json").write_text(json.dumps(told))
 
 
+class Numbered(nn.Module):
+    """A block whose forward reads its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(x) * (1 + self.number)
+        return out
+
+
+class Stack(nn.Module):
+    """More such blocks than torch makes graphs for one function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Numbered(i) for i in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def numbered() -> int:
+    """Graphs of a Stack."""
+    counters.clear()
+    model = Stack()
+    compile_forward(model, "aot_eager", DdpConfig())
+    model(torch.ones(1, 2))
+    return int(counters["stats"]["unique_graphs"])
+
+
 def parts(folder: Path) -> None:
     """The modules whose forward is compiled, by model and strategy; what a copy of a compiled model gives, and should."""
     models: dict[str, Callable[[], nn.Module]] = {
@@ -142,4 +177,5 @@ def parts(folder: Path) -> None:
             told[f"{kind}, {name}"] = [n for n, m in model.named_modules() if "forward" in vars(m)]
     copied = copy.deepcopy(model)
     told["copy"] = [float(copied.weight.detach().fill_(2.0) + copied.bias.detach().fill_(1.0)), float(copied(torch.ones(1)))]
+    told["numbered"] = numbered()
     (folder / "out.json").write_text(json.dumps(told))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from dtj_trainer.cli import guarded
 from dtj_trainer.comm.group import Group
@@ -28,6 +30,17 @@ def start(changes: Mapping[int, Mapping[str, str]], times: int = 1, seconds: flo
     """As a user's own launcher that gets variables wrong: `changes` by the rank that each process should have had."""
     os.environ.update(changes.get(int(os.environ["RANK"]), {}))
     raise SystemExit(guarded(lambda: opened(times, seconds)))
+
+
+def frozen() -> None:
+    """Rank 0 has a store, and stops as a frozen host does when rank 1 has signed there."""
+    if os.environ["RANK"] == "1":
+        raise SystemExit(guarded(lambda: opened(1, 1.0)))
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
+    call = PrefixStore("dtj/1/1", store)
+    call.set("open", "1")
+    call.wait(["word/1"], timedelta(seconds=60))
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def attempts(failing: int) -> int:

@@ -375,6 +375,28 @@ def grouped(out: str) -> None:
     group.close()
 
 
+def unheld(out: str) -> None:
+    """Norms of the same batch, three times, with an optimizer that has only a part of the model and a rate of 0."""
+    group = Group.open(WorkerEnv.read())
+    (x, y), *_ = batches(1)
+    told = {}
+    for name, config in (SCRATCH | {"ddp": DdpConfig(), "fsdp": FsdpConfig()}).items():
+        strategy = make(config)
+        wrapped = strategy.wrap(Net(), group)
+        optimizer = torch.optim.SGD(list(wrapped.parameters())[:1], lr=0.0)
+        told[name] = []
+        for _ in range(3):
+            with strategy.accumulate(wrapped, last=True):
+                torch.autograd.backward(functional.mse_loss(wrapped(x), y))
+            strategy.finish(wrapped)
+            told[name].append(float(strategy.clip(wrapped, 1e9)))
+            optimizer.step()
+            strategy.zero_grad(wrapped, optimizer)
+    if group.rank == 0:
+        Path(out).write_text(json.dumps(told))
+    group.close()
+
+
 SLOW = 0.25  # seconds: far more than what a busy machine does to a step of a few milliseconds
 
 

@@ -5,7 +5,7 @@ which fully_shard and fsdp_scratch fetch and free weights; ours would be traced,
 stay outside, around it. Names, state dicts and hooks are as they were.
 
 Block by block, as torch advises for fully_shard, under every strategy:
-- blocks of one class share one graph, so that compiling takes as long for 12 of them as for 3;
+- blocks of one class that differ in nothing but weights share one graph: compiling takes as long for 12 of them as for 3;
 - the gradients of a graph come all at once at its end. Those of a block travel while the block before it is computed; were the
   model one graph, all of them would travel after it. torch's answer for its DDP is to cut the graph where a bucket ends, which
   blocks don't need, and which ends in an AssertionError with a `bucket_cap_mb` below 1;
@@ -36,6 +36,9 @@ Compile = bool | Literal["inductor", "aot_eager"]
 whether a difference comes from the graph or from the kernels."""
 FIRST_BUCKET_MB = 1.0
 """What torch takes for DDP's first bucket when it cuts a graph; it refuses others that are smaller."""
+
+GRAPHS_PER_BLOCK = 8
+"""torch's own limit for one function, after which it runs the rest uncompiled."""
 
 
 def check_compiler(wanted: Compile, local_rank: int) -> None:
@@ -71,6 +74,8 @@ def compile_forward(model: nn.Module, wanted: Compile, strategy: StrategyConfig)
     parts = blocks(model) if not (whole_on_each_rank and isinstance(model, nn.Sequential)) else []
     small = isinstance(strategy, DdpConfig) and strategy.bucket_cap_mb < FIRST_BUCKET_MB
     torch._dynamo.config.optimize_ddp = not parts and not small  # whether graphs are cut where a bucket of DDP's ends
+    # torch counts graphs by code, and blocks share theirs: with a number of its own that its forward reads each needs one.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_BLOCK * len(parts))
     for part in parts or [model]:
         part.forward = _compiled(part, "inductor" if wanted is True else wanted)
 

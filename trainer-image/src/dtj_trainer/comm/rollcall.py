@@ -24,10 +24,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -80,7 +82,10 @@ def difference(word: Word, seen: Mapping[int, Word], world_size: int) -> str:
             "write the number of all workers, the same for each"
         )
     if word.rank in seen:
-        return f"two workers have RANK={word.rank}, {seen[word.rank]} and {word}: write for each one of its own"
+        return (
+            f"two workers have RANK={word.rank}, {seen[word.rank]} and {word}: write for each one of its own "
+            "(or was one restarted alone? then restart all)"
+        )
     return ""
 
 
@@ -140,8 +145,12 @@ def meet(rank: int, world_size: int, timeout: timedelta) -> Store:
     outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = _connect(rank, where, timeout, served=outlives)
     store.set_timeout(timeout)
+    own = PrefixStore(f"dtj/{next(_openings)}", store)
+    most = 2 * timeout.total_seconds() + MARGIN_SECONDS + LINGER_SECONDS  # what `hold` waits for by itself, one after the other
     try:
-        return hold(PrefixStore(f"dtj/{next(_openings)}", store), mine, timeout, where=where, outlives=outlives)
+        return _within(most, partial(hold, own, mine, timeout, where=where, outlives=outlives))
+    except FutureTimeoutError as e:
+        raise RendezvousFailed(f"rank 0's store at {where} took {mine} in and has not answered for {most:g} s: {_LOOK}") from e
     except dist.DistNetworkError as e:
         raise RendezvousFailed(f"rank 0's store at {where} went away before all ranks had met: see the log of rank 0") from e
 
@@ -233,8 +242,9 @@ def _where() -> str:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
             raise ConfigError(f"{name}: not set, and RANK is; write where the worker of rank 0 listens")
-    if not os.environ["MASTER_PORT"].isdecimal():
-        raise ConfigError(f"MASTER_PORT={os.environ['MASTER_PORT']!r}: write a port")
+    port = os.environ["MASTER_PORT"]
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"MASTER_PORT={port!r}: write a port, 1 to 65535")
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
@@ -243,10 +253,10 @@ def _connect(rank: int, where: str, timeout: timedelta, *, served: bool) -> Stor
     seconds = timeout.total_seconds()
     try:
         return _opened(rank, seconds)
-    except (dist.DistNetworkError, TimeoutError) as e:
+    except (dist.DistNetworkError, FutureTimeoutError) as e:
         if rank == 0 and not served and "EADDRINUSE" in str(e):
             # By another worker with RANK=0? Then it is to find us.
-            with contextlib.suppress(dist.DistNetworkError, TimeoutError):
+            with contextlib.suppress(dist.DistNetworkError, FutureTimeoutError):
                 return _opened(1, min(seconds, TWIN_SECONDS))
             raise RendezvousFailed(f"rank 0 can't listen at {where}: another program has the port") from e
         why = f" ({str(e).splitlines()[0]})" if str(e) else ""
@@ -254,16 +264,21 @@ def _connect(rank: int, where: str, timeout: timedelta, *, served: bool) -> Stor
 
 
 def _opened(rank: int, seconds: float) -> Store:
-    """By a thread, because torch waits without an end for the answer of a port that accepts and is silent."""
+    # world_size=-1: of workers that nobody has counted. Its own timeout only ends the thread.
+    url = f"env://?rank={rank}&world_size=-1"
+    return _within(seconds, lambda: next(rendezvous(url, timeout=timedelta(seconds=seconds + MARGIN_SECONDS)))[0])
+
+
+def _within(seconds: float, work: Callable[[], Store]) -> Store:
+    """By a thread, because torch waits without an end for the answer of who has accepted a connection and is silent: a frozen
+    host, another program. Raises concurrent.futures.TimeoutError."""
     box: Future[Store] = Future()
 
-    def connect() -> None:
+    def run() -> None:
         try:
-            # world_size=-1: of workers that nobody has counted. Its own timeout only ends the thread.
-            url = f"env://?rank={rank}&world_size=-1"
-            box.set_result(next(rendezvous(url, timeout=timedelta(seconds=seconds + MARGIN_SECONDS)))[0])
+            box.set_result(work())
         except Exception as e:  # noqa: BLE001 - raised where it is waited for
             box.set_exception(e)
 
-    threading.Thread(target=connect, name="rendezvous", daemon=True).start()
+    threading.Thread(target=run, name="rendezvous", daemon=True).start()
     return box.result(seconds)

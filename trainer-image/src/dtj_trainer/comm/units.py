@@ -122,9 +122,7 @@ class Unit:
         return out
 
     def take(self, mine: torch.Tensor, saved: Tree) -> None:
-        """The inverse: into `mine` what is saved by parameter name, be it in parts like these or whole."""
+        """The inverse: into `mine` what is in parts like these."""
         for name, part in self.parts(mine).items():
             if isinstance(part, Part):
-                value = saved[name]
-                theirs = value.flat if isinstance(value, Part) else value.flatten()[part.start : part.start + part.flat.numel()]
-                part.flat.copy_(theirs)
+                part.flat.copy_(saved[name].flat)

@@ -104,7 +104,8 @@ class Ddp:
         return self._last
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """See Strategy."""
+        """See Strategy. Of all parameters: those that the optimizer does not have count in the norm."""
+        model.zero_grad(set_to_none=True)
         optimizer.zero_grad(set_to_none=True)
 
 

@@ -198,7 +198,7 @@ class ScratchFsdpModel(nn.Module):
                     if value.shape == unit.shard.shape:
                         unit.take(value, saved)
                     else:
-                        value.copy_(saved[unit.names[0]])
+                        value.copy_(torch.stack(list(saved.values())).amax(0))  # steps: 0 of one that has had no gradient
             options = next(g for g in tree["param_groups"] if units[0].names[0] in g["params"])
             group.update({k: v for k, v in options.items() if k != "params"})
 
@@ -301,4 +301,5 @@ class FsdpScratch:
         """See Strategy."""
         assert isinstance(model, ScratchFsdpModel)
         model.forget_backward()
+        model.zero_grad(set_to_none=True)
         optimizer.zero_grad(set_to_none=True)
