@@ -6,10 +6,12 @@ The losses are compared as floats, bit for bit: same seed, same world, gloo on C
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 
 import pytest
 
+from tests.e2e.conftest import DIGITS_ARGS
 from tests.e2e.kit import Job, Kubectl, Object, eventually, steps_by_attempt
 
 EVERY = 20  # checkpoint.everySteps of the suite's job
@@ -27,8 +29,11 @@ def assert_resumed(job: Job, undisturbed: Job, attempts: int, *, recovered: bool
     assert job.losses() == undisturbed.losses()
     if not recovered:
         return  # a resume is none
-    recoveries = job.get()["status"]["recoveries"]
-    assert recoveries[-1]["resumedStep"] == runs[-1][1][0] - 1
+    status = job.get()["status"]
+    recoveries = status["recoveries"]
+    spans = [(attempt, steps[0], steps[-1]) for attempt, steps in runs]
+    evidence = json.dumps([spans, recoveries, status.get("failures")], indent=1)
+    assert recoveries[-1]["resumedStep"] == runs[-1][1][0] - 1, evidence
     print("\n", [{k: r.get(k) for k in ("kind", "reason", "lostSteps", "seconds")} for r in recoveries])
 
 
@@ -68,7 +73,9 @@ def test_a_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: C
 def test_the_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
 ) -> None:
-    job = make_job().create()
+    # Slow enough that the run is not at its end before another operator has come up: 10 s on a busy machine.
+    slow = ["150" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
+    job = make_job(entrypoint={"module": "dtj_trainer.examples.digits", "args": slow}).create()
     job.until_step(30)
     kill_operator(operator)
     job.until_step(50)
