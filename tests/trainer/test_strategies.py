@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from dtj_trainer.strategies import AutoConfig, DdpConfig, Facts, FsdpConfig, HsdpConfig, choose
+from tests.trainer.nets import NETS
 from tests.trainer.ranks import finished
 from tests.trainer.work import STRATEGIES, all_strategies
-from tests.trainer.work_strategies import NETS, SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed, unheld
+from tests.trainer.work_strategies import SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed, unheld
 
 GIB = 2**30
 

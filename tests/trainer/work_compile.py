@@ -25,8 +25,8 @@ from dtj_trainer.recompute import Recompute
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, StrategyConfig
 from dtj_trainer.trainer import Trainer
+from tests.trainer.nets import WIDTH, Net
 from tests.trainer.work import STRATEGIES, Keep, tokens
-from tests.trainer.work_strategies import WIDTH, Net
 
 MODES: dict[str, tuple[StrategyConfig, Recompute]] = {
     "ddp": (STRATEGIES["ddp"], "none"),
