@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 # Two at a time: most tests wait for processes. A file stays on one worker, which makes its groups and servers once.
-PYTEST := $(PY) -m pytest -q
+TESTS := ./hack/tests.sh
 TWO := -n 2 --dist loadfile
 
 -include hack/cluster/cluster.mk
@@ -35,16 +35,16 @@ cluster-ready:
 .PHONY: test-fast
 test-fast: venv ## no cluster: planners, agents as real processes, gloo trainings
 	@$(CLUSTER) bin helm >/dev/null  # built once, before the deadline of any test runs
-	@$(PYTEST) $(TWO) -m "not controlplane and not e2e" --durations=15 tests
+	@$(TESTS) fast $(TWO) --durations=15 -- -m "not controlplane and not e2e" tests
 
 .PHONY: test-controlplane
 test-controlplane: venv ## etcd, kube-apiserver and kube-controller-manager on loopback
 	@$(CLUSTER) bin >/dev/null
-	@$(PYTEST) $(TWO) -m controlplane --durations=5 tests
+	@$(TESTS) controlplane $(TWO) --durations=5 -- -m controlplane tests
 
 .PHONY: test-e2e
 test-e2e: venv cluster-up deploy ## kind: the chart installed, real pods killed
-	@$(PYTEST) -s -m e2e --durations=30 tests
+	@$(TESTS) e2e --durations=30 -- -s -m e2e tests
 
 .PHONY: benchmark-trainer
 benchmark-trainer: venv ## step time, memory, checkpoint stalls beside torch, Lightning, Accelerate; writes its README's tables (10 minutes, idle machine)

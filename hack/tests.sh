@@ -1,0 +1,26 @@
+#!/bin/bash
+# Run one stage of the tests: hack/tests.sh STAGE [options of the first run] -- PYTEST-ARGUMENTS
+# Up to three tests that fail in the first run get a second look, alone on the machine. A test that fails twice fails the stage.
+# A test that passes alone is printed as FLAKY and appended to build/flaky.txt. STRICT=1 allows no second look. Why: docs/decisions/0010.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+stage=$1
+shift
+first=()
+while [ "$1" != "--" ]; do first+=("$1"); shift; done
+shift
+most=3
+cache=$PWD/build/pytest/$stage
+run() { .venv/bin/python -m pytest -q -o cache_dir="$cache" "$@"; }
+
+rm -rf "$cache"
+run "${first[@]}" "$@"
+code=$?
+# 1 is pytest's "tests failed". Interrupted, misused, or nothing collected (2-5) is no test's failure.
+if [ "$code" != 1 ] || [ -n "${STRICT:-}" ]; then exit "$code"; fi
+failed=$(.venv/bin/python -c 'import json, sys; print("\n".join(json.load(open(sys.argv[1]))))' "$cache/v/cache/lastfailed") || exit 1
+if [ -z "$failed" ] || [ "$(wc -l <<<"$failed")" -gt "$most" ]; then exit 1; fi
+
+printf '\nA second look, alone on the machine, at:\n%s\n\n' "$failed"
+run --last-failed --last-failed-no-failures none "$@" || exit 1
+sed 's/^/FLAKY (failed beside other tests, passed alone): /' <<<"$failed" | tee -a build/flaky.txt
