@@ -18,7 +18,6 @@ USER_ID = 65532  # "nonroot" of distroless images, and of ours
 GRACE_SECONDS = 30
 NODE_LOST_SECONDS = 30  # until the pods of a node that does not answer are given up; Kubernetes' own default is 300
 NODE_LOST_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-AGENT_RESOURCES = {"cpu": "100m", "memory": "64Mi"}  # requests = limits, so that a Guaranteed pod stays one
 AGENT_IN_OPERATOR_IMAGE = "/dtj/agent.pyz"
 
 
@@ -151,9 +150,10 @@ def _agent_installer(settings: Settings) -> Object:
         "image": settings.agent_image,
         "command": ["cp", AGENT_IN_OPERATOR_IMAGE, names.AGENT_PATH],
         "volumeMounts": [{"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR}],
-        "resources": {"requests": dict(AGENT_RESOURCES), "limits": dict(AGENT_RESOURCES)},
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "readOnlyRootFilesystem": True},
     }
+    if settings.agent_resources:
+        installer["resources"] = {kind: dict(settings.agent_resources) for kind in ("requests", "limits")}
     if settings.image_pull_policy:
         installer["imagePullPolicy"] = settings.image_pull_policy
     return installer
