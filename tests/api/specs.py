@@ -5,6 +5,7 @@ A case is a sentence; a spec is laid over MINIMAL (None removes a key); a bad on
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -37,6 +38,11 @@ def template(pod: Object | None = None, **container: Any) -> Object:
     return {"spec": {"containers": [{"name": "trainer", **container}], **(pod or {})}}
 
 
+def first(path: str) -> str:
+    """The field that a path begins with."""
+    return re.split(r"[.[]", path)[0]
+
+
 def checkpoint(**fields: Any) -> Object:
     return {"checkpoint": {"volume": {"claimName": "c"}} | fields}
 
@@ -49,7 +55,7 @@ GOOD: dict[str, Object] = {
     "a script instead of a module": {"entrypoint": {"script": "/app/train.py", "args": ["--lr", "1"]}},
     "the template's own command": {"entrypoint": None, "template": template(command=["python3", "train.py"], args=["-x"])},
     "the template's own image": {"image": None, "template": template(image="mine:1")},
-    "a template for its labels alone": {"template": {"metadata": {"labels": {"team": "a"}, "annotations": {"x": "y"}}}},
+    "a template for its labels alone": {"template": {"metadata": {"labels": {"team": "a"}, "annotations": {"x": "z"}}}},
     "a template for its node selector alone": {"template": {"spec": {"nodeSelector": {"gpu": "a100"}, "containers": []}}},
     "a single container of any name": {"template": {"spec": {"containers": [{"name": "pytorch"}]}}},
     "a sidecar beside the trainer": {"template": {"spec": {"containers": TWO}}},
@@ -67,6 +73,38 @@ GOOD: dict[str, Object] = {
             volumeMounts=[{"name": "data", "mountPath": "/data"}],
         )
     },
+    "numbers where a pod takes numbers, and quantities of both kinds": {
+        "template": template(
+            {
+                "terminationGracePeriodSeconds": 60,
+                "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}],
+                "securityContext": {"runAsUser": 1000, "supplementalGroups": [1, 2], "sysctls": [{"name": "a", "value": "1"}]},
+                "affinity": {"nodeAffinity": {"x": [1]}},
+                "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+                "volumes": [{"name": "d", "configMap": {"name": "c", "defaultMode": 420}}, {"name": "e", "emptyDir": {}}],
+            },
+            resources={"limits": {"cpu": 0.5, "memory": "1Gi", "nvidia.com/gpu": 1}, "requests": {"cpu": "500m"}},
+            env=[{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+            ports=[{"containerPort": 80, "name": "web"}],
+            livenessProbe={"httpGet": {"port": "web"}, "periodSeconds": 5},
+            lifecycle={"preStop": {"exec": {"command": ["sleep", "1"]}}},
+        )
+    },
+    "fields of the template that are null": {
+        "template": {
+            "metadata": None,
+            "spec": {
+                "securityContext": None,
+                "terminationGracePeriodSeconds": None,
+                "tolerations": None,
+                "volumes": None,
+                "initContainers": None,
+                "containers": [
+                    {"name": "t", "env": None, "args": None, "ports": None, "securityContext": {"capabilities": None}}
+                ],
+            },
+        }
+    },
     "restartPolicy Always": {"template": template({"restartPolicy": "Always"})},
     "a host path of the kind test": checkpoint(volume={"hostPath": {"path": "/var/lib/dtj-shared"}}),
     "a host path that is made": checkpoint(volume={"hostPath": {"path": "/x", "type": "DirectoryOrCreate"}}),
@@ -79,6 +117,72 @@ GOOD: dict[str, Object] = {
     "all limits on its life": {"ttlSecondsAfterFinished": 0, "activeDeadlineSeconds": 1, "cleanPodPolicy": "None"},
     "a field that is null": {"processesPerPod": 2, "entrypoint": {"module": "train", "script": None}},
     "nccl without a GPU resource": {"backend": "nccl"},
+}
+
+# Slips in YAML: quotes around a number, none around a text, a list for a map, a map for a list, a text for an object.
+WRONG_IN_POD: tuple[tuple[str, Any], ...] = (
+    ("terminationGracePeriodSeconds", "60"),
+    ("terminationGracePeriodSeconds", 1.5),
+    ("activeDeadlineSeconds", "1h"),
+    ("tolerations[0]", ["gpu"]),
+    ("tolerations", {"operator": "Exists"}),
+    ("securityContext", "restricted"),
+    ("securityContext", []),
+    ("nodeSelector", ["gpu"]),
+    ("nodeSelector.gpu", {"gpu": True}),
+    ("affinity", []),
+    ("affinity.nodeAffinity", {"nodeAffinity": "required"}),
+    ("topologySpreadConstraints", {"maxSkew": 1}),
+    ("imagePullSecrets[0]", ["registry"]),
+    ("imagePullSecrets", "registry"),
+    ("hostNetwork", "true"),
+    ("enableServiceLinks", "no"),
+    ("automountServiceAccountToken", 0),
+    ("serviceAccountName", 1),
+    ("priorityClassName", ["high"]),
+    ("runtimeClassName", True),
+    ("volumes", {"data": {}}),
+    ("volumes[0]", ["data"]),
+    ("containers", {"name": "trainer"}),
+    ("containers", "trainer"),
+    ("initContainers[0]", ["fetch"]),
+    ("initContainers", {"name": "fetch"}),
+    ("hostAliases", {"ip": "10.0.0.1"}),
+    ("dnsConfig", "8.8.8.8"),
+)
+WRONG_IN_CONTAINER: tuple[tuple[str, Any], ...] = (
+    ("env", {"A": "b"}),
+    ("env[0]", ["A=b"]),
+    ("envFrom", {"configMapRef": {"name": "c"}}),
+    ("ports[0]", [80]),
+    ("ports", {"containerPort": 80}),
+    ("resources", "1cpu"),
+    ("resources", []),
+    ("volumeMounts[0]", ["/data"]),
+    ("volumeMounts", {"data": "/data"}),
+    ("securityContext", "privileged"),
+    ("securityContext", ["runAsUser"]),
+    ("command", "python3 train.py"),
+    ("args", {"lr": 1}),
+    ("imagePullPolicy", True),
+    ("workingDir", 1),
+    ("livenessProbe", "exec"),
+    ("lifecycle", []),
+    ("terminationMessagePath", 1),
+    ("tty", "yes"),
+)
+WRONG_INSIDE: dict[str, Object] = {
+    "env[0].value": {"env": [{"name": "A", "value": 1}]},
+    "env[0].valueFrom": {"env": [{"name": "A", "valueFrom": "secret"}]},
+    "ports[0].containerPort": {"ports": [{"containerPort": "80"}]},
+    "resources.limits": {"resources": {"limits": [{"cpu": 1}]}},
+    "resources.requests": {"resources": {"requests": "1cpu"}},
+    "securityContext.capabilities": {"securityContext": {"capabilities": ["SYS_PTRACE"]}},
+    "securityContext.capabilities.add": {"securityContext": {"capabilities": {"add": "SYS_PTRACE"}}},
+    "securityContext.runAsUser": {"securityContext": {"runAsUser": "root"}},
+    "securityContext.privileged": {"securityContext": {"privileged": "true"}},
+    "volumeMounts[0].readOnly": {"volumeMounts": [{"name": "d", "mountPath": "/d", "readOnly": "true"}]},
+    "livenessProbe.periodSeconds": {"livenessProbe": {"periodSeconds": "5s"}},
 }
 
 BAD: dict[str, tuple[Object, str]] = {
@@ -160,6 +264,33 @@ BAD: dict[str, tuple[Object, str]] = {
         "spec.template.metadata.labels",
     ),
     "a template that is a list": ({"template": []}, "spec.template"),
+    **{
+        f"{path} as {value!r} in a pod": ({"template": template({first(path): value})}, f"spec.template.spec.{path}")
+        for path, value in WRONG_IN_POD
+    },
+    **{
+        f"{path} as {value!r} in a container": (
+            {"template": template(**{first(path): value})},
+            f"spec.template.spec.containers[0].{path}",
+        )
+        for path, value in WRONG_IN_CONTAINER
+    },
+    **{
+        f"{path} of another type": ({"template": template(**fields)}, f"spec.template.spec.containers[0].{path}")
+        for path, fields in WRONG_INSIDE.items()
+    },
+    "an init container's variable that is a number": (
+        {"template": template({"initContainers": [{"name": "i", "env": [{"name": "A", "value": 1}]}]})},
+        "spec.template.spec.initContainers[0].env[0].value",
+    ),
+    "an annotation that is a truth value": (
+        {"template": {"metadata": {"annotations": {"sidecar.istio.io/inject": False}}}},
+        "spec.template.metadata.annotations.sidecar.istio.io/inject",
+    ),
+    "a label that is a number": ({"template": {"metadata": {"labels": {"team": 7}}}}, "spec.template.metadata.labels.team"),
+    "metadata that is text": ({"template": {"metadata": "a"}}, "spec.template.metadata"),
+    "a pod spec that is a list": ({"template": {"spec": []}}, "spec.template.spec"),
+    "a container that is text": ({"template": {"spec": {"containers": ["trainer"]}}}, "spec.template.spec.containers[0]"),
 }
 
 BAD_NAMES: dict[str, str] = {

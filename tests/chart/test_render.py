@@ -80,6 +80,22 @@ def test_the_operator_understands_its_arguments(documents: list[Object], tmp_pat
     assert set(options.namespaces) == namespaces
 
 
+@pytest.mark.parametrize(
+    ("chosen", "resources"),
+    [
+        ({}, {"cpu": "100m", "memory": "64Mi"}),
+        ({"agent.resources.memory": "1Gi"}, {"cpu": "100m", "memory": "1Gi"}),
+        ({"agent.resources": {"cpu": 0.5, "memory": None, "ephemeral-storage": "1G"}}, {"cpu": "0.5", "ephemeral-storage": "1G"}),
+        ({"agent.resources": None}, {}),
+    ],
+    ids=str,
+)
+def test_the_agents_resources_reach_the_operator(chosen: Object, resources: Object, tmp_path: Path) -> None:
+    [container] = pod(render(chosen))["containers"]
+    [flag] = [argument for argument in container["args"] if argument.startswith("--agent-resources=")]
+    assert settings.resources(flag.partition("=")[2]) == resources
+
+
 def _normal(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
 
@@ -190,6 +206,7 @@ def test_names_follow_the_release(release: str, name: str) -> None:
         {"watchNamespaces": ["Team_A"]},
         {"watchNamespaces": "team-a"},
         {"extraArgs": ["log-level=debug"]},
+        {"agent.resources": {"cpu": "a lot"}},
         {"imagePullSecrets": ["pull"]},
     ],
     ids=str,

@@ -101,7 +101,7 @@ def test_a_job_that_is_gone_or_going_is_left_alone(there: list[Any]) -> None:
     assert client.calls == [("get", "distributedtrainingjobs", "j")]
 
 
-def test_a_refusal_for_good_is_planned_again_at_once_with_the_servers_words() -> None:
+def test_a_child_that_is_invalid_is_planned_again_at_once_with_the_servers_words() -> None:
     client = client_with()
     client.refuse["apply", "statefulsets", "j"] = errors.Invalid('StatefulSet "j" is invalid: spec', status=422)
     told = []
@@ -113,7 +113,7 @@ def test_a_refusal_for_good_is_planned_again_at_once_with_the_servers_words() ->
     async def main() -> None:
         shell = Shell(client, planner)
         await shell.until(lambda: bool(shell.results()))
-        assert shell.results() == {"success": 1}
+        assert shell.results() == {"requeue": 1}
 
     asyncio.run(main())
     assert told == [None, 'StatefulSet "j" is invalid: spec']

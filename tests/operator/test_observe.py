@@ -28,7 +28,12 @@ def pod(ordinal: int = 0, ip: str | None = "127.0.0.1", state: str = "running") 
     status: Any = {"containerStatuses": [{"name": "side", "state": {}}, {"name": names.CONTAINER, "state": {state: {}}}]}
     if ip:
         status["podIP"] = ip
-    return {"metadata": {"name": f"j-{ordinal}", "labels": {names.LABEL_POD_INDEX: str(ordinal)}}, "status": status}
+    labels = {
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        names.LABEL_JOB: "j",
+        names.LABEL_POD_INDEX: str(ordinal),
+    }
+    return {"metadata": {"name": f"j-{ordinal}", "labels": labels}, "status": status}
 
 
 class Clock:
@@ -69,6 +74,21 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
         assert observed.stateful_set == {"newField2027": 1}
         assert observed.pods == (pod(1),)
         assert await observer.job(("ns", "other")) is None
+
+    observing(client, Clock(), test)
+
+
+def test_pods_of_other_jobs_and_children_in_other_namespaces_are_not_seen() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    other = pod(0)
+    other["metadata"]["labels"] |= {names.LABEL_JOB: "k"}
+    client.objects["pods", "k-0"] = other
+    client.objects["services", "j"] = {"metadata": {"name": "j", "namespace": "elsewhere"}}
+
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.service, observed.pods) == (None, ())
 
     observing(client, Clock(), test)
 

@@ -34,7 +34,7 @@ def test_until_then_the_planner_is_told_what_was_said() -> None:
     assert refusals.told(job(), Observed()) == Observed(refusal="exceeded quota")
     refusals.add(job(), Rejected("no such field", for_good=True))
     assert refusals.told(job(), Observed()) == Observed(rejection="no such field")
-    assert refusals.wait(job()) is None, "a refusal for good is no reason to look again"
+    assert refusals.wait(job()) == 2, "a job that has run may be let another time"
 
 
 def test_another_job_and_another_spec_are_another_question() -> None:

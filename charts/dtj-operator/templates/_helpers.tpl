@@ -30,6 +30,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- define "dtj-operator.agentResources" -}}
+{{- $pairs := list -}}
+{{- range $name, $quantity := .Values.agent.resources -}}
+{{- $pairs = append $pairs (printf "%s=%v" $name $quantity) -}}
+{{- end -}}
+{{- $pairs | join "," | default "none" -}}
+{{- end -}}
+
 {{- define "dtj-operator.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- .Values.serviceAccount.name | default (include "dtj-operator.fullname" .) -}}

@@ -102,8 +102,8 @@ class Controller:
             written = await self._world.carry_out(job, plan)
         except Rejected as refused:
             self._refusals.add(job, refused)
-            again = "for good" if refused.for_good else f"again in {self._refusals.wait(job) or 0:.0f} s"
-            logger.warning("the API server refuses what the job asks for, %s: %s", again, refused)
+            again = self._refusals.wait(job) or 0
+            logger.warning("the API server refuses what the job asks for, again in %.0f s: %s", again, refused)
             plan = self._planner(job, with_refusal(observed, refused), self._now(), self._settings)
             written = await self._world.carry_out(job, plan)
         else:

@@ -48,9 +48,9 @@ class Refusals:
         return observed if known is None or self._now() >= known.until else with_refusal(observed, known.said)
 
     def wait(self, job: Object) -> float | None:
-        """Seconds until it is to be tried again; None if nothing was refused, or for good: then something else must happen."""
+        """Seconds until it is to be tried again; None if nothing was refused."""
         known = self._of(job)
-        return None if known is None or known.said.for_good else max(0.0, known.until - self._now())
+        return None if known is None else max(0.0, known.until - self._now())
 
     def forget(self, key: Key) -> None:
         """It went through, or the job is gone."""

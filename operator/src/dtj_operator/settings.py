@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from dtj_operator.plan.model import Settings
 
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32
+AGENT_RESOURCES = "cpu=100m,memory=64Mi"
+QUANTITY = r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?"
 FLAGS = (
-    "agent-image", "image-pull-policy", "agent-listen-host", "master-key-file", "namespace", "workers", "resync-seconds",
-    "metrics-port", "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level",
+    "agent-image", "image-pull-policy", "agent-resources", "agent-listen-host", "master-key-file", "namespace", "workers",
+    "resync-seconds", "metrics-port", "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level",
 )  # fmt: skip
 
 
@@ -49,6 +52,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             agent_image=given.agent_image,
             master_key=read_master_key(Path(given.master_key_file)),
             image_pull_policy=given.image_pull_policy,
+            agent_resources=resources(given.agent_resources),
             listen_host=given.agent_listen_host,
         ),
         namespaces=tuple(given.namespace or ()),
@@ -71,6 +75,17 @@ def _from(environ: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]
             continue
         for each in value.split(",") if flag == "namespace" else [value]:
             yield from ("--" + flag, each)
+
+
+def resources(text: str) -> dict[str, str]:
+    """`cpu=100m,memory=64Mi` as a map; `none` is {}. Raises ConfigError."""
+    if text == "none":
+        return {}
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    for name, _, quantity in pairs:
+        if not name or not re.fullmatch(QUANTITY, quantity):
+            raise ConfigError(f"--agent-resources: {text} is no list such as {AGENT_RESOURCES}; write one, or none")
+    return {name: quantity for name, _, quantity in pairs}
 
 
 def read_master_key(path: Path) -> bytes:
@@ -98,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--agent-image", required=True, help="image with /dtj/agent.pyz, put into every pod: the operator's own image")
     add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of the agent's image in the pods")
+    add("--agent-resources", default=AGENT_RESOURCES, help="requests and limits of the agent's init container; none: without")
     add("--agent-listen-host", default="0.0.0.0", help="what agents bind to; [::] where pods have IPv6 addresses only")
     add("--master-key-file", required=True, help="file with 32 or more random bytes; the jobs' agent keys are made from it")
     add("--namespace", action="append", help="serve this namespace alone; may be repeated (default: all namespaces)")

@@ -16,6 +16,7 @@ import yaml
 
 from dtj.errors import ClusterError, InputError, NoCluster, NotFound, NotInstalled
 from dtj_agent import names
+from dtj_operator.api.encoding import APPLY_CONTENT, apply_body
 from dtj_operator.plan.model import Object
 
 CONNECT_SECONDS = 10.0
@@ -67,7 +68,7 @@ class Cluster:
         """Server-side apply; the job as it is now, and whether it is new. A field that another manager owns is a conflict."""
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true" if force else "false"}
         path = job_path(namespace, job["metadata"]["name"])
-        status, text = self._call("PATCH", path, query, job, content="application/apply-patch+yaml")
+        status, text = self._call("PATCH", path, query, apply_body(job), content=APPLY_CONTENT)
         return json.loads(text), status == 201
 
     def get(self, name: str) -> Object:
@@ -125,14 +126,21 @@ class Cluster:
             yield rest.decode(errors="replace")
 
     def _call(
-        self, method: str, path: str, query: dict[str, str], body: Object | None = None, *,
+        self, method: str, path: str, query: dict[str, str], body: Object | bytes | None = None, *,
         content: str = "application/json", accept: str = "application/json",
     ) -> tuple[int, bytes]:  # fmt: skip
         response = self._request(method, path, query, body, content, accept, ANSWER_SECONDS)
         return response.status, response.read()
 
     def _request(
-        self, method: str, path: str, query: dict[str, str], body: Object | None, content: str, accept: str, seconds: float
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Object | bytes | None,
+        content: str,
+        accept: str,
+        seconds: float,
     ) -> Any:
         import urllib3
         from kubernetes.client.exceptions import ApiException

@@ -22,6 +22,12 @@ called required.
 {", ".join(c[0] for c in PRINTER_COLUMNS if c[3] == 1)}.
 """
 
+TEMPLATE = (
+    "A Kubernetes PodTemplateSpec, kept as written. `kubectl apply` refuses a value of another type in one of these fields; all "
+    "other fields are checked by the API server when the operator tries the pod, before it makes the StatefulSet. "
+    "`initContainers[]` have the types of `containers[]`."
+)
+
 
 def render() -> str:
     """The whole page as Markdown."""
@@ -38,16 +44,37 @@ def _section(path: str, node: JsonSchema) -> Iterator[str]:
     yield "| field | type | default | what it is |\n|---|---|---|---|"
     required = node.get("required", ())
     inner: list[tuple[str, JsonSchema]] = []
+    template: JsonSchema | None = None
     for name, field in node["properties"].items():
         need = "required" if name in required else _default(field)
         yield f"| `{name}` | {_type(field)} | {need} | {_text(field)} |"
         target = field.get("items", field)
-        if "properties" in target:
+        if name == "template":
+            template = field
+        elif "properties" in target:
             inner.append((f"{path}.{name}{'[]' if 'items' in field else ''}", target))
     yield ""
     yield from _rules(node, "Rules")
     for child_path, child in inner:
         yield from _section(child_path, child)
+    if template is not None:
+        yield from _template(f"{path}.template", template)
+
+
+def _template(path: str, node: JsonSchema) -> Iterator[str]:
+    """The fields of the pod template whose types `kubectl apply` checks, a line for each object."""
+    yield f"## {path}\n\n{TEMPLATE}\n"
+    objects = [("", node)]
+    for at, one in objects:  # which grows as it is walked
+        fields = one["properties"]
+        yield f"- {f'`{at}`: ' if at else ''}" + ", ".join(f"`{name}` ({_type(field)})" for name, field in fields.items())
+        for name, field in fields.items():
+            if name != "initContainers" and "properties" in field.get("items", field):
+                inside = f"{at}.{name}".lstrip(".") + ("[]" if "items" in field else "")
+                objects.append((inside, field.get("items", field)))
+    yield ""
+    for at, one in objects:
+        yield from _rules(one, f"Rules of {at or path}")
 
 
 def _rules(node: JsonSchema, title: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The parts of a PodTemplateSpec that our rules look at. Everything else in it is kept as written, unseen.
+"""The parts of a PodTemplateSpec that our rules look at, over the types of podtypes.py. Everything else is kept as written.
 
 The whole schema would be 800 KB of CRD; the API server checks the rest when the operator applies the StatefulSet.
 """
@@ -10,36 +10,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, StringConstraints
 
 from dtj_agent import names
+from dtj_operator.api.podtypes import AnyContainer, AnyPodSpec, Argument, Volume
 from dtj_operator.api.rules import OpenModel, Rule
 
-Name = Annotated[str, StringConstraints(max_length=253)]
-Path = Annotated[str, StringConstraints(max_length=1024)]
-Argument = Annotated[str, StringConstraints(max_length=65536)]
+__all__ = ["Argument", "PodTemplate", "trainer_of"]
+
 ENV_PREFIX = "DTJ_"
 VOLUME_PREFIX = "dtj-"
 
 
-class EnvVar(OpenModel):
-    name: Name
-
-
-class VolumeMount(OpenModel):
-    name: Name
-    mount_path: Path
-
-
-class Volume(OpenModel):
-    name: Name
-
-
-class Container(OpenModel):
-    name: Name
-    image: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    command: list[Argument] | None = Field(default=None, max_length=256)
-    args: list[Argument] | None = Field(default=None, max_length=512)
-    env: list[EnvVar] | None = Field(default=None, max_length=256)
-    volume_mounts: list[VolumeMount] | None = Field(default=None, max_length=128)
-
+class Container(AnyContainer):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"!has(self.env) || self.env.all(e, !e.name.startsWith('{ENV_PREFIX}'))",
@@ -58,13 +38,9 @@ class Container(OpenModel):
     )
 
 
-class InitContainer(OpenModel):
-    name: Name
-
-
-class PodSpec(OpenModel):
+class PodSpec(AnyPodSpec):
     containers: list[Container] | None = Field(default=None, max_length=16)
-    init_containers: list[InitContainer] | None = Field(default=None, max_length=16)
+    init_containers: list[AnyContainer] | None = Field(default=None, max_length=16)
     volumes: list[Volume] | None = Field(default=None, max_length=128)
     restart_policy: Annotated[str, StringConstraints(max_length=32)] | None = None
 
@@ -101,6 +77,7 @@ class Metadata(OpenModel):
     """Labels and annotations of the pods."""
 
     labels: dict[str, str] | None = Field(default=None, max_length=64)
+    annotations: dict[str, str] | None = None
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

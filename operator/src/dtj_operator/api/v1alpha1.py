@@ -207,7 +207,7 @@ class Spec(Model):
         Rule(
             cel=f"!has(self.entrypoint) || !{_trainer_has('(has(c.command) || has(c.args))')}",
             message="set spec.entrypoint or command and args of the template's container, not both",
-            holds=lambda self: not (self.entrypoint and ("command" in self.trainer or "args" in self.trainer)),
+            holds=lambda self: not self.entrypoint or all(self.trainer.get(name) is None for name in ("command", "args")),
             field="entrypoint",
         ),
         Rule(
@@ -234,7 +234,7 @@ class Spec(Model):
         resources = self.trainer.get("resources") or {}
         for kind in ("limits", "requests"):
             amount = (resources.get(kind) or {}).get(GPU)
-            if amount is not None and str(amount).isdigit():
+            if re.fullmatch("[0-9]{1,9}", str(amount)):
                 return int(amount)
         return 0
 
@@ -254,7 +254,7 @@ class Spec(Model):
     def command(self) -> list[str]:
         """What the agent starts for every rank."""
         if self.entrypoint is None:
-            return [*self.trainer.get("command", ()), *self.trainer.get("args", ())]
+            return [*(self.trainer.get("command") or ()), *(self.trainer.get("args") or ())]
         what = ["-m", self.entrypoint.module] if self.entrypoint.module else [self.entrypoint.script or ""]
         return ["python3", "-u", *what, *self.entrypoint.args]
 

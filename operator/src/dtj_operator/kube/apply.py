@@ -14,20 +14,21 @@ from dtj_operator.plan.model import Apply, Delete, Event, Object, Observed, Plan
 
 logger = logging.getLogger(__name__)
 
-# Refusals that pass by themselves, or by somebody's next `kubectl apply`; all others are about the job as it is written.
-PASSING = (
-    "exceeded quota",
-    "because it is being terminated",
-    "not yet ready to handle request",  # an admission plugin that still starts
-    "not found",  # service account, runtime class: may come a moment later
-    "no PriorityClass with name",
-    "does not support dry run",
+# Answers with a validation's status that somebody else has given, or that are not about what the job asks for.
+BY_OTHERS = (
+    "admission webhook",
+    "AdmissionPolicy",  # Validating and Mutating
+    "metadata.ownerReferences",  # a child of a deleted job of the same name that is still on its way out
 )
-NO_WEBHOOK = "failed calling webhook"  # of somebody else's, that does not answer: a 500
+NO_DRY_RUN = "does not support dry run"
 
 
 class Rejected(Exception):
-    """The API server refused a child. Not an error of ours: the planner is told, and says so; `for_good`: it ends the job."""
+    """The API server refused a child. The planner is told, and puts it into a condition.
+
+    `for_good`: the child is invalid as the job describes it, which ends a job that has never run. Everything else is tried
+    again.
+    """
 
     def __init__(self, message: str, *, for_good: bool) -> None:
         super().__init__(message)
@@ -91,41 +92,37 @@ class World:
                 await self._client.create(resource, namespace, action.body)
             else:
                 await self._client.apply(resource, namespace, action.body)
-        except errors.Conflict:
-            if not action.if_missing:
+        except errors.KubeError as error:
+            if action.if_missing and isinstance(error, errors.Conflict):
+                return  # it is there
+            if not is_refusal(error):
                 raise
-            return  # it is there
-        except (errors.Invalid, errors.Forbidden) as error:
-            raise Rejected(error.message, for_good=for_good(error)) from error
-        except errors.Transient as error:
-            if NO_WEBHOOK not in error.message:
-                raise
-            raise Rejected(error.message, for_good=False) from error
+            raise Rejected(error.message, for_good=resource is STATEFUL_SET and for_good(error)) from error
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
     async def _try_pod(self, namespace: str, stateful_set: Object) -> None:
         """Would the pods be let in? The StatefulSet's admission doesn't look at its template with the pods' eyes.
 
-        Pod security, limit ranges and field values are checked when a pod is created; the StatefulSet controller would be
-        refused again and again, and tell nobody but its own events.
+        Pod security, quotas, limit ranges and field values are checked when a pod is created; the StatefulSet controller would
+        be refused again and again, and tell nobody but its own events.
         """
         template = stateful_set["spec"]["template"]
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            # A name that no pod of the set has, and the same at each try: the answer names it, and goes into the status.
-            "metadata": template.get("metadata", {}) | {"name": stateful_set["metadata"]["name"] + "-dry-run"},
-            "spec": template["spec"],
-        }
+        given = template.get("metadata") or {}
+        # Of the template's metadata the StatefulSet controller takes these three. The name is one that no pod of the set has,
+        # and the same at each try: the answer names it, and goes into the status.
+        metadata = {key: given[key] for key in ("labels", "annotations", "finalizers") if key in given}
+        metadata["name"] = stateful_set["metadata"]["name"] + "-dry-run"
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         try:
             await self._client.create(POD, namespace, pod, dry_run=True)
         except errors.Conflict:
             logger.debug("a pod has the name of the dry run: nothing was learned")
         except (errors.Invalid, errors.Forbidden) as error:
-            if for_good(error):
+            may_not_try = isinstance(error, errors.Forbidden) and error.by_rbac
+            if not may_not_try and NO_DRY_RUN not in error.message:
                 raise
-            # The set may be made all the same: its controller tries until the quota, or the service account, is there.
-            logger.warning("pods of %s would be refused for now: %s", stateful_set["metadata"]["name"], error.message)
+            # The set is made all the same: whether its pods are let in shows when its controller makes them.
+            logger.warning("pods of %s can't be tried: %s", stateful_set["metadata"]["name"], error.message)
 
     async def _write_status(self, job: Object, status: Object) -> Object:
         metadata = job["metadata"]
@@ -145,11 +142,23 @@ class World:
             raise errors.Invalid(error.message + hint, status=error.status, reason=error.reason) from error
 
 
-def for_good(error: errors.Invalid | errors.Forbidden) -> bool:
-    """Is it the object that is refused, and would be again? Not where RBAC refuses us, or time will help."""
-    if isinstance(error, errors.Forbidden) and error.by_rbac:
-        return False
-    return not any(mark in error.message for mark in PASSING)
+def is_refusal(error: errors.KubeError) -> bool:
+    """Whether the API server has looked at the object and does not take it, now or ever.
+
+    No answer, an unknown login and a server that is too busy say nothing about the object.
+    """
+    if isinstance(error, errors.Transient):
+        return error.status >= 500
+    return not isinstance(error, errors.NotAuthenticated)
+
+
+def for_good(error: errors.KubeError) -> bool:
+    """Whether the API server's own validation has found the object invalid, so that the same object is so tomorrow.
+
+    Every other refusal may pass by itself or by somebody else's work: a quota, a limit range, a webhook, a policy, a right,
+    a service account that is still to come.
+    """
+    return isinstance(error, errors.Invalid) and not any(mark in error.message for mark in BY_OTHERS)
 
 
 def same_status(one: Object, other: Object) -> bool:

@@ -18,6 +18,7 @@ from kubernetes.aio.client.rest import RESTResponse
 
 from dtj_agent import names
 from dtj_operator import errors
+from dtj_operator.api.encoding import APPLY_CONTENT, apply_body
 from dtj_operator.kube.login import Login
 from dtj_operator.kube.resources import Resource
 from dtj_operator.plan.model import Object
@@ -27,7 +28,6 @@ LIST_SECONDS = 30.0
 CONCURRENCY = 32
 PAGE = 500
 
-_APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
 
@@ -95,7 +95,7 @@ class Client:
         path = resource.path(namespace, body["metadata"]["name"], subresource)
         query = {"fieldManager": names.MANAGER, "force": "true"}
         plural = resource.plural + ("/" + subresource if subresource else "")
-        return await self._call("apply", plural, "PATCH", path, query, body, content=_APPLY)
+        return await self._call("apply", plural, "PATCH", path, query, apply_body(body), content=APPLY_CONTENT)
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
         """Merge patch."""
@@ -129,7 +129,7 @@ class Client:
         method: str,
         path: str,
         query: dict[str, str] | None = None,
-        body: Object | None = None,
+        body: Object | bytes | None = None,
         *,
         content: str = _JSON,
         seconds: float = REQUEST_SECONDS,

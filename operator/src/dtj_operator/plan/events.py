@@ -33,7 +33,7 @@ def of_change(job: Job, status: Object, said: Report | None) -> tuple[Event, ...
 
 
 def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterator[Event]:
-    if old.get("startTime") != new.get("startTime"):
+    if _has_children(new) and (not _has_children(old) or old.get("startTime") != new.get("startTime")):
         if suspend.was_announced(old):
             yield _event("Normal", Reason.JOB_RESUMED, f"goes on with {job.spec.replicas} pods")
         else:
@@ -58,6 +58,11 @@ def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterato
             yield _event("Warning", why, condition["message"])
 
     yield from of_agent(old, said)
+
+
+def _has_children(status: Object) -> bool:
+    """They were made, or are being made with this status."""
+    return "startTime" in status and conditions.reason(status, names.RUNNING) != Reason.CHILD_REFUSED
 
 
 def of_agent(old: Object, said: Report | None) -> Iterator[Event]:

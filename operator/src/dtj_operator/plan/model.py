@@ -9,12 +9,14 @@ What the planner asks of a World:
 2. Carry a plan out in its order: actions, then the status if it differs, then events. Stop at the first error; look and
    plan again. Any of it may have been done before, or be done twice.
 3. Look again after `requeue_after`, and whenever the job, a child or a pod changes.
-4. If the API server refuses a child, plan again at once with `rejection` set (for good: Invalid, Forbidden by admission) or
-   with `refusal` (time or somebody else may help: a quota, a missing right); and don't try the same again at every look.
+4. If the API server refuses a child, plan again at once with `rejection` set (its own validation calls the child invalid) or
+   with `refusal` (any other answer: a quota, an admission plugin, a missing right); and don't try the same again at every
+   look, but in bounded time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -34,9 +36,9 @@ class Observed:
     agent: Object | None = None
     """`/status` of the agent of pod 0 (docs/reference/contract.md); None if it could not be asked."""
     rejection: str | None = None
-    """What the API server said when it refused this generation's children for good (Invalid, Forbidden by admission)."""
+    """What the API server said when it called one of this generation's children invalid."""
     refusal: str | None = None
-    """What it said when it refused one of them for now (a quota)."""
+    """What it said when it refused one of them for another reason (a quota), which may pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,8 @@ class Settings:
     master_key: bytes = field(repr=False)
     """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so the operator never reads Secrets."""
     image_pull_policy: str | None = None
+    agent_resources: Mapping[str, str] = field(default_factory=lambda: {"cpu": "100m", "memory": "64Mi"})
+    """Requests and limits of the init container that brings the agent; the same, so that a Guaranteed pod stays one."""
     agent_port: int = names.AGENT_PORT
     listen_host: str = "0.0.0.0"
     """What the agents bind to; "[::]" where pods have IPv6 addresses only."""

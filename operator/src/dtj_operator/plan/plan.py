@@ -66,7 +66,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
 def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
     """Why the job is over, if it is: what its agents say goes before what we conclude."""
     found = outcome.of(job, observed)
-    if found is None and observed.rejection is not None and not suspend.has_run(job, observed):
+    if found is None and observed.rejection is not None and not _has_ever_run(job, observed):
         found = Ending(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if found is None:
         found = lifetime.overdue(job.spec, status, now)
@@ -109,8 +109,9 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
             return _blocked(
                 job, status, pods.Cause(Reason.PODS_PENDING, "pods of an earlier run are still on their way out"), now
             )
-        if observed.refusal is not None:
-            return _refused(job, status, observed.refusal, now)
+        refusal = observed.refusal or observed.rejection
+        if refusal is not None:
+            return _refused(job, status, refusal, now)
         return _start(job, status, now, settings)
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
@@ -157,15 +158,23 @@ def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
 
 
 def _refused(job: Job, status: Object, words: str, now: float) -> Plan:
-    """The API server refuses a child for now: that is said, and the job has not begun. The shell asks again, later and later."""
+    """The API server refuses a child for now: a condition has its words. The shell asks again, later and later.
+
+    The job's clock runs meanwhile, so its deadline bounds the wait.
+    """
     message = "the API server refuses a child of the job, and is asked again: " + words
     if suspend.was_announced(status):
         status = suspend.between_runs(status, job, now)
     if conditions.is_true(status, names.SUSPENDED):
         status = conditions.put(status, names.SUSPENDED, False, Reason.CHILD_REFUSED, message, generation=job.generation, now=now)
     state = running.State(running=False, restarting=_has_gone_on(status), reason=Reason.CHILD_REFUSED, message=message)
-    status = running.apply(job, status, state, now) | _replicas(job, 0)
+    status = running.apply(job, _begun(job, status, now), state, now) | _replicas(job, 0)
     return Plan(status=status, events=events.of_change(job, status, None), requeue_after=CONFLICT_SECONDS)
+
+
+def _has_ever_run(job: Job, observed: Observed) -> bool:
+    """Its pods are there, or agents of it have begun an attempt: the API server has taken this template before."""
+    return suspend.has_run(job, observed) or bool(job.status.get("attempt"))
 
 
 def _has_gone_on(status: Object) -> bool:

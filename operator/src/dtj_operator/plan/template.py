@@ -6,7 +6,6 @@ volume of the user's named like one of ours) is refused by the rules of dtj_oper
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 from dtj_agent import names
@@ -19,17 +18,15 @@ USER_ID = 65532  # "nonroot" of distroless images, and of ours
 GRACE_SECONDS = 30
 NODE_LOST_SECONDS = 30  # until the pods of a node that does not answer are given up; Kubernetes' own default is 300
 NODE_LOST_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-AGENT_RESOURCES = {"cpu": "100m", "memory": "64Mi"}  # requests = limits, so that a Guaranteed pod stays one
 AGENT_IN_OPERATOR_IMAGE = "/dtj/agent.pyz"
 
 
 def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_floor: int) -> Object:
     """A PodTemplateSpec."""
-    template: Object = deepcopy(job.spec.template or {})
+    template: Object = _without_nulls(job.spec.template or {})
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = (metadata.get("labels") or {}) | labels
-    pod: Object = template.setdefault("spec", {}) or {}
-    template["spec"] = pod
+    pod: Object = template.setdefault("spec", {})
     if not pod.get("containers"):
         pod["containers"] = [{"name": names.CONTAINER}]
     trainer = trainer_of(template)
@@ -41,6 +38,13 @@ def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_f
         _restrict(container)
     trainer["securityContext"].setdefault("readOnlyRootFilesystem", True)
     return template
+
+
+def _without_nulls(value: Any) -> Any:
+    """A deep copy without the fields that are null, which mean the same as fields that are not there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _pod_defaults(pod: Object, trainer: Object) -> None:
@@ -146,9 +150,10 @@ def _agent_installer(settings: Settings) -> Object:
         "image": settings.agent_image,
         "command": ["cp", AGENT_IN_OPERATOR_IMAGE, names.AGENT_PATH],
         "volumeMounts": [{"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR}],
-        "resources": {"requests": dict(AGENT_RESOURCES), "limits": dict(AGENT_RESOURCES)},
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "readOnlyRootFilesystem": True},
     }
+    if settings.agent_resources:
+        installer["resources"] = {kind: dict(settings.agent_resources) for kind in ("requests", "limits")}
     if settings.image_pull_policy:
         installer["imagePullPolicy"] = settings.image_pull_policy
     return installer
