@@ -168,8 +168,7 @@ open(os.path.join(os.environ["SHOW"], os.environ["RANK"] + ".json"), "w").write(
 """
 OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun tells its own agent by it, and leaks it
 OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
-# torchrun keeps rank 0's store in its agent; ours is rank 0's own, and new for each attempt.
-DIFFERENT = {"TORCHELASTIC_USE_AGENT_STORE"}
+BEYOND = {"NODE_RANK"}  # Composer and others ask for it, and bring launchers of their own because torchrun does not set it
 
 
 @pytest.mark.torch
@@ -194,7 +193,8 @@ def test_a_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> No
         known = set(clean) | OF_THE_AGENT | {"SHOW", "PLAN"} | {key for key in our if key.startswith("PYTEST_")}
         our_new, their_new = {k: v for k, v in our.items() if k not in known}, {k: v for k, v in their.items() if k not in known}
         assert set(names.TORCHRUN_ENV) <= set(their_new)
-        assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new)
-        for key in set(their_new) - OF_THE_RUN - DIFFERENT:
+        assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new) | BEYOND
+        assert our_new["NODE_RANK"] == our_new["GROUP_RANK"]
+        for key in set(their_new) - OF_THE_RUN:
             assert our_new[key] == their_new[key], key
         assert "DTJ_SECRET_FILE" not in our

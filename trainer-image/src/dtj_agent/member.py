@@ -79,6 +79,15 @@ class Exited(NamedTuple):
     asked: bool
     log_tail: str
     oom: bool
+    recorded: str = ""
+    """What the worker has written to its error file."""
+
+    def evidence(self, room: int) -> Dict[str, Any]:
+        """The failure as the coordinator hears it, with `room` characters for what the worker has said."""
+        recorded = self.recorded[: room // 4]
+        tail = self.log_tail[-(room - len(recorded)) :]
+        told = {"rank": self.rank, "exitCode": self.exit_code, "logTail": tail, "oom": self.oom}
+        return {**told, "recorded": recorded} if recorded else told
 
 
 class Member:
@@ -170,7 +179,7 @@ class Member:
         effects: List[Effect] = []
         if failures and not self.leaving:
             room = names.MAX_EVIDENCE_CHARS // len(failures)
-            evidence = [{"rank": w.rank, "exitCode": w.exit_code, "logTail": w.log_tail[-room:], "oom": w.oom} for w in failures]
+            evidence = [worker.evidence(room) for worker in failures]
             effects.append(Send({"type": "failed", "attempt": attempt, "failures": evidence}))
         if self.state == RUNNING:
             if failures:
@@ -252,6 +261,11 @@ class Member:
 
     def spawned(self, ranks: List[int]) -> None:
         self._working = dict.fromkeys(ranks, True)
+
+    @property
+    def ranks(self) -> List[int]:
+        """Those whose workers have not ended yet."""
+        return list(self._working)
 
     def _stop_asked(self, message: Message, now: Now) -> List[Effect]:
         if message["attempt"] != self.attempt:

@@ -50,6 +50,8 @@ class Workers:
         self.on_gone: Callable[[], None] = lambda: None
         self.on_output: Callable[[bytes], None] = lambda data: None
         self.on_stuck: Callable[[str], None] = lambda text: None
+        self.spared: Dict[int, Callable[[int], None]] = {}
+        """Children that are no worker's, by pid: never swept; called with their wait status when they have ended."""
         self._loop = loop
         self._guarded = not is_init and sys.platform == "linux"
         self._workers: Dict[int, Worker] = {}  # by pid
@@ -117,6 +119,7 @@ class Workers:
             _, status = os.waitpid(found.si_pid, 0)
             if worker is not None:
                 ended.append(self._ended(worker, status))
+            self.spared.pop(found.si_pid, _ignore)(status)
         if ended:
             self.on_exit(ended)
         if self._stopping:
@@ -139,7 +142,7 @@ class Workers:
         if due:
             for worker in alive:
                 self._signal_group(worker.pid, signal.SIGKILL)
-        orphans = [] if alive else [pid for pid in children() if pid not in self._workers]
+        orphans = [] if alive else [pid for pid in children() if pid not in self._workers and pid not in self.spared]
         for pid in orphans:  # they have left their group, and their parents have died
             self._signal(pid, signal.SIGKILL)
         if not alive and not orphans:
@@ -223,6 +226,10 @@ class Workers:
             os.killpg(pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # it ended meanwhile, or (macOS) only zombies are left of it
+
+
+def _ignore(status: int) -> None:
+    """Nobody asked for the end of this child."""
 
 
 def children() -> List[int]:
