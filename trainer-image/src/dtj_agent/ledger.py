@@ -25,6 +25,8 @@ class Ledger:
         """Training after this time is in no checkpoint yet; None: not training."""
         self._running = False
         self._reporting_rank: Optional[int] = None
+        self.lived = 0.0
+        """Seconds from the attempt's start until it broke."""
         self.stepped = False
         """The attempt has done a step, as far as its workers say."""
 
@@ -36,6 +38,11 @@ class Ledger:
     def age(self, now: Now) -> float:
         """Seconds since the attempt started."""
         return now.mono - self._started
+
+    def ended(self, now: Now) -> None:
+        """The attempt has begun to stop: what follows is no part of its life."""
+        self.lived = self.age(now)
+        self.history.lived = max(self.history.lived, self.lived)
 
     def broken(self) -> None:
         """The attempt stops before its end."""

@@ -121,6 +121,8 @@ MAX_LINE_BYTES = 16 * 1024  # longer lines of a worker are cut into several
 MAX_LOG_BACKLOG_BYTES = 1024 * 1024  # log lines that wait for a slow disk; beyond it they are dropped and counted
 LOG_ROTATE_BYTES = 10_000_000
 KEEP_FAILURES = 5
+FILE_NOT_FOUND_TRIES = 5  # attempts in a row that end so; not more than KEEP_FAILURES, by which they are counted
+EARLY_SECONDS = 30.0  # an attempt that lived longer has shown that its script works, whether it reports steps or not
 KEEP_RECOVERIES = 10
 KEEP_EVENTS = 20
 MASTER_PORT_FLOOR = 20000  # MASTER_PORT: from here to below the kernel's ephemeral ports, so no outgoing connection takes it
@@ -183,6 +185,9 @@ class Reason:
     NO_RESTART_EXIT_CODE = "NoRestartExitCode"
     ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
     IMPORT_FAILED = "ImportFailed"
+    SCRIPT_ERROR = "ScriptError"  # Python refused it before its first step: SyntaxError, NameError, a breakpoint
+    USAGE_ERROR = "UsageError"  # the script refused its arguments
+    FILE_NOT_FOUND = "FileNotFound"  # before the first step: it may be there later, so it is tried a few times
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
@@ -192,6 +197,6 @@ class Reason:
 
 
 PERMANENT = frozenset({
-    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.INVALID_SPEC,
-    Reason.TEMPLATE_REJECTED,
+    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR, Reason.USAGE_ERROR,
+    Reason.INVALID_SPEC, Reason.TEMPLATE_REJECTED,
 })  # fmt: skip
