@@ -52,14 +52,21 @@ class Agent:
         final = state.load_outcome(settings.state_dir, settings.uid)
         saved = state.load(settings.state_dir, settings.uid)
         identity = member.Identity(
-            settings.uid, settings.ordinal, incarnation, settings.pod, settings.node, settings.address, settings.grace
+            settings.uid,
+            settings.ordinal,
+            incarnation,
+            settings.pod,
+            settings.node,
+            settings.address,
+            settings.grace,
+            settings.stop_grace,
         )
         self.member = Member(identity, saved, final)
         self.hub: Optional[Hub] = None  # in the agent of pod 0
         if settings.ordinal == 0:
             rules = group.Rules(
                 settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts,
-                settings.window, settings.rendezvous_timeout, settings.job,
+                settings.window, settings.rendezvous_timeout, settings.job, settings.stop_grace,
             )  # fmt: skip
             coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
             self.hub = Hub(loop, coordinator, settings.checkpoint_dir, self.log)

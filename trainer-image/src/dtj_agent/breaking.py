@@ -28,7 +28,7 @@ class Breaking(GroupState):
             if peer.state == STUCK:  # that is why it goes, and is what counts
                 return
             self.attempt.lose(peer)
-            self._stop(POD, Reason.POD_LOST, silence, names.STOP_GRACE_SECONDS, now)
+            self._stop(POD, Reason.POD_LOST, silence, self.rules.stop_grace, now)
         elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
             self.recovery.kind = POD  # lost while the group re-forms
 
@@ -113,7 +113,7 @@ class Breaking(GroupState):
             return  # told again: the deadline of the others is not moved by it
         if self.phase in (PHASE_RUNNING, PHASE_STOPPING) and peer.ordinal in self.attempt.node_ranks:
             self.attempt.lose(peer, Reason.WORKER_STUCK, what)
-            self._stop(POD, Reason.WORKER_STUCK, 0.0, names.STOP_GRACE_SECONDS, now)
+            self._stop(POD, Reason.WORKER_STUCK, 0.0, self.rules.stop_grace, now)
 
     def _settle(self, now: Now) -> None:
         """Everyone has stopped or is gone: now that all evidence is in, say why, and whether there is a next attempt."""

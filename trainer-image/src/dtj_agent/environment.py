@@ -11,7 +11,7 @@ from dtj_agent.member import Spawn
 # The agent's own; a worker has no use for them, and a script that copies its environment into a log must not show them.
 AGENT_ONLY = (
     names.ENV_PEERS, names.ENV_LISTEN, names.ENV_SECRET_FILE, names.ENV_STATE_DIR, names.ENV_TERMINATION_LOG,
-    names.ENV_GRACE_SECONDS,
+    names.ENV_GRACE_SECONDS, names.ENV_STOP_GRACE_SECONDS,
     names.ENV_ATTEMPT_FLOOR, names.ENV_RENDEZVOUS_TIMEOUT, names.ENV_DIE_WITH_PARENT,
 )  # fmt: skip
 

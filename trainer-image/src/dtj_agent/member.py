@@ -69,6 +69,8 @@ class Identity(NamedTuple):
     address: str
     grace: float
     """Seconds that a pod's end leaves for the workers' own end."""
+    stop_grace: float = names.STOP_GRACE_SECONDS
+    """The same when the group has failed."""
 
 
 class Exited(NamedTuple):
@@ -126,11 +128,11 @@ class Member:
         if self._broken_at is None:
             self._broken_at = now.mono
         if self.state == STOPPING and not self._well_done:
-            return [Stop(names.STOP_GRACE_SECONDS)]
+            return [Stop(self.identity.stop_grace)]
         if self.state != RUNNING:
             return []
         text = "the coordinator is lost (silent for %.2f s): stopping" % silence
-        return [Log(text), *self._stop(names.STOP_GRACE_SECONDS, now)]
+        return [Log(text), *self._stop(self.identity.stop_grace, now)]
 
     def follows(self, started: int) -> bool:
         """Go to a coordinator that calls? `started`: the last attempt that its own process has started, 0 if it is new.
@@ -183,7 +185,7 @@ class Member:
             effects.append(Send({"type": "failed", "attempt": attempt, "failures": evidence}))
         if self.state == RUNNING:
             if failures:
-                effects += self._stop(names.STOP_GRACE_SECONDS, now)
+                effects += self._stop(self.identity.stop_grace, now)
             elif not self._working:
                 self._well_done = True
                 effects += self._stop(0.0, now)
@@ -301,7 +303,7 @@ class Member:
             return [Send({"type": "finished"})]
         if self.state in (RUNNING, STOPPING):
             self._next = final
-            return [Stop(names.STOP_GRACE_SECONDS)] if self.state == STOPPING else self._stop(names.STOP_GRACE_SECONDS, now)
+            return [Stop(self.identity.stop_grace)] if self.state == STOPPING else self._stop(self.identity.stop_grace, now)
         stays = self.state == STUCK  # its container could not end, nor its message be read: /status tells the outcome
         self.state, self.outcome, self._next = FINISHED, final, None
         effects: List[Effect] = [Finish(final), Save(), Send({"type": "finished"})]

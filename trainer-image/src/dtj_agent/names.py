@@ -62,6 +62,7 @@ ENV_SECRET_FILE = "DTJ_SECRET_FILE"
 ENV_STATE_DIR = "DTJ_STATE_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"  # SIGTERM to SIGKILL of the workers
+ENV_STOP_GRACE_SECONDS = "DTJ_STOP_GRACE_SECONDS"  # the same, of a group that failed
 ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
 # --- environment: dtj run -> agent (a pod on this machine) ----------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": the agent and its workers end if the process that started them does
@@ -103,7 +104,7 @@ RETRY_MAX_SECONDS = 1.0
 ANNOUNCE_SECONDS = 1.0  # between two rounds of calls to peers that are missing
 ANNOUNCE_FANOUT = 8  # peers called in one round by a member that can't find the coordinator
 ANNOUNCE_AT_ONCE = 32  # calls of the coordinator under way at one time
-STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group: their state is lost already
+STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group, where restart.stopGraceSeconds says nothing
 STUCK_SECONDS = 30.0  # a worker still there this long after SIGKILL (uninterruptible sleep): its pod has to be replaced
 MEMBER_STUCK = "stuck"  # the state of such a member in /status: the operator deletes its pod
 RENDEZVOUS_TIMEOUT_SECONDS = 3600.0
