@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from dtj_agent import diagnose, environment, errorfile, group, member, names, outcome, state, status
+from dtj_agent import diagnose, environment, errorfile, extensions, group, member, names, outcome, state, status
 from dtj_agent.announce import Announcer
 from dtj_agent.coordinator import Coordinator
 from dtj_agent.dialer import Dialer
@@ -83,6 +83,7 @@ class Agent:
         self.workers.on_gone = self._gone
         self.workers.on_output = self.output.write
         self.workers.on_stuck = self._stuck
+        self.workers.has_room = self.output.has_room
         kept = {key: value for key, value in environ.items() if key not in environment.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self.workers.spared)
         self._store.on_failed = self._no_store
@@ -144,6 +145,9 @@ class Agent:
         ranks = environment.ranks(settings, spawn)
         self.member.spawned(list(ranks))
         self._open_store(spawn)
+        if spawn.attempt > 1:
+            for path in extensions.remove_stale_locks(extensions.folder(self._environ)):
+                self.log("removed %s: the worker that built an extension there was killed" % path)
         environments = {}
         for local_rank, rank in enumerate(ranks):
             error_file = self._error_file(local_rank)
