@@ -49,10 +49,9 @@ class Ledger:
         self._unkept_since, self._running = None, False
 
     def succeeded(self, now: Now) -> None:
-        """All that was trained is kept. Workers that never reported have trained since they started."""
-        if self._running:
-            since = self._started if self._unkept_since is None else self._unkept_since
-            self.history.productive += now.mono - since
+        """All that was trained is kept. Of workers that never reported nobody knows how long they have trained."""
+        if self._running and self._unkept_since is not None:
+            self.history.productive += now.mono - self._unkept_since
         self.broken()
 
     def productive(self, now: Now) -> float:
