@@ -27,6 +27,7 @@ from dtj_agent.pages import pages
 from dtj_agent.ports import PortHolder
 from dtj_agent.reports import Reports
 from dtj_agent.resolver import Resolver
+from dtj_agent.saves import SavesWatch
 from dtj_agent.server import Server
 from dtj_agent.storehost import StoreHost
 from dtj_agent.workers import Workers
@@ -70,6 +71,9 @@ class Agent:
             )  # fmt: skip
             coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
             self.hub = Hub(loop, coordinator, settings.checkpoint_dir, self.log)
+        self._saves: Optional[SavesWatch] = None
+        if self.hub is not None and settings.checkpoint_dir:
+            self._saves = SavesWatch(loop, settings.checkpoint_dir, self._saved)
         self._link: Optional[Link] = None  # to the coordinator
         self._searching_since = loop.clock()
         self._searching_why = ""  # what was said last of it
@@ -247,6 +251,10 @@ class Agent:
         self._renew_port()
         self._do_member(self.member.workers_gone(self._now()))
 
+    def _saved(self, newest: float) -> None:
+        if self.hub is not None:
+            self.hub.coordinator.ledger.saved(newest, self._now())
+
     def _stuck(self, text: str) -> None:
         self._do_member(self.member.workers_stuck(text, self._now()))
 
@@ -328,6 +336,8 @@ class Agent:
             self._do_member([member.Send({"type": "beat"})])
         if self.hub is not None:
             self.hub.second()
+            if self._saves is not None and self.hub.coordinator.ledger.is_silent:
+                self._saves.look()
             missing = [o for o in range(self.settings.peer_count) if o not in self.hub.coordinator.peers]
             self._announcer.call(missing, self.hub.coordinator.started)
         elif self._link is None:

@@ -27,6 +27,8 @@ class History:
         """Unix times of the connections that were lost since the last progress (flapping.py)."""
         self.lived = 0.0
         """Seconds that the longest attempt lasted before it broke."""
+        self.saved: Optional[float] = None
+        """Modification time of the newest file that a script has saved unreported; None: not looked at yet."""
         self.furthest = 0
         """The greatest step that any attempt has done."""
         self.recoveries: List[Json] = []
@@ -95,7 +97,7 @@ class History:
     def to_json(self) -> Json:
         return {
             "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts), "spent": list(self.spent),
-            "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived,
+            "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived, "saved": self.saved,
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
             "eventId": self.event_id, "startTime": self.start_time, **self.live(),
         }  # fmt: skip
@@ -111,6 +113,7 @@ class History:
         history.spent = [number(time) for time in _list(data.get("spent"))]
         history.losses = [number(time) for time in _list(data.get("losses"))]
         history.lived = number(data.get("lived"))
+        history.saved = None if data.get("saved") is None else number(data["saved"])
         history.furthest = int(number(data.get("furthest")))
         history.recoveries = _objects(data.get("recoveries"))[-names.KEEP_RECOVERIES :]
         history.failures = _objects(data.get("failures"))[-names.KEEP_FAILURES :]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from dtj_agent.backoff import QUICK_SECONDS
 from dtj_agent.history import History, number
 from dtj_agent.messages import Now
 from dtj_agent.recovery import Recovery
@@ -90,6 +91,24 @@ class Ledger:
             self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
             if number(kept["step"]) > self.history.furthest:
                 self.history.furthest, self.history.losses = int(number(kept["step"])), []
+
+    @property
+    def is_silent(self) -> bool:
+        """An attempt runs, and none has ever reported a checkpoint."""
+        return self._running and self.history.checkpoint is None
+
+    def saved(self, newest: float, now: Now) -> None:
+        """The script's newest file is of this time. A later one than before is a checkpoint: the budget is full again.
+
+        One that an attempt writes as it begins shows nothing: the next attempt would write it as well.
+        """
+        before, history = self.history.saved, self.history
+        if not self.is_silent or (before is not None and newest <= before):
+            return
+        history.saved = newest
+        history.revision += 1
+        if before is not None and self.age(now) >= QUICK_SECONDS:
+            history.spent, history.losses = [], []
 
     def event(self, event: Any, now: Now) -> None:
         if isinstance(event, dict):

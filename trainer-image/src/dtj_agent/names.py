@@ -123,6 +123,7 @@ MAX_LOG_BACKLOG_BYTES = 1024 * 1024  # log lines that wait for a slow disk; beyo
 FULL_LOG_BACKLOG_BYTES = MAX_LOG_BACKLOG_BYTES // 4  # from here on workers wait; one read with its prefixes fits in above it
 BACK_PRESSURE_SECONDS = 1.0  # how long a log that takes nothing holds its workers up; then their lines are dropped
 LOG_ROTATE_BYTES = 10_000_000
+SAVES_SECONDS = 10.0  # between two looks at the files that a script saves and does not report
 KEEP_FAILURES = 5
 FILE_NOT_FOUND_TRIES = 5  # attempts in a row that end so; not more than KEEP_FAILURES, by which they are counted
 EARLY_SECONDS = 30.0  # an attempt that lived longer has shown that its script works, whether it reports steps or not
