@@ -265,6 +265,20 @@ def test_a_recovery_is_timed_by_phase() -> None:
     assert (recovery["lastStep"], recovery["resumedStep"], recovery["lostSteps"]) == (120, 100, 20)
 
 
+def test_of_a_script_that_reports_nothing_neither_loading_nor_use_is_known() -> None:
+    bench = Bench(1)
+    bench.running()
+    bench.time += 20
+    bench.fail(0, -9)
+    bench.stopped(0)
+    bench.time += 48
+    bench.say(0, "done", attempt=2, port=1)
+    final = bench.coordinator.outcome
+    assert final is not None
+    assert set(final["recoveries"][-1]["seconds"]) == {"detect", "stop", "schedule", "rendezvous"}
+    assert final["productiveSeconds"] == 0.0
+
+
 def test_productive_time_is_what_a_checkpoint_or_the_end_keeps() -> None:
     bench = Bench(1).running()
     bench.say(0, "progress", attempt=1, progress={"rank": 0, "resumedStep": 0, "phase": "training"})

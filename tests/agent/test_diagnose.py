@@ -56,9 +56,10 @@ ENDS = {
     "no command": (127, "trainx: command not found", False, False, "EntrypointNotFound", "trainx: command not found"),
     "not executable": (126, "t.sh: Permission denied", False, False, "EntrypointNotFound", "Permission denied"),
     "no script after progress": (2, "python3: can't open file '/t.py': [Errno 2] x", False, True, "WorkerFailed", "code 2"),
-    "usage": (2, "t.py: error: unrecognized arguments: --x", False, False, "WorkerFailed", "code 2"),
+    "usage": (2, "t.py: error: unrecognized arguments: --x", False, False, "UsageError", "unrecognized arguments: --x"),
+    "usage after progress": (2, "t.py: error: unrecognized arguments: --x", False, True, "WorkerFailed", "code 2"),
 }
-PERMANENT = {"NoRestartExitCode", "ImportFailed", "EntrypointNotFound"}
+PERMANENT = {"NoRestartExitCode", "ImportFailed", "EntrypointNotFound", "UsageError"}
 
 
 @pytest.mark.parametrize(("code", "tail", "oom", "progressed", "reason", "message"), ENDS.values(), ids=ENDS)

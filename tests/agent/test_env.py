@@ -48,6 +48,11 @@ def test_peers_may_be_a_list_by_ordinal(good: dict[str, str]) -> None:
     assert found.listen == ("::", 29400)
 
 
+def test_the_stop_grace_is_half_a_second_unless_it_is_given(good: dict[str, str]) -> None:
+    assert settings(good).stop_grace == 0.5
+    assert settings({**good, "DTJ_STOP_GRACE_SECONDS": "30.0"}).stop_grace == 30.0
+
+
 WRONG = {
     "DTJ_JOB": ("", "DTJ_JOB is not set"),
     "DTJ_REPLICAS": ("0", "DTJ_REPLICAS: '0' must be a whole number of at least 1"),
@@ -57,6 +62,7 @@ WRONG = {
     "DTJ_POD_IP": ("", "DTJ_POD_IP is not set: set it to the address"),
     "DTJ_SECRET_FILE": ("/no/such", "DTJ_SECRET_FILE: can't read /no/such (No such file or directory)"),
     "DTJ_GRACE_SECONDS": ("nan", "DTJ_GRACE_SECONDS: 'nan' must be a number of seconds, 0 or more"),
+    "DTJ_STOP_GRACE_SECONDS": ("-1", "DTJ_STOP_GRACE_SECONDS: '-1' must be a number of seconds, 0 or more"),
     "DTJ_MAX_RESTARTS": ("-1", "DTJ_MAX_RESTARTS: '-1' must be a whole number of at least 0"),
 }
 

@@ -22,11 +22,16 @@ def ends(group: Group) -> dict:
     return outcomes[0]
 
 
+ARGPARSE = "import argparse; argparse.ArgumentParser().parse_args()"
 PERMANENT = {
     "no such command": (["no-such-command"], "EntrypointNotFound", "no-such-command"),
     "no such script": ([sys.executable, "-u", "/no/such/train.py"], "EntrypointNotFound", "/no/such/train.py"),
     "no such module": ([sys.executable, "-u", "-m", "no_such_module"], "EntrypointNotFound", "no_such_module"),
     "a failing import": ([sys.executable, "-c", "import torchh"], "ImportFailed", "No module named 'torchh'"),
+    "a syntax error": ([sys.executable, "-c", "def f(:"], "ScriptError", "SyntaxError: invalid syntax"),
+    "a name error": ([sys.executable, "-c", "optmizer.step()"], "ScriptError", "name 'optmizer' is not defined"),
+    "a breakpoint": ([sys.executable, "-c", "breakpoint()"], "ScriptError", "bdb.BdbQuit"),
+    "a wrong flag": ([sys.executable, "-c", ARGPARSE, "--lrr", "1"], "UsageError", "unrecognized arguments: --lrr 1"),
     "exit code 93": ([sys.executable, "-c", "import sys; sys.exit(93)"], "NoRestartExitCode", "93"),
 }
 
@@ -40,6 +45,39 @@ def test_a_permanent_error_ends_the_job_at_once_with_its_evidence(
         assert (outcome["reason"], outcome["attempt"], outcome["restarts"]["counted"]) == (reason, 1, 0)
         assert evidence in outcome["message"]
         assert outcome["failure"]["reason"] == reason
+
+
+HANDLED = """
+import logging, os, sys, time
+try:
+    import flash_attn_that_nobody_has
+except ImportError:
+    logging.exception("without flash attention")
+print("trains", flush=True)
+sys.exit(1 if os.environ["DTJ_ATTEMPT"] == "1" else 0)
+"""
+
+
+def test_an_import_error_that_was_handled_does_not_end_the_job(tmp_path: Path) -> None:
+    """The script trains without the package; it fails once for another reason and says nothing of that."""
+    with running(tmp_path, 1, [sys.executable, "-u", "-c", HANDLED]) as group:
+        assert group.wait_exit(0) == 0, group.logs()
+        assert (group.outcome()["attempt"], group.outcome()["restarts"]["counted"]) == (2, 1)
+
+
+RECORDED = """
+import json, os, sys
+message = {"message": "ValueError: boom", "extraInfo": {"py_callstack": "Traceback of it", "timestamp": "1"}}
+open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps({"message": message}))
+sys.exit(1)
+"""
+
+
+def test_what_a_worker_recorded_is_the_message_of_its_failure(tmp_path: Path) -> None:
+    with running(tmp_path, 1, [sys.executable, "-c", RECORDED], DTJ_MAX_RESTARTS="0") as group:
+        failure = ends(group)["failure"]
+        assert failure["message"] == "rank 0 exited with code 1: ValueError: boom"
+        assert failure["logTail"] == "Traceback of it"
 
 
 def test_an_import_that_fails_after_progress_is_no_permanent_error(tmp_path: Path) -> None:

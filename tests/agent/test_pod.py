@@ -31,6 +31,29 @@ def test_sigterm_lets_the_workers_of_the_whole_group_save_and_is_no_failure(tmp_
         assert status["recoveries"][-1]["reason"] == "PodLost"
 
 
+def test_a_handler_that_saves_when_a_peer_has_failed_gets_the_stop_grace(tmp_path: Path) -> None:
+    """It takes three times as long as the half second that it has by default."""
+    script = tmp_path / "saves.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "plan = os.environ['PLAN']\n"
+        "def save(*_):\n"
+        "    time.sleep(1.5)\n"
+        "    open(plan + '/saved-' + os.environ['RANK'], 'w').close()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists(plan + '/ready'): time.sleep(0.01)\n"
+        "    sys.exit(3)\n"
+        "open(plan + '/ready', 'w').close()\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    settings = {"DTJ_STOP_GRACE_SECONDS": "60", "DTJ_MAX_RESTARTS": "0"}
+    with running(tmp_path, 2, [sys.executable, str(script)], **settings) as group:
+        assert [group.wait_exit(0, 60), group.wait_exit(1, 60)] == [1, 1]
+        assert (group.plan / "saved-0").exists()
+
+
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with running(tmp_path, 1, DTJ_GRACE_SECONDS="1") as group:
         group.tell("ignore-sigterm")
@@ -168,8 +191,7 @@ open(os.path.join(os.environ["SHOW"], os.environ["RANK"] + ".json"), "w").write(
 """
 OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun tells its own agent by it, and leaks it
 OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
-# torchrun keeps rank 0's store in its agent; ours is rank 0's own, and new for each attempt.
-DIFFERENT = {"TORCHELASTIC_USE_AGENT_STORE"}
+BEYOND = {"NODE_RANK"}  # Composer and others ask for it, and bring launchers of their own because torchrun does not set it
 
 
 @pytest.mark.torch
@@ -194,7 +216,8 @@ def test_a_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> No
         known = set(clean) | OF_THE_AGENT | {"SHOW", "PLAN"} | {key for key in our if key.startswith("PYTEST_")}
         our_new, their_new = {k: v for k, v in our.items() if k not in known}, {k: v for k, v in their.items() if k not in known}
         assert set(names.TORCHRUN_ENV) <= set(their_new)
-        assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new)
-        for key in set(their_new) - OF_THE_RUN - DIFFERENT:
+        assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new) | BEYOND
+        assert our_new["NODE_RANK"] == our_new["GROUP_RANK"]
+        for key in set(their_new) - OF_THE_RUN:
             assert our_new[key] == their_new[key], key
         assert "DTJ_SECRET_FILE" not in our

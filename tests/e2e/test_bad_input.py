@@ -26,6 +26,27 @@ def command(*words: str) -> dict[str, Any]:
             "torchh",
             id="an import error",
         ),
+        pytest.param(
+            {"entrypoint": None, "template": command("python3", "-c", "def f(:")},
+            "ScriptError",
+            "SyntaxError",
+            id="a syntax error",
+        ),
+        pytest.param(
+            {
+                "entrypoint": None,
+                "template": command("python3", "-c", "import argparse; argparse.ArgumentParser().parse_args()", "--lrr"),
+            },
+            "UsageError",
+            "unrecognized arguments: --lrr",
+            id="a wrong flag",
+        ),
+        pytest.param(
+            {"entrypoint": None, "template": command("python3", "-c", "breakpoint()")},
+            "ScriptError",
+            "bdb.BdbQuit",
+            id="a breakpoint",
+        ),
         pytest.param({"entrypoint": None, "template": command("trian")}, "EntrypointNotFound", "trian", id="no such program"),
         pytest.param(
             {"entrypoint": None, "template": command("python3", "-c", "raise SystemExit(93)")},

@@ -109,6 +109,16 @@ def test_the_environment_is_that_of_the_contract() -> None:
     }
 
 
+def test_the_stop_grace_is_in_the_environment_only_where_it_is_given() -> None:
+    """So the pods of jobs that were made before the field was are not rendered anew."""
+
+    def given(**spec: Any) -> Any:
+        return {one["name"]: one.get("value") for one in pod_spec(**spec)["containers"][0]["env"]}.get("DTJ_STOP_GRACE_SECONDS")
+
+    assert given() is None
+    assert given(restart={"stopGraceSeconds": 30}) == "30.0"
+
+
 def test_a_pod_meets_the_restricted_standard_by_default() -> None:
     spec = pod_spec(**template({"containers": [{"name": "trainer"}, {"name": "sidecar", "image": "s"}]}))
     security = spec["securityContext"]
@@ -233,6 +243,7 @@ def test_the_hash_is_of_what_shapes_pods_and_of_no_default() -> None:
     assert digest() == digest(backend="auto", restart={"maxRestarts": 10, "windowSeconds": 3600}, suspend=True)
     assert digest() == digest(ttlSecondsAfterFinished=1, cleanPodPolicy="None", activeDeadlineSeconds=9)
     changed = [{"replicas": 2}, {"image": "b"}, {"backend": "gloo"}, {"restart": {"maxRestarts": 1}}, {"processesPerPod": 2}]
+    changed.append({"restart": {"stopGraceSeconds": 30}})
     assert len({digest(), *(digest(**change) for change in changed), digest(**template({"future": 1}))}) == len(changed) + 2
 
 

@@ -74,6 +74,13 @@ def test_goodput_is_the_share_of_the_active_time_that_was_of_use() -> None:
     assert progress.with_goodput(status, NOW + 80)["goodput"] == 0.6
 
 
+def test_goodput_of_a_script_that_reports_nothing_is_unknown() -> None:
+    status = {"startTime": rfc3339(NOW), "productiveSeconds": 0.0}
+    assert "goodput" not in progress.with_goodput(status, NOW + 80)
+    assert progress.with_goodput({**status, "progress": {"step": 3}}, NOW + 80)["goodput"] == 0.0
+    assert progress.with_goodput({**status, "checkpoint": {"step": 3}}, NOW + 80)["goodput"] == 0.0
+
+
 @pytest.mark.parametrize("now", [NOW, NOW - 50], ids=["at the start", "with a clock that was set back"])
 def test_goodput_is_not_computed_of_no_time(now: float) -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0}

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional
 
-from dtj_agent import environment, group, member, names, outcome, state, status
+from dtj_agent import diagnose, environment, errorfile, extensions, group, member, names, outcome, state, status
 from dtj_agent.announce import Announcer
 from dtj_agent.coordinator import Coordinator
 from dtj_agent.dialer import Dialer
@@ -27,7 +27,9 @@ from dtj_agent.pages import pages
 from dtj_agent.ports import PortHolder
 from dtj_agent.reports import Reports
 from dtj_agent.resolver import Resolver
+from dtj_agent.saves import SavesWatch
 from dtj_agent.server import Server
+from dtj_agent.storehost import StoreHost
 from dtj_agent.workers import Workers
 
 FLUSH_SECONDS = 1.0
@@ -51,17 +53,27 @@ class Agent:
         final = state.load_outcome(settings.state_dir, settings.uid)
         saved = state.load(settings.state_dir, settings.uid)
         identity = member.Identity(
-            settings.uid, settings.ordinal, incarnation, settings.pod, settings.node, settings.address, settings.grace
+            settings.uid,
+            settings.ordinal,
+            incarnation,
+            settings.pod,
+            settings.node,
+            settings.address,
+            settings.grace,
+            settings.stop_grace,
         )
         self.member = Member(identity, saved, final)
         self.hub: Optional[Hub] = None  # in the agent of pod 0
         if settings.ordinal == 0:
             rules = group.Rules(
                 settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts,
-                settings.window, settings.rendezvous_timeout, settings.job,
+                settings.window, settings.rendezvous_timeout, settings.job, settings.stop_grace,
             )  # fmt: skip
             coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
             self.hub = Hub(loop, coordinator, settings.checkpoint_dir, self.log)
+        self._saves: Optional[SavesWatch] = None
+        if self.hub is not None and settings.checkpoint_dir:
+            self._saves = SavesWatch(loop, settings.checkpoint_dir, self._saved)
         self._link: Optional[Link] = None  # to the coordinator
         self._searching_since = loop.clock()
         self._searching_why = ""  # what was said last of it
@@ -75,6 +87,11 @@ class Agent:
         self.workers.on_gone = self._gone
         self.workers.on_output = self.output.write
         self.workers.on_stuck = self._stuck
+        self.workers.has_room = self.output.has_room
+        kept = {key: value for key, value in environ.items() if key not in environment.AGENT_ONLY}
+        self._store = StoreHost(loop, kept, self.workers.spared)
+        self._store.on_failed = self._no_store
+        self._store.on_ended = lambda code: self.log("the rendezvous store has ended unasked (wait status %d)" % code)
         self.server = Server(loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted)
         self.server.on_refused = self.log
 
@@ -98,6 +115,7 @@ class Agent:
         self.loop.run()
         self.output.flush(FLUSH_SECONDS)
         self._reports.close()
+        self._store.close()
         return self._exit_code or 0
 
     def terminate(self) -> None:
@@ -128,19 +146,43 @@ class Agent:
     def _spawn(self, spawn: member.Spawn) -> None:
         settings = self.settings
         self._reports.begin(spawn.attempt)
-        self._ports.release()
         ranks = environment.ranks(settings, spawn)
         self.member.spawned(list(ranks))
+        self._open_store(spawn)
+        if spawn.attempt > 1:
+            for path in extensions.remove_stale_locks(extensions.folder(self._environ)):
+                self.log("removed %s: the worker that built an extension there was killed" % path)
         environments = {}
         for local_rank, rank in enumerate(ranks):
-            error_file = os.path.join(settings.state_dir, "error-%d.json" % local_rank)
-            if os.path.exists(error_file):
-                os.unlink(error_file)
+            error_file = self._error_file(local_rank)
+            self._remove(error_file)
             environments[rank] = environment.of_worker(settings, self._environ, spawn, local_rank, self._reports.path, error_file)
         self.log(
             "attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], spawn.nodes * settings.processes)
         )
         self.workers.spawn(settings.command, environments)
+
+    def _open_store(self, spawn: member.Spawn) -> None:
+        """Ends the store of the attempt before; the pod of node rank 0 holds the one of this attempt."""
+        self._store.close()
+        bound = self._ports.take()
+        if bound is None:
+            return
+        if spawn.node_rank != 0:
+            bound.close()
+            return
+        try:
+            self._store.open(bound)
+        except OSError as error:
+            why = "port %d: %s" % (spawn.master_port, error.strerror)
+            self.loop.soon(lambda: self._no_store(why))
+
+    def _no_store(self, why: str) -> None:
+        """The attempt can't go on: the next one has another port, and may find what this one lacked."""
+        self.log(why)
+        if self.member.ranks:
+            failed = Exited(self.member.ranks[0], diagnose.EXEC_NO_RESOURCES, False, why, False)
+            self._do_member(self.member.exited(self._reports.attempt, [failed], self._now()))
 
     def _save(self) -> None:
         try:
@@ -182,13 +224,36 @@ class Agent:
     def _exited(self, exits: List[Exited]) -> None:
         for worker in exits:
             self.log("rank %d ended with %d%s" % (worker.rank, worker.exit_code, " as asked" if worker.asked else ""))
+        exits = [self._with_error_file(worker) for worker in exits]
         self._reports.read()
         self._report()  # before the failure: the coordinator must know the last step first
         self._do_member(self.member.exited(self._reports.attempt, exits, self._now()))
 
+    def _with_error_file(self, worker: Exited) -> Exited:
+        """What the worker has recorded of its own failure; its traceback stands in for a log that holds nothing."""
+        found = errorfile.read(self._error_file(worker.rank % self.settings.processes)) if worker.exit_code else None
+        if found is None:
+            return worker
+        return worker._replace(recorded=found.message, log_tail=worker.log_tail or found.traceback)
+
+    def _error_file(self, local_rank: int) -> str:
+        return os.path.join(self.settings.state_dir, "error-%d.json" % local_rank)
+
+    def _remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.log("%s can't be removed: %s" % (path, error.strerror))
+
     def _gone(self) -> None:
         self._renew_port()
         self._do_member(self.member.workers_gone(self._now()))
+
+    def _saved(self, newest: float) -> None:
+        if self.hub is not None:
+            self.hub.coordinator.ledger.saved(newest, self._now())
 
     def _stuck(self, text: str) -> None:
         self._do_member(self.member.workers_stuck(text, self._now()))
@@ -271,6 +336,8 @@ class Agent:
             self._do_member([member.Send({"type": "beat"})])
         if self.hub is not None:
             self.hub.second()
+            if self._saves is not None and self.hub.coordinator.ledger.is_silent:
+                self._saves.look()
             missing = [o for o in range(self.settings.peer_count) if o not in self.hub.coordinator.peers]
             self._announcer.call(missing, self.hub.coordinator.started)
         elif self._link is None:

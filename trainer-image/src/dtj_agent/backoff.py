@@ -1,7 +1,8 @@
 """How long the group waits before its next attempt. Pure.
 
-A failure is answered at once: that is what an agent is for. Only attempts that end one after the other before their first
-step wait, longer each time, so that a volume or a name server that is away for a minute does not cost the whole budget.
+A failure is answered at once: that is what an agent is for. Only attempts that end one after the other, soon and before
+their first step, wait, longer each time, so that a volume or a name server that is away for a minute does not cost the
+whole budget.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 30.0
 LONGEST_LOST_SECONDS = 120.0  # a network that is being mended: its waits may not cost a job its budget within minutes
-QUICK_SECONDS = 60.0  # what lived longer did something, reported or not: a plain torchrun script never reports a step
+QUICK_SECONDS = 10.0  # what lived longer may have trained: a plain torchrun script never reports a step
 
 
 class Backoff:

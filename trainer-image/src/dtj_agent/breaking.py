@@ -28,7 +28,7 @@ class Breaking(GroupState):
             if peer.state == STUCK:  # that is why it goes, and is what counts
                 return
             self.attempt.lose(peer)
-            self._stop(POD, Reason.POD_LOST, silence, names.STOP_GRACE_SECONDS, now)
+            self._stop(POD, Reason.POD_LOST, silence, self.rules.stop_grace, now)
         elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
             self.recovery.kind = POD  # lost while the group re-forms
 
@@ -92,6 +92,7 @@ class Breaking(GroupState):
             self.phase, self.phase_reason = PHASE_STOPPING, reason
             self.recovery = Recovery(kind, reason, now, detect, self.ledger.last_step)
             self._charge, self._stopped_by = None, now.mono
+            self.ledger.ended(now)
             self._log("attempt %d stops: %s" % (self.history.attempt, reason))
         elif kind == POD and self.recovery is not None:
             self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
@@ -112,23 +113,25 @@ class Breaking(GroupState):
             return  # told again: the deadline of the others is not moved by it
         if self.phase in (PHASE_RUNNING, PHASE_STOPPING) and peer.ordinal in self.attempt.node_ranks:
             self.attempt.lose(peer, Reason.WORKER_STUCK, what)
-            self._stop(POD, Reason.WORKER_STUCK, 0.0, names.STOP_GRACE_SECONDS, now)
+            self._stop(POD, Reason.WORKER_STUCK, 0.0, self.rules.stop_grace, now)
 
     def _settle(self, now: Now) -> None:
         """Everyone has stopped or is gone: now that all evidence is in, say why, and whether there is a next attempt."""
         assert self.recovery is not None
         self.recovery.last_step = self.ledger.last_step  # what was reported while the workers stopped counts too,
         self.ledger.broken()  # and a checkpoint that they still wrote
-        root = self.attempt.root_failure(self.history.progressed, now)
+        root = self.attempt.root_failure(self.history.established, now)
         pod_left = bool(self.attempt.lost) or self.recovery.kind == POD
         if root is not None and (not pod_left or root["reason"] in names.PERMANENT):
             self.history.failure(root)
             self.recovery.reason = self.phase_reason = root["reason"]
             if root["reason"] in names.PERMANENT:
                 return self._decide(outcome.FAILED, root["reason"], root["message"], root, now)
+            if root["reason"] == Reason.FILE_NOT_FOUND and not self._is_tried_again(root, now):
+                return None
             if not self._count(root["message"], root, now):
                 return None
-            wait = self._backoff.failed(self.ledger.stepped, self.ledger.age(now), now.mono)
+            wait = self._backoff.failed(self.ledger.stepped, self.ledger.lived, now.mono)
             if wait:
                 self._log("the attempt ended before its first step: the next one waits %.0f s" % wait)
         for failure in self.attempt.loss_failures(now):
@@ -139,6 +142,18 @@ class Breaking(GroupState):
         self._gathering_since, self._say_at = now.mono, now.mono + SAY_SECONDS
         self.recovery.enter("schedule", now)
         return None
+
+    def _is_tried_again(self, root: Dict[str, Any], now: Now) -> bool:
+        """A file that is missing may be there in a moment, or never: a few attempts, the first of which says so."""
+        tries = self.history.ends_in_a_row(Reason.FILE_NOT_FOUND)
+        if tries >= names.FILE_NOT_FOUND_TRIES:
+            text = "%s (%d attempts in a row)" % (root["message"], tries)
+            self._decide(outcome.FAILED, Reason.FILE_NOT_FOUND, text, root, now)
+            return False
+        if tries == 1:
+            text = "%s; tried again, %d attempts in all" % (root["message"], names.FILE_NOT_FOUND_TRIES)
+            self.history.event("Warning", Reason.FILE_NOT_FOUND, text, now.wall)
+        return True
 
     def _count(self, message: str, failure: Optional[Dict[str, Any]], now: Now) -> bool:
         """Take one restart from the budget; if there is none, end the job."""

@@ -87,7 +87,7 @@ class Coordinator(Breaking):
         elif kind == "failed" and self._in_attempt(peer, message):
             self.attempt.fail(peer, message["failures"])
             peer.state = STOPPING if peer.state == RUNNING else peer.state
-            self._stop(IN_PLACE, Reason.WORKER_FAILED, 0.0, names.STOP_GRACE_SECONDS, now)
+            self._stop(IN_PLACE, Reason.WORKER_FAILED, 0.0, self.rules.stop_grace, now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:

@@ -35,6 +35,9 @@ class Settings(NamedTuple):
     state_dir: str
     termination_log: str
     grace: float
+    """SIGTERM to SIGKILL of the workers when the pod ends."""
+    stop_grace: float
+    """The same when the group has failed."""
     rendezvous_timeout: float
     checkpoint_dir: Optional[str]
     die_with_parent: bool
@@ -79,6 +82,7 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
         state_dir=environ.get(names.ENV_STATE_DIR, names.STATE_DIR),
         termination_log=environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG),
         grace=_seconds(environ, names.ENV_GRACE_SECONDS, default=25.0),
+        stop_grace=_seconds(environ, names.ENV_STOP_GRACE_SECONDS, default=names.STOP_GRACE_SECONDS),
         rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=names.RENDEZVOUS_TIMEOUT_SECONDS),
         checkpoint_dir=environ.get(names.ENV_CHECKPOINT_DIR) or None,
         die_with_parent=environ.get(names.ENV_DIE_WITH_PARENT) == "1",

@@ -11,7 +11,7 @@ from dtj_agent.member import Spawn
 # The agent's own; a worker has no use for them, and a script that copies its environment into a log must not show them.
 AGENT_ONLY = (
     names.ENV_PEERS, names.ENV_LISTEN, names.ENV_SECRET_FILE, names.ENV_STATE_DIR, names.ENV_TERMINATION_LOG,
-    names.ENV_GRACE_SECONDS,
+    names.ENV_GRACE_SECONDS, names.ENV_STOP_GRACE_SECONDS,
     names.ENV_ATTEMPT_FLOOR, names.ENV_RENDEZVOUS_TIMEOUT, names.ENV_DIE_WITH_PARENT,
 )  # fmt: skip
 
@@ -40,6 +40,7 @@ def of_worker(
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(settings.processes),
         "GROUP_RANK": str(spawn.node_rank),
+        "NODE_RANK": str(spawn.node_rank),  # torchrun does not set it; Composer and others ask for it
         "GROUP_WORLD_SIZE": str(spawn.nodes),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world),
@@ -47,7 +48,7 @@ def of_worker(
         "TORCHELASTIC_RUN_ID": settings.uid,
         "TORCHELASTIC_RESTART_COUNT": str(spawn.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
         names.ENV_ATTEMPT: str(spawn.attempt),
         names.ENV_AGENT_SOCKET: socket,

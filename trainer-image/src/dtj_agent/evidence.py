@@ -42,7 +42,8 @@ def root(evidence: List[Json], attempt: int, progressed: bool, now: Now) -> Opti
     failures = []
     for place, raw in enumerate(evidence):
         code, tail = raw["exitCode"], str(raw.get("logTail") or "")[-names.LOG_TAIL_BYTES :]
-        found = diagnose(raw["rank"], code, tail, bool(raw.get("oom")), progressed)
+        recorded = raw["recorded"][:300] if isinstance(raw.get("recorded"), str) else None
+        found = diagnose(raw["rank"], code, tail, bool(raw.get("oom")), progressed, recorded)
         failure = {
             "attempt": attempt, "rank": raw["rank"], "ordinal": raw["ordinal"], "pod": raw["pod"], "node": raw["node"],
             "exitCode": code, "signal": signal_name(code), "reason": found.reason, "message": found.message,

@@ -44,6 +44,8 @@ class Rules(NamedTuple):
     rendezvous_timeout: float = names.RENDEZVOUS_TIMEOUT_SECONDS
     job: str = "pod"
     """Pods are called <job>-<ordinal>."""
+    stop_grace: float = names.STOP_GRACE_SECONDS
+    """SIGTERM to SIGKILL of the workers of a failed group."""
 
 
 class Peer:

@@ -91,7 +91,7 @@ class GroupState:
         if result == outcome.SUCCEEDED:
             self.ledger.succeeded(now)
         if self.recovery is not None and self.recovery.attempt:
-            self.recovery.finished(now)
+            self.recovery.ended(now)
             self.history.recovery(self.recovery.to_json())
         self._finish(outcome.build(self.rules.uid, result, reason, message, failure, self.history, now.wall), now)
 

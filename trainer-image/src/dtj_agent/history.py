@@ -25,6 +25,10 @@ class History:
         """Unix times of the restarts that weigh on the budget."""
         self.losses: List[float] = []
         """Unix times of the connections that were lost since the last progress (flapping.py)."""
+        self.lived = 0.0
+        """Seconds that the longest attempt lasted before it broke."""
+        self.saved: Optional[float] = None
+        """Modification time of the newest file that a script has saved unreported; None: not looked at yet."""
         self.furthest = 0
         """The greatest step that any attempt has done."""
         self.recoveries: List[Json] = []
@@ -42,6 +46,20 @@ class History:
     def progressed(self) -> bool:
         """Has any attempt ever done a step?"""
         return bool((self.progress or {}).get("step")) or self.checkpoint is not None
+
+    @property
+    def established(self) -> bool:
+        """Has any attempt shown that the script works: by a step, or by its age where steps are not reported?"""
+        return self.progressed or self.lived > names.EARLY_SECONDS
+
+    def ends_in_a_row(self, reason: str) -> int:
+        """How many of the last failures have this reason, the last one included."""
+        count = 0
+        for failure in reversed(self.failures):
+            if failure.get("reason") != reason:
+                break
+            count += 1
+        return count
 
     def event(self, type_: str, reason: str, message: str, wall: float) -> None:
         self.event_id += 1
@@ -79,7 +97,7 @@ class History:
     def to_json(self) -> Json:
         return {
             "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts), "spent": list(self.spent),
-            "losses": list(self.losses), "furthest": self.furthest,
+            "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived, "saved": self.saved,
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
             "eventId": self.event_id, "startTime": self.start_time, **self.live(),
         }  # fmt: skip
@@ -94,6 +112,8 @@ class History:
         history.restarts = {key: int(number(restarts.get(key))) for key in history.restarts}
         history.spent = [number(time) for time in _list(data.get("spent"))]
         history.losses = [number(time) for time in _list(data.get("losses"))]
+        history.lived = number(data.get("lived"))
+        history.saved = None if data.get("saved") is None else number(data["saved"])
         history.furthest = int(number(data.get("furthest")))
         history.recoveries = _objects(data.get("recoveries"))[-names.KEEP_RECOVERIES :]
         history.failures = _objects(data.get("failures"))[-names.KEEP_FAILURES :]

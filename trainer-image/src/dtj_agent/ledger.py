@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from dtj_agent.backoff import QUICK_SECONDS
 from dtj_agent.history import History, number
 from dtj_agent.messages import Now
 from dtj_agent.recovery import Recovery
@@ -25,6 +26,8 @@ class Ledger:
         """Training after this time is in no checkpoint yet; None: not training."""
         self._running = False
         self._reporting_rank: Optional[int] = None
+        self.lived = 0.0
+        """Seconds from the attempt's start until it broke."""
         self.stepped = False
         """The attempt has done a step, as far as its workers say."""
 
@@ -37,15 +40,19 @@ class Ledger:
         """Seconds since the attempt started."""
         return now.mono - self._started
 
+    def ended(self, now: Now) -> None:
+        """The attempt has begun to stop: what follows is no part of its life."""
+        self.lived = self.age(now)
+        self.history.lived = max(self.history.lived, self.lived)
+
     def broken(self) -> None:
         """The attempt stops before its end."""
         self._unkept_since, self._running = None, False
 
     def succeeded(self, now: Now) -> None:
-        """All that was trained is kept. Workers that never reported have trained since they started."""
-        if self._running:
-            since = self._started if self._unkept_since is None else self._unkept_since
-            self.history.productive += now.mono - since
+        """All that was trained is kept. Of workers that never reported nobody knows how long they have trained."""
+        if self._running and self._unkept_since is not None:
+            self.history.productive += now.mono - self._unkept_since
         self.broken()
 
     def productive(self, now: Now) -> float:
@@ -84,6 +91,24 @@ class Ledger:
             self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
             if number(kept["step"]) > self.history.furthest:
                 self.history.furthest, self.history.losses = int(number(kept["step"])), []
+
+    @property
+    def is_silent(self) -> bool:
+        """An attempt runs, and none has ever reported a checkpoint."""
+        return self._running and self.history.checkpoint is None
+
+    def saved(self, newest: float, now: Now) -> None:
+        """The script's newest file is of this time. A later one than before is a checkpoint: the budget is full again.
+
+        One that an attempt writes as it begins shows nothing: the next attempt would write it as well.
+        """
+        before, history = self.history.saved, self.history
+        if not self.is_silent or (before is not None and newest <= before):
+            return
+        history.saved = newest
+        history.revision += 1
+        if before is not None and self.age(now) >= QUICK_SECONDS:
+            history.spent, history.losses = [], []
 
     def event(self, event: Any, now: Now) -> None:
         if isinstance(event, dict):

@@ -75,6 +75,26 @@ class RotatingFile(Sink):
             os.close(descriptor)
 
 
+class Valve:
+    """Holds workers up while their log is full, but no longer than `patience` seconds for one that does not drain. Pure.
+
+    A log that is merely slow drains in between, and starts anew each time: so it loses nothing. One that hangs costs its
+    workers a single wait, then what they write is dropped until it is no longer full.
+    """
+
+    def __init__(self, patience: float = names.BACK_PRESSURE_SECONDS) -> None:
+        self._patience = patience
+        self._full_since: Optional[float] = None
+
+    def is_open(self, full: bool, now: float) -> bool:
+        if not full:
+            self._full_since = None
+            return True
+        if self._full_since is None:
+            self._full_since = now
+        return now - self._full_since >= self._patience
+
+
 class Writer:
     """Feeds a sink from its own thread. `on_trouble(text)` is called from that thread, once for each kind of trouble."""
 
@@ -99,6 +119,11 @@ class Writer:
             self._chunks.append(data)
             self._size += len(data)
             self._changed.notify_all()
+
+    @property
+    def is_full(self) -> bool:
+        """More waits than a sink that keeps up would leave."""
+        return self._size >= names.FULL_LOG_BACKLOG_BYTES
 
     def flush(self, seconds: float) -> bool:
         """Wait until all is written, at most so long; False: something is left."""

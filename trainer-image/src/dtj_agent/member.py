@@ -69,6 +69,8 @@ class Identity(NamedTuple):
     address: str
     grace: float
     """Seconds that a pod's end leaves for the workers' own end."""
+    stop_grace: float = names.STOP_GRACE_SECONDS
+    """The same when the group has failed."""
 
 
 class Exited(NamedTuple):
@@ -79,6 +81,15 @@ class Exited(NamedTuple):
     asked: bool
     log_tail: str
     oom: bool
+    recorded: str = ""
+    """What the worker has written to its error file."""
+
+    def evidence(self, room: int) -> Dict[str, Any]:
+        """The failure as the coordinator hears it, with `room` characters for what the worker has said."""
+        recorded = self.recorded[: room // 4]
+        tail = self.log_tail[-(room - len(recorded)) :]
+        told = {"rank": self.rank, "exitCode": self.exit_code, "logTail": tail, "oom": self.oom}
+        return {**told, "recorded": recorded} if recorded else told
 
 
 class Member:
@@ -117,11 +128,11 @@ class Member:
         if self._broken_at is None:
             self._broken_at = now.mono
         if self.state == STOPPING and not self._well_done:
-            return [Stop(names.STOP_GRACE_SECONDS)]
+            return [Stop(self.identity.stop_grace)]
         if self.state != RUNNING:
             return []
         text = "the coordinator is lost (silent for %.2f s): stopping" % silence
-        return [Log(text), *self._stop(names.STOP_GRACE_SECONDS, now)]
+        return [Log(text), *self._stop(self.identity.stop_grace, now)]
 
     def follows(self, started: int) -> bool:
         """Go to a coordinator that calls? `started`: the last attempt that its own process has started, 0 if it is new.
@@ -170,11 +181,11 @@ class Member:
         effects: List[Effect] = []
         if failures and not self.leaving:
             room = names.MAX_EVIDENCE_CHARS // len(failures)
-            evidence = [{"rank": w.rank, "exitCode": w.exit_code, "logTail": w.log_tail[-room:], "oom": w.oom} for w in failures]
+            evidence = [worker.evidence(room) for worker in failures]
             effects.append(Send({"type": "failed", "attempt": attempt, "failures": evidence}))
         if self.state == RUNNING:
             if failures:
-                effects += self._stop(names.STOP_GRACE_SECONDS, now)
+                effects += self._stop(self.identity.stop_grace, now)
             elif not self._working:
                 self._well_done = True
                 effects += self._stop(0.0, now)
@@ -253,6 +264,11 @@ class Member:
     def spawned(self, ranks: List[int]) -> None:
         self._working = dict.fromkeys(ranks, True)
 
+    @property
+    def ranks(self) -> List[int]:
+        """Those whose workers have not ended yet."""
+        return list(self._working)
+
     def _stop_asked(self, message: Message, now: Now) -> List[Effect]:
         if message["attempt"] != self.attempt:
             return []
@@ -287,7 +303,7 @@ class Member:
             return [Send({"type": "finished"})]
         if self.state in (RUNNING, STOPPING):
             self._next = final
-            return [Stop(names.STOP_GRACE_SECONDS)] if self.state == STOPPING else self._stop(names.STOP_GRACE_SECONDS, now)
+            return [Stop(self.identity.stop_grace)] if self.state == STOPPING else self._stop(self.identity.stop_grace, now)
         stays = self.state == STUCK  # its container could not end, nor its message be read: /status tells the outcome
         self.state, self.outcome, self._next = FINISHED, final, None
         effects: List[Effect] = [Finish(final), Save(), Send({"type": "finished"})]

@@ -62,6 +62,7 @@ ENV_SECRET_FILE = "DTJ_SECRET_FILE"
 ENV_STATE_DIR = "DTJ_STATE_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"  # SIGTERM to SIGKILL of the workers
+ENV_STOP_GRACE_SECONDS = "DTJ_STOP_GRACE_SECONDS"  # the same, of a group that failed
 ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
 # --- environment: dtj run -> agent (a pod on this machine) ----------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": the agent and its workers end if the process that started them does
@@ -103,7 +104,7 @@ RETRY_MAX_SECONDS = 1.0
 ANNOUNCE_SECONDS = 1.0  # between two rounds of calls to peers that are missing
 ANNOUNCE_FANOUT = 8  # peers called in one round by a member that can't find the coordinator
 ANNOUNCE_AT_ONCE = 32  # calls of the coordinator under way at one time
-STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group: their state is lost already
+STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group, where restart.stopGraceSeconds says nothing
 STUCK_SECONDS = 30.0  # a worker still there this long after SIGKILL (uninterruptible sleep): its pod has to be replaced
 MEMBER_STUCK = "stuck"  # the state of such a member in /status: the operator deletes its pod
 RENDEZVOUS_TIMEOUT_SECONDS = 3600.0
@@ -119,8 +120,13 @@ MAX_UNPROVEN_CONNECTIONS = 64
 MAX_DATAGRAM_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # longer lines of a worker are cut into several
 MAX_LOG_BACKLOG_BYTES = 1024 * 1024  # log lines that wait for a slow disk; beyond it they are dropped and counted
+FULL_LOG_BACKLOG_BYTES = MAX_LOG_BACKLOG_BYTES // 4  # from here on workers wait; one read with its prefixes fits in above it
+BACK_PRESSURE_SECONDS = 1.0  # how long a log that takes nothing holds its workers up; then their lines are dropped
 LOG_ROTATE_BYTES = 10_000_000
+SAVES_SECONDS = 10.0  # between two looks at the files that a script saves and does not report
 KEEP_FAILURES = 5
+FILE_NOT_FOUND_TRIES = 5  # attempts in a row that end so; not more than KEEP_FAILURES, by which they are counted
+EARLY_SECONDS = 30.0  # an attempt that lived longer has shown that its script works, whether it reports steps or not
 KEEP_RECOVERIES = 10
 KEEP_EVENTS = 20
 MASTER_PORT_FLOOR = 20000  # MASTER_PORT: from here to below the kernel's ephemeral ports, so no outgoing connection takes it
@@ -183,6 +189,9 @@ class Reason:
     NO_RESTART_EXIT_CODE = "NoRestartExitCode"
     ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
     IMPORT_FAILED = "ImportFailed"
+    SCRIPT_ERROR = "ScriptError"  # Python refused it before its first step: SyntaxError, NameError, a breakpoint
+    USAGE_ERROR = "UsageError"  # the script refused its arguments
+    FILE_NOT_FOUND = "FileNotFound"  # before the first step: it may be there later, so it is tried a few times
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
@@ -192,6 +201,6 @@ class Reason:
 
 
 PERMANENT = frozenset({
-    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.INVALID_SPEC,
-    Reason.TEMPLATE_REJECTED,
+    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR, Reason.USAGE_ERROR,
+    Reason.INVALID_SPEC, Reason.TEMPLATE_REJECTED,
 })  # fmt: skip

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
-from typing import Optional
+import time
+from typing import Callable, List, Optional, Tuple
 
 from dtj_agent import names
-from dtj_agent.logfile import Descriptor, RotatingFile, Writer
+from dtj_agent.logfile import Descriptor, RotatingFile, Valve, Writer
 
 
 class Output:
     """Nothing here ever waits but `flush`."""
 
-    def __init__(self, checkpoint_dir: Optional[str], pod: str) -> None:
+    def __init__(self, checkpoint_dir: Optional[str], pod: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._stdout = Writer(Descriptor(1), lambda text: None)
         self._file: Optional[Writer] = None
         if checkpoint_dir:
             path = os.path.join(checkpoint_dir, names.LOG_FOLDER, pod + ".log")
             self._file = Writer(RotatingFile(path), lambda text: self._stdout.write(_line(text)))
+        writers = [writer for writer in (self._stdout, self._file) if writer is not None]
+        self._valves: List[Tuple[Writer, Valve]] = [(writer, Valve()) for writer in writers]
+
+    def has_room(self) -> bool:
+        """May more be read of the workers? Each of the two holds them up for a bounded time only."""
+        now = self._clock()
+        rooms = [valve.is_open(writer.is_full, now) for writer, valve in self._valves]  # each has to hear of it
+        return all(rooms)
 
     def write(self, data: bytes) -> None:
         """Whole lines."""

@@ -1,4 +1,4 @@
-"""A MASTER_PORT that nobody else has: chosen anew for each attempt, held until the workers start."""
+"""A MASTER_PORT that nobody else has: chosen anew for each attempt, held until the attempt's store listens on it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,15 @@ class PortHolder:
         raise SettingsError(what % (names.ENV_POD_IP, first, last, self._host))
 
     def release(self) -> None:
-        """The worker of rank 0 is about to listen on it."""
+        """Gives the port back: the store of this attempt is another pod's."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def take(self) -> Optional[socket.socket]:
+        """Hands the bound socket over to the attempt's store; None if it is not held."""
+        taken, self._socket = self._socket, None
+        return taken
 
     def _hold(self, port: int) -> bool:
         sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET, socket.SOCK_STREAM)

@@ -42,6 +42,11 @@ class Recovery:
             self._close(now)
             self._phase = len(PHASES)
 
+    def ended(self, now: Now) -> None:
+        """The job ends. A script that has reported nothing by then has told nobody when its loading was over."""
+        if self._phase > PHASES.index("load"):
+            self.finished(now)
+
     @property
     def is_finished(self) -> bool:
         return self._phase == len(PHASES)
@@ -51,12 +56,16 @@ class Recovery:
         self._since = now.mono
 
     def to_json(self) -> Dict[str, Any]:
-        """As /status shows it. Unknown yet: null for steps, 0.0 for phases."""
+        """As /status shows it. Unknown yet: null for steps, absent for phases."""
         lost = None
         if self.last_step is not None and self.resumed_step is not None:
             lost = max(0, self.last_step - self.resumed_step)
         return {
             "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted, "time": self.time,
             "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
-            "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
+            "seconds": {
+                phase: round(self.seconds[phase], 4)
+                for index, phase in enumerate(PHASES)
+                if index < self._phase or self.seconds[phase]
+            },
         }  # fmt: skip

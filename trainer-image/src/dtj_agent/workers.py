@@ -19,6 +19,7 @@ from dtj_agent.member import Exited
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_SECONDS = 0.02  # between two looks at what is still dying
+HOLD_UP_SECONDS = 0.01  # between two looks at a log that has no room
 CHUNK = 64 * 1024
 READS_AT_ONCE = 16  # of CHUNK from one worker, then the others get their turn; more than a pipe holds
 # A session of its own, so that nothing of it is left behind; macOS can't do that in posix_spawn and makes a group.
@@ -49,7 +50,11 @@ class Workers:
         self.on_exit: Callable[[List[Exited]], None] = lambda exits: None
         self.on_gone: Callable[[], None] = lambda: None
         self.on_output: Callable[[bytes], None] = lambda data: None
+        self.has_room: Callable[[], bool] = lambda: True
+        """While False, workers are not read: they wait as soon as their pipe is full."""
         self.on_stuck: Callable[[str], None] = lambda text: None
+        self.spared: Dict[int, Callable[[int], None]] = {}
+        """Children that are no worker's, by pid: never swept; called with their wait status when they have ended."""
         self._loop = loop
         self._guarded = not is_init and sys.platform == "linux"
         self._workers: Dict[int, Worker] = {}  # by pid
@@ -58,6 +63,7 @@ class Workers:
         self._kill_at: Optional[float] = None
         self._timer: Optional[Timer] = None
         self._stuck_at = 0.0
+        self._held_up: List[Worker] = []
         if self._guarded:
             import ctypes  # only in a local run: it costs memory
 
@@ -117,6 +123,7 @@ class Workers:
             _, status = os.waitpid(found.si_pid, 0)
             if worker is not None:
                 ended.append(self._ended(worker, status))
+            self.spared.pop(found.si_pid, _ignore)(status)
         if ended:
             self.on_exit(ended)
         if self._stopping:
@@ -139,7 +146,7 @@ class Workers:
         if due:
             for worker in alive:
                 self._signal_group(worker.pid, signal.SIGKILL)
-        orphans = [] if alive else [pid for pid in children() if pid not in self._workers]
+        orphans = [] if alive else [pid for pid in children() if pid not in self._workers and pid not in self.spared]
         for pid in orphans:  # they have left their group, and their parents have died
             self._signal(pid, signal.SIGKILL)
         if not alive and not orphans:
@@ -184,12 +191,15 @@ class Workers:
         os.set_blocking(reader, False)
         worker = Worker(rank, pid, reader)
         self._workers[pid] = worker
-        self._loop.watch(reader, READ, lambda events: self._read(worker))
+        self._watch(worker)
 
     def _read(self, worker: Worker, to_the_end: bool = False) -> None:
         reads = 0
         while worker.pipe is not None and reads < READS_AT_ONCE:
             reads += 1
+            if not to_the_end and not self.has_room():
+                self._hold_up(worker)
+                break
             try:
                 data = os.read(worker.pipe, CHUNK)
             except BlockingIOError:
@@ -202,6 +212,22 @@ class Workers:
         if to_the_end:  # the worker has ended; a process that has left its group may hold the pipe, but not us
             self._close(worker)
         return None
+
+    def _hold_up(self, worker: Worker) -> None:
+        assert worker.pipe is not None
+        self._loop.unwatch(worker.pipe)
+        if not self._held_up:
+            self._loop.later(HOLD_UP_SECONDS, self._let_go)
+        self._held_up.append(worker)
+
+    def _let_go(self) -> None:
+        held, self._held_up = self._held_up, []
+        for worker in held:
+            if worker.pipe is not None:
+                self._watch(worker)
+
+    def _watch(self, worker: Worker) -> None:
+        self._loop.watch(worker.pipe, READ, lambda events: self._read(worker))
 
     def _close(self, worker: Worker) -> None:
         if worker.pipe is not None:
@@ -223,6 +249,10 @@ class Workers:
             os.killpg(pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # it ended meanwhile, or (macOS) only zombies are left of it
+
+
+def _ignore(status: int) -> None:
+    """Nobody asked for the end of this child."""
 
 
 def children() -> List[int]:

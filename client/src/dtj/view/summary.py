@@ -55,7 +55,7 @@ def _recovery(one: dict[str, Any]) -> list[str]:
     back = f"{lost} steps done again, from step {one.get('resumedStep')}" if lost is not None else "no step was reported since"
     return [
         f"  recovery     {one.get('reason')} ({one.get('kind')}) -> attempt {one.get('attempt')}: {back}",
-        f"               {durations.say(sum(spent.values()))}: {phases}",
+        f"               {durations.say(sum(spent.values()))}: {phases}" + ("" if "load" in spent else ", load unknown"),
     ]
 
 

@@ -76,6 +76,8 @@ def _structural(node: Any, definitions: JsonSchema) -> Any:
         node["description"] = " ".join(node["description"].split())
     if node.get("default", "") is None:
         del node["default"]
+    elif isinstance(node.get("default"), dict):  # a field without a default is absent from its object's, never null
+        node["default"] = {key: value for key, value in node["default"].items() if value is not None}
     properties = node.pop("properties", None)  # its keys are field names, not keywords such as "title"
     result = {key: value if key == "default" else _structural(value, definitions) for key, value in node.items()}
     if properties is not None:

@@ -128,6 +128,9 @@ class Restart(Model):
     """Restarts within windowSeconds; a new checkpoint empties the count. The next failure ends the job."""
     window_seconds: int = Field(default=3600, ge=1, le=INT32_MAX)
     """Length of the sliding window in seconds."""
+    stop_grace_seconds: float | None = Field(default=None, ge=0, le=600)
+    """What a failed group's workers have from SIGTERM to SIGKILL, 0.5 if not given. More lets their handlers save; every
+    restart may then take as long, for a rank that waits in a collective runs no handler."""
 
 
 _CONTAINERS = "has(self.template) && has(self.template.spec) && has(self.template.spec.containers)"

@@ -30,6 +30,8 @@ def agent_environment(
         names.ENV_TERMINATION_LOG: termination_log,
         names.ENV_GRACE_SECONDS: str(max(1, grace_seconds - STOP_MARGIN_SECONDS)),
     }
+    if job.spec.restart.stop_grace_seconds is not None:  # else the agent's own, and the pods of older jobs stay as they are
+        values[names.ENV_STOP_GRACE_SECONDS] = str(job.spec.restart.stop_grace_seconds)
     if job.spec.checkpoint:
         root = job.spec.checkpoint.mount_path.rstrip("/")
         values |= {

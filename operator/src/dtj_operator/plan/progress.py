@@ -26,9 +26,10 @@ def active_seconds(status: Object, now: float) -> float:
 
 
 def with_goodput(status: Object, now: float) -> Object:
-    """Share of the active time in which steps were done that were not lost later."""
+    """Share of the active time in which steps were done that were not lost later; unknown while nothing is reported."""
     active = active_seconds(status, now)
-    if active <= 0 or "productiveSeconds" not in status:
+    silent = not status.get("productiveSeconds") and not status.get("checkpoint") and "step" not in (status.get("progress") or {})
+    if active <= 0 or silent or "productiveSeconds" not in status:
         return status
     return {**status, "goodput": round(min(1.0, status["productiveSeconds"] / active), 4)}
 
