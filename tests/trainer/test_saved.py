@@ -44,9 +44,14 @@ def test_a_commit_with_a_file_of_another_rank_missing_is_refused(tmp_path: Path)
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", ["Trainer", "State"])
 @pytest.mark.parametrize(
-    ("name", "value"), [("DTJ_CHECKPOINT_DIR", ""), ("DTJ_CHECKPOINT_EVERY_STEPS", "3"), ("DTJ_CHECKPOINT_KEEP", "9")]
+    ("kind", "name", "value"),
+    [
+        ("Trainer", "DTJ_CHECKPOINT_DIR", ""),
+        ("State", "DTJ_CHECKPOINT_DIR", ""),
+        ("State", "DTJ_CHECKPOINT_EVERY_STEPS", "3"),
+        ("Trainer", "DTJ_CHECKPOINT_KEEP", "9"),
+    ],
 )
 def test_a_variable_that_differs_on_one_rank_is_named_at_once(tmp_path: Path, kind: str, name: str, value: str) -> None:
     env = {"DTJ_CHECKPOINT_DIR": str(tmp_path / "c"), "DTJ_CHECKPOINT_EVERY_STEPS": "2", "DTJ_CHECKPOINT_KEEP": "2"}
@@ -135,7 +140,8 @@ def test_a_part_that_can_not_be_loaded_ends_the_run_before_its_first_step(tmp_pa
 
 @pytest.mark.torch
 def test_weights_that_are_not_finite_are_saved_over_no_checkpoint_and_end_the_run(tmp_path: Path) -> None:
-    finished(2, work_saved.turned_nan, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
+    said = finished(2, work_saved.turned_nan, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
+    assert said.count("LossNotFinite") == 3, "once a run"
     told = json.loads((tmp_path / "out.json").read_text())
     for name, by_rank in told.items():
         for rank in by_rank:

@@ -106,6 +106,7 @@ class State:
         self._latest: dict[str, float] = {}
         self._latest_step = 0
         self._nonfinite = 0
+        self._told_nonfinite = False
         self._samples = 0
         self._stop = threading.Event()
         self._agreement = Agreement(group, config.agree_seconds)
@@ -149,8 +150,9 @@ class State:
                 self.step += 1
                 self._after_step(first)
                 first = False
-            if not first and self._config.max_nonfinite:
-                self._check_loss(self._agreement.meet(self.step, self._signs()).nonfinite, limit=1)
+            if not first:
+                at_the_end = self._agreement.meet(self.step, self._signs())
+                self._check_loss(at_the_end.nonfinite, limit=min(1, self._config.max_nonfinite))
             self._saves.finish(self.step, self._metrics())
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
@@ -216,6 +218,7 @@ class State:
         """Saves in addition to every so many steps. Call it on all ranks at the same step.
 
         Within a step it is made when that step is done, and has its number; before or after the loop at once, and waited for.
+        Asked for before the step's `report`, it has the step's own metrics, by which `keep_best` ranks it.
         """
         if self._in_hand:
             self._save_asked = True
@@ -270,7 +273,13 @@ class State:
         return Signs(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
 
     def _check_loss(self, nonfinite: int, *, limit: int) -> None:
-        """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row that were not finite."""
+        """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row that were not finite.
+
+        The first of them is an event, of rank 0 for all.
+        """
+        if nonfinite and not self._told_nonfinite and self.group.rank == 0:
+            self.notify("Warning", names.Reason.LOSS_NOT_FINITE, f"the loss is NaN or infinite at step {self.step}")
+        self._told_nonfinite = nonfinite > 0
         if limit and nonfinite >= limit:
             raise NonFiniteLoss(
                 f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: look at the learning "
@@ -282,9 +291,6 @@ class State:
             self._nonfinite = 0
             return
         self._nonfinite += 1
-        if self._nonfinite == 1:
-            message = f"the loss of step {record.step} is {record.loss} on rank {self.group.rank}"
-            self.notify("Warning", names.Reason.LOSS_NOT_FINITE, message)
 
     def _log(self, now: float, first: bool) -> None:
         record, self._record = self._record, None

@@ -138,7 +138,7 @@ class Trainer:
         def validated() -> dict[str, float]:
             if validation is None or measure is None:
                 return {}
-            broadcast_buffers(wrapped)  # what is validated is what a checkpoint holds
+            broadcast_buffers(wrapped, group)  # what is validated is what a checkpoint holds
             with ema.applied() if ema else nullcontext():
                 return evaluate(wrapped, validation, measure, group=group, batch_size=cut.largest)
 

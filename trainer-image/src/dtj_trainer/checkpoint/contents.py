@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer.comm.broadcast import broadcast_buffers
+from dtj_trainer.comm.group import Group
 from dtj_trainer.comm.parts import Part
 from dtj_trainer.errors import ConfigError
 
@@ -134,10 +135,10 @@ class Contents:
         }
         return {f"{part}.{key}" for part in self._modules for key in tree[part]} - self.buffer_keys() - frozen
 
-    def broadcast_buffers(self) -> None:
+    def broadcast_buffers(self, group: Group) -> None:
         """Gives every rank rank 0's running statistics, which are the ones that a checkpoint holds; a collective."""
         for module in self._modules.values():
-            broadcast_buffers(module)
+            broadcast_buffers(module, group)
 
 
 def _read_back(name: str, state: Any) -> Any:

@@ -67,7 +67,7 @@ class CheckpointStore:
         """Stages this rank's share and hands it to the thread. Call only when no rank is `busy`; take the result by `poll`."""
         started = time.perf_counter()
         shared = {"step": step, "parts": contents.shared()}
-        contents.broadcast_buffers()
+        contents.broadcast_buffers(self._group)
         tree = contents.sharded()
         owner = assign(tree, self._group.world_size, contents.buffer_keys())
         staged = self._stager.stage(share_of(tree, owner, self._group.rank))

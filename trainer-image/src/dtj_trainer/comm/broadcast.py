@@ -7,19 +7,23 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dtj_trainer.comm.group import Group
 
 
 @torch.no_grad()
-def broadcast_buffers(module: nn.Module) -> None:
-    """Gives every rank rank 0's floating-point buffers; a collective over the default group, one for each dtype and device.
+def broadcast_buffers(module: nn.Module, group: Group) -> None:
+    """Gives every rank rank 0's floating-point buffers; a collective for each dtype and device.
 
-    Masks and counters are the same on every rank already.
+    Masks and counters are the same on every rank already, and a sharded buffer has no first rank.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if group.world_size == 1:
         return
-    for buffers in _alike(b for b in module.buffers() if b.is_floating_point()):
+    for buffers in _alike(b for b in module.buffers() if b.is_floating_point() and not isinstance(b, DTensor)):
         flat = torch.cat([b.reshape(-1) for b in buffers])
-        dist.broadcast(flat, src=0)
+        # A script's own group may carry a GPU's tensors alone.
+        dist.broadcast(flat, src=0, group=group.control if flat.device.type == "cpu" else None)
         for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
             buffer.copy_(part.view(buffer.shape))
 
