@@ -193,6 +193,31 @@ class Strided(Net):
         self.blocks[0].inner.weight = nn.Parameter(torch.randn(WIDTH, WIDTH).t() / 4)  # type: ignore[index]
 
 
+class Normalized(Net):
+    """Running statistics, of which each rank has its own. Not in NETS: a batch that is cut has other means than the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return super().call(block, self.norm(x) if block is self.blocks[1] else x)  # type: ignore[index]
+
+
+class Dropped(Net):
+    """Dropout, and what was drawn for it. Not in NETS: ranks draw otherwise than one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.drawn: list[list[bool]] = []
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        kept = self.dropout(torch.ones_like(x))
+        self.drawn.append((kept > 0).flatten().tolist())
+        return super().call(block, x * kept)
+
+
 NETS: dict[str, type[Net]] = {
     net.__name__: net for net in (Frozen, Shared, Twice, SameTwice, Forms, Unused, Dtypes, Nested, Buffers, Recomputes, Strided)
 }

@@ -181,6 +181,8 @@ class Reason:
     CHECKPOINT_TORN = "CheckpointTorn"  # skipped: a file is missing, short or altered
     CHECKPOINT_FAILED = "CheckpointFailed"  # a save failed; training goes on and tries again
     CHECKPOINT_SLOW = "CheckpointSlow"  # a save was due while the one before was still being written
+    CHECKPOINT_METRIC_MISSING = "CheckpointMetricMissing"  # keep_best looks at a metric that a save does not have
+    LOSS_NOT_FINITE = "LossNotFinite"  # a loss is NaN or infinite
     LEASE_LOST = "CheckpointLeaseLost"  # a newer attempt owns the folder
     SINK_FAILED = "SinkFailed"  # a place for records (a file, a tracking server) refused one; training goes on without it
     WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded

@@ -6,6 +6,8 @@ every `agree_seconds`, at steps that each of them works out from the same number
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from dtj_trainer.comm.group import Group
@@ -23,6 +25,20 @@ def steps_apart(before: int, slowest: float, seconds: float) -> int:
     """
     fit = seconds / slowest if slowest > 0 else 1.0  # the first step is not measured
     return max(1, int(min(fit, 2 * before, MOST_STEPS)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signs:
+    """What a rank reports to the others, and what the others learn: true for all if it is for one."""
+
+    stop: bool = False
+    """It was asked to stop."""
+    busy: bool = False
+    """It still writes its checkpoint."""
+    overdue: bool = False
+    """It has done so for longer than a save may take. All ranks end then, or some would run into a closed connection."""
+    nonfinite: int = 0
+    """So many of its logged losses in a row were not finite."""
 
 
 class Agreement:
@@ -43,10 +59,11 @@ class Agreement:
         """The ranks meet after this step; the same on all of them."""
         return step >= self._next
 
-    def meet(self, step: int, *, stop: bool, busy: bool) -> tuple[bool, bool]:
-        """A collective: whether any rank was asked to stop, whether any still writes its checkpoint."""
-        mine = torch.tensor([float(stop), float(busy), self._slowest], dtype=torch.float64)
-        any_stop, any_busy, slowest = self._group.gather(mine).amax(0).tolist()
+    def meet(self, step: int, mine: Signs) -> Signs:
+        """A collective: what holds for any rank."""
+        row = [float(mine.stop), float(mine.busy), float(mine.overdue), float(mine.nonfinite), self._slowest]
+        *signs, nonfinite, slowest = self._group.gather(torch.tensor(row, dtype=torch.float64)).amax(0).tolist()
         self._apart, self._slowest = steps_apart(self._apart, slowest, self._seconds), 0.0
         self._next = step + self._apart
-        return bool(any_stop), bool(any_busy)
+        stop, busy, overdue = (bool(s) for s in signs)
+        return Signs(stop=stop, busy=busy, overdue=overdue, nonfinite=int(nonfinite))

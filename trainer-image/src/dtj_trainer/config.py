@@ -71,6 +71,8 @@ class TrainerConfig:
             raise ConfigError(f"recompute={self.recompute!r}: write none, block or selective")
         if not isinstance(self.compile, bool) and self.compile not in ("inductor", "aot_eager"):
             raise ConfigError(f"compile={self.compile!r}: write true, false, inductor or aot_eager")
+        if self.early_stop and self.validate_every_steps is None:
+            raise ConfigError("early_stop counts validations: write validate_every_steps too")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
         if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from dtj_trainer.checkpoint.contents import parameter_names
+from dtj_trainer.checkpoint.contents import model_state, plain_name
 
 
 class Ema(nn.Module):
@@ -17,9 +17,12 @@ class Ema(nn.Module):
     def __init__(self, model: nn.Module, decay: float) -> None:
         super().__init__()
         self._decay = decay
+        self._model = (model,)  # in a tuple, so that its parameters are not ours
         self._live = list(model.parameters())
-        self._names = parameter_names(model)
         self._average = [p.detach().clone() for p in self._live]
+        places = {id(p): place for place, p in enumerate(self._live)}
+        every = model.named_parameters(remove_duplicate=False)  # tied weights have several names, and all are in a checkpoint
+        self._places = {plain_name(model, name): places[id(p)] for name, p in every}
 
     @torch.no_grad()
     def update(self) -> None:
@@ -43,11 +46,12 @@ class Ema(nn.Module):
             live.copy_(value)
 
     def portable_state_dict(self) -> dict[str, torch.Tensor]:
-        """The averages by parameter name."""
-        return dict(zip(self._names, self._average, strict=True))
+        """The model's state with the averages for parameters: it loads into the plain model by itself."""
+        model = model_state(self._model[0])
+        return {name: self._average[self._places[name]] if name in self._places else value for name, value in model.items()}
 
     @torch.no_grad()
     def load_portable_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """The inverse."""
-        for name, average in zip(self._names, self._average, strict=True):
-            average.copy_(state[name])
+        for name, place in self._places.items():
+            self._average[place].copy_(state[name])

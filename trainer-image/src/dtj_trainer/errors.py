@@ -3,6 +3,7 @@
 TrainerError
 ├── ConfigError            a field, flag or variable is wrong; the message names it and says what to write
 ├── SinkError              a place for records (TensorBoard, MLflow) refused one
+├── NonFiniteLoss          the loss is NaN or infinite, and stays so: training on would only spoil what is saved
 ├── RendezvousFailed       a rank did not come in time, or rank 0 can't be reached; the message names it
 ├── RankMismatch           ranks that must agree (config, code, world) do not; the message names them
 └── CheckpointError
@@ -26,6 +27,10 @@ class ConfigError(TrainerError, ValueError):
 
 class SinkError(TrainerError):
     """A place for records can't take them; training goes on without it."""
+
+
+class NonFiniteLoss(TrainerError):
+    """So many losses in a row were not finite as `max_nonfinite` allows."""
 
 
 class RendezvousFailed(TrainerError):

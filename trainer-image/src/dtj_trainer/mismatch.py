@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from dtj_agent import names
+from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.comm.group import Group
+from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import RankMismatch
 
 
@@ -43,15 +46,25 @@ def code_digest() -> str:
     return digest([*sorted(Path(__file__).parent.rglob("*.py")), *script])
 
 
-def facts(config: Any, group: Group) -> dict[str, str]:
-    """What must be the same on every rank."""
-    return flat(config) | {
-        "world size": str(group.world_size),
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "code": code_digest(),
-        "device": group.device.type,
-    }
+def facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfig) -> dict[str, str]:
+    """What must be the same on every rank: the config, what the environment adds to it, and the code."""
+    told: dict[str, object] = {names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep, names.ENV_ATTEMPT: env.attempt}
+    if checkpoint.directory is None:
+        told[names.ENV_CHECKPOINT_DIR] = env.checkpoint_dir
+    if checkpoint.every_steps is None:
+        told[names.ENV_CHECKPOINT_EVERY] = env.checkpoint_every
+    return (
+        flat(config)
+        | {name: "not set" if value is None else str(value) for name, value in told.items()}
+        | {
+            "world size": str(group.world_size),
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "code": code_digest(),
+            "device": group.device.type,
+            "backend": group.backend,
+        }
+    )
 
 
 def check(mine: Mapping[str, str], group: Group) -> None:

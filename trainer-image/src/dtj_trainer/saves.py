@@ -40,6 +40,12 @@ class Saves:
         self._stall = 0.0
         self._failures = 0
         self._told_slow = False
+        self._told_metric = False
+
+    @property
+    def overdue(self) -> bool:
+        """This rank has written for longer than a save may take, and the training is to end for it."""
+        return bool(self.store and self._config.max_failures and self.store.overdue)
 
     @property
     def busy(self) -> bool:
@@ -53,7 +59,11 @@ class Saves:
     def load(self) -> Checkpoint | None:
         """The newest valid checkpoint, loaded into the parts."""
         self.settle()
-        found = self.store.load(Contents(self._parts)) if self.store else None
+        if self.store is None:
+            return None
+        contents = Contents(self._parts)
+        contents.shared()  # what could never be loaded is refused before the first step, and not at the first save
+        found = self.store.load(contents)
         if found:
             self.step = found.step
         return found
@@ -74,12 +84,18 @@ class Saves:
         if self.store is None or self.step == step:
             return
         self._told_slow = False
+        self._check_metric(metrics)
         self._progress.phase("saving", step=step)
         self.store.save(step, Contents(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
         self._stall += self.store.stall_seconds
 
-    def begin_unless(self, busy: bool, step: int, metrics: Mapping[str, float]) -> None:
-        """The same, or without waiting none at all: said once, until a save has come through."""
+    def begin_unless(self, busy: bool, step: int, metrics: Mapping[str, float], *, overdue: bool) -> None:
+        """The same, or without waiting none at all: said once, until a save has come through.
+
+        `busy`, `overdue`: any rank is, by all ranks' agreement. Raises CheckpointStalled on all of them if one is overdue.
+        """
+        if self.store and overdue:
+            raise self.store.stalled()
         if not busy:
             self.begin(step, metrics)
         elif self.store:
@@ -87,8 +103,6 @@ class Saves:
                 message = f"step {step} is not saved, and none until the save before it has been written"
                 self._notify("Warning", names.Reason.CHECKPOINT_SLOW, message)
             self._told_slow = True
-            if self._config.max_failures:
-                self.store.check_deadline()
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
         """At the end and before leaving: what is in flight, then this step, and wait for both."""
@@ -117,6 +131,14 @@ class Saves:
             raise LeaseLost(result.message)
         else:
             self._failed(f"step {result.step}: {result.message}")
+
+    def _check_metric(self, metrics: Mapping[str, float]) -> None:
+        """Reports once that `keep_best` looks at a metric that this save has not: it may be misspelt."""
+        wanted = self._config.retention
+        if wanted.keep_best and wanted.metric not in metrics and not self._told_metric and self._first_rank:
+            self._told_metric = True
+            message = f"checkpoint.retention.metric={wanted.metric!r} is not among {sorted(metrics)}: this one can't be the best"
+            self._notify("Warning", names.Reason.CHECKPOINT_METRIC_MISSING, message)
 
     def _failed(self, message: str) -> None:
         self._failures += 1

@@ -11,6 +11,7 @@ Without a checkpoint folder nothing is saved, without an agent nobody is told; t
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
 import threading
@@ -25,12 +26,13 @@ from typing import Any, Literal
 import torch
 
 from dtj_agent import names
-from dtj_trainer.agreement import Agreement
+from dtj_trainer import mismatch
+from dtj_trainer.agreement import Agreement, Signs
 from dtj_trainer.checkpoint.config import DEFAULT_EVERY_STEPS, CheckpointConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.comm.group import Group
 from dtj_trainer.env import WorkerEnv
-from dtj_trainer.errors import ConfigError, SinkError, Stopped
+from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
 from dtj_trainer.progress import Progress
 from dtj_trainer.saves import Saves
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
@@ -49,10 +51,15 @@ class StateConfig:
     agree_seconds: float = 0.5
     """About how often the ranks tell each other whether one was asked to stop."""
     collective_timeout_seconds: float = 600.0
+    max_nonfinite: int = 5
+    """So many logged losses in a row that are NaN or infinite, on any rank, end the training with NonFiniteLoss, and so does
+    one at the end of the run; 0: train on."""
 
     def __post_init__(self) -> None:
         if self.log_every_steps < 1:
             raise ConfigError(f"log_every_steps={self.log_every_steps}: write 1 or more")
+        if self.max_nonfinite < 0:
+            raise ConfigError(f"max_nonfinite={self.max_nonfinite}: write a count of logged losses, or 0 for no limit")
         if self.agree_seconds < 0 or self.collective_timeout_seconds <= 0:
             raise ConfigError("agree_seconds must be 0 or more, collective_timeout_seconds above 0")
 
@@ -75,6 +82,7 @@ class State:
         return self
 
     def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, parts: dict[str, object]) -> None:
+        mismatch.check(mismatch.facts(config, group, env, config.checkpoint), group)
         self.step = 0
         """Optimizer steps done."""
         self.total: int | None = None
@@ -96,6 +104,9 @@ class State:
         self._in_hand = False
         self._record: Record | None = None
         self._latest: dict[str, float] = {}
+        self._latest_step = 0
+        self._nonfinite = 0
+        self._told_nonfinite = False
         self._samples = 0
         self._stop = threading.Event()
         self._agreement = Agreement(group, config.agree_seconds)
@@ -139,7 +150,10 @@ class State:
                 self.step += 1
                 self._after_step(first)
                 first = False
-            self._saves.finish(self.step, self._latest)
+            if not first:
+                at_the_end = self._agreement.meet(self.step, self._signs())
+                self._check_loss(at_the_end.nonfinite, limit=min(1, self._config.max_nonfinite))
+            self._saves.finish(self.step, self._metrics())
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
             if previous is not None:
@@ -182,8 +196,15 @@ class State:
 
     @property
     def due(self) -> bool:
-        """The step in hand will be logged: every `log_every_steps`, and the last."""
-        return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total
+        """The step in hand will be logged: every `log_every_steps`, the last, and one that is saved: its metrics are its own."""
+        return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total or self.saving
+
+    @property
+    def saving(self) -> bool:
+        """The step in hand will be saved, unless the save before it is still being written."""
+        return (
+            self._save_asked or self._saves.due(self.step + 1) or (self._saves.store is not None and self.step + 1 == self.total)
+        )
 
     def aside(self, seconds: float) -> None:
         """So long was no training but, say, validation: it does not count in samples_per_second."""
@@ -197,11 +218,12 @@ class State:
         """Saves in addition to every so many steps. Call it on all ranks at the same step.
 
         Within a step it is made when that step is done, and has its number; before or after the loop at once, and waited for.
+        Asked for before the step's `report`, it has the step's own metrics, by which `keep_best` ranks it.
         """
         if self._in_hand:
             self._save_asked = True
         else:
-            self._saves.begin(self.step, self._latest)
+            self._saves.begin(self.step, self._metrics())
             self._saves.settle()
 
     def end(self) -> None:
@@ -231,22 +253,55 @@ class State:
         asked, self._save_asked = self._save_asked, False
         due = self._saves.due(self.step) and self.step != self.total
         if due or asked or self._agreement.due(self.step):
-            stop, busy = self._agreement.meet(self.step, stop=self._stop.is_set(), busy=self._saves.busy)
-            if stop:
-                self._saves.finish(self.step, self._latest)
+            any_rank = self._agreement.meet(self.step, self._signs())
+            self._check_loss(any_rank.nonfinite, limit=self._config.max_nonfinite)
+            if any_rank.stop:
+                self._saves.finish(self.step, self._metrics())
                 raise Stopped(self.step)
             if asked:
-                self._saves.begin(self.step, self._latest)
+                self._saves.begin(self.step, self._metrics())
             elif due:
-                self._saves.begin_unless(busy, self.step, self._latest)
+                self._saves.begin_unless(any_rank.busy, self.step, self._metrics(), overdue=any_rank.overdue)
         self._step_start = time.perf_counter()
+
+    def _metrics(self) -> dict[str, float]:
+        """What a checkpoint of this step is ranked by: metrics of an older step would rank it by another one's."""
+        return self._latest if self._latest_step == self.step else {}
+
+    def _signs(self) -> Signs:
+        saves = self._saves
+        return Signs(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
+
+    def _check_loss(self, nonfinite: int, *, limit: int) -> None:
+        """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row that were not finite.
+
+        The first of them is an event, of rank 0 for all.
+        """
+        if nonfinite and not self._told_nonfinite and self.group.rank == 0:
+            self.notify("Warning", names.Reason.LOSS_NOT_FINITE, f"the loss is NaN or infinite at step {self.step}")
+        self._told_nonfinite = nonfinite > 0
+        if limit and nonfinite >= limit:
+            raise NonFiniteLoss(
+                f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: look at the learning "
+                "rate, the data and the precision (clip_norm helps), or raise max_nonfinite"
+            )
+
+    def _count_nonfinite(self, record: Record) -> None:
+        if record.loss is None or math.isfinite(record.loss):
+            self._nonfinite = 0
+            return
+        self._nonfinite += 1
 
     def _log(self, now: float, first: bool) -> None:
         record, self._record = self._record, None
         if record:
+            self._count_nonfinite(record)
+            if self._nonfinite:
+                record.metrics["nonfinite_losses"] = float(self._nonfinite)
             rate = self._samples / (now - self._window_start) if self._samples else None
             record = replace(record, samples_per_second=rate)
             self._samples, self._window_start = 0, now
+            self._latest_step = record.step
             self._latest = record.metrics | ({"loss": record.loss} if record.loss is not None else {})
             self._write(record)
         self._progress.step(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,13 +20,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dtj_trainer import mismatch, schedule, strategies
+from dtj_trainer.checkpoint import rng
+from dtj_trainer.comm.broadcast import broadcast_buffers
 from dtj_trainer.comm.group import Group
 from dtj_trainer.compile import check_compiler, compile_forward
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import Cut, LoaderConfig, StreamData, StreamOrder, batches
 from dtj_trainer.data.nested import to_device
 from dtj_trainer.data.order import DataOrder, edges
-from dtj_trainer.data.source import BatchDataset, MapDataset
+from dtj_trainer.data.source import BatchDataset, MapDataset, check_data
 from dtj_trainer.early_stop import EarlyStop
 from dtj_trainer.ema import Ema
 from dtj_trainer.env import WorkerEnv
@@ -77,7 +79,7 @@ class Trainer:
             torch.use_deterministic_algorithms(True)
         check_compiler(config.compile, self.env.local_rank)
         self.group = Group.open(self.env, timeout=timedelta(seconds=config.state.collective_timeout_seconds))
-        mismatch.check(mismatch.facts(config, self.group), self.group)
+        mismatch.check(mismatch.facts(config, self.group, self.env, config.state.checkpoint), self.group)
 
     def fit(
         self,
@@ -101,6 +103,7 @@ class Trainer:
         backward) tokens/s and MFU are told.
         """
         config, group = self.config, self.group
+        self._check(data, validation, measure)
         order, total = self._order(data)
         precision = Precision(config.precision, group)
         decided = self._decide(model)
@@ -135,6 +138,7 @@ class Trainer:
         def validated() -> dict[str, float]:
             if validation is None or measure is None:
                 return {}
+            broadcast_buffers(wrapped, group)  # what is validated is what a checkpoint holds
             with ema.applied() if ema else nullcontext():
                 return evaluate(wrapped, validation, measure, group=group, batch_size=cut.largest)
 
@@ -164,12 +168,13 @@ class Trainer:
             scheduler.step()
             order.advance()
             meter.step_done()
-            if (step + 1) % every == 0 or step + 1 == total:
+            regular = (step + 1) % every == 0 or step + 1 == total
+            if regular or (state.saving and self._ranked_by_validation):
                 began = time.perf_counter()
                 measured = validated()
                 meter.add("evaluation", time.perf_counter() - began)
                 state.aside(time.perf_counter() - began)
-                if early and measured:
+                if early and regular:
                     early.validated(measured)
                     if early.over:
                         state.end()
@@ -181,6 +186,7 @@ class Trainer:
                 metrics |= {f"validation_{k}": v for k, v in measured.items()} | window.metrics
                 if precision.config.dtype == "fp16":
                     metrics["loss_scale"] = precision.loss_scale
+                self._check_metric(metrics)
             state.report(
                 loss=mean_loss, samples=config.global_batch_size, per_rank=window.per_rank if window else None, **metrics
             )
@@ -191,7 +197,34 @@ class Trainer:
 
     # --- before the first step ---------------------------------------------------------------------------------------
 
+    @property
+    def _ranked_by_validation(self) -> bool:
+        best = self.config.state.checkpoint.retention
+        return bool(best.keep_best) and best.metric.startswith("validation_")
+
+    def _check(self, data: Data | StreamData, validation: Data | None, measure: Measure | None) -> None:
+        """Raises ConfigError for arguments of `fit` that are of no use, or that the config asks for and that are not there."""
+        if not isinstance(data, StreamData):
+            check_data(data, "data")
+        if validation is not None:
+            check_data(validation, "validation")
+        if (validation is None) != (measure is None):
+            raise ConfigError("pass both validation=, a data set, and measure=, a function that gives means over a batch of it")
+        if validation is None and self.config.early_stop:
+            raise ConfigError("early_stop needs a validation: pass validation= and measure=, or leave early_stop out")
+        if validation is None and self._ranked_by_validation:
+            metric = self.config.state.checkpoint.retention.metric
+            raise ConfigError(f"checkpoint.retention.metric={metric!r} needs a validation: pass validation= and measure=")
+
+    def _check_metric(self, metrics: Mapping[str, object]) -> None:
+        best = self.config.state.checkpoint.retention
+        known = {"loss", *metrics}
+        if best.keep_best and best.metric not in known and (self.state.saving or not self._ranked_by_validation):
+            raise ConfigError(f"checkpoint.retention.metric={best.metric!r}: write one of {', '.join(sorted(known))}")
+
     def _started(self, early: EarlyStop | None, state: State) -> None:
+        if not state.step and state.group.rank:  # ranks that were seeded alike build the same model, and then draw apart
+            rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
         if early and early.over:  # it had ended, and was started again
             state.total = state.step
         if self.on_start:

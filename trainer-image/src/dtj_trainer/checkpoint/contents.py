@@ -9,6 +9,9 @@ Three kinds of content:
 from __future__ import annotations
 
 import heapq
+import io
+import pickle
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,10 +28,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dtj_trainer.comm.broadcast import broadcast_buffers
+from dtj_trainer.comm.group import Group
 from dtj_trainer.comm.parts import Part
 from dtj_trainer.errors import ConfigError
 
 Tree = dict[str, Any]
+TORCHS_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of torch's checkpoint_wrapper
 
 
 @runtime_checkable
@@ -54,14 +60,7 @@ class Contents:
                 part.reshard()  # after a forward without backward (validation) its parameters are not the optimizer's
         taken = self._modules.keys() | self._optimizers.keys()
         self._others = {k: v for k, v in parts.items() if k not in taken and isinstance(v, Stateful)}
-        self._owner = {name: self._module_of(name, optimizer) for name, optimizer in self._optimizers.items()}
-
-    def _module_of(self, name: str, optimizer: Optimizer) -> nn.Module:
-        first = optimizer.param_groups[0]["params"][0]
-        for module in self._modules.values():
-            if any(p is first for p in module.parameters()):
-                return module
-        raise ConfigError(f"optimizer {name!r} holds no parameter of the modules {sorted(self._modules)}: pass its model too")
+        self._owner = {name: owner_of(name, optimizer, self._modules) for name, optimizer in self._optimizers.items()}
 
     def forget_gradients(self) -> None:
         """Before a load: torch makes a fresh optimizer's state, to be filled in, only while there are no gradients."""
@@ -73,8 +72,7 @@ class Contents:
         """State dicts by part; their tensors are the live ones, so a load into this tree fills the model in place."""
         tree: Tree = {}
         for name, module in self._modules.items():
-            own = getattr(module, "portable_state_dict", None)  # the strategies from scratch say their own
-            tree[name] = own() if own else get_model_state_dict(module)
+            tree[name] = model_state(module)
         for name, optimizer in self._optimizers.items():
             own = getattr(self._owner[name], "portable_optimizer_state", None)
             tree[name] = own(optimizer) if own else get_optimizer_state_dict(self._owner[name], optimizer)
@@ -109,8 +107,12 @@ class Contents:
                 set_optimizer_state_dict(self._owner[name], optimizer, tree[name])
 
     def shared(self) -> Tree:
-        """State dicts of everything that is neither module nor optimizer."""
-        return {name: part.state_dict() for name, part in self._others.items()}
+        """State dicts of everything that is neither module nor optimizer, as a load will give them back.
+
+        Copied, because the training goes on while a thread writes them. Raises ConfigError, which names the part, for a state
+        that torch.save writes and torch.load(weights_only=True) refuses: no attempt could ever start from that checkpoint.
+        """
+        return {name: _read_back(name, part.state_dict()) for name, part in self._others.items()}
 
     def load_shared(self, tree: Tree) -> None:
         """Raises ConfigError for a part that the checkpoint does not have."""
@@ -121,13 +123,87 @@ class Contents:
 
     def buffer_keys(self) -> set[str]:
         """Keys of module buffers: under DDP each rank has its own running statistics, and rank 0's are the ones that count."""
-        return {f"{part}.{key}" for part, module in self._modules.items() for key, _ in module.named_buffers()}
+        return {f"{part}.{key}" for part, module in self._modules.items() for key in buffer_names(module)}
+
+    def trained_keys(self, tree: Tree) -> set[str]:
+        """Keys of what is trained in the tree that `sharded` gives: tensors of modules, without buffers and frozen parameters."""
+        frozen = {
+            f"{part}.{plain_name(module, name)}"
+            for part, module in self._modules.items()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if not parameter.requires_grad
+        }
+        return {f"{part}.{key}" for part in self._modules for key in tree[part]} - self.buffer_keys() - frozen
+
+    def broadcast_buffers(self, group: Group) -> None:
+        """Gives every rank rank 0's running statistics, which are the ones that a checkpoint holds; a collective."""
+        for module in self._modules.values():
+            broadcast_buffers(module, group)
 
 
-def parameter_names(model: nn.Module) -> list[str]:
-    """The names of `model.parameters()`, in that order, without what DDP, torch's or ours, puts in front."""
-    wrapped = isinstance(model, DistributedDataParallel) or hasattr(model, "portable_state_dict")
-    return [name.removeprefix("module.") if wrapped else name for name, _ in model.named_parameters()]
+def _read_back(name: str, state: Any) -> Any:
+    written = io.BytesIO()
+    try:
+        torch.save(state, written)
+        written.seek(0)
+        return torch.load(written, map_location="cpu", weights_only=True)
+    except (pickle.PickleError, TypeError, AttributeError, RuntimeError) as e:
+        refused = re.search(r"GLOBAL (\S+)", str(e))  # the class, in the middle of torch's long advice
+        what = refused[1] if refused else str(e).splitlines()[0]
+        raise ConfigError(
+            f"state part {name!r} can't be loaded from a checkpoint ({what}): its state_dict may hold tensors, numbers, text, "
+            "None, and lists, tuples, sets and dicts of them; convert the rest (a NumPy array by torch.from_numpy)"
+        ) from e
+
+
+def owner_of(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Returns the module whose parameters `optimizer` has: one of `modules`, or several of them under their part names.
+
+    Raises ConfigError if a parameter is of none of them, or if modules that cannot share an optimizer do.
+    """
+    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    parameters = {part: {id(p) for p in module.parameters()} for part, module in modules.items()}
+    for part, module in modules.items():
+        if wanted <= parameters[part]:
+            return module
+    if wanted.isdisjoint(set().union(*parameters.values())):
+        raise ConfigError(f"optimizer {name!r} holds no parameter of the modules {sorted(modules)}: pass its model too")
+    if strays := wanted.difference(*parameters.values()):
+        raise ConfigError(
+            f"optimizer {name!r} holds {len(strays)} parameters that are in none of the modules {sorted(modules)}: "
+            "pass the module that has them too (put a parameter of its own into a torch.nn.ParameterList, and pass that)"
+        )
+    owners = {part: module for part, module in modules.items() if wanted & parameters[part]}
+    for part, module in owners.items():
+        if hasattr(module, "portable_state_dict") or hasattr(nn.ModuleDict, part):
+            raise ConfigError(
+                f"optimizer {name!r} holds parameters of the modules {sorted(owners)}, and {part!r} cannot share one: "
+                "write an optimizer for each module, or give the part another name"
+            )
+    return nn.ModuleDict(owners)
+
+
+def model_state(module: nn.Module) -> Tree:
+    """A module's state dict without what wrappers put in front of the names; the strategies from scratch give their own."""
+    own = getattr(module, "portable_state_dict", None)
+    return dict(own() if own else get_model_state_dict(module))
+
+
+def plain_name(module: nn.Module, name: str) -> str:
+    """The name of a parameter or buffer as a state dict has it: without what DDP, torch's or ours, puts in front."""
+    parts, at = [], module
+    for part in name.split("."):
+        ours = hasattr(at, "portable_state_dict") and isinstance(getattr(at, "module", None), nn.Module)
+        of_wrapper = isinstance(at, DistributedDataParallel) or (ours and part == "module") or part in TORCHS_PREFIXES
+        at = getattr(at, part, at)
+        if not of_wrapper:
+            parts.append(part)
+    return ".".join(parts)
+
+
+def buffer_names(module: nn.Module) -> list[str]:
+    """The names of a module's buffers as a state dict has them."""
+    return [plain_name(module, name) for name, _ in module.named_buffers(remove_duplicate=False)]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -150,7 +226,7 @@ def assign(tree: Tree, world_size: int, first_rank: set[str]) -> dict[str, int]:
     for key, leaf in leaves(tree):
         if isinstance(leaf, (DTensor, Part)):
             continue
-        if isinstance(leaf, torch.Tensor) and key.replace("module.", "") not in first_rank and key not in first_rank:
+        if isinstance(leaf, torch.Tensor) and key not in first_rank:
             sizes.append((-leaf.numel() * leaf.element_size(), key))
         else:
             owner[key] = 0

@@ -108,13 +108,17 @@ def read(path: Path) -> Checkpoint:
     """
     try:
         manifest = Manifest.parse((path / names.MANIFEST_FILE).read_bytes())
-        for name, entry in manifest.files.items():
-            size = (path / name).stat().st_size
-            if size != entry.bytes:
-                raise CheckpointInvalid(f"{name} has {size} bytes, the manifest says {entry.bytes}")
+        _check_sizes(path, manifest)
     except OSError as e:
         raise _unreadable(path, e) from None
     return Checkpoint(path=path, manifest=manifest)
+
+
+def _check_sizes(path: Path, manifest: Manifest) -> None:
+    for name, entry in manifest.files.items():
+        size = (path / name).stat().st_size
+        if size != entry.bytes:
+            raise CheckpointInvalid(f"{name} has {size} bytes, the manifest says {entry.bytes}")
 
 
 def verify(checkpoint: Checkpoint, share: Iterable[str]) -> None:
@@ -176,8 +180,18 @@ def sync_folder(path: Path) -> None:
 
 
 def commit(directory: Path, incomplete: Path, manifest: Manifest, *, attempt: int | None) -> Path:
-    """Manifest, lease, rename: after this the checkpoint exists. Raises LeaseLost or OSError, and then it does not."""
+    """Manifest, lease, rename: after this the checkpoint exists. Raises LeaseLost or OSError, and then it does not.
+
+    Raises CheckpointInvalid if a file that a rank wrote is not there: ranks that do not share a folder each report success.
+    """
     write_durably(incomplete / names.MANIFEST_FILE, manifest.dump())
+    try:
+        _check_sizes(incomplete, manifest)
+    except FileNotFoundError as e:
+        if not incomplete.is_dir():  # the next attempt has swept it
+            raise
+        name = Path(e.filename).name
+        raise CheckpointInvalid(f"{name} is not in {incomplete} as rank 0 sees it: all ranks must see the same folder") from None
     sync_folder(incomplete)
     target = directory / (names.CHECKPOINT_FOLDER % manifest.step)
     check_lease(directory, attempt)

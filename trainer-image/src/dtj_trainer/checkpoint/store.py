@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from dtj_agent import names
-from dtj_trainer.checkpoint import folder, rng
+from dtj_trainer.checkpoint import folder, rng, shared_folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, Tree, assign, share_of
 from dtj_trainer.checkpoint.folder import Checkpoint
@@ -54,6 +54,7 @@ class CheckpointStore:
         self._pending_since = 0.0
         self.stall_seconds = 0.0
         """How long the last `save` kept the training thread."""
+        shared_folder.check(directory, group)
 
     # --- save ----------------------------------------------------------------------------------------------------
 
@@ -65,13 +66,21 @@ class CheckpointStore:
     def save(self, step: int, contents: Contents, metrics: dict[str, float]) -> None:
         """Stages this rank's share and hands it to the thread. Call only when no rank is `busy`; take the result by `poll`."""
         started = time.perf_counter()
+        shared = {"step": step, "parts": contents.shared()}
+        contents.broadcast_buffers(self._group)
         tree = contents.sharded()
         owner = assign(tree, self._group.world_size, contents.buffer_keys())
         staged = self._stager.stage(share_of(tree, owner, self._group.rank))
         if isinstance(staged, Future):
             raise TypeError("the stager was built to stage at once and gave a future")
-        shared = {"step": step, "parts": contents.shared()}
-        work = Staged(step=step, sharded=staged, shared=shared, private=rng.capture(), metrics=metrics)
+        work = Staged(
+            step=step,
+            sharded=staged,
+            trained=contents.trained_keys(tree),
+            shared=shared,
+            private=rng.capture(),
+            metrics=metrics,
+        )
         self._pending_since = time.monotonic()
         self._pending = Task(partial(self._writer.write, work))
         if not self._config.asynchronous:
@@ -98,18 +107,23 @@ class CheckpointStore:
         try:
             self._pending.wait(max(left, 0.0))
         except FutureTimeoutError:
-            self.check_deadline()
+            if self.overdue:
+                raise self.stalled() from None
 
-    def check_deadline(self) -> None:
-        """Raises CheckpointStalled if the save in flight has been so for longer than `timeout_seconds`."""
-        if self.busy and time.monotonic() - self._pending_since >= self._config.timeout_seconds:
-            message = (
-                f"the volume of {self.directory} did not finish a save within {self._config.timeout_seconds:g} s: "
-                "look at the volume, or raise checkpoint.timeout_seconds"
-            )
-            if self._group.rank == 0:  # now: a process whose thread hangs in the kernel may not get to its traceback
-                self._notify("Warning", names.Reason.CHECKPOINT_FAILED, message)
-            raise CheckpointStalled(message)
+    @property
+    def overdue(self) -> bool:
+        """The save in flight has been so for longer than `timeout_seconds`, by this rank's clock."""
+        return self.busy and time.monotonic() - self._pending_since >= self._config.timeout_seconds
+
+    def stalled(self) -> CheckpointStalled:
+        """Reports the overdue save, and returns the error to raise."""
+        message = (
+            f"the volume of {self.directory} did not finish a save within {self._config.timeout_seconds:g} s: "
+            "look at the volume, or raise checkpoint.timeout_seconds"
+        )
+        if self._group.rank == 0:  # now: a process whose thread hangs in the kernel may not get to its traceback
+            self._notify("Warning", names.Reason.CHECKPOINT_FAILED, message)
+        return CheckpointStalled(message)
 
     # --- load ----------------------------------------------------------------------------------------------------
 

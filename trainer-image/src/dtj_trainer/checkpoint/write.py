@@ -8,25 +8,28 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from dtj_agent import names
 from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Tree
+from dtj_trainer.checkpoint.contents import Tree, leaves
 from dtj_trainer.checkpoint.files import HashedFiles
 from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.planner import SavePlanner
 from dtj_trainer.checkpoint.retention import to_remove
 from dtj_trainer.comm.group import Group
+from dtj_trainer.comm.parts import Part
 from dtj_trainer.errors import CheckpointError, LeaseLost
 
 log = logging.getLogger(__name__)
@@ -34,7 +37,7 @@ SHARED_FILE = "shared.pt"
 PRIVATE_FILE = "rank-%05d.pt"
 
 T = TypeVar("T")
-Outcome = Literal["committed", "failed", "lease-lost"]
+Outcome = Literal["committed", "failed", "lease-lost", "not-finite"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,8 @@ class Staged:
     step: int
     sharded: Tree
     """This rank's share of tensors."""
+    trained: Collection[str] = ()
+    """Keys of those that must be finite."""
     shared: Tree
     private: Tree
     metrics: dict[str, float]
@@ -75,6 +80,8 @@ class Writer:
     def write(self, staged: Staged) -> SaveResult:
         """Commits, and tries again `retries` times after the volume refused. An incomplete folder is removed."""
         started = time.monotonic()
+        if spoiled := self._spoiled(staged):
+            return SaveResult(step=staged.step, outcome="not-finite", message=spoiled)
         for left in range(self.config.retries, -1, -1):
             result = self._write_once(staged, started)
             if result.outcome != "committed" and self.group.rank == 0:
@@ -122,6 +129,12 @@ class Writer:
         took = time.monotonic() - started
         return SaveResult(step=staged.step, outcome="committed", path=path, time=manifest.time, write_seconds=took)
 
+    def _spoiled(self, staged: Staged) -> str:
+        """Names the first trained tensor of any rank that holds a NaN or an infinity; empty if all are finite."""
+        mine = next((key for key, leaf in leaves(staged.sharded) if key in staged.trained and not _finite(leaf)), None)
+        found = [f"{key} (of rank {rank})" for rank, key in enumerate(self._gather(mine)) if key is not None]
+        return f"{found[0]} is not finite: it is not saved over a checkpoint that is" if found else ""
+
     def _commit(self, incomplete: Path, manifest: Manifest) -> Path:
         path = folder.commit(self.directory, incomplete, manifest, attempt=self.attempt)
         folder.check_lease(self.directory, self.attempt)  # what is there may be what the next attempt is loading now
@@ -159,6 +172,14 @@ class Writer:
         out: list[Any] = [None] * self.group.world_size
         dist.all_gather_object(out, value, group=self.group.checkpoint)
         return out
+
+
+def _finite(leaf: Any) -> bool:
+    tensor = leaf.flat if isinstance(leaf, Part) else leaf.to_local() if isinstance(leaf, DTensor) else leaf
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
+        return True
+    smallest, largest = torch.aminmax(tensor.detach())  # both are NaN if one element is, and nothing is allocated
+    return bool(torch.isfinite(smallest) and torch.isfinite(largest))
 
 
 def _free(directory: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from dtj_trainer.checkpoint import rng
 from dtj_trainer.data.order import DataOrder, Indices, edges
 from dtj_trainer.data.source import BatchDataset, MapDataset, fetch
 from dtj_trainer.errors import ConfigError
@@ -105,7 +106,7 @@ class _ByIndex(Dataset[Any]):
         place, indices = task
         if get_worker_info() is not None:
             # Random augmentation in a worker depends on the place alone: not on which worker it is, nor on a restart.
-            torch.manual_seed(self.seed * 1_000_003 + place)
+            rng.seed_all(self.seed * 1_000_003 + place)
         return fetch(self.data, indices)
 
 

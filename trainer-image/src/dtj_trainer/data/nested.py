@@ -1,16 +1,24 @@
-"""Batches are tensors in nested tuples, lists and dicts."""
+"""Batches are tensors in nested tuples, lists, mappings and dataclasses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Tensors in nested tuples, lists and dicts, moved."""
-    return on_tensors(batch, lambda t: t.to(device, non_blocking=True))
+    """Tensors in nested tuples, lists, mappings and dataclasses, moved; anything else that has a `to` moves itself."""
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, non_blocking=True)
+        return leaf.to(device) if callable(getattr(leaf, "to", None)) and not isinstance(leaf, type) else leaf
+
+    return _on_leaves(batch, move)
 
 
 def first(batch: Any, n: int) -> Any:
@@ -19,13 +27,27 @@ def first(batch: Any, n: int) -> Any:
 
 
 def on_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nesting of tuples, lists and dicts with every tensor changed."""
-    if isinstance(batch, torch.Tensor):
+    """The same nesting with every tensor changed."""
+    return _on_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _on_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):  # a tuple whose second member stays on the CPU
         return change(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple takes its members one by one
-        return type(batch)(*(on_tensors(b, change) for b in batch))
+        return type(batch)(*(_on_leaves(b, change) for b in batch))
     if isinstance(batch, (tuple, list)):
-        return type(batch)(on_tensors(b, change) for b in batch)
-    if isinstance(batch, dict):
-        return {k: on_tensors(b, change) for k, b in batch.items()}
-    return batch
+        return type(batch)(_on_leaves(b, change) for b in batch)
+    if type(batch) is dict or (isinstance(batch, Mapping) and not isinstance(batch, MutableMapping)):
+        return {k: _on_leaves(b, change) for k, b in batch.items()}
+    if isinstance(batch, MutableMapping):  # a UserDict, such as the output of a tokenizer
+        out = copy.copy(batch)
+        for key, value in batch.items():
+            out[key] = _on_leaves(value, change)
+        return out
+    if is_dataclass(batch) and not isinstance(batch, type) and not callable(getattr(batch, "to", None)):
+        moved = copy.copy(batch)
+        for field in fields(batch):
+            object.__setattr__(moved, field.name, _on_leaves(getattr(batch, field.name), change))
+        return moved
+    return change(batch)

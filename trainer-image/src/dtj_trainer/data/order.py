@@ -64,13 +64,20 @@ class DataOrder:
 
     def state_dict(self) -> dict[str, int]:
         """Position and what the order depends on."""
-        return {"position": self.position, "seed": self.seed, "length": self.length, "shuffle": int(self.shuffle)}
+        return {
+            "position": self.position,
+            "seed": self.seed,
+            "length": self.length,
+            "shuffle": int(self.shuffle),
+            "global_batch_size": self.global_batch_size,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on where `state` stood. Raises ConfigError if that was another order of samples."""
         own = self.state_dict()
-        for key, option in (("seed", "seed"), ("length", "the data set"), ("shuffle", "shuffle")):
-            if state[key] != own[key]:
+        options = {key: key for key in own if key != "position"} | {"length": "the data set"}
+        for key, option in options.items():  # steps are counted in batches: of another size they would end in another epoch
+            if state.get(key, own[key]) != own[key]:
                 raise ConfigError(
                     f"the checkpoint was made with {key}={state[key]}, this run has {key}={own[key]}: samples would be repeated "
                     f"or lost; set {option} back, or start in a new checkpoint folder"

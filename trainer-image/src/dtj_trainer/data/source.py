@@ -7,9 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from dtj_trainer.data.order import Indices
+from dtj_trainer.errors import ConfigError
 
 
 class MapDataset(Protocol):
@@ -45,6 +46,23 @@ class TensorData:
         """All tensors at `indices`."""
         at = torch.as_tensor(indices)
         return tuple(t[at] for t in self.tensors)
+
+
+def check_data(data: object, name: str) -> None:
+    """Raises ConfigError for what many scripts have and a Trainer can't cut into shares: it says what to write."""
+    if isinstance(data, DataLoader):
+        raise ConfigError(
+            f"{name} is a DataLoader: pass its data set ({name}=loader.dataset) and write global_batch_size, shuffle and "
+            "data.workers in the config; a collate_fn becomes the data set's get_batch(indices)"
+        )
+    if isinstance(data, IterableDataset):
+        raise ConfigError(
+            f"{name} is an IterableDataset, which can't go on in the middle: pass a data set with __len__ and __getitem__"
+            + (", or an object with read(start), which yields samples from number `start` on" if name == "data" else "")
+        )
+    missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
+    if missing and not (isinstance(data, BatchDataset) and missing == ["__getitem__"]):
+        raise ConfigError(f"{name} is a {type(data).__name__} without {' and '.join(missing)}: pass a data set that has both")
 
 
 def fetch(dataset: MapDataset | BatchDataset, indices: Indices) -> Any:

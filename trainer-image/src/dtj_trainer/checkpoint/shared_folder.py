@@ -1,0 +1,50 @@
+"""Whether all ranks see the same checkpoint folder: an emptyDir or a hostPath on two nodes looks like one and is two."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from pathlib import Path
+
+from dtj_trainer.comm.group import Group
+from dtj_trainer.errors import ConfigError
+
+VISIBLE_SECONDS = 5.0  # what a client of a network file system may take to see a name that another one made
+
+
+def check(directory: Path, group: Group) -> None:
+    """Raises ConfigError on all ranks if one does not see what rank 0 has put into `directory`; a collective.
+
+    A folder that can't be written to now is not judged: a save will report that.
+    """
+    if group.world_size == 1:
+        return
+    probe = directory / f".seen-by-all-{secrets.token_hex(8)}"
+    if group.rank == 0:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+        except OSError:
+            probe = directory
+    name = group.from_first(probe.name if probe != directory else None)
+    try:
+        blind = [rank for rank, seen in enumerate(group.all_objects(name is None or _appears(directory / name))) if not seen]
+    finally:
+        if group.rank == 0 and probe != directory:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+    if blind:
+        raise ConfigError(
+            f"checkpoint folder {directory}: rank {blind[0]} does not see what rank 0 writes there, so no checkpoint could be "
+            "loaded; write an absolute path on a volume that all pods mount (ReadWriteMany)"
+        )
+
+
+def _appears(path: Path) -> bool:
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
