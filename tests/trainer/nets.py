@@ -121,12 +121,13 @@ class Forms(Net):
 
 
 class Unused(Net):
-    """Every second forward leaves a block out."""
+    """Every second step, which is two forwards, leaves a block out."""
 
     def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         middle = block is self.blocks[1]  # type: ignore[index]
+        left_out = middle and self.training and self.steps // 2 % 2 == 1
         self.steps += middle and self.training
-        return x if middle and self.steps % 2 else super().call(block, x)
+        return x if left_out else super().call(block, x)
 
 
 class Dtypes(Net):

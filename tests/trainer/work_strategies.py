@@ -22,7 +22,7 @@ from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, make
 from dtj_trainer.trainer import Trainer
-from tests.trainer.nets import NETS, WIDTH, Net, RecomputesTwice, Unused
+from tests.trainer.nets import NETS, WIDTH, Net, RecomputesTwice
 from tests.trainer.ranks import Records
 from tests.trainer.work import STRATEGIES, tiny_gpt, tokens
 
@@ -54,8 +54,7 @@ def trained(kind: type[Net], strategy: Any, group: Group, broken: bool = False) 
     wrapped = strategy.wrap(kind(), group)
     alone = isinstance(strategy, Alone)
     wanted = [p for p in wrapped.parameters() if p.requires_grad]
-    decay = 0.0 if kind is Unused else 0.1  # no gradient and a gradient of zeros are then the same
-    optimizer = torch.optim.SGD(wanted, lr=0.1, weight_decay=decay) if kind is Unused else torch.optim.AdamW(wanted, lr=1e-2)
+    optimizer = torch.optim.AdamW(wanted, lr=1e-2, weight_decay=0.1)
     losses, evaluated = [], []
     for step, (x, y) in enumerate(batches(5)):
         shares = [list(zip(x[r : r + 4].chunk(2), y[r : r + 4].chunk(2), strict=True)) for r in (0, 4)]

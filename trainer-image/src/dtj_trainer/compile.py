@@ -30,6 +30,7 @@ from torch import nn
 
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, StrategyConfig, blocks
+from dtj_trainer.torch_private import set_compiler
 
 Compile = bool | Literal["inductor", "aot_eager"]
 """True is inductor. aot_eager makes the graphs and runs them with torch's own kernels: no compiler, nothing faster; it tells
@@ -68,14 +69,11 @@ def compile_forward(model: nn.Module, wanted: Compile, strategy: StrategyConfig)
     """Changes forward in place, of each block or of the model. Before the strategy's `wrap`, after `recompute`."""
     if wanted is False:
         return
-    import torch._dynamo  # seconds that only who compiles pays for
-
     whole_on_each_rank = isinstance(strategy, (DdpConfig, DdpScratchConfig))
     parts = blocks(model) if not (whole_on_each_rank and isinstance(model, nn.Sequential)) else []
     small = isinstance(strategy, DdpConfig) and strategy.bucket_cap_mb < FIRST_BUCKET_MB
-    torch._dynamo.config.optimize_ddp = not parts and not small  # whether graphs are cut where a bucket of DDP's ends
     # torch counts graphs by code, and blocks share theirs: with a number of its own that its forward reads each needs one.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS_PER_BLOCK * len(parts))
+    set_compiler(cut_at_buckets=not parts and not small, graphs=GRAPHS_PER_BLOCK * len(parts))
     for part in parts or [model]:
         part.forward = _compiled(part, "inductor" if wanted is True else wanted)
 

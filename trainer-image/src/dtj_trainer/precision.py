@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import ConfigError
+from dtj_trainer.torch_private import unscale
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,17 +56,17 @@ class Precision:
             return nullcontext()
         return torch.autocast(self._group.device.type, torch.bfloat16 if self.config.dtype == "bf16" else torch.float16)
 
-    def unscale(self, optimizer: Optimizer) -> bool:
-        """Gradients as if the loss had not been scaled. False if they overflowed on any rank: leave the step out."""
+    def unscale(self, model: nn.Module, optimizer: Optimizer) -> bool:
+        """Gradients as if the loss had not been scaled. False if they overflowed on any rank: leave the step out.
+
+        Of the model and of the optimizer: clipping takes all of the model's, those too that the optimizer does not have.
+        """
         if self.config.dtype != "fp16":
             return True
-        gradients = list(_local_gradients(optimizer))
-        norms = torch.stack([g.float().norm() for g in gradients]) if gradients else torch.zeros(1)
-        overflowed = (~torch.isfinite(norms)).any().float().cpu()
+        overflow = unscale(_local_gradients(model, optimizer), self.loss_scale, self._group.device)
         if self._group.world_size > 1:
-            dist.all_reduce(overflowed, op=dist.ReduceOp.MAX, group=self._group.control)
-        for gradient in gradients:
-            gradient.div_(self.loss_scale)
+            dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
+        overflowed = bool(overflow.item())  # the one place in a step of fp16 that waits for the device
         if overflowed:
             self.loss_scale, self._good_steps = min(self.loss_scale, max(1.0, self.loss_scale / 2)), 0
             return False
@@ -83,8 +85,8 @@ class Precision:
             self.loss_scale, self._good_steps = state["loss_scale"], state["good_steps"]
 
 
-def _local_gradients(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                yield parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+def _local_gradients(model: nn.Module, optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    for parameter in dict.fromkeys((*model.parameters(), *held)):
+        if parameter.grad is not None:
+            yield parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad

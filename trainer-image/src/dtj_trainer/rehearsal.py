@@ -11,16 +11,13 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
 from dtj_trainer import strategies
@@ -32,26 +29,9 @@ from dtj_trainer.data.nested import first, to_device
 from dtj_trainer.memory import at_most, device_bytes, resident_bytes
 from dtj_trainer.precision import Precision
 from dtj_trainer.recompute import recompute
+from dtj_trainer.torch_private import silent_default_group
 
 log = logging.getLogger(__name__)
-
-
-@contextmanager
-def silent(group: Group) -> Iterator[None]:
-    """Inside, torch's default group is one of the same size in which nothing is sent, and so are groups made from it."""
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers the backend
-
-    world = distributed_c10d._world
-    real, count, groups = world.default_pg, world.group_count, set(world.pg_map)
-    try:
-        if group.world_size > 1:
-            distributed_c10d._update_default_pg(dist.new_group(backend="fake"))
-        yield
-    finally:
-        distributed_c10d._update_default_pg(real)
-        for made in set(world.pg_map) - groups:
-            dist.destroy_process_group(made)
-        world.group_count = count  # names of later groups are made from it, and must be the same on every rank
 
 
 def optimizer_copies(config: TrainerConfig) -> int:
@@ -83,7 +63,7 @@ def micro_batch_size(
     def attempt(n: int) -> None:
         copied = copy.deepcopy(model)
         recompute(strategies.blocks(copied), config.recompute)
-        with silent(group):
+        with silent_default_group(group.world_size):
             tried = strategies.make(strategy)
             wrapped = tried.wrap(copied, stage)
             # What will be there too by then, so that it is not found to be missing later.

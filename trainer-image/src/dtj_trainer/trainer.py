@@ -158,7 +158,7 @@ class Trainer:
             metrics: dict[str, torch.Tensor | float] = {"epoch": order.epoch, "lr": scheduler.get_last_lr()[0]}
             with meter.part("compute"):
                 local = self._forward_backward(strategy, wrapped, parts_of_step, loss, precision)
-                if precision.unscale(trains):
+                if precision.unscale(wrapped, trains):
                     if config.clip_norm:
                         metrics["grad_norm"] = strategy.clip(wrapped, config.clip_norm)
                     trains.step()

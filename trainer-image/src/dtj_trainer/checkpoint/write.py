@@ -31,6 +31,7 @@ from dtj_trainer.checkpoint.retention import to_remove
 from dtj_trainer.comm.group import Group
 from dtj_trainer.comm.parts import Part
 from dtj_trainer.errors import CheckpointError, LeaseLost
+from dtj_trainer.torch_private import write_through
 
 log = logging.getLogger(__name__)
 SHARED_FILE = "shared.pt"
@@ -103,7 +104,7 @@ class Writer:
 
         def write() -> dict[str, FileEntry]:
             torchs, files = FileSystemWriter(incomplete), HashedFiles()
-            torchs.fs = files
+            write_through(torchs, files)
             save(staged.sharded, storage_writer=torchs, planner=SavePlanner(), process_group=self.group.checkpoint)
             files.save(staged.private, incomplete / (PRIVATE_FILE % rank))
             if rank == 0:

@@ -12,21 +12,53 @@ from torch import nn
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Parameters whose gradients are views into one flat buffer."""
+    """Parameters whose gradients are views into one flat buffer.
+
+    Behind the gradients the buffer has a mark for each parameter: above 0 if a rank used the parameter in this step.
+    The marks travel with the gradients, so that an unused parameter costs no collective of its own.
+    """
 
     parameters: list[nn.Parameter]
     flat: torch.Tensor
     views: list[torch.Tensor]
     waiting: set[int] = field(default_factory=set)
     """Places in `parameters` of the gradients that are still to come in this backward."""
+    used: set[int] = field(default_factory=set)
+    """Places of the parameters that got a gradient in this step, in any micro-batch."""
     work: dist.Work | None = field(default=None, repr=False)
     """The collective in flight."""
 
     def attach(self) -> None:
         """Makes the views the parameters' gradients again, zeroed."""
         self.flat.zero_()
+        self.used.clear()
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
+
+    @property
+    def marks(self) -> torch.Tensor:
+        """Returns the part of the buffer that says which parameters were used."""
+        return self.flat[self.flat.numel() - len(self.parameters) :]
+
+    def mark(self) -> None:
+        """Writes this rank's marks, before the buffer is sent."""
+        if len(self.used) == len(self.parameters):
+            self.marks.fill_(1.0)
+        else:
+            self.marks.copy_(torch.tensor([float(place in self.used) for place in range(len(self.parameters))]))
+
+    def drop_unused(self) -> None:
+        """Takes the gradient from each parameter that no rank used, after the buffer has arrived.
+
+        An optimizer leaves a parameter without gradient alone. One with a gradient of zeros it would decay and move.
+        Only a rank that has not used a parameter itself must look at the marks, which on a GPU waits for the device.
+        """
+        unused = [place for place in range(len(self.parameters)) if place not in self.used]
+        if unused:
+            marks = self.marks.tolist()
+            for place in unused:
+                if marks[place] == 0:
+                    self.parameters[place].grad = None
 
 
 def on_gradient(parameter: nn.Parameter, then: Callable[[torch.Tensor], None]) -> None:
@@ -60,6 +92,6 @@ def make_buckets(parameters: Sequence[nn.Parameter], cap_bytes: int) -> list[Buc
         size += own
     out = []
     for group in groups:
-        flat = torch.zeros(sum(p.numel() for p in group), dtype=group[0].dtype, device=group[0].device)
+        flat = torch.zeros(sum(p.numel() for p in group) + len(group), dtype=group[0].dtype, device=group[0].device)
         out.append(Bucket(group, flat, views_of(flat, group)))
     return out

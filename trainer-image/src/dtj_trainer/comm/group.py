@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore
 
 from dtj_trainer.comm import rollcall
 from dtj_trainer.env import WorkerEnv

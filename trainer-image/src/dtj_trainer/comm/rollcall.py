@@ -32,7 +32,7 @@ from datetime import timedelta
 from functools import partial
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed, TrainerError

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dtj_trainer import torch_private
 from dtj_trainer.comm.clock import Communication
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import ConfigError
@@ -69,7 +70,7 @@ class Ddp:
             find_unused_parameters=self.config.find_unused_parameters,
         )
         rate = 10 if group.device.type == "cuda" else 1  # on a GPU a sample waits for events
-        ddp._set_ddp_runtime_logging_sample_rate(rate)  # type: ignore[no-untyped-call]
+        torch_private.measure_ddp(ddp, rate)
         if self.config.fixed_buckets:
             _settle_buckets(ddp)
         if self.config.comm_hook != "none":
@@ -85,7 +86,7 @@ class Ddp:
         self._finished += 1
         if not isinstance(model, DistributedDataParallel) or self._finished % SAMPLE_EVERY != 2:
             return
-        told = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # of the step before, in nanoseconds
+        told = torch_private.ddp_times(model)
         if told.get("iteration", 0) > self._iteration:
             self._iteration, self._steps = told["iteration"], self._steps + 1
             total, beside = told.get("backward_comm_time", 0), told.get("backward_compute_comm_overlap_time", 0)

@@ -77,6 +77,7 @@ class ScratchDdpModel(nn.Module):
 
     def _hook(self, bucket: Bucket, place: int) -> Any:
         def arrived(_: torch.Tensor) -> None:
+            bucket.used.add(place)
             if not self.synchronize:
                 return
             if place not in bucket.waiting:  # the first may be on its way already, so adding them up is too late
@@ -89,17 +90,23 @@ class ScratchDdpModel(nn.Module):
     def _send_full_ones(self, rest: bool = False) -> None:
         while self._next < len(self.buckets) and (rest or not self.buckets[self._next].waiting):
             bucket = self.buckets[self._next]
+            bucket.mark()
             bucket.flat.div_(self._world_size)
             bucket.work = dist.all_reduce(bucket.flat, async_op=True)
             self.clock.sent(bucket.work)
             self._next += 1
 
     def finish(self) -> None:
-        """Sends what no gradient came for (parameters not used in this step count as zero) and waits for all."""
+        """Sends what is left and waits for all.
+
+        A parameter that some ranks did not use counts as zero there; one that no rank used has no gradient, as in torch's DDP.
+        """
         with self.clock.counting():
             self._send_full_ones(rest=True)
             with self.clock.waiting():
                 self._settle()
+        for bucket in self.buckets:
+            bucket.drop_unused()
         self.clock.step_done()
 
     def _settle(self) -> None:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -21,6 +20,7 @@ from dtj_trainer.comm.clock import Clock, Communication
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.base import blocks
+from dtj_trainer.torch_private import DefaultAllGather, DefaultReduceScatter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Dtype = Literal["fp32", "bf16", "fp16"]

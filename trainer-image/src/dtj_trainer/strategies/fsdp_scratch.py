@@ -32,6 +32,7 @@ from dtj_trainer.comm.clock import Clock, Communication
 from dtj_trainer.comm.group import Group
 from dtj_trainer.comm.units import Tree, Unit
 from dtj_trainer.strategies.base import blocks
+from dtj_trainer.torch_private import in_backward
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,14 +83,14 @@ class ScratchFsdpModel(nn.Module):
         def before_forward(*_: Any) -> None:
             for unit in stage:
                 unit.wait()
-            if not _in_backward():
+            if not in_backward():
                 self._fetch((number + 1) % len(self._stages))  # after the root's, which comes first, the first block's
 
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
             # The gradient of an output comes just before the unit's own backward; which of several comes first, nobody knows.
             if outputs := [t for t in _tensors(output) if t.requires_grad]:
                 register_multi_grad_hook(outputs, before_backward, mode="any")
-            if not is_root and not _in_backward():
+            if not is_root and not in_backward():
                 for unit in stage:
                     unit.free()
 
@@ -211,10 +212,6 @@ class ScratchFsdpModel(nn.Module):
 def _uses(module: nn.Module) -> Counter[int]:
     """How many of a module's parts hold a parameter of their own, by its id."""
     return Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1  # a forward here computes activations again
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
