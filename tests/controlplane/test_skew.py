@@ -138,7 +138,7 @@ def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_n
 @pytest.mark.parametrize(
     ("first", "then"),
     [(None, NEWER), (NEWER, None), (None, OLDER), (OLDER, None)],
-    ids=["up", "back from up", "back", "up again"],
+    ids=["to newer", "from newer", "to older", "from older"],
 )
 def test_another_versions_defaults_and_bounds_restart_no_job(
     first: Any,

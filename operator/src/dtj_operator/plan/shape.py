@@ -34,6 +34,7 @@ FIELDS: dict[str, Any] = {
     "checkpoint.keep": 3,
     "restart.maxRestarts": 10,
     "restart.windowSeconds": 3600,
+    "restart.stopGraceSeconds": None,
 }
 DIGITS = 12
 DEFAULT = "default"
@@ -54,9 +55,17 @@ def _digest(spec: Object, path: str) -> str:
     value: Any = spec
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
+    value = _without_nulls(value)
     if value is None or value == FIELDS[path]:
         return DEFAULT
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def _without_nulls(value: Any) -> Any:
+    """The API server drops a null where its CRD names the field, and keeps it where the CRD does not."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _fields(shape: str) -> dict[str, str]:
