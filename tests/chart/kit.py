@@ -29,13 +29,13 @@ def values(chosen: Object) -> list[str]:
     return [part for key, value in chosen.items() for part in ("--set-json", f"{key}={json.dumps(value)}")]
 
 
-def render_text(chosen: Object, release: str = "dtj") -> str:
-    return _rendered(tuple(values(chosen)), release)
+def render_text(chosen: Object, release: str = "dtj", namespace: str = NAMESPACE) -> str:
+    return _rendered(tuple(values(chosen)), release, namespace)
 
 
 @functools.cache
-def _rendered(settings: tuple[str, ...], release: str) -> str:
-    done = helm("template", release, str(CHART), "-n", NAMESPACE, "--kube-version", f"v{KUBERNETES}", *settings)
+def _rendered(settings: tuple[str, ...], release: str, namespace: str) -> str:
+    done = helm("template", release, str(CHART), "-n", namespace, "--kube-version", f"v{KUBERNETES}", *settings)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,9 +13,11 @@ import yaml
 from dtj_agent import names
 from dtj_operator import rbac, settings
 from hack.cluster.versions import KUBERNETES
+from tests.chart import scc
 from tests.chart.kit import CHART, NAMESPACE, ROOT, Object, helm, of_kind, pod, render, render_text, values
 from tests.chart.pss import violations
 
+CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
 CRD = ROOT / "crds" / f"{names.GROUP}_{names.PLURAL}.yaml"
 
 COMBINATIONS: dict[str, Object] = {
@@ -101,7 +103,7 @@ def _normal(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
 
 
 def test_the_cluster_role_is_exactly_the_operators_table_of_rights() -> None:
-    [role] = [r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "dtj-operator"]
+    [role] = [r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "dtj-system:dtj-operator"]
     assert _normal(role["rules"]) == _normal(rbac.rules())
 
 
@@ -125,7 +127,7 @@ def test_no_rule_has_a_star_and_none_reads_secrets() -> None:
 def test_viewers_see_jobs_and_editors_write_them() -> None:
     roles = {r["metadata"]["name"]: r for r in of_kind(render(), "ClusterRole")}
     aggregate = "rbac.authorization.k8s.io/aggregate-to-"
-    viewer, editor = roles["dtj-operator-viewer"], roles["dtj-operator-editor"]
+    viewer, editor = roles["dtj-system:dtj-operator:viewer"], roles["dtj-system:dtj-operator:editor"]
     assert viewer["metadata"]["labels"][aggregate + "view"] == "true"
     assert {editor["metadata"]["labels"][aggregate + to] for to in ("edit", "admin")} == {"true"}
     assert {verb for _, _, verb in _normal(viewer["rules"])} == {"get", "list", "watch"}
@@ -162,7 +164,7 @@ def test_a_secret_of_ones_own_is_mounted_and_none_is_made() -> None:
     assert volume["secret"]["secretName"] == "mine"
 
 
-def test_there_is_one_operator_at_a_time() -> None:
+def test_a_rollout_ends_the_old_operator_before_it_starts_the_new_one() -> None:
     [deployment] = of_kind(render(), "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
@@ -180,11 +182,101 @@ def test_the_image_is_put_together(image: Object, expected: str) -> None:
     assert pod(render({f"image.{k}": v for k, v in image.items()}))["containers"][0]["image"] == expected
 
 
+RELEASES = ("dtj", "operator", "op", "dtj-operator", "a", "a-dtj-operator", "d", "x" * 53, "x" * 52)
+
+
 @pytest.mark.parametrize(
-    ("release", "name"), [("dtj", "dtj-operator"), ("blue", "blue-dtj-operator"), ("my-dtj-operator", "my-dtj-operator")]
+    ("release", "name"),
+    [("dtj", "dtj-operator"), ("blue", "blue-dtj-operator"), ("operator", "operator-dtj-operator"), ("op", "op-dtj-operator")],
 )
 def test_names_follow_the_release(release: str, name: str) -> None:
     assert of_kind(render(release=release), "Deployment")[0]["metadata"]["name"] == name
+
+
+@pytest.mark.parametrize("chosen", [{}, {"nameOverride": "trainings"}, {"nameOverride": "op-operator"}], ids=str)
+def test_no_two_releases_share_an_object_but_the_crd(chosen: Object) -> None:
+    seen: set[tuple[str, str]] = set()
+    for release in RELEASES:
+        mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {("CustomResourceDefinition", CRD_NAME)}
+        assert not mine & seen, release
+        seen |= mine
+        assert all(len(name) <= 63 for kind, name in mine if kind in ("Service", "Deployment"))
+
+
+def test_two_releases_of_one_name_in_two_namespaces_share_no_cluster_role() -> None:
+    def unbound(namespace: str) -> set[str]:
+        documents = yaml.safe_load_all(render_text({}, namespace=namespace))
+        return {d["metadata"]["name"] for d in documents if d and d["kind"] in ("ClusterRole", "ClusterRoleBinding")}
+
+    assert len(unbound("team-a")) == 3
+    assert not unbound("team-a") & unbound("team-b")
+
+
+def test_two_releases_that_serve_one_namespace_share_no_role_in_it() -> None:
+    names_of = [
+        {d["metadata"]["name"] for d in yaml.safe_load_all(text) if d and d["kind"] in ("Role", "RoleBinding")}
+        for text in (render_text({"watchNamespaces": ["team"]}, namespace=home) for home in ("home-a", "home-b"))
+    ]
+    assert names_of[0]
+    assert not names_of[0] & names_of[1]
+
+
+def test_the_names_can_be_given() -> None:
+    named = render({"nameOverride": "trainings"}, "blue")
+    [deployment] = of_kind(named, "Deployment")
+    assert deployment["metadata"]["name"] == "blue-trainings"
+    assert deployment["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] == "trainings"
+    full = render({"fullnameOverride": "the-operator"}, "blue")
+    assert {d["metadata"]["name"] for d in full if d["kind"] in ("Deployment", "ServiceAccount")} == {"the-operator"}
+
+
+SILENT = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ([], [30, 30]),
+        ([{"key": "gpu", "operator": "Exists"}], [None, 30, 30]),
+        ([{"key": SILENT[1], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}], [5, 30]),
+        ([{"operator": "Exists"}], [None]),
+    ],
+    ids=["none", "of something else", "an own time", "of everything"],
+)
+def test_the_operator_leaves_a_silent_node_after_half_a_minute(given: list[Object], seconds: list[Any]) -> None:
+    tolerations = pod(render({"tolerations": given}))["tolerations"]
+    assert [toleration.get("tolerationSeconds") for toleration in tolerations] == seconds
+    assert tolerations[: len(given)] == given
+
+
+def test_the_security_contexts_can_be_changed_field_by_field() -> None:
+    chosen = {"podSecurityContext.runAsUser": 1234, "podSecurityContext.fsGroup": None, "securityContext.privileged": False}
+    spec = pod(render(chosen))
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1234,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert spec["containers"][0]["securityContext"]["privileged"] is False
+    assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_openshifts_restricted_scc_admits_the_operator_and_the_pods_that_it_makes() -> None:
+    assert scc.violations(pod(render()))
+    spec = pod(render({"openshift": True}))
+    assert scc.violations(spec) == []
+    assert violations(spec) == []
+    assert "--pod-user=cluster" in spec["containers"][0]["args"]
+    assert "--pod-user=cluster" not in pod(render())["containers"][0]["args"]
+
+
+def test_a_previous_master_key_is_mounted_where_the_operator_looks_for_it() -> None:
+    spec = pod(render())
+    [volume] = [v for v in spec["volumes"] if v["name"] == "master-key"]
+    assert "items" not in volume["secret"], "whatever is in the Secret"
+    [mount] = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "master-key"]
+    assert f"--previous-master-key-file={mount['mountPath']}/previous" in spec["containers"][0]["args"]
 
 
 @pytest.mark.parametrize(

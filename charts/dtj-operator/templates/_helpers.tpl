@@ -1,16 +1,30 @@
-{{/* Release `dtj` makes `dtj-operator`, release `blue` makes `blue-dtj-operator`. */}}
+{{- define "dtj-operator.name" -}}
+{{- .Values.nameOverride | default .Chart.Name -}}
+{{- end -}}
+
+{{/*
+Release `dtj` makes `dtj-operator`, release `blue` makes `blue-dtj-operator`: no two releases make the same name. Helm's own
+scaffold leaves the chart's name out wherever the release has it in it, so that `a` and `a-dtj-operator` collide.
+Cut at 55 characters, so that the name of the metrics Service fits into 63; a release has 53 at most, so all of it stays.
+*/}}
 {{- define "dtj-operator.fullname" -}}
-{{- if contains .Release.Name .Chart.Name -}}
-{{- .Chart.Name -}}
-{{- else if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- $name := include "dtj-operator.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if eq $name (printf "%s-operator" .Release.Name) -}}
+{{- $name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 55 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
+{{/* Of what has no namespace: two releases of one name in two namespaces are two. No name of either has a colon. */}}
+{{- define "dtj-operator.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "dtj-operator.fullname" .) -}}
+{{- end -}}
+
 {{- define "dtj-operator.selectorLabels" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ include "dtj-operator.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
@@ -48,6 +62,28 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "dtj-operator.masterKeySecret" -}}
 {{- .Values.masterKey.existingSecret | default (printf "%s-master-key" (include "dtj-operator.fullname" .)) -}}
+{{- end -}}
+
+{{/* User and group are the cluster's to choose where openshift is set: restricted-v2 refuses all others. */}}
+{{- define "dtj-operator.podSecurityContext" -}}
+{{- if .Values.openshift -}}
+{{- omit .Values.podSecurityContext "runAsUser" "runAsGroup" "fsGroup" | toYaml -}}
+{{- else -}}
+{{- toYaml .Values.podSecurityContext -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Kubernetes would leave the pod on a node that does not answer for 300 s. What the values say of a taint stands. */}}
+{{- define "dtj-operator.tolerations" -}}
+{{- $given := .Values.tolerations -}}
+{{- $keys := list -}}
+{{- range $given }}{{- $keys = append $keys (.key | default "") -}}{{- end -}}
+{{- range list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
+{{- if not (or (has . $keys) (has "" $keys)) -}}
+{{- $given = append $given (dict "key" . "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $given -}}
 {{- end -}}
 
 {{/* What the operator does, and nothing more: operator/src/dtj_operator/rbac.py says why; a test holds the two together. */}}

@@ -30,6 +30,7 @@ from dtj_operator.resync import Resync
 
 DRAIN_SECONDS = 10.0
 KOPF_STOP_SECONDS = 5.0
+KEY_SECONDS = 10.0  # between two looks at the mounted master key; the kubelet itself takes up to two minutes
 CRD_RETRY_SECONDS = 2.0
 STUCK_SECONDS = 120.0  # twice the deadline of a reconcile
 CRD_MISSING = (
@@ -109,7 +110,9 @@ class Operator:
                 kopf_stop = asyncio.Event()
                 kopf = watch(self.watches, self.login, self.options.namespaces, kopf_stop, self._on_signals)
                 self._kopf = group.create_task(kopf, name="kopf")
+                keys = group.create_task(self._watch_keys(), name="master key")
                 await self.stop.wait()
+                keys.cancel()
                 await self._end(workers, resync, self._kopf, kopf_stop)
         except* errors.OperatorError as failed:
             raise failed.exceptions[0] from None
@@ -142,6 +145,24 @@ class Operator:
             except TimeoutError:
                 pass
         return False
+
+    async def _watch_keys(self) -> None:
+        """Ends the operator when the master key is replaced: the kubelet starts it again, and it reads the new one."""
+        known = self.options.settings
+        refused = ""
+        while True:
+            await asyncio.sleep(KEY_SECONDS)
+            try:
+                keys = self.options.read_keys()
+            except errors.ConfigError as error:  # it would not start with these
+                if str(error) != refused:
+                    logger.error("the master key was replaced by one that is not taken: %s", error)
+                refused = str(error)
+                continue
+            if keys != (known.master_key, known.previous_master_key):
+                logger.info("the master key was replaced: stopping, to be started again with the new one")
+                self.stop.set()
+                return
 
     async def _end(
         self,

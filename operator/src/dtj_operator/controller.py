@@ -60,7 +60,7 @@ class Controller:
             async with asyncio.timeout(RECONCILE_SECONDS):
                 found, again = await self.reconcile(key)
         except (errors.KubeError, TimeoutError) as error:
-            result = "error"
+            result = "conflict" if isinstance(error, errors.Conflict) else "error"
             delay = self._back_off(key)
             what = str(error) or f"not done in {RECONCILE_SECONDS:g} s"
             # The world moves on under a reconcile: a job that is deleted meanwhile is no reason to warn anyone.

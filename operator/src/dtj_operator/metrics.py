@@ -17,7 +17,7 @@ from dtj_agent import names
 from dtj_operator.plan.model import Object
 
 PHASES = (names.PENDING, names.RUNNING, names.RESTARTING, names.SUSPENDED, names.COMPLETE, names.FAILED)
-RESULTS = ("success", "requeue", "error", "bug", "gone")
+RESULTS = ("success", "requeue", "conflict", "error", "bug", "gone")
 KINDS = {"inPlace": "InPlace", "pod": "Pod"}
 REASONS = {value for name, value in vars(names.Reason).items() if name.isupper()}
 OTHER = "Other"  # a reason from a pod that is none of ours

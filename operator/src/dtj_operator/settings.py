@@ -18,8 +18,9 @@ KEY_BYTES = 32
 AGENT_RESOURCES = "cpu=100m,memory=64Mi"
 QUANTITY = r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?"
 FLAGS = (
-    "agent-image", "image-pull-policy", "agent-resources", "agent-listen-host", "master-key-file", "namespace", "workers",
-    "resync-seconds", "metrics-port", "crd-wait-seconds", "kubeconfig", "context", "log-format", "log-level",
+    "agent-image", "image-pull-policy", "agent-resources", "agent-listen-host", "pod-user", "master-key-file", "previous-master-key-file",
+    "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds", "kubeconfig", "context", "log-format",
+    "log-level",
 )  # fmt: skip
 
 
@@ -39,6 +40,12 @@ class Options:
     crd_wait_seconds: float
     log_format: Literal["json", "text"]
     log_level: str
+    master_key_file: str
+    previous_master_key_file: str | None
+
+    def read_keys(self) -> tuple[bytes, bytes | None]:
+        """The present and the previous master key as they are in their files now. Raises ConfigError."""
+        return read_master_key(Path(self.master_key_file)), read_previous_key(self.previous_master_key_file)
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
@@ -54,6 +61,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             image_pull_policy=given.image_pull_policy,
             agent_resources=resources(given.agent_resources),
             listen_host=given.agent_listen_host,
+            pod_user=given.pod_user,
+            previous_master_key=read_previous_key(given.previous_master_key_file),
         ),
         namespaces=tuple(given.namespace or ()),
         kubeconfig=given.kubeconfig,
@@ -64,6 +73,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         crd_wait_seconds=given.crd_wait_seconds,
         log_format=given.log_format,
         log_level=given.log_level,
+        master_key_file=given.master_key_file,
+        previous_master_key_file=given.previous_master_key_file,
     )
 
 
@@ -102,6 +113,11 @@ def read_master_key(path: Path) -> bytes:
     return key
 
 
+def read_previous_key(file: str | None) -> bytes | None:
+    """The key before the present one; None if there is no such file. Raises ConfigError."""
+    return read_master_key(Path(file)) if file is not None and Path(file).exists() else None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dtj-operator",
@@ -116,6 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--agent-resources", default=AGENT_RESOURCES, help="requests and limits of the agent's init container; none: without")
     add("--agent-listen-host", default="0.0.0.0", help="what agents bind to; [::] where pods have IPv6 addresses only")
     add("--master-key-file", required=True, help="file with 32 or more random bytes; the jobs' agent keys are made from it")
+    add("--previous-master-key-file", help="the key before: agents of jobs that were started with it are asked with it")
+    add(
+        "--pod-user",
+        choices=("fixed", "cluster"),
+        default="fixed",
+        help="user and group of job pods that name none: fixed is 65532, "
+        "cluster leaves them to the namespace's admission (OpenShift)",
+    )
     add("--namespace", action="append", help="serve this namespace alone; may be repeated (default: all namespaces)")
     add("--workers", type=int, default=8, help="jobs that are reconciled at the same time")
     add("--resync-seconds", type=float, default=450.0, help="every job is looked at again this often, give or take a third")

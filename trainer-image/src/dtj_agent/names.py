@@ -18,7 +18,7 @@ MANAGER = "dtj-operator"  # app.kubernetes.io/managed-by, and the field manager 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
-ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of the part of the spec that shapes pods
+ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digests of the part of the spec that shapes pods
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
 
 # --- names inside the pod -------------------------------------------------------------------------------------------
@@ -145,6 +145,7 @@ SUSPENDED = "Suspended"
 RUNNING = "Running"
 RESTARTING = "Restarting"
 PENDING = "Pending"  # a phase only: no condition of that name
+STALLED = "Stalled"  # beside the others: what is there goes on, and the operator can't do what the spec asks for
 CONDITIONS = (COMPLETE, FAILED, SUSPENDED, RUNNING, RESTARTING)
 
 

@@ -5,7 +5,7 @@ is for what a person wrote (unknown fields and broken rules are errors, each wit
 """
 
 from dtj_operator.api.errors import ApiError, InvalidJob, Violation
-from dtj_operator.api.read import read, validate, violations
+from dtj_operator.api.read import read, salvage, validate, violations
 from dtj_operator.api.v1alpha1 import DistributedTrainingJob, Spec, trainer_of
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Spec",
     "Violation",
     "read",
+    "salvage",
     "trainer_of",
     "validate",
     "violations",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dtj_operator.api.errors import InvalidJob, Violation
 from dtj_operator.api.rules import TOLERANT, Model
 from dtj_operator.api.template import PodTemplate
-from dtj_operator.api.v1alpha1 import DistributedTrainingJob
+from dtj_operator.api.v1alpha1 import DistributedTrainingJob, Spec
 
 
 def validate(obj: dict[str, Any]) -> DistributedTrainingJob:
@@ -22,6 +22,27 @@ def read(obj: dict[str, Any]) -> DistributedTrainingJob:
     """A stored object: fields that this version does not know are ignored. Raises InvalidJob if a rule is broken, which
     happens only where the CRD that let it in was another one."""
     return _parse({k: v for k, v in obj.items() if k != "status"}, TOLERANT)
+
+
+def salvage(obj: dict[str, Any]) -> Spec:
+    """The spec of a stored object that `read` refuses, without the fields that this version can't read. No rule is checked.
+
+    It says enough to follow a job that runs: when it is suspended or over, and which container trains.
+    """
+    spec = dict(obj.get("spec") or {})
+    while True:
+        try:
+            found = Spec.model_validate(spec, context=TOLERANT, by_alias=True, by_name=False)
+            break
+        except ValidationError as error:
+            unread = {each["loc"][0] for each in error.errors() if each["loc"]} & spec.keys()
+            spec = {name: value for name, value in spec.items() if name not in unread} if unread else {}
+    try:
+        found.trainer.get("name")
+    except (AttributeError, TypeError):
+        found = found.model_copy(update={"template": None})
+    replicas = (obj.get("spec") or {}).get("replicas")
+    return found.model_copy(update={"replicas": replicas}) if type(replicas) is int and replicas > 0 else found
 
 
 def violations(obj: dict[str, Any]) -> tuple[Violation, ...]:

@@ -14,7 +14,7 @@ RECOVERIES = 5
 
 
 class Condition(Model):
-    """As metav1.Condition. Types: Complete, Failed, Suspended, Running, Restarting."""
+    """As metav1.Condition. Types: Complete, Failed, Suspended, Running, Restarting; and Stalled, beside them."""
 
     type: str = Field(max_length=316)
     status: Literal["True", "False", "Unknown"]

@@ -262,6 +262,11 @@ class Spec(Model):
         return ["python3", "-u", *what, *self.entrypoint.args]
 
 
+_IS_END = f"c.type in {[names.COMPLETE, names.FAILED]} && c.status == 'True'"
+_WAS_ENDED = f"(has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions.exists(c, {_IS_END}))"
+"""CEL, at the root and not at `status`, where a rule would not see that the whole status is removed."""
+
+
 class ObjectMeta(OpenModel):
     """metadata of the object, as far as our rules look at it."""
 
@@ -287,5 +292,22 @@ class DistributedTrainingJob(Model):
             cel=f"self.metadata.name.matches('{NAME_PATTERN}')",
             message="metadata.name must begin with a lower-case letter and have only a-z, 0-9, '-': a Service is named after it",
             holds=lambda self: re.fullmatch(NAME_PATTERN, self.metadata.name) is not None,
+        ),
+        Rule(
+            cel=f"!{_WAS_ENDED} || (has(self.status) && has(self.status.conditions)"
+            f" && self.status.conditions.filter(c, {_IS_END}).size() == 1"
+            f" && self.status.conditions.exists(c, {_IS_END} && oldSelf.status.conditions.exists(o, o.type == c.type"
+            " && o.status == 'True')))",
+            message="a job that is Complete or Failed stays so: make a new job to train again",
+            holds=None,
+            field="status",
+        ),
+        Rule(
+            cel=f"!{_WAS_ENDED} || !has(oldSelf.status.completionTime)"
+            " || (has(self.status) && has(self.status.completionTime)"
+            " && self.status.completionTime == oldSelf.status.completionTime)",
+            message="completionTime of a job that is Complete or Failed can't change",
+            holds=None,
+            field="status",
         ),
     )

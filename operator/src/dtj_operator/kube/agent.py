@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+from dataclasses import replace
 
 import aiohttp
 
@@ -31,6 +32,8 @@ class AgentClient:
 
     def __init__(self, settings: Settings, *, seconds: float = STATUS_SECONDS) -> None:
         self._settings = settings
+        self._with_previous: set[str] = set()
+        """Uids of jobs whose agents have refused the present key: they were started before it was replaced."""
         # Pods come and go with their addresses: a kept connection would rarely be of use, and holds a descriptor.
         connector = aiohttp.TCPConnector(limit=CONCURRENCY, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=seconds))
@@ -43,9 +46,11 @@ class AgentClient:
         address = pod["status"]["podIP"]
         uid = job["metadata"]["uid"]
         url = f"http://{'[' + address + ']' if ':' in address else address}:{self._settings.agent_port}/status"
-        headers = {"Authorization": "Bearer " + bearer(agent_key(uid, self._settings))}
+        headers = {"Authorization": "Bearer " + bearer(self._key(uid))}
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+                if response.status == 401:
+                    self._with_previous ^= {uid}  # the next question shows the other key
                 if response.status != 200:
                     logger.warning("the agent of pod %s answered %d to GET /status", pod["metadata"]["name"], response.status)
                     return None
@@ -67,6 +72,12 @@ class AgentClient:
             logger.warning("the agent at %s speaks for another job", address)
             return None
         return said
+
+    def _key(self, uid: str) -> str:
+        previous = self._settings.previous_master_key
+        if previous is None or uid not in self._with_previous:
+            return agent_key(uid, self._settings)
+        return agent_key(uid, replace(self._settings, master_key=previous))
 
 
 def pod_to_ask(pods: tuple[Object, ...]) -> Object | None:

@@ -60,10 +60,13 @@ class World:
         written: Object | None = None
         try:
             for action in plan.actions:
-                await self._act(key[0], action)
+                await self._act(job, action)
             gone = any(isinstance(action, Delete) and action.kind == names.KIND for action in plan.actions)
             if not gone and plan.status and not same_status(plan.status, job.get("status", {})):
                 written = await self._write_status(job, plan.status)
+        except errors.Conflict:
+            self._observer.forget(key)  # the plan was made from something that is old by now
+            raise
         finally:
             if plan.actions or written is not None:
                 self._observer.forget(key)
@@ -71,7 +74,8 @@ class World:
             await self._recorder.record(job, event)
         return written
 
-    async def _act(self, namespace: str, action: Apply | Delete) -> None:
+    async def _act(self, job: Object, action: Apply | Delete) -> None:
+        namespace = job["metadata"]["namespace"]
         if isinstance(action, Delete):
             try:
                 await self._client.delete(
@@ -88,6 +92,7 @@ class World:
         try:
             if resource is STATEFUL_SET:
                 await self._try_pod(namespace, action.body)
+                await self._confirm(job)
             if action.if_missing:
                 await self._client.create(resource, namespace, action.body)
             else:
@@ -124,13 +129,32 @@ class World:
             # The set is made all the same: whether its pods are let in shows when its controller makes them.
             logger.warning("pods of %s can't be tried: %s", stateful_set["metadata"]["name"], error.message)
 
+    async def _confirm(self, job: Object) -> None:
+        """Raises Conflict if the stored job is not the one that was planned on.
+
+        A StatefulSet is the one child whose making starts a training. No lock of the server's covers its apply, so a plan that
+        another operator has overtaken (it has ended the job and removed the StatefulSet meanwhile) is dropped here.
+        """
+        metadata = job["metadata"]
+        version = metadata.get("resourceVersion")
+        if version is None:
+            return
+        try:
+            stored = await self._client.get(JOB, metadata["namespace"], metadata["name"])
+        except errors.NotFound as error:
+            raise errors.Conflict("the job was deleted meanwhile", status=409) from error
+        if (stored["metadata"]["uid"], stored["metadata"]["resourceVersion"]) != (metadata["uid"], version):
+            raise errors.Conflict("the job was changed meanwhile", status=409)
+
     async def _write_status(self, job: Object, status: Object) -> Object:
         metadata = job["metadata"]
+        # The uid keeps a status from another job that has got the name meanwhile. The resourceVersion keeps a late status from
+        # overwriting a newer one: the API server answers 409, and the job is read and planned again.
+        known = ("name", "namespace", "uid", "resourceVersion")
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            # With the uid a status can't land on another job that has got the name meanwhile.
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
+            "metadata": {key: metadata[key] for key in known if key in metadata},
             "status": without_none(status),
         }
         try:

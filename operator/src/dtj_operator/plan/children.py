@@ -8,6 +8,7 @@ import hmac
 
 from dtj_agent import names
 from dtj_agent.names import Reason
+from dtj_operator.plan import shape
 from dtj_operator.plan.job import Job
 from dtj_operator.plan.model import Apply, Object, Observed, Settings
 from dtj_operator.plan.pods import Cause
@@ -122,7 +123,8 @@ def is_starting(pod: Object) -> bool:
 
 def is_outdated(job: Job, child: Object) -> bool:
     """The StatefulSet was made from another spec. The API lets a spec change only while the job is suspended."""
-    return _applied_hash(child) not in (None, job.spec_hash)
+    applied = _applied_hash(child)
+    return applied is not None and shape.differ(applied, job.spec_hash)
 
 
 def conflict(job: Job, observed: Observed) -> Cause | None:

@@ -48,6 +48,13 @@ def put(status: Object, kind: str, value: bool, why: str, message: str, *, gener
     return _with_phase({**status, "conditions": ordered})
 
 
+def without(status: Object, kind: str) -> Object:
+    """`status` without this condition."""
+    if find(status, kind) is None:
+        return status
+    return {**status, "conditions": [c for c in status["conditions"] if c.get("type") != kind]}
+
+
 def _place(kind: str) -> int:
     return names.CONDITIONS.index(kind) if kind in names.CONDITIONS else len(names.CONDITIONS)
 

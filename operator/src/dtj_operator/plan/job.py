@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dtj_agent import names
 from dtj_operator import api
 from dtj_operator.api.v1alpha1 import Spec
+from dtj_operator.plan import shape
 from dtj_operator.plan.model import Object
-
-SHAPES_PODS = {"replicas", "processes_per_pod", "backend", "entrypoint", "image", "template", "checkpoint", "restart"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,29 +21,40 @@ class Job:
     spec: Spec
     status: Object
     """As stored; {} at first. Never changed in place."""
+    stored_spec: Object = field(repr=False)
+    """As stored, with what this version does not know."""
+
+    unreadable: str | None = None
+    """What this version can't read in the spec; None: all of it is valid."""
 
     @classmethod
     def of(cls, obj: Object) -> Job:
         """Raises api.InvalidJob if the stored object breaks a rule (another version of the CRD let it in)."""
+        return cls._of(obj, api.read(obj).spec)
+
+    @classmethod
+    def salvaged(cls, obj: Object, unreadable: str) -> Job:
+        """The job without what is unreadable in its spec: enough to follow it, not to make its pods."""
+        return cls._of(obj, api.salvage(obj), unreadable)
+
+    @classmethod
+    def _of(cls, obj: Object, spec: Spec, unreadable: str | None = None) -> Job:
         metadata = obj["metadata"]
         return cls(
             name=metadata["name"],
             namespace=metadata.get("namespace", "default"),
             uid=metadata["uid"],
             generation=metadata.get("generation", 1),
-            spec=api.read(obj).spec,
+            spec=spec,
             status=obj.get("status") or {},
+            stored_spec=obj.get("spec") or {},
+            unreadable=unreadable,
         )
 
     @cached_property
     def spec_hash(self) -> str:
-        """Digest of the part of the spec that shapes pods.
-
-        Of the spec and not of what is made from it, and without fields that have their default: a new version of the
-        operator or of the CRD must not restart jobs that run.
-        """
-        shape = self.spec.model_dump(mode="json", by_alias=True, include=SHAPES_PODS, exclude_defaults=True)
-        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+        """Digests of the part of the spec that shapes pods (shape.py), which every version of the operator reads alike."""
+        return shape.of(self.stored_spec)
 
     @property
     def trainer_container(self) -> str:

@@ -95,9 +95,13 @@ class Settings:
     """Image whose /dtj/agent.pyz the init container copies into the pod (the operator's own image)."""
     master_key: bytes = field(repr=False)
     """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so the operator never reads Secrets."""
+    previous_master_key: bytes | None = field(default=None, repr=False)
+    """The master key before it was replaced: the agents of jobs that were started then know no other."""
     image_pull_policy: str | None = None
     agent_resources: Mapping[str, str] = field(default_factory=lambda: {"cpu": "100m", "memory": "64Mi"})
     """Requests and limits of the init container that brings the agent; the same, so that a Guaranteed pod stays one."""
+    pod_user: Literal["fixed", "cluster"] = "fixed"
+    """User and group of pods that name none: ours, or the ones that the namespace's admission chooses (OpenShift)."""
     agent_port: int = names.AGENT_PORT
     listen_host: str = "0.0.0.0"
     """What the agents bind to; "[::]" where pods have IPv6 addresses only."""

@@ -23,6 +23,7 @@ from dtj_operator.plan import (
     report,
     restarts,
     running,
+    skew,
     stuck,
     suspend,
 )
@@ -46,10 +47,12 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     try:
         job = Job.of(obj)
     except InvalidJob as error:
-        return _end(obj, stored, Ending(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error)), now)
+        job = Job.salvaged(obj, str(error))
+        if skew.is_mistake(job, observed, error):
+            return _end(obj, stored, Ending(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error)), now)
 
     said = report.from_agent(observed.agent, job.uid) if suspend.has_run(job, observed) else None
-    status = _merged({**stored, "observedGeneration": job.generation}, said, now)
+    status = _merged(skew.marked(job, {**stored, "observedGeneration": job.generation}, now), said, now)
     ending = _ending(job, observed, status, said, now)
     if ending is not None:
         end = _end(obj, status, ending, now)
@@ -59,6 +62,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         wanted = replace(wanted, events=(*events.of_agent(stored, said), *wanted.events))
     else:
         wanted = _active(job, observed, status, said, now, settings)
+    wanted = replace(wanted, events=(*skew.events(job, status), *wanted.events))
     wanted = paced(job, wanted, lifetime.until_deadline(job.spec, status, now), now, settings)
     return stuck.released(wanted, observed, now)
 
@@ -70,7 +74,7 @@ def _ending(job: Job, observed: Observed, status: Object, said: Report | None, n
         found = Ending(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if found is None:
         found = lifetime.overdue(job.spec, status, now)
-    if found is None and said is None:
+    if found is None and said is None and job.unreadable is None:
         found = pods.hopeless(pods.of_run(job, observed), job, now)
     return found
 
@@ -78,7 +82,7 @@ def _ending(job: Job, observed: Observed, status: Object, said: Report | None, n
 def _end(obj: Object, status: Object, ending: Ending, now: float) -> Plan:
     """Only the status: once it is written, the next look cleans up. The other way round a crash would lose the outcome."""
     generation = obj["metadata"].get("generation", 1)
-    status = progress.with_goodput(_merged(status, ending.report, now), now)
+    status = progress.with_goodput(_merged(conditions.without(status, names.STALLED), ending.report, now), now)
     if ending.failures:
         status = restarts.with_evidence(status, ending.failures, ending.crashes)
     for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, ending.kind):
@@ -101,6 +105,8 @@ def _merged(status: Object, said: Report | None, now: float) -> Object:
 
 def _active(job: Job, observed: Observed, status: Object, said: Report | None, now: float, settings: Settings) -> Plan:
     """A job that is to run: its children, then what goes on in them."""
+    if job.unreadable is not None and not suspend.has_run(job, observed):
+        return _unstarted(job, status, now)
     if not suspend.has_run(job, observed):
         conflict = children.conflict(job, observed)
         if conflict is not None:
@@ -116,7 +122,7 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
         return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
-    if children.is_outdated(job, observed.stateful_set):
+    if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
         return suspend.stop(job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now)
     group = pods.of_run(job, observed)
     state = running.state(job, status, group, said)
@@ -125,7 +131,7 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
     return Plan(
         actions=(
-            *children.repairs(job, observed, group, now, settings),
+            *(children.repairs(job, observed, group, now, settings) if job.unreadable is None else ()),
             *stuck.replaced(group, said),
         ),
         status=status,
@@ -175,6 +181,18 @@ def _refused(job: Job, status: Object, words: str, now: float) -> Plan:
 def _has_ever_run(job: Job, observed: Observed) -> bool:
     """Its pods are there, or agents of it have begun an attempt: the API server has taken this template before."""
     return suspend.has_run(job, observed) or bool(job.status.get("attempt"))
+
+
+def _unstarted(job: Job, status: Object, now: float) -> Plan:
+    """This version can't read the spec, so it makes no pods of it: a version that can, does."""
+    message = "its pods can't be made: " + skew.words(job)
+    if suspend.was_announced(status):
+        status = suspend.between_runs(status, job, now)
+    if conditions.is_true(status, names.SUSPENDED):
+        status = conditions.put(status, names.SUSPENDED, False, Reason.INVALID_SPEC, message, generation=job.generation, now=now)
+    state = running.State(running=False, restarting=_has_gone_on(status), reason=Reason.INVALID_SPEC, message=message)
+    status = running.apply(job, status, state, now) | _replicas(job, 0)
+    return Plan(status=status, events=events.of_change(job, status, None))
 
 
 def _has_gone_on(status: Object) -> bool:

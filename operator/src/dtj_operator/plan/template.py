@@ -30,7 +30,7 @@ def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_f
     if not pod.get("containers"):
         pod["containers"] = [{"name": names.CONTAINER}]
     trainer = trainer_of(template)
-    _pod_defaults(pod, trainer)
+    _pod_defaults(pod, trainer, settings)
     _trainer(job, settings, pod, trainer, attempt_floor)
     pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]
     pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, trainer)]
@@ -47,7 +47,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _pod_defaults(pod: Object, trainer: Object) -> None:
+def _pod_defaults(pod: Object, trainer: Object, settings: Settings) -> None:
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("enableServiceLinks", False)
     pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
@@ -60,12 +60,14 @@ def _pod_defaults(pod: Object, trainer: Object) -> None:
     if user != 0:
         security.setdefault("runAsNonRoot", True)
     if user is None and not image_user:
-        security["runAsUser"] = USER_ID
-        security.setdefault("runAsGroup", USER_ID)
+        if settings.pod_user == "fixed":
+            security["runAsUser"] = USER_ID
+            security.setdefault("runAsGroup", USER_ID)
         # An image knows no such user: what asks for its name or home directory must find one.
         _env_default(trainer, "HOME", "/tmp")  # noqa: S108 (an emptyDir of the pod)
         _env_default(trainer, "USER", "trainer")
-    security.setdefault("fsGroup", security.get("runAsGroup", USER_ID))
+    if settings.pod_user == "fixed" or "runAsGroup" in security:
+        security.setdefault("fsGroup", security.get("runAsGroup", USER_ID))
     # Without this the kubelet changes the owner of every checkpoint each time a pod starts.
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
 
@@ -150,8 +152,10 @@ def _agent_installer(settings: Settings) -> Object:
         "image": settings.agent_image,
         "command": ["cp", AGENT_IN_OPERATOR_IMAGE, names.AGENT_PATH],
         "volumeMounts": [{"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR}],
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "readOnlyRootFilesystem": True},
+        "securityContext": {"runAsNonRoot": True, "readOnlyRootFilesystem": True},
     }
+    if settings.pod_user == "fixed":
+        installer["securityContext"]["runAsUser"] = USER_ID
     if settings.agent_resources:
         installer["resources"] = {kind: dict(settings.agent_resources) for kind in ("requests", "limits")}
     if settings.image_pull_policy:

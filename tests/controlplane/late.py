@@ -1,0 +1,34 @@
+"""`dtj-operator`, but one call of its, and all that come after, wait for a file: a write that is late.
+
+    python late.py VERB WHAT TEXT GATE FLAGS...
+
+Held is the first call of VERB on WHAT whose body has TEXT in it. GATE.held tells that it waits; GATE lets it go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dtj_operator import app
+from dtj_operator.kube.client import Client
+
+_verb, _what, _text, _file = (sys.argv.pop(1) for _ in range(4))
+_gate = Path(_file)
+_call = Client._call
+
+
+async def _late(self: Client, verb: str, what: str, method: str, path: str, *args: Any, **more: Any) -> Any:
+    body = (*args, None, None)[1]
+    if (verb, what) == (_verb, _what) and _text in json.dumps(body):
+        _gate.with_suffix(".held").touch()
+    while _gate.with_suffix(".held").exists() and not _gate.exists():
+        await asyncio.sleep(0.05)
+    return await _call(self, verb, what, method, path, *args, **more)
+
+
+Client._call = _late  # type: ignore[method-assign]
+sys.exit(app.main())
