@@ -10,6 +10,7 @@ from importlib import metadata
 from dtj.errors import DtjError, InputError
 
 Command = Callable[[argparse.Namespace], int]
+DISTRIBUTION = "dtj-client"  # the name `dtj` belongs to another project on PyPI
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster."
     )
-    top.add_argument("--version", action="version", version=f"dtj {metadata.version('dtj')}")
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = top.add_subparsers(required=True, metavar="VERB")
     _run(verbs)
     _submit(verbs)
@@ -44,6 +45,17 @@ def parser() -> argparse.ArgumentParser:
     _wait(verbs)
     _delete(verbs)
     return top
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: a run from a source tree that is not installed has none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        try:
+            print(f"dtj {metadata.version(DISTRIBUTION)}")
+        except metadata.PackageNotFoundError:
+            print("dtj, not installed (run from its source tree)")
+        parser.exit()
 
 
 Verbs = argparse._SubParsersAction  # argparse has no public name for it
@@ -64,10 +76,20 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="worker:RANK@step=S",
         help="SIGKILL one worker, or with pod:ORDINAL@step=S a whole pod, once the job reports step S; repeatable",
     )
-    run.add_argument("--fresh", action="store_true", help="delete this job's checkpoints of earlier runs first")
+    run.add_argument(
+        "--fresh",
+        action="store_true",
+        help="first remove all that earlier runs of this job left on its volume: checkpoints, a script's own files, logs",
+    )
     run.add_argument("--volumes-dir", default=".dtj/volumes", metavar="DIR", help="holds a folder for each claim [%(default)s]")
     run.add_argument("--run-dir", metavar="DIR", help="new folder for logs and status [.dtj/runs/NAME-TIME]")
-    run.add_argument("--logs", action="store_true", help="show what the workers write, as they write it")
+    output = run.add_mutually_exclusive_group()
+    output.add_argument(
+        "--logs",
+        action=argparse.BooleanOptionalAction,
+        help="show all that all workers and agents write; --no-logs: nothing [what rank 0 writes, at most 50 lines at a time]",
+    )
+    output.add_argument("--rank", type=_natural, metavar="R", help="show what this global rank writes instead of rank 0")
     run.add_argument("--plain", action="store_true", help="lines instead of the live table (as when not on a terminal)")
     run.add_argument("-o", "--output", choices=["json"], help="json: the job with its status to standard output at the end")
     run.set_defaults(command=_late("dtj.local.command", "command"))
@@ -153,7 +175,9 @@ def _late(module: str, name: str) -> Command:
         try:
             found: Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
-            raise InputError(f"{error.name} is not installed; pip install dtj brings it along") from error
+            raise InputError(
+                f"{error.name} is not installed for {sys.executable}: README.md says how to install {DISTRIBUTION}"
+            ) from error
         return found(flags)
 
     return call

@@ -23,6 +23,9 @@ ANSWER_SECONDS = 30.0
 FIELD_MANAGER = "dtj"
 INSTALL_HINT = "install the chart: helm install dtj charts/dtj-operator --namespace dtj-system --create-namespace"
 LOCAL_HINT = "check --kubeconfig and --context, or run the job on this machine: dtj run job.yaml"
+DEFAULT_KUBECONFIG = "~/.kube/config"
+# What the library's loader raises for a file that is no kubeconfig: it reads into whatever the YAML has become.
+_UNREADABLE = (yaml.YAMLError, OSError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
@@ -44,21 +47,22 @@ class Cluster:
                 raise InputError(f"--context {context}: not in the kubeconfig; it has {known}")
             self._api = config.new_client_from_config(config_file=kubeconfig, context=context)
             default = chosen["context"].get("namespace")
-        except (yaml.YAMLError, OSError) as error:
-            raise InputError(f"the kubeconfig {kubeconfig or ''} can't be read: {_one_line(str(error))}") from error
         except config.ConfigException as error:
-            self._api, default = self._in_pod(client, config, error), None
+            self._api, default = self._in_pod(client, config, error, kubeconfig or DEFAULT_KUBECONFIG), None
+        except _UNREADABLE as error:
+            cause = f"{type(error).__name__}: {_one_line(str(error))}"
+            raise InputError(f"the kubeconfig {kubeconfig or DEFAULT_KUBECONFIG} can't be read ({cause})") from error
         self.given_namespace = namespace
         self.namespace = namespace or default or "default"
         self.host: str = self._api.configuration.host
 
     @staticmethod
-    def _in_pod(client: Any, config: Any, why: Exception) -> Any:
+    def _in_pod(client: Any, config: Any, why: Exception, path: str) -> Any:
         """No kubeconfig: inside a pod, its service account's."""
         try:
             config.load_incluster_config()
         except config.ConfigException:
-            raise NoCluster(f"no usable kubeconfig ({_one_line(str(why))}); {LOCAL_HINT}") from why
+            raise NoCluster(f"no usable kubeconfig at {path} ({_one_line(str(why))}); {LOCAL_HINT}") from why
         return client.ApiClient()
 
     # --- jobs --------------------------------------------------------------------------------------------------------

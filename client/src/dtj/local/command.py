@@ -8,7 +8,6 @@ import copy
 import json
 import os
 import platform
-import shutil
 import sys
 import tempfile
 import time
@@ -21,7 +20,8 @@ from rich.console import Console
 
 from dtj import jobfile
 from dtj.errors import InputError, LocalRunError
-from dtj.local import container, faults, pods, processes, run, volumes
+from dtj.local import container, faults, pods, processes, run, template, volumes
+from dtj.local.logs import LogTail
 from dtj.view.model import View
 from dtj.view.plain import PlainView
 from dtj.view.summary import summary
@@ -39,6 +39,7 @@ def command(flags: argparse.Namespace) -> int:
     processes.require_linux()
     written = jobfile.load_one(flags.file)
     model = jobfile.check(written, flags.file)
+    template.check(written["spec"].get("template"), flags.file)
     if model.spec.suspend:
         raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run it here")
     volumes.plain(f"{flags.file}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
@@ -62,7 +63,9 @@ def _run(
 
     stream = sys.stderr if flags.output == "json" else sys.stdout
     console = Console(file=stream)
-    view: View = PlainView(stream) if flags.plain or not console.is_terminal else TableView(console)
+    # A dumb terminal can't draw anything anew in its place.
+    plain = flags.plain or not console.is_terminal or console.is_dumb_terminal
+    view: View = PlainView(stream) if plain else TableView(console)
     began = time.monotonic()
     settings = Settings(
         agent_image="",
@@ -77,7 +80,7 @@ def _run(
     with volumes.held(checkpoints), view:
         for notice in _notices(model, job, machine, checkpoints, fresh=flags.fresh):
             view.log(notice)
-        code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, show_logs=flags.logs))
+        code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, tail=_tail(flags, machine.run_dir)))
     seconds = time.monotonic() - began
     for line in summary(job, seconds=seconds, run_dir=machine.run_dir, checkpoint_dir=checkpoints):
         print(line, file=stream)
@@ -86,10 +89,17 @@ def _run(
             "exitCode": code,
             "seconds": round(seconds, 3),
             "directory": str(machine.run_dir),
-            "checkpoints": str(checkpoints),
+            "checkpoints": str(checkpoints) if checkpoints else None,
         }
         print(json.dumps({**job, "run": here}, indent=2))
     return code
+
+
+def _tail(flags: argparse.Namespace, run_dir: Path) -> LogTail | None:
+    """What of the workers' output is shown: with --logs all, with --no-logs nothing, else what one rank writes."""
+    if flags.logs is False:
+        return None
+    return LogTail(run_dir) if flags.logs else LogTail(run_dir, flags.rank or 0)
 
 
 def admitted(written: Object) -> Object:
@@ -113,8 +123,8 @@ def _here(job: Object) -> Object:
     and `backend: auto` is gloo where there is no GPU.
     """
     job = copy.deepcopy(job)
-    template = job["spec"]["template"] = job["spec"].get("template") or {}
-    pod = template["spec"] = template.get("spec") or {}
+    wanted = job["spec"]["template"] = job["spec"].get("template") or {}
+    pod = wanted["spec"] = wanted.get("spec") or {}
     pod["securityContext"] = {"runAsUser": os.getuid(), **(pod.get("securityContext") or {})}
     if not NVIDIA.exists() and job["spec"].get("backend", "auto") == "auto":
         job["spec"]["backend"] = "gloo"
@@ -152,15 +162,23 @@ def _notices(
     name, spec = job["metadata"]["name"], model.spec
     said = [f"{name}: {spec.replicas} pods x {spec.processes} ranks on this machine; folder {machine.run_dir}"]
     said.append(f"image {image} is not used: the workers run in {machine.python}, in {machine.working_dir}")
-    template = (model.spec.template or {}).get("spec") or {}
-    if template.get("containers"):
-        said += container.not_honoured(template, machine.environment)
+    pod = (model.spec.template or {}).get("spec") or {}
+    if pod.get("containers"):
+        said += container.not_honoured(pod, machine.environment)
     if spec.resolved_backend == "nccl" and spec.backend == "auto" and not NVIDIA.exists():
         said.append("there is no NVIDIA GPU here: the backend is gloo instead of nccl")
-    if checkpoints and (step := volumes.newest_step(checkpoints)) is not None:
-        if fresh:
-            shutil.rmtree(checkpoints)
-            said.append(f"--fresh: deleted the checkpoints of an earlier run (newest: step {step}) in {checkpoints}")
-        else:
-            said.append(f"goes on from step {step}, a checkpoint of an earlier run in {checkpoints}; --fresh begins anew")
+    if checkpoints and volumes.is_used(checkpoints):
+        said.append(_begun(checkpoints, machine.volumes_dir, fresh=fresh))
     return said
+
+
+def _begun(checkpoints: Path, volumes_dir: Path, *, fresh: bool) -> str:
+    """What becomes of what earlier runs have left: it goes if the run is to be a fresh one."""
+    step = volumes.newest_step(checkpoints)
+    if fresh:
+        volumes.clear(checkpoints, volumes_dir)
+        newest = "no checkpoint of ours" if step is None else f"newest checkpoint: step {step}"
+        return f"--fresh: removed all that earlier runs left in {checkpoints} ({newest})"
+    if step is None:
+        return f"an earlier run left files in {checkpoints}, and the count of its attempts; --fresh begins anew"
+    return f"goes on from step {step}, a checkpoint of an earlier run in {checkpoints}; --fresh begins anew"
