@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from dtj.errors import DtjError, InputError
 
 Command = Callable[[argparse.Namespace], int]
 DISTRIBUTION = "dtj-client"  # the name `dtj` belongs to another project on PyPI
 INTERRUPTED = 130
+OTHER_WORDS = {  # that other tools have for the verbs
+    "apply": "submit",
+    "create": "submit",
+    "cancel": "delete",
+    "stop": "delete",
+    "rm": "delete",
+    "list": "get",
+    "ls": "get",
+    "ps": "get",
+    "describe": "get NAME -o yaml",
+    "status": "get NAME -o wide",
+    "log": "logs",
+}
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. The exit code: see each verb's --help."""
-    flags = parser().parse_args(arguments)
+    commands = parser()
+    flags = commands.parse_args(arguments)
+    if "file" in flags:
+        _one_file(flags, commands)
     command: Command = flags.command
     try:
         return command(flags)
@@ -33,11 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs."""
-    top = argparse.ArgumentParser(
-        prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster."
-    )
+    top = _Parser(prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster.")
     top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    verbs = top.add_subparsers(required=True, metavar="VERB")
+    verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=argparse.ArgumentParser)
     _run(verbs)
     _submit(verbs)
     _get(verbs)
@@ -45,6 +62,32 @@ def parser() -> argparse.ArgumentParser:
     _wait(verbs)
     _delete(verbs)
     return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the verb that is meant where there is none of that name."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            known = re.findall(r"[a-z]+", wrong[2])
+            near = OTHER_WORDS.get(wrong[1]) or next(iter(difflib.get_close_matches(wrong[1], known, 1)), None)
+            message = f"there is no verb {wrong[1]!r}" + (
+                f"; `dtj {near}` is near it" if near else f"; there are {', '.join(known)}"
+            )
+        super().error(message)
+
+
+def _one_file(flags: argparse.Namespace, commands: argparse.ArgumentParser) -> None:
+    """`dtj run job.yaml` and `dtj run -f job.yaml` are the same, of every verb that takes a file."""
+    if (flags.file is None) == (flags.filename is None):
+        commands.error("give one FILE: job.yaml, or - for standard input")
+    flags.file = flags.filename = flags.file or flags.filename
+
+
+def _file_argument(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("file", nargs="?", metavar="FILE", help="job.yaml, or - for standard input")
+    verb.add_argument("-f", "--filename", metavar="FILE", help="the same, as kubectl takes it")
 
 
 class _Version(argparse.Action):
@@ -68,7 +111,7 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         description="Run a job on this machine: the same planner and agents as on a cluster, pods as process groups on loopback. "
         "Exit code: 0 Complete, 1 Failed, 2 bad input, 130 after Ctrl-C (once: in good order; twice: at once).",
     )
-    run.add_argument("file", help="job.yaml, or - for standard input")
+    _file_argument(run)
     run.add_argument(
         "--kill",
         action="append",
@@ -103,7 +146,7 @@ def _cluster_flags(verb: argparse.ArgumentParser) -> None:
 
 def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
     submit = verbs.add_parser("submit", help="create or update a job on a cluster (server-side apply)")
-    submit.add_argument("-f", "--filename", required=True, metavar="FILE", help="job.yaml, or - for standard input")
+    _file_argument(submit)
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
     submit.add_argument("--force-conflicts", action="store_true", help="take fields over that another writer set")
     _cluster_flags(submit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -152,7 +153,8 @@ class Cluster:
             text = response.read()
         except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
             raise NoCluster(f"no answer from {self.host} ({_cause(error)}); {LOCAL_HINT}") from error
-        raise failure(response.status, text, self.host)
+        place = re.search(r"/namespaces/([^/]+)/", path)
+        raise failure(response.status, text, self.host, place[1] if place else None)
 
 
 def job_path(namespace: str | None, name: str | None = None) -> str:
@@ -161,7 +163,7 @@ def job_path(namespace: str | None, name: str | None = None) -> str:
     return f"/apis/{names.API_VERSION}{scope}/{names.PLURAL}" + (f"/{quote(name)}" if name else "")
 
 
-def failure(status: int, text: bytes, host: str) -> ClusterError:
+def failure(status: int, text: bytes, host: str, namespace: str | None = None) -> ClusterError:
     """What an answer that is not 2xx means, and what to do."""
     try:
         said: Any = json.loads(text)
@@ -170,8 +172,11 @@ def failure(status: int, text: bytes, host: str) -> ClusterError:
     message = _one_line(said.get("message") or text.decode(errors="replace")[:300])
     if status == 404 and not said.get("details"):  # the path itself is unknown: no such kind here
         return NotInstalled(f"the cluster at {host} does not know {names.KIND}; {INSTALL_HINT}")
+    if status == 404 and said["details"].get("kind") == "namespaces":
+        return NotFound(f"{message}; `kubectl get namespaces` lists those there are")
     if status == 404:
-        return NotFound(f"{message}; `dtj get -A` lists the jobs there are")
+        where = f" in namespace {namespace}" if namespace else ""
+        return NotFound(f"{message}{where}; `dtj get -A` lists the jobs there are")
     if status == 401:
         return ClusterError(f"{host} does not know who you are ({message}); log in again, as your kubeconfig's owner told you to")
     if status == 403:

@@ -49,7 +49,8 @@ def wait(flags: argparse.Namespace) -> int:
                 console.print(f"{qualified} is {ended}: {said(job, ended)}", highlight=False, soft_wrap=True)
                 return 1
             status.update(line(Sight(job=job, now=datetime.now(UTC), rows=())))
-    raise WaitTimeout(f"{qualified} is not {wanted} after {flags.timeout}; `dtj get {flags.name}` shows where it stands")
+    shown = f"dtj get {flags.name} -n {cluster.namespace} -o wide"
+    raise WaitTimeout(f"{qualified} is not {wanted} after {flags.timeout}; `{shown}` shows where it stands")
 
 
 def condition(text: str) -> str:
