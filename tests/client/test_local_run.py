@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtj.local.logs import LogTail
-from tests.client.support import LocalRun, eventually, job_yaml, script_job
+from tests.client.support import WORKER, LocalRun, eventually, job_yaml, script_job
 
 Start = Callable[..., LocalRun]
 UNDISTURBED = {step: repr(1.0 / (1 + step)) for step in range(1, 61)}
@@ -257,3 +259,34 @@ def test_a_terminal_shows_no_pod_as_running_after_the_end(start: Start) -> None:
     assert run.process.wait(60) == 0
     eventually("the summary", lambda: "count: Complete" in run.screen())
     assert "count-0" not in run.screen().rpartition("count  Complete")[2].partition("count: Complete")[0]
+
+
+def test_an_entrypoint_that_is_not_there_names_the_folder_it_was_looked_for_in(start: Start) -> None:
+    job = job_yaml(replicas=1).replace(str(WORKER), "none.py")
+    run = start(job=job)
+    assert run.wait()[0] == 1
+    assert f"  advice       a relative path in entrypoint starts at {run.folder}, where dtj was started" in run.lines()
+
+
+def test_a_failed_import_names_the_python_that_lacks_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "lacking.py").write_text("import nothing_of_this_name\n")
+    run = start(job=job_yaml(replicas=1).replace(str(WORKER), str(tmp_path / "lacking.py")))
+    assert run.wait()[0] == 1
+    assert any(line.startswith(f"  advice       the workers run in {sys.executable}: ") for line in run.lines())
+
+
+def test_a_second_signal_still_ends_with_the_summary_and_the_logs(start: Start) -> None:
+    run = start(steps=100_000, more="  template: {spec: {terminationGracePeriodSeconds: 600}}", args="--deaf")
+    run.until_step(3)
+    run.signal(signal.SIGINT)
+    eventually("dtj says that it waits", lambda: any("ending all workers" in line for line in run.lines()))
+    run.signal(signal.SIGINT)
+    assert run.wait()[0] == 130
+    assert any(line.startswith("  logs         ") for line in run.lines())
+
+
+def test_the_folder_of_runs_keeps_itself_out_of_git(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(job_yaml(steps=3, replicas=1))
+    command = [sys.executable, "-m", "dtj.main", "run", "job.yaml"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    assert (tmp_path / ".dtj/.gitignore").read_text() == "*\n"

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(flags)
     except DtjError as error:
-        print(f"dtj: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"dtj: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -145,7 +146,12 @@ def _cluster_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    submit = verbs.add_parser("submit", help="create or update a job on a cluster (server-side apply)")
+    submit = verbs.add_parser(
+        "submit",
+        description="Create or update every job of a file by server-side apply, once all of them are valid. "
+        "Exit code: 0, 1 refused by the cluster, 2 bad input.",
+        help="create or update a job on a cluster (server-side apply)",
+    )
     _file_argument(submit)
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
     submit.add_argument("--force-conflicts", action="store_true", help="take fields over that another writer set")
@@ -154,7 +160,11 @@ def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    get = verbs.add_parser("get", help="list jobs, or show one, in the columns of kubectl get")
+    get = verbs.add_parser(
+        "get",
+        description="List the jobs of a namespace, or show one, in the columns of kubectl get; -o wide adds reason and loss.",
+        help="list jobs, or show one, in the columns of kubectl get",
+    )
     get.add_argument("name", nargs="?")
     get.add_argument("-A", "--all-namespaces", action="store_true")
     get.add_argument("-o", "--output", choices=["json", "yaml", "wide", "name"])
@@ -163,7 +173,12 @@ def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def _logs(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    logs = verbs.add_parser("logs", help="what the workers of a job write, of all pods, prefixed with the pod")
+    logs = verbs.add_parser(
+        "logs",
+        description="Show what the workers of a job write, of all pods, prefixed with the pod, or what is known of it "
+        "when the pods are gone. Exit code: 0, 1 where no worker ever ran.",
+        help="what the workers of a job write, of all pods, prefixed with the pod",
+    )
     logs.add_argument("name")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended, through restarts and new pods")
     only = logs.add_mutually_exclusive_group()
@@ -195,7 +210,12 @@ def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def _delete(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    delete = verbs.add_parser("delete", help="delete a job; its checkpoints stay")
+    delete = verbs.add_parser(
+        "delete",
+        description="Delete a job and wait until its pods are gone; its checkpoints stay. "
+        "Exit code: 0, 1 no such job, 124 the timeout is over.",
+        help="delete a job; its checkpoints stay",
+    )
     delete.add_argument("name")
     delete.add_argument("--wait", action=argparse.BooleanOptionalAction, default=True, help="until it is gone, with its pods")
     delete.add_argument("--timeout", metavar="DURATION", help="of --wait, as in 90s, 10m [no limit]")

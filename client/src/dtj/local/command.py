@@ -26,6 +26,7 @@ from dtj.view.model import View
 from dtj.view.plain import PlainView
 from dtj.view.summary import summary
 from dtj.view.table import TableView
+from dtj_agent import names
 from dtj_operator.api import DistributedTrainingJob
 from dtj_operator.plan.model import Object, Observed, Plan, Settings
 from dtj_operator.plan.plan import plan
@@ -84,6 +85,8 @@ def _run(
     seconds = time.monotonic() - began
     for line in summary(job, seconds=seconds, run_dir=machine.run_dir, checkpoint_dir=checkpoints):
         print(line, file=stream)
+    if advice := _advice(job, machine):
+        print(f"  advice       {advice}", file=stream)
     if flags.output == "json":
         here = {
             "exitCode": code,
@@ -136,6 +139,8 @@ def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container
     run_dir = Path(flags.run_dir or f".dtj/runs/{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{job['metadata']['uid'][:4]}").absolute()
     volumes_dir = Path(flags.volumes_dir).absolute()
     try:
+        if not flags.run_dir:
+            _keep_from_git(run_dir.parents[1])
         run_dir.mkdir(parents=True)
         volumes_dir.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -154,13 +159,31 @@ def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container
     )
 
 
+def _keep_from_git(folder: Path) -> None:
+    """What runs leave behind is nothing to commit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ".gitignore").exists():
+        (folder / ".gitignore").write_text("*\n")
+
+
+def _advice(job: Object, machine: container.Machine) -> str | None:
+    """What to look at where a run failed for a reason that this machine, in the image's place, may have brought about."""
+    status = job.get("status", {})
+    if status.get("reason") == names.Reason.ENTRYPOINT_NOT_FOUND:
+        return f"a relative path in entrypoint starts at {machine.working_dir}, where dtj was started"
+    if status.get("reason") == names.Reason.IMPORT_FAILED:
+        return f"the workers run in {machine.python}: install there what is missing, or start dtj with another Python"
+    return None
+
+
 def _notices(
     model: DistributedTrainingJob, job: Object, machine: container.Machine, checkpoints: Path | None, *, fresh: bool
 ) -> list[str]:
     """What the user should know before it starts; begins anew if that is wished."""
     image = model.spec.image or model.spec.trainer.get("image")
     name, spec = job["metadata"]["name"], model.spec
-    said = [f"{name}: {spec.replicas} pods x {spec.processes} ranks on this machine; folder {machine.run_dir}"]
+    pods_of, ranks = (_count(spec.replicas, "pod"), _count(spec.processes, "rank"))
+    said = [f"{name}: {pods_of} x {ranks} on this machine; folder {machine.run_dir}"]
     said.append(f"image {image} is not used: the workers run in {machine.python}, in {machine.working_dir}")
     pod = (model.spec.template or {}).get("spec") or {}
     if pod.get("containers"):
@@ -170,6 +193,10 @@ def _notices(
     if checkpoints and volumes.is_used(checkpoints):
         said.append(_begun(checkpoints, machine.volumes_dir, fresh=fresh))
     return said
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _begun(checkpoints: Path, volumes_dir: Path, *, fresh: bool) -> str:
