@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.publish and flags.what != "wheels" and not flags.registry:
             raise ReleaseError("--registry (make: REGISTRY=…) says where images and chart go")
         registry = flags.registry or "REGISTRY"
-        steps = {"wheels": wheels, "images": lambda: images(registry), "chart": lambda: chart(registry)}[flags.what]()
+        steps = wheels() if flags.what == "wheels" else images(registry) if flags.what == "images" else chart(registry)
         carry_out(list(steps), build=flags.build, publish=flags.publish)
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)

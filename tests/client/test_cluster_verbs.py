@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dtj.cluster import wait
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
 from tests.client.support import JOBS, job_yaml, set_status
@@ -104,6 +105,17 @@ def test_wait_gives_up_with_124_and_notices_a_deletion(cluster: ControlPlane, dt
     threading.Timer(0.5, cluster.request, ("DELETE", f"{JOBS}/count")).start()
     assert dtj("wait", "count", "--timeout", "20s")[0] == 1
     assert dtj("wait", "count")[0] == 1
+
+
+def test_wait_for_a_job_that_nobody_serves_asks_for_the_operator(
+    cluster: ControlPlane, dtj: Any, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtj("submit", job_file)
+    assert "is the operator running" not in dtj("wait", "count", "--timeout", "1s")[2]
+    monkeypatch.setattr(wait, "UNSERVED_SECONDS", 0.0)
+    code, _, err = dtj("wait", "count", "--timeout", "1s")
+    assert code == 124
+    assert err.count("is the operator running? kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
 
 
 def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
