@@ -9,6 +9,7 @@ TWO := -n 2 --dist loadfile
 
 -include hack/cluster/cluster.mk
 -include hack/images/images.mk
+-include hack/release.mk
 
 .PHONY: help
 help: ## list the targets

@@ -39,4 +39,9 @@ index=$(setting index-url) cert=$(setting cert)
 uv() { .venv/bin/uv pip install --quiet --python .venv/bin/python "$@"; }
 uv --require-hashes -r requirements/dev.lock
 uv --no-deps --no-build-isolation -e operator -e trainer-image -e client
+# Once, here: uv compiles nothing, and where PYTHONDONTWRITEBYTECODE is set every process would compile torch anew (3 s each).
+# A few files of other people's packages are templates or for another Python: they can't be compiled, and nobody imports them.
+.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
+[ -d "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch/__pycache__" ] ||
+    { echo "the libraries in .venv could not be compiled: is the disk full?" >&2; exit 1; }
 echo "$stamp" > .venv/.stamp

@@ -11,7 +11,7 @@ cluster-down: ## remove the cluster; the registry's images stay
 	@$(CLUSTER) down
 
 .PHONY: cluster-env
-cluster-env: ## print the exports for this shell: eval "$$(make -s cluster-env)"
+cluster-env: ## print the exports for this shell: eval "$(make -s cluster-env)"
 	@$(CLUSTER) env
 
 .PHONY: control-plane

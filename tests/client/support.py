@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from hack.cluster.controlplane import ControlPlane
 
 T = TypeVar("T")
 JOBS = "/apis/training.dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"
 WORKER = Path(__file__).with_name("worker.py")
+SCRIPT = Path(__file__).with_name("script.py")
 JOB = """\
 apiVersion: training.dtj.dev/v1alpha1
 kind: DistributedTrainingJob
@@ -44,21 +51,65 @@ def eventually(what: str, probe: Callable[[], T], *, seconds: float = 20) -> T:
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
+class Screen:
+    """A terminal of 120 columns and 40 rows, read by a thread so that nobody who draws on it waits."""
+
+    def __init__(self) -> None:
+        self._master, self.terminal = os.openpty()
+        fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self._drawn = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+
+    def watch(self) -> None:
+        """Reads until the last process that has the terminal is gone."""
+        os.close(self.terminal)
+        self._reader.start()
+
+    def text(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", bytes(self._drawn).decode(errors="replace"))
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._master, 65536):
+                self._drawn += data
+        except OSError:  # EIO: nobody has the other end any more
+            pass
+        finally:
+            os.close(self._master)
+
+
 class LocalRun:
     """One `dtj run` in a folder. Its lines go to `stderr`, the job's JSON to `stdout`."""
 
     def __init__(
-        self, folder: Path, *flags: str, job: str | None = None, environ: dict[str, str] | None = None, **spec: Any
+        self,
+        folder: Path,
+        *flags: str,
+        job: str | None = None,
+        environ: dict[str, str] | None = None,
+        tty: bool = False,
+        **spec: Any,
     ) -> None:
         self.folder = folder
         self.mark = f"{os.getpid()}-{time.monotonic_ns()}"
         (folder / "job.yaml").write_text(job or job_yaml(**spec))
         command = [sys.executable, "-m", "dtj.main", "run", "job.yaml", "-o", "json", "--run-dir", f"run-{self.mark}", *flags]
         self.out, self.err = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
+        self._screen = Screen() if tty else None
         with self.out.open("wb") as out, self.err.open("wb") as err:
             # A variable of our own finds every descendant, whatever dtj does to find them.
-            env = {**os.environ, "TEST_RUN": self.mark, **(environ or {})}
-            self.process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=err, start_new_session=True)
+            env = {**os.environ, "TEST_RUN": self.mark, "TERM": "xterm", **(environ or {})}
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=self._screen.terminal if self._screen else err,
+                start_new_session=True,
+            )
+        if self._screen:
+            self._screen.watch()
 
     @property
     def run_dir(self) -> Path:
@@ -66,6 +117,11 @@ class LocalRun:
 
     def lines(self) -> list[str]:
         return self.err.read_text().splitlines()
+
+    def screen(self) -> str:
+        """All that was drawn so far on the terminal that standard error is, without colours and cursor movements."""
+        assert self._screen
+        return self._screen.text()
 
     def status(self) -> dict[str, Any]:
         """The job's status as the run folder has it now; {} before there is one."""
@@ -133,6 +189,15 @@ def job_yaml(
         args=json.dumps(words),
         more=more,
     )
+
+
+def script_job(*args: str, **volume: object) -> str:
+    """A job whose script saves what it likes, with no report and no checkpoint of ours."""
+    job = yaml.safe_load(job_yaml(replicas=2))
+    job["spec"]["entrypoint"] = {"script": str(SCRIPT), "args": list(args)}
+    if volume:
+        job["spec"]["checkpoint"]["volume"] = volume
+    return yaml.safe_dump(job)
 
 
 def _marked(mark: bytes) -> Iterator[tuple[int, str]]:

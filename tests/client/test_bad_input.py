@@ -11,11 +11,29 @@ from tests.client.support import job_yaml
 
 TOO_LONG = "n" * 60
 JOBS = {
-    "unknown field": (job_yaml(more="  replica: 3"), "spec.replica: unknown field"),
+    "unknown field": (job_yaml(more="  replica: 3"), "spec.replica: unknown field; did you mean replicas?"),
+    "a number as an argument": (
+        job_yaml().replace('["60"]', "[--epochs, 30]"),
+        'spec.entrypoint.args[1]: must be a text, not 30; quote it: "30"',
+    ),
+    "another backend": (job_yaml().replace("gloo", "mpi"), "'gloo', not 'mpi'"),
+    "resources in the spec": (
+        job_yaml(more="  resources: {limits: {cpu: 1}}"),
+        "spec.resources: unknown field; write it in spec.template.spec.containers[0].resources",
+    ),
+    "a claim without its volume": (
+        job_yaml().replace("volume: {claimName: shared}", "claimName: shared"),
+        "spec.checkpoint.claimName: unknown field; write volume: {claimName: …}",
+    ),
+    "an emptyDir": (
+        job_yaml().replace("claimName: shared", "emptyDir: {}"),
+        "spec.checkpoint.volume.emptyDir: unknown field; an emptyDir is lost with its pod",
+    ),
     "out of range": (job_yaml(more="  activeDeadlineSeconds: 0"), "spec.activeDeadlineSeconds: "),
     "a rule": (job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"), "metadata.name must have at most 52 characters"),
     "suspended": (job_yaml(more="  suspend: true"), "spec.suspend: the job would never start"),
-    "no YAML": ("a: [", "no YAML: "),
+    "no YAML": ("a: [", "not valid YAML: line 1, column 5: "),
+    "a tab": ("a:\n\tb: 1", "not valid YAML: line 2, column 1: found character '\\t'"),
     "not a job": (
         "kind: Pod\napiVersion: v1\nmetadata: {name: x}",
         "not a job but v1, Pod; write apiVersion: training.dtj.dev/v1alpha1",
@@ -74,4 +92,13 @@ def test_a_missing_file_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> No
 def test_all_that_is_wrong_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(job_yaml(more="  replica: 3\n  ttl: 4"))
     assert main(["run", "job.yaml"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("dtj: job.yaml: spec.") for line in lines)
+
+
+def test_a_file_that_is_not_utf_8_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_bytes(job_yaml().encode() + b"# caf\xe9\n")
+    assert main(["run", "job.yaml"]) == 2
+    line = 1 + job_yaml().count("\n")
+    assert capsys.readouterr().err == f"dtj: job.yaml: not valid YAML: line {line} is not UTF-8\n"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dtj.cluster import wait
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
 from tests.client.support import JOBS, job_yaml, set_status
@@ -34,16 +35,27 @@ def test_submit_says_created_then_unchanged_then_configured(cluster: ControlPlan
     assert dtj("submit", "-f", job_file, "-o", "name") == (0, f"{NAME}\n", "")
 
 
-def test_submit_shows_what_the_api_server_refuses(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
-    job_file.write_text(job_yaml(replicas=0))
-    code, _, err = dtj("submit", "-f", job_file)
+def test_submit_refuses_a_bad_file_as_run_does_before_any_job_is_created(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    for bad, message in (
+        (job_yaml(replicas=0), "spec.replicas: "),
+        (job_yaml(more="  replica: 2"), "spec.replica: unknown field"),
+    ):
+        job_file.write_text(job_yaml().replace("{name: count}", "{name: first}") + "---\n" + bad)
+        code, _, err = dtj("submit", "-f", job_file)
+        assert code == 2
+        assert err.startswith(f"dtj: {job_file}: ")
+        assert message in err
+    assert not cluster.request("GET", JOBS)["items"], "the first job of the file was not created either"
+
+
+def test_what_is_not_there_is_reported_with_its_place(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    code, _, err = dtj("submit", job_file, "-n", "nowhere")
     assert code == 1
-    assert "spec.replicas" in err
-    job_file.write_text(job_yaml(more="  replica: 2"))
-    code, _, err = dtj("submit", "-f", job_file)
+    assert 'namespaces "nowhere" not found' in err
+    assert "`kubectl get namespaces`" in err
+    code, _, err = dtj("get", "none")
     assert code == 1
-    assert ".spec.replica: field not declared" in err
-    assert dtj("submit", "-f", job_file, "-n", "nowhere")[0] == 1
+    assert "not found in namespace default" in err
 
 
 def test_a_namespace_in_the_file_and_another_in_the_flags_is_refused(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
@@ -89,10 +101,21 @@ def test_wait_gives_up_with_124_and_notices_a_deletion(cluster: ControlPlane, dt
     dtj("submit", "-f", job_file)
     code, _, err = dtj("wait", "count", "--timeout", "1s")
     assert code == 124
-    assert "is not Complete after 1s" in err
+    assert "is not Complete after 1s; `dtj get count -n default -o wide`" in err
     threading.Timer(0.5, cluster.request, ("DELETE", f"{JOBS}/count")).start()
     assert dtj("wait", "count", "--timeout", "20s")[0] == 1
     assert dtj("wait", "count")[0] == 1
+
+
+def test_wait_for_a_job_that_nobody_serves_asks_for_the_operator(
+    cluster: ControlPlane, dtj: Any, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtj("submit", job_file)
+    assert "is the operator running" not in dtj("wait", "count", "--timeout", "1s")[2]
+    monkeypatch.setattr(wait, "UNSERVED_SECONDS", 0.0)
+    code, _, err = dtj("wait", "count", "--timeout", "1s")
+    assert code == 124
+    assert err.count("is the operator running? kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
 
 
 def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:

@@ -27,7 +27,7 @@ def losses(run: LocalRun) -> list[tuple[int, str]]:
     """(step, loss as printed) in the order of the log: steps done twice stand there twice."""
     return [
         (int(step), loss)
-        for step, loss in re.findall(r" step=(\d+) (?:.* )?loss=(\S+)", (run.run_dir / "digits-0.log").read_text())
+        for step, loss in re.findall(r" step=(\d+) (?:.* )?loss=(\S+)", (run.run_dir / "demo-0.log").read_text())
     ]
 
 
@@ -55,7 +55,6 @@ def test_a_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., Loca
     assert [pair for pair in seen if pair[1] != expected[pair[0]]] == []
     assert len(seen) > len(expected) or recovery["lostSteps"] == 0
     final = [
-        float(accuracy)
-        for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "digits-0.log").read_text())
+        float(accuracy) for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "demo-0.log").read_text())
     ]
     assert final[0] > 0.8

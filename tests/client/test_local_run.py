@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.client.support import LocalRun, eventually, job_yaml
+from dtj.local.logs import LogTail
+from tests.client.support import WORKER, LocalRun, eventually, job_yaml, script_job
 
 Start = Callable[..., LocalRun]
 UNDISTURBED = {step: repr(1.0 / (1 + step)) for step in range(1, 61)}
@@ -160,6 +163,7 @@ def test_any_command_runs_without_checkpoints_or_reports(start: Start) -> None:
     code, job = run.wait()
     assert code == 0, run.lines()
     assert "progress" not in job["status"]
+    assert job["run"]["checkpoints"] is None
     backend = "nccl" if Path("/dev/nvidiactl").exists() else "gloo"
     for rank in (0, 1):
         assert f"count-{rank} [rank {rank}] {rank} of 2, you, {backend}, /home/jane" in run.lines()
@@ -188,3 +192,101 @@ def test_a_second_run_at_the_same_time_has_ports_of_its_own(start: Start, tmp_pa
         folder.mkdir()
     runs = [start(folder=folder, steps=40) for folder in folders]
     assert [run.wait()[0] for run in runs] == [0, 0]
+
+
+def own_output(run: LocalRun) -> list[str]:
+    """The lines of workers that the run shows."""
+    return [line for line in run.lines() if "[rank " in line or "[agent]" in line]
+
+
+def test_what_rank_0_writes_is_shown_by_default_and_no_other_rank(start: Start) -> None:
+    run = start(job=script_job("10"))
+    assert run.wait()[0] == 0
+    assert own_output(run) == ["[rank 0] attempt 1 begins at 0", "[rank 0] step 10"], "a progress bar shows its last state"
+
+
+@pytest.mark.parametrize(("flags", "shown"), [(("--rank", "1"), ["[rank 1] "]), (("--no-logs",), [])])
+def test_a_flag_chooses_another_rank_or_none(start: Start, flags: tuple[str, ...], shown: list[str]) -> None:
+    run = start(*flags, job=script_job("10"))
+    assert run.wait()[0] == 0
+    assert {line[: len("[rank 1] ")] for line in own_output(run)} == set(shown)
+
+
+def test_more_output_than_a_terminal_takes_is_left_out_and_counted(tmp_path: Path) -> None:
+    log = tmp_path / "count-0.log"
+    tail = LogTail(tmp_path, 0)
+    log.write_text("".join(f"[rank 0] line {n}\n[rank 1] line {n}\n" for n in range(200)) + "[rank 0] " + "x" * 10_000 + "\n")
+    shown = tail.lines()
+    assert shown[0] == f"[rank 0] ... 151 lines left out; all are in {log}"
+    assert shown[1:-1] == [f"[rank 0] line {n}" for n in range(151, 200)]
+    assert len(shown[-1]) <= 500
+    with log.open("a") as file:
+        file.write("[rank 0] after\n[rank 0] not who")
+    assert tail.lines() == ["[rank 0] after"]
+    with log.open("a") as file:
+        file.write("le\n" + "[rank 0] much\n" * 100_000)
+    assert tail.lines()[0].startswith("[rank 0] ... at least ")
+    assert tail.lines() == []
+
+
+def test_an_interrupted_run_that_flaps_shows_the_error_that_makes_it_flap(start: Start) -> None:
+    run = start(job=script_job("10", "fail"))
+    eventually("the third attempt", lambda: run.status().get("attempt", 0) >= 3)
+    run.signal(signal.SIGINT)
+    assert run.wait()[0] == 130
+    text = "\n".join(run.lines()).rpartition("count: interrupted while")[2]
+    assert "| FileNotFoundError: the table of samples is not there" in text
+
+
+def test_the_restarts_of_the_table_are_those_of_the_group(start: Start) -> None:
+    run = start("--kill", "worker:1@step=25", steps=100_000, replicas=2, args="--hold-at 30", tty=True)
+    restarted = re.compile(r"count-0 +Running +\d+ .* 1 *\r?\n")
+    eventually("pod 0 was restarted with the group", lambda: restarted.search(run.screen()), seconds=60)
+    run.signal(signal.SIGINT)
+    assert run.process.wait(60) == 130
+
+
+def test_a_dumb_terminal_gets_lines(start: Start) -> None:
+    run = start(steps=40, environ={"TERM": "dumb"}, tty=True)
+    assert run.process.wait(60) == 0
+    eventually("the summary", lambda: "count: Complete" in run.screen())
+    assert "count Running attempt 1" in run.screen()
+    assert "[rank 0] step 40 loss" in run.screen()
+
+
+def test_a_terminal_shows_no_pod_as_running_after_the_end(start: Start) -> None:
+    run = start(steps=40, tty=True)
+    assert run.process.wait(60) == 0
+    eventually("the summary", lambda: "count: Complete" in run.screen())
+    assert "count-0" not in run.screen().rpartition("count  Complete")[2].partition("count: Complete")[0]
+
+
+def test_an_entrypoint_that_is_not_there_names_the_folder_it_was_looked_for_in(start: Start) -> None:
+    job = job_yaml(replicas=1).replace(str(WORKER), "none.py")
+    run = start(job=job)
+    assert run.wait()[0] == 1
+    assert f"  advice       a relative path in entrypoint starts at {run.folder}, where dtj was started" in run.lines()
+
+
+def test_a_failed_import_names_the_python_that_lacks_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "lacking.py").write_text("import nothing_of_this_name\n")
+    run = start(job=job_yaml(replicas=1).replace(str(WORKER), str(tmp_path / "lacking.py")))
+    assert run.wait()[0] == 1
+    assert any(line.startswith(f"  advice       the workers run in {sys.executable}: ") for line in run.lines())
+
+
+def test_a_second_signal_still_ends_with_the_summary_and_the_logs(start: Start) -> None:
+    run = start(steps=100_000, more="  template: {spec: {terminationGracePeriodSeconds: 600}}", args="--deaf")
+    run.until_step(3)
+    run.signal(signal.SIGINT)
+    eventually("dtj says that it waits", lambda: any("ending all workers" in line for line in run.lines()))
+    run.signal(signal.SIGINT)
+    assert run.wait()[0] == 130
+    assert any(line.startswith("  logs         ") for line in run.lines())
+
+
+def test_the_folder_of_runs_keeps_itself_out_of_git(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(job_yaml(steps=3, replicas=1))
+    command = [sys.executable, "-m", "dtj.main", "run", "job.yaml"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    assert (tmp_path / ".dtj/.gitignore").read_text() == "*\n"

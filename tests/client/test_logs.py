@@ -128,9 +128,26 @@ def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
     assert code == 0
     assert "no pod of count has started yet" in err
     failure = {"attempt": 4, "rank": 1, "pod": "count-1", "reason": "WorkerFailed", "message": "it broke", "logTail": "one\ntwo"}
-    set_status(cluster, "Failed", failures=[failure])
+    set_status(cluster, "Failed", attempt=4, failures=[failure])
     for flags in ([], ["-f"]):
         code, out, err = dtj("logs", "count", *flags)
         assert code == 0
         assert out.splitlines() == ["count-1 attempt 4 rank 1 WorkerFailed: it broke", "count-1 one", "count-1 two"]
         assert "claim shared, in default/count/logs/" in err
+
+
+def test_logs_of_a_job_that_never_ran_are_its_reason_and_exit_code_1(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    dtj("submit", "-f", job_file)
+    set_status(cluster, "Failed")
+    for flags in ([], ["-f"]):
+        code, out, err = dtj("logs", "count", *flags)
+        assert (code, out) == (1, "")
+        assert "no worker of it ever ran: RestartBudgetSpent: rank 1 was ended by SIGSEGV" in err
+
+
+def test_following_a_job_without_pods_reports_what_it_waits_for(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+    dtj("submit", "-f", job_file)
+    threading.Timer(0.5, set_status, (cluster, "Complete"), {"attempt": 1}).start()
+    code, _, err = dtj("logs", "count", "-f")
+    assert code == 0
+    assert "waiting for a pod of count to start; `dtj get count -n default -o wide` shows why" in err

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from dtj import durations
 from dtj.errors import InputError
+from dtj.local import activity
 from dtj.local.pace import Pace
 from dtj.view.model import PodRow, Sight, seconds_left
 from dtj.view.plain import PlainView, line
 from dtj.view.summary import summary
-from dtj.view.table import render
+from dtj.view.table import fitted
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 STATUS: dict[str, Any] = {
@@ -40,7 +43,8 @@ def test_one_line_says_all() -> None:
 
 def test_the_table_has_a_row_for_each_pod() -> None:
     stream = io.StringIO()
-    Console(file=stream, width=120).print(*render(sight()))
+    console = Console(file=stream, width=120, height=40)
+    console.print(fitted(console, sight(), []))
     text = stream.getvalue()
     for word in ("digits", "Running", "attempt 2", "step 130/900", "checkpoint 100", "digits-0", "41", "0 (51)  1 (52)", "3"):
         assert word in text
@@ -70,7 +74,7 @@ def test_the_summary_tells_each_recovery_and_its_cost() -> None:
     assert lines[1:] == [
         "digits: Complete after 75 s",
         "  reached      step 130/900, loss 0.3123, validation_accuracy 0.9667",
-        "  attempts     2 (1 restarts in place, 0 with a new pod)",
+        "  restarts     1 (1 in place, 0 with a new pod); the last attempt was 2",
         "  recovery     WorkerFailed (InPlace) -> attempt 2: 20 steps done again, from step 100",
         "               2.63 s: detect 0.01, stop 0.30, schedule 0.00, rendezvous 0.02, load 2.10, firstStep 0.20",
         "  goodput      90.0 % of the time went into steps that count",
@@ -104,3 +108,120 @@ def test_the_time_left_comes_from_the_speed_of_this_attempt() -> None:
     assert left(2, 1010.0, 30) is None, "another attempt has another beginning"
     assert left(2, 1012.0, 50) == pytest.approx(5.0)
     assert pace.apply(job, None) == job
+
+
+def drawn(shown: Sight, events: list[str], *, height: int, width: int = 100) -> list[str]:
+    """The lines of the live table in a terminal of this size."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, height=height)
+    console.print(fitted(console, shown, [Text(text, overflow="fold") for text in events]))
+    return stream.getvalue().splitlines()
+
+
+def many(count: int, **other: str) -> list[PodRow]:
+    """Pods that run, but for those whose state is given by name."""
+    names = [f"digits-{ordinal}" for ordinal in range(count)]
+    return [PodRow(name=name, state=other.get(name, "Running"), pid=1, workers={0: 2}, restarts=0) for name in names]
+
+
+@pytest.mark.parametrize("height", [10, 18, 24])
+@pytest.mark.parametrize("pods", [40, 200])
+def test_more_pods_than_rows_are_folded_and_events_stay_visible(height: int, pods: int) -> None:
+    rows = many(pods, **{"digits-13": "Terminating"})
+    lines = drawn(Sight(job=sight().job, now=NOW, rows=rows), [f"event {n}" for n in range(8)], height=height)
+    assert len(lines) <= height
+    assert lines[-3:] == ["event 5", "event 6", "event 7"]
+    text = "\n".join(lines)
+    assert "digits-13 " in text, "a pod that does not run is shown before those that do"
+    shown = sum(line.startswith("digits-") for line in lines)
+    assert f"{pods - shown} more" in text
+    assert f"{pods - shown} Running" in text
+
+
+def test_few_pods_are_all_shown_with_all_events() -> None:
+    lines = drawn(Sight(job=sight().job, now=NOW, rows=many(4)), [f"event {n}" for n in range(8)], height=24)
+    assert sum(line.startswith("digits-") for line in lines) == 4
+    assert sum(line.startswith("event") for line in lines) == 8
+    assert "more" not in "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [45, 80, 200])
+def test_wide_rows_and_long_events_keep_to_the_height(width: int) -> None:
+    rows = [
+        PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0) for n in range(2)
+    ]
+    lines = drawn(Sight(job=sight().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
+    assert len(lines) <= 20
+    assert sum(line.startswith("digits-") for line in lines) == 2
+
+
+def recovering() -> Sight:
+    return replace(sight(), activity="stopping the workers", activity_seconds=12.0)
+
+
+def test_a_recovery_shows_its_phase_instead_of_the_old_rates() -> None:
+    for text in (line(recovering()), drawn(recovering(), [], height=24)[0]):
+        assert "stopping the workers (12 s)" in text
+        for old in ("loss", "samples/s", "left"):
+            assert old not in text
+    for text in (line(sight(phase="Restarting")), drawn(sight(phase="Restarting"), [], height=24)[0]):
+        assert "Restarting" in text
+        assert "samples/s" not in text
+
+
+def test_plain_lines_go_on_while_no_step_is_done() -> None:
+    stream = io.StringIO()
+    view = PlainView(stream)
+    for second in range(0, 60, 5):
+        job = {"metadata": {"name": "j"}, "status": {"phase": "Running", "attempt": 1}}
+        moment = Sight(job=job, now=NOW.replace(second=second), rows=(), activity="no step reported yet", activity_seconds=second)
+        view.show(moment)
+    assert [text.partition(" ")[2] for text in stream.getvalue().splitlines()] == [
+        f"j Running attempt 1 no step reported yet ({second} s)" for second in (0, 15, 30, 45)
+    ]
+
+
+RECOVERY = {
+    "attempt": 2,
+    "time": 100.0,
+    "resumedStep": None,
+    "seconds": {"detect": 1.0, "stop": 2.0, "load": 0.0, "firstStep": 0.0},
+}
+OLD, LOADED, TRAINED = ({"step": 120, "time": 99.0}, {"step": 100, "time": 130.0}, {"step": 101, "time": 131.0})
+
+
+@pytest.mark.parametrize(
+    ("agent", "text"),
+    [
+        (None, "starting the agents"),
+        ({"phase": "Rendezvous", "phaseMessage": ""}, "waiting for the agents to meet"),
+        ({"phase": "Rendezvous", "phaseMessage": "waiting for j-1 (left 2 s ago)"}, "waiting for j-1 (left 2 s ago)"),
+        ({"phase": "Stopping"}, "stopping the workers"),
+        ({"phase": "Running", "attempt": 1, "progress": None}, "no step reported yet"),
+        ({"phase": "Running", "attempt": 1, "progress": {"step": 1, "time": 5.0}}, ""),
+        ({"phase": "Running", "attempt": 2, "recoveries": [RECOVERY]}, "no step reported yet"),
+        (
+            {"phase": "Running", "attempt": 2, "recoveries": [RECOVERY], "progress": OLD},
+            "starting the workers: importing and loading",
+        ),
+        (
+            {"phase": "Running", "attempt": 2, "recoveries": [{**RECOVERY, "resumedStep": 100}], "progress": LOADED},
+            "waiting for the first step after step 100",
+        ),
+        ({"phase": "Running", "attempt": 2, "recoveries": [{**RECOVERY, "resumedStep": 100}], "progress": TRAINED}, ""),
+        ({"phase": "Finished", "attempt": 2}, ""),
+    ],
+)
+def test_the_activity_is_what_the_group_does_instead_of_training(agent: dict[str, Any] | None, text: str) -> None:
+    assert activity.of(agent) == text
+
+
+FLAPPING = {"attempt": 7, "rank": 1, "pod": "j-1", "reason": "WorkerFailed", "exitCode": 1, "logTail": "FileNotFoundError: x.csv"}
+
+
+@pytest.mark.parametrize(("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)])
+def test_the_summary_of_a_run_that_did_not_complete_shows_what_failed(phase: str, shown: bool) -> None:
+    job = {"metadata": {"name": "j"}, "status": {"phase": phase, "reason": "WorkerFailed", "failures": [FLAPPING]}}
+    text = "\n".join(summary(job, seconds=3, run_dir=Path("/r"), checkpoint_dir=None))
+    assert ("    | FileNotFoundError: x.csv" in text) is shown
+    assert ("rank 1 in pod j-1: WorkerFailed, exit code 1" in text) is shown

@@ -104,8 +104,10 @@ def test_torch_trains_with_a_read_only_root(run: Run) -> None:
 
 def test_our_library_is_found_compiled_and_versioned_whatever_pythonpath_says(run: Run) -> None:
     script = """
-import importlib.metadata, os.path, dtj_trainer, dtj_agent.names
+import importlib.metadata, importlib.util, os.path, dtj_trainer, dtj_agent.names
 assert os.path.exists(dtj_trainer.__cached__), dtj_trainer.__cached__
+torch = importlib.util.find_spec("torch").cached
+assert os.path.exists(torch), torch
 print(importlib.metadata.version("dtj-trainer"))
 """
     done = run("trainer", "python3", "-c", script, options=("-e", "PYTHONPATH=/somewhere"))

@@ -113,3 +113,13 @@ def test_a_file_that_is_not_the_locked_one_is_refused(install: tuple[str, Path])
     )
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_what_is_installed_is_compiled_though_no_process_may_write_bytecode(
+    install: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as in the images: under a read-only root nothing is compiled later
+    _, folder = install
+    installed(folder, "")
+    compiled = {path.name.partition(".")[0] for path in folder.parent.glob("venv/lib/python3*/site-packages/__pycache__/*.pyc")}
+    assert compiled == {"torch", "numlike", "nvidia_thing", "nvidia_ml_py", "other"}

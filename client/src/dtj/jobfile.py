@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from dtj.errors import InputError
+from dtj.slips import explained
 from dtj_agent import names
 from dtj_operator import api
 from dtj_operator.plan.model import Object
@@ -21,8 +22,11 @@ def load(path: str) -> list[Object]:
         documents = [one for one in yaml.safe_load_all(text) if one is not None]
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: no YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError as error:
+        line = 1 + bytes(error.object)[: error.start].count(b"\n")
+        raise InputError(f"{path}: not valid YAML: line {line} is not UTF-8") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {_place(error)}") from error
     for document in documents:
         _is_job(document, path)
     if not documents:
@@ -43,7 +47,16 @@ def check(job: Object, path: str) -> api.DistributedTrainingJob:
     try:
         return api.validate(job)
     except api.InvalidJob as error:
-        raise InputError("\n".join(f"{path}: {violation}" for violation in error.violations)) from error
+        raise InputError("\n".join(f"{path}: {explained(violation, job)}" for violation in error.violations)) from error
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """`line 4, column 1: found character '\\t' that cannot start any token`."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = " ".join(str(getattr(error, "problem", None) or getattr(error, "context", None)).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def _is_job(document: Any, path: str) -> None:

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from dtj.errors import DtjError, InputError
 
 Command = Callable[[argparse.Namespace], int]
+DISTRIBUTION = "dtj-client"  # the name `dtj` belongs to another project on PyPI
 INTERRUPTED = 130
+OTHER_WORDS = {  # that other tools have for the verbs
+    "apply": "submit",
+    "create": "submit",
+    "cancel": "delete",
+    "stop": "delete",
+    "rm": "delete",
+    "list": "get",
+    "ls": "get",
+    "ps": "get",
+    "describe": "get NAME -o yaml",
+    "status": "get NAME -o wide",
+    "log": "logs",
+}
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. The exit code: see each verb's --help."""
-    flags = parser().parse_args(arguments)
+    commands = parser()
+    flags = commands.parse_args(arguments)
+    if "file" in flags:
+        _one_file(flags, commands)
     command: Command = flags.command
     try:
         return command(flags)
     except DtjError as error:
-        print(f"dtj: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"dtj: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -32,11 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs."""
-    top = argparse.ArgumentParser(
-        prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster."
-    )
-    top.add_argument("--version", action="version", version=f"dtj {metadata.version('dtj')}")
-    verbs = top.add_subparsers(required=True, metavar="VERB")
+    top = _Parser(prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster.")
+    top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=argparse.ArgumentParser)
     _run(verbs)
     _submit(verbs)
     _get(verbs)
@@ -44,6 +63,43 @@ def parser() -> argparse.ArgumentParser:
     _wait(verbs)
     _delete(verbs)
     return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the verb that is meant where there is none of that name."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            known = re.findall(r"[a-z]+", wrong[2])
+            near = OTHER_WORDS.get(wrong[1]) or next(iter(difflib.get_close_matches(wrong[1], known, 1)), None)
+            message = f"there is no verb {wrong[1]!r}" + (
+                f"; `dtj {near}` is near it" if near else f"; there are {', '.join(known)}"
+            )
+        super().error(message)
+
+
+def _one_file(flags: argparse.Namespace, commands: argparse.ArgumentParser) -> None:
+    """`dtj run job.yaml` and `dtj run -f job.yaml` are the same, of every verb that takes a file."""
+    if (flags.file is None) == (flags.filename is None):
+        commands.error("give one FILE: job.yaml, or - for standard input")
+    flags.file = flags.filename = flags.file or flags.filename
+
+
+def _file_argument(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("file", nargs="?", metavar="FILE", help="job.yaml, or - for standard input")
+    verb.add_argument("-f", "--filename", metavar="FILE", help="the same, as kubectl takes it")
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: a run from a source tree that is not installed has none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        try:
+            print(f"dtj {metadata.version(DISTRIBUTION)}")
+        except metadata.PackageNotFoundError:
+            print("dtj, not installed (run from its source tree)")
+        parser.exit()
 
 
 Verbs = argparse._SubParsersAction  # argparse has no public name for it
@@ -56,7 +112,7 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         description="Run a job on this machine: the same planner and agents as on a cluster, pods as process groups on loopback. "
         "Exit code: 0 Complete, 1 Failed, 2 bad input, 130 after Ctrl-C (once: in good order; twice: at once).",
     )
-    run.add_argument("file", help="job.yaml, or - for standard input")
+    _file_argument(run)
     run.add_argument(
         "--kill",
         action="append",
@@ -64,10 +120,20 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="worker:RANK@step=S",
         help="SIGKILL one worker, or with pod:ORDINAL@step=S a whole pod, once the job reports step S; repeatable",
     )
-    run.add_argument("--fresh", action="store_true", help="delete this job's checkpoints of earlier runs first")
+    run.add_argument(
+        "--fresh",
+        action="store_true",
+        help="first remove all that earlier runs of this job left on its volume: checkpoints, a script's own files, logs",
+    )
     run.add_argument("--volumes-dir", default=".dtj/volumes", metavar="DIR", help="holds a folder for each claim [%(default)s]")
     run.add_argument("--run-dir", metavar="DIR", help="new folder for logs and status [.dtj/runs/NAME-TIME]")
-    run.add_argument("--logs", action="store_true", help="show what the workers write, as they write it")
+    output = run.add_mutually_exclusive_group()
+    output.add_argument(
+        "--logs",
+        action=argparse.BooleanOptionalAction,
+        help="show all that all workers and agents write; --no-logs: nothing [what rank 0 writes, at most 50 lines at a time]",
+    )
+    output.add_argument("--rank", type=_natural, metavar="R", help="show what this global rank writes instead of rank 0")
     run.add_argument("--plain", action="store_true", help="lines instead of the live table (as when not on a terminal)")
     run.add_argument("-o", "--output", choices=["json"], help="json: the job with its status to standard output at the end")
     run.set_defaults(command=_late("dtj.local.command", "command"))
@@ -80,8 +146,13 @@ def _cluster_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    submit = verbs.add_parser("submit", help="create or update a job on a cluster (server-side apply)")
-    submit.add_argument("-f", "--filename", required=True, metavar="FILE", help="job.yaml, or - for standard input")
+    submit = verbs.add_parser(
+        "submit",
+        description="Create or update every job of a file by server-side apply, once all of them are valid. "
+        "Exit code: 0, 1 refused by the cluster, 2 bad input.",
+        help="create or update a job on a cluster (server-side apply)",
+    )
+    _file_argument(submit)
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
     submit.add_argument("--force-conflicts", action="store_true", help="take fields over that another writer set")
     _cluster_flags(submit)
@@ -89,7 +160,11 @@ def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    get = verbs.add_parser("get", help="list jobs, or show one, in the columns of kubectl get")
+    get = verbs.add_parser(
+        "get",
+        description="List the jobs of a namespace, or show one, in the columns of kubectl get; -o wide adds reason and loss.",
+        help="list jobs, or show one, in the columns of kubectl get",
+    )
     get.add_argument("name", nargs="?")
     get.add_argument("-A", "--all-namespaces", action="store_true")
     get.add_argument("-o", "--output", choices=["json", "yaml", "wide", "name"])
@@ -98,7 +173,12 @@ def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def _logs(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    logs = verbs.add_parser("logs", help="what the workers of a job write, of all pods, prefixed with the pod")
+    logs = verbs.add_parser(
+        "logs",
+        description="Show what the workers of a job write, of all pods, prefixed with the pod, or what is known of it "
+        "when the pods are gone. Exit code: 0, 1 where no worker ever ran.",
+        help="what the workers of a job write, of all pods, prefixed with the pod",
+    )
     logs.add_argument("name")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended, through restarts and new pods")
     only = logs.add_mutually_exclusive_group()
@@ -130,7 +210,12 @@ def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def _delete(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    delete = verbs.add_parser("delete", help="delete a job; its checkpoints stay")
+    delete = verbs.add_parser(
+        "delete",
+        description="Delete a job and wait until its pods are gone; its checkpoints stay. "
+        "Exit code: 0, 1 no such job, 124 the timeout is over.",
+        help="delete a job; its checkpoints stay",
+    )
     delete.add_argument("name")
     delete.add_argument("--wait", action=argparse.BooleanOptionalAction, default=True, help="until it is gone, with its pods")
     delete.add_argument("--timeout", metavar="DURATION", help="of --wait, as in 90s, 10m [no limit]")
@@ -153,7 +238,9 @@ def _late(module: str, name: str) -> Command:
         try:
             found: Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
-            raise InputError(f"{error.name} is not installed; pip install dtj brings it along") from error
+            raise InputError(
+                f"{error.name} is not installed for {sys.executable}: README.md says how to install {DISTRIBUTION}"
+            ) from error
         return found(flags)
 
     return call

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -24,6 +25,9 @@ ANSWER_SECONDS = 30.0
 FIELD_MANAGER = "dtj"
 INSTALL_HINT = "install the chart: helm install dtj charts/dtj-operator --namespace dtj-system --create-namespace"
 LOCAL_HINT = "check --kubeconfig and --context, or run the job on this machine: dtj run job.yaml"
+DEFAULT_KUBECONFIG = "~/.kube/config"
+# What the library's loader raises for a file that is no kubeconfig: it reads into whatever the YAML has become.
+_UNREADABLE = (yaml.YAMLError, OSError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
@@ -45,21 +49,22 @@ class Cluster:
                 raise InputError(f"--context {context}: not in the kubeconfig; it has {known}")
             self._api = config.new_client_from_config(config_file=kubeconfig, context=context)
             default = chosen["context"].get("namespace")
-        except (yaml.YAMLError, OSError) as error:
-            raise InputError(f"the kubeconfig {kubeconfig or ''} can't be read: {_one_line(str(error))}") from error
         except config.ConfigException as error:
-            self._api, default = self._in_pod(client, config, error), None
+            self._api, default = self._in_pod(client, config, error, kubeconfig or DEFAULT_KUBECONFIG), None
+        except _UNREADABLE as error:
+            cause = f"{type(error).__name__}: {_one_line(str(error))}"
+            raise InputError(f"the kubeconfig {kubeconfig or DEFAULT_KUBECONFIG} can't be read ({cause})") from error
         self.given_namespace = namespace
         self.namespace = namespace or default or "default"
         self.host: str = self._api.configuration.host
 
     @staticmethod
-    def _in_pod(client: Any, config: Any, why: Exception) -> Any:
+    def _in_pod(client: Any, config: Any, why: Exception, path: str) -> Any:
         """No kubeconfig: inside a pod, its service account's."""
         try:
             config.load_incluster_config()
         except config.ConfigException:
-            raise NoCluster(f"no usable kubeconfig ({_one_line(str(why))}); {LOCAL_HINT}") from why
+            raise NoCluster(f"no usable kubeconfig at {path} ({_one_line(str(why))}); {LOCAL_HINT}") from why
         return client.ApiClient()
 
     # --- jobs --------------------------------------------------------------------------------------------------------
@@ -156,7 +161,8 @@ class Cluster:
             text = response.read()
         except (urllib3.exceptions.HTTPError, OSError, ApiException) as error:
             raise NoCluster(f"no answer from {self.host} ({_cause(error)}); {LOCAL_HINT}") from error
-        raise failure(response.status, text, self.host)
+        place = re.search(r"/namespaces/([^/]+)/", path)
+        raise failure(response.status, text, self.host, place[1] if place else None)
 
 
 def job_path(namespace: str | None, name: str | None = None) -> str:
@@ -165,7 +171,7 @@ def job_path(namespace: str | None, name: str | None = None) -> str:
     return f"/apis/{names.API_VERSION}{scope}/{names.PLURAL}" + (f"/{quote(name)}" if name else "")
 
 
-def failure(status: int, text: bytes, host: str) -> ClusterError:
+def failure(status: int, text: bytes, host: str, namespace: str | None = None) -> ClusterError:
     """What an answer that is not 2xx means, and what to do."""
     try:
         said: Any = json.loads(text)
@@ -174,8 +180,11 @@ def failure(status: int, text: bytes, host: str) -> ClusterError:
     message = _one_line(said.get("message") or text.decode(errors="replace")[:300])
     if status == 404 and not said.get("details"):  # the path itself is unknown: no such kind here
         return NotInstalled(f"the cluster at {host} does not know {names.KIND}; {INSTALL_HINT}")
+    if status == 404 and said["details"].get("kind") == "namespaces":
+        return NotFound(f"{message}; `kubectl get namespaces` lists those there are")
     if status == 404:
-        return NotFound(f"{message}; `dtj get -A` lists the jobs there are")
+        where = f" in namespace {namespace}" if namespace else ""
+        return NotFound(f"{message}{where}; `dtj get -A` lists the jobs there are")
     if status == 401:
         return ClusterError(f"{host} does not know who you are ({message}); log in again, as your kubeconfig's owner told you to")
     if status == 403:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dtj import durations
 from dtj.cluster.client import Cluster
 from dtj.cluster.verbs import connect, pods
+from dtj.cluster.wait import said
 from dtj.errors import ClusterError, DtjError, NotFound
 from dtj_agent import names
 from dtj_operator.api import trainer_of
@@ -43,13 +44,14 @@ def logs(flags: argparse.Namespace) -> int:
     if not started and ended(job):
         return _afterwards(job, cluster.namespace)
     if flags.follow:
+        if not started:
+            print(f"dtj: waiting for a pod of {flags.name} to start; {_look(cluster, flags.name)} shows why", file=sys.stderr)
         source = Followed(cluster, flags, query).lines()
     else:
         source = heapq.merge(*(_read(cluster, pod, query) for pod in started))
         if not started:
-            print(
-                f"dtj: no pod of {flags.name} has started yet; dtj get {flags.name} shows why, dtj logs -f waits", file=sys.stderr
-            )
+            look = _look(cluster, flags.name)
+            print(f"dtj: no pod of {flags.name} has started yet; {look} shows why, dtj logs -f waits", file=sys.stderr)
     for _, pod, text in source:
         if flags.rank is None or text.startswith(f"[rank {flags.rank}] "):
             print(f"{pod} {text}", flush=flags.follow)
@@ -164,9 +166,19 @@ def _read(cluster: Cluster, pod: Object, query: dict[str, str]) -> Iterator[Line
             raise
 
 
+def _look(cluster: Cluster, name: str) -> str:
+    """The command that shows a job's reason."""
+    return f"`dtj get {name} -n {cluster.namespace} -o wide`"
+
+
 def _afterwards(job: Object, namespace: str) -> int:
-    """The pods are gone: the evidence in the status, and where the whole logs are."""
+    """The pods are gone: the evidence in the status, and where the whole logs are. 1: there never was a log."""
     name = job["metadata"]["name"]
+    status = job["status"]
+    if not status.get("attempt") and not status.get("failures"):
+        kind = next(one["type"] for one in status["conditions"] if one["type"] in TERMINAL and one["status"] == "True")
+        print(f"dtj: {name} has no logs: it is {kind} and no worker of it ever ran: {said(job, kind)}", file=sys.stderr)
+        return 1
     lines: Iterable[str] = _evidence(job)
     for line in lines:
         print(line)

@@ -26,8 +26,10 @@ def connect(flags: argparse.Namespace) -> Cluster:
 
 
 def submit(flags: argparse.Namespace) -> int:
-    """Server-side apply of every job in the file; the API server checks them. Raises DtjError."""
+    """Server-side apply of every job in the file, once all of them are valid. Raises DtjError."""
     jobs = jobfile.load(flags.filename)
+    for job in jobs:
+        jobfile.check(job, flags.filename)
     cluster = connect(flags)
     for job in jobs:
         written = job["metadata"].get("namespace")

@@ -18,9 +18,14 @@ from dtj.view.plain import line
 from dtj_agent import names
 from dtj_operator.plan.model import Object
 
-WATCH_SECONDS = 60.0  # of one watch; then the job is read anew, so that no lost event is waited for
+WATCH_SECONDS = 30.0  # of one watch; then the job is read anew, so that no lost event is waited for
+UNSERVED_SECONDS = 30.0  # an operator writes a status within a second
 DELETED = "delete"
 TERMINAL = (names.COMPLETE, names.FAILED)
+UNSERVED = (
+    f"has had no status for {UNSERVED_SECONDS:.0f} s: is the operator running? "
+    f"kubectl get pods -A -l app.kubernetes.io/name={names.MANAGER}"
+)
 
 
 def wait(flags: argparse.Namespace) -> int:
@@ -30,6 +35,7 @@ def wait(flags: argparse.Namespace) -> int:
     cluster = connect(flags)
     qualified = f"{QUALIFIED}/{flags.name}"
     console = Console(stderr=True)
+    unserved = time.monotonic() + UNSERVED_SECONDS
     with console.status("") as status:  # shows nothing where there is no terminal
         for job in versions(cluster, flags.name, time.monotonic() + limit):
             if job is None:
@@ -48,8 +54,12 @@ def wait(flags: argparse.Namespace) -> int:
             if ended and wanted != DELETED:
                 console.print(f"{qualified} is {ended}: {said(job, ended)}", highlight=False, soft_wrap=True)
                 return 1
+            if "status" not in job and time.monotonic() >= unserved:
+                unserved = float("inf")
+                console.print(f"{qualified} {UNSERVED}", highlight=False, soft_wrap=True)
             status.update(line(Sight(job=job, now=datetime.now(UTC), rows=())))
-    raise WaitTimeout(f"{qualified} is not {wanted} after {flags.timeout}; `dtj get {flags.name}` shows where it stands")
+    shown = f"dtj get {flags.name} -n {cluster.namespace} -o wide"
+    raise WaitTimeout(f"{qualified} is not {wanted} after {flags.timeout}; `{shown}` shows where it stands")
 
 
 def condition(text: str) -> str:

@@ -8,7 +8,6 @@ import copy
 import json
 import os
 import platform
-import shutil
 import sys
 import tempfile
 import time
@@ -21,11 +20,13 @@ from rich.console import Console
 
 from dtj import jobfile
 from dtj.errors import InputError, LocalRunError
-from dtj.local import container, faults, pods, processes, run, volumes
+from dtj.local import container, faults, pods, processes, run, template, volumes
+from dtj.local.logs import LogTail
 from dtj.view.model import View
 from dtj.view.plain import PlainView
 from dtj.view.summary import summary
 from dtj.view.table import TableView
+from dtj_agent import names
 from dtj_operator.api import DistributedTrainingJob
 from dtj_operator.plan.model import Object, Observed, Plan, Settings
 from dtj_operator.plan.plan import plan
@@ -39,6 +40,7 @@ def command(flags: argparse.Namespace) -> int:
     processes.require_linux()
     written = jobfile.load_one(flags.file)
     model = jobfile.check(written, flags.file)
+    template.check(written["spec"].get("template"), flags.file)
     if model.spec.suspend:
         raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run it here")
     volumes.plain(f"{flags.file}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
@@ -62,7 +64,9 @@ def _run(
 
     stream = sys.stderr if flags.output == "json" else sys.stdout
     console = Console(file=stream)
-    view: View = PlainView(stream) if flags.plain or not console.is_terminal else TableView(console)
+    # A dumb terminal can't draw anything anew in its place.
+    plain = flags.plain or not console.is_terminal or console.is_dumb_terminal
+    view: View = PlainView(stream) if plain else TableView(console)
     began = time.monotonic()
     settings = Settings(
         agent_image="",
@@ -77,19 +81,28 @@ def _run(
     with volumes.held(checkpoints), view:
         for notice in _notices(model, job, machine, checkpoints, fresh=flags.fresh):
             view.log(notice)
-        code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, show_logs=flags.logs))
+        code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, tail=_tail(flags, machine.run_dir)))
     seconds = time.monotonic() - began
     for line in summary(job, seconds=seconds, run_dir=machine.run_dir, checkpoint_dir=checkpoints):
         print(line, file=stream)
+    if advice := _advice(job, machine):
+        print(f"  advice       {advice}", file=stream)
     if flags.output == "json":
         here = {
             "exitCode": code,
             "seconds": round(seconds, 3),
             "directory": str(machine.run_dir),
-            "checkpoints": str(checkpoints),
+            "checkpoints": str(checkpoints) if checkpoints else None,
         }
         print(json.dumps({**job, "run": here}, indent=2))
     return code
+
+
+def _tail(flags: argparse.Namespace, run_dir: Path) -> LogTail | None:
+    """What of the workers' output is shown: with --logs all, with --no-logs nothing, else what one rank writes."""
+    if flags.logs is False:
+        return None
+    return LogTail(run_dir) if flags.logs else LogTail(run_dir, flags.rank or 0)
 
 
 def admitted(written: Object) -> Object:
@@ -113,8 +126,8 @@ def _here(job: Object) -> Object:
     and `backend: auto` is gloo where there is no GPU.
     """
     job = copy.deepcopy(job)
-    template = job["spec"]["template"] = job["spec"].get("template") or {}
-    pod = template["spec"] = template.get("spec") or {}
+    wanted = job["spec"]["template"] = job["spec"].get("template") or {}
+    pod = wanted["spec"] = wanted.get("spec") or {}
     pod["securityContext"] = {"runAsUser": os.getuid(), **(pod.get("securityContext") or {})}
     if not NVIDIA.exists() and job["spec"].get("backend", "auto") == "auto":
         job["spec"]["backend"] = "gloo"
@@ -126,6 +139,8 @@ def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container
     run_dir = Path(flags.run_dir or f".dtj/runs/{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{job['metadata']['uid'][:4]}").absolute()
     volumes_dir = Path(flags.volumes_dir).absolute()
     try:
+        if not flags.run_dir:
+            _keep_from_git(run_dir.parents[1])
         run_dir.mkdir(parents=True)
         volumes_dir.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -144,23 +159,53 @@ def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container
     )
 
 
+def _keep_from_git(folder: Path) -> None:
+    """What runs leave behind is nothing to commit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / ".gitignore").exists():
+        (folder / ".gitignore").write_text("*\n")
+
+
+def _advice(job: Object, machine: container.Machine) -> str | None:
+    """What to look at where a run failed for a reason that this machine, in the image's place, may have brought about."""
+    status = job.get("status", {})
+    if status.get("reason") == names.Reason.ENTRYPOINT_NOT_FOUND:
+        return f"a relative path in entrypoint starts at {machine.working_dir}, where dtj was started"
+    if status.get("reason") == names.Reason.IMPORT_FAILED:
+        return f"the workers run in {machine.python}: install there what is missing, or start dtj with another Python"
+    return None
+
+
 def _notices(
     model: DistributedTrainingJob, job: Object, machine: container.Machine, checkpoints: Path | None, *, fresh: bool
 ) -> list[str]:
     """What the user should know before it starts; begins anew if that is wished."""
     image = model.spec.image or model.spec.trainer.get("image")
     name, spec = job["metadata"]["name"], model.spec
-    said = [f"{name}: {spec.replicas} pods x {spec.processes} ranks on this machine; folder {machine.run_dir}"]
+    pods_of, ranks = (_count(spec.replicas, "pod"), _count(spec.processes, "rank"))
+    said = [f"{name}: {pods_of} x {ranks} on this machine; folder {machine.run_dir}"]
     said.append(f"image {image} is not used: the workers run in {machine.python}, in {machine.working_dir}")
-    template = (model.spec.template or {}).get("spec") or {}
-    if template.get("containers"):
-        said += container.not_honoured(template, machine.environment)
+    pod = (model.spec.template or {}).get("spec") or {}
+    if pod.get("containers"):
+        said += container.not_honoured(pod, machine.environment)
     if spec.resolved_backend == "nccl" and spec.backend == "auto" and not NVIDIA.exists():
         said.append("there is no NVIDIA GPU here: the backend is gloo instead of nccl")
-    if checkpoints and (step := volumes.newest_step(checkpoints)) is not None:
-        if fresh:
-            shutil.rmtree(checkpoints)
-            said.append(f"--fresh: deleted the checkpoints of an earlier run (newest: step {step}) in {checkpoints}")
-        else:
-            said.append(f"goes on from step {step}, a checkpoint of an earlier run in {checkpoints}; --fresh begins anew")
+    if checkpoints and volumes.is_used(checkpoints):
+        said.append(_begun(checkpoints, machine.volumes_dir, fresh=fresh))
     return said
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _begun(checkpoints: Path, volumes_dir: Path, *, fresh: bool) -> str:
+    """What becomes of what earlier runs have left: it goes if the run is to be a fresh one."""
+    step = volumes.newest_step(checkpoints)
+    if fresh:
+        volumes.clear(checkpoints, volumes_dir)
+        newest = "no checkpoint of ours" if step is None else f"newest checkpoint: step {step}"
+        return f"--fresh: removed all that earlier runs left in {checkpoints} ({newest})"
+    if step is None:
+        return f"an earlier run left files in {checkpoints}, and the count of its attempts; --fresh begins anew"
+    return f"goes on from step {step}, a checkpoint of an earlier run in {checkpoints}; --fresh begins anew"

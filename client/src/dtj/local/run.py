@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dtj.local import container, pods, processes
+from dtj.local import activity, container, pods, processes
 from dtj.local.container import Machine
 from dtj.local.faults import Fault, Faults
 from dtj.local.guard import Guard
@@ -20,7 +21,7 @@ from dtj.local.logs import LogTail
 from dtj.local.pace import Pace
 from dtj.local.ports import Ports
 from dtj.local.world import LocalWorld
-from dtj.view.model import PodRow, Sight, View
+from dtj.view.model import PodRow, Sight, View, restarts
 from dtj_agent import names
 from dtj_operator.plan.model import Object, Observed, Plan
 
@@ -29,6 +30,8 @@ FAULT_LOOK_SECONDS = 0.05  # while a fault waits for its step
 PAUSE_SECONDS = 0.02  # between two looks, whatever happens
 ROWS_SECONDS = 0.5  # between two looks through /proc for the table
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_DIGITS = re.compile(r"\d+")
 
 Planner = Callable[[Object, Observed, float], Plan]
 
@@ -65,25 +68,46 @@ class Stop:
 class Shown:
     """What the view has been told of the world so far."""
 
-    def __init__(self, view: View, world: LocalWorld, *, show_logs: bool) -> None:
+    def __init__(self, view: View, world: LocalWorld, tail: LogTail | None) -> None:
         self._view = view
         self._world = world
-        self._tail = LogTail(world.machine.run_dir) if show_logs else None
+        self._tail = tail
         self._pace = Pace()
         self._events = 0
         self._rows: list[PodRow] = []
         self._rows_at = float("-inf")
+        self._activity = ""
+        self._activity_since = time.monotonic()
 
     def update(self, job: Object, struck: Sequence[str]) -> None:
         """Tell what is new: faults that were carried out, events, the progress, log lines."""
         now = datetime.fromtimestamp(time.time(), UTC)
-        events = [f"{event.reason}: {event.message}" for event in self._world.events[self._events :]]
-        self._events += len(events)
+        new = self._world.events[self._events :]
+        self._events += len(new)
+        # Here the Secret, the Service and the StatefulSet are files and processes of this machine: nothing was created anywhere.
+        events = [f"{event.reason}: {event.message}" for event in new if event.reason != names.Reason.CREATED]
         for text in (*struck, *events):
             self._view.say(f"{now.astimezone():%H:%M:%S} {text}")
         if time.monotonic() - self._rows_at >= ROWS_SECONDS:
-            self._rows, self._rows_at = _rows(self._world), time.monotonic()
-        self._view.show(Sight(job=self._pace.apply(job, self._world.agent), now=now, rows=self._rows))
+            self._rows, self._rows_at = _rows(self._world, restarts(job)), time.monotonic()
+        busy = "" if finished(job) else activity.of(self._world.agent)
+        if _DIGITS.sub("", busy) != _DIGITS.sub("", self._activity):  # `left 12 s ago` is what it was a second before
+            self._activity_since = time.monotonic()
+        self._activity = busy
+        self._view.show(
+            Sight(
+                job=self._pace.apply(job, self._world.agent),
+                now=now,
+                rows=self._rows,
+                activity=busy,
+                activity_seconds=time.monotonic() - self._activity_since,
+            )
+        )
+        self.logs()
+
+    def ended(self, job: Object) -> None:
+        """Show the run as it was left: its pods are gone."""
+        self._view.show(Sight(job=job, now=datetime.fromtimestamp(time.time(), UTC), rows=()))
         self.logs()
 
     def logs(self) -> None:
@@ -93,18 +117,25 @@ class Shown:
 
 
 async def run(
-    job: Object, machine: Machine, planner: Planner, *, faults: Sequence[Fault] = (), view: View, show_logs: bool = False
+    job: Object,
+    machine: Machine,
+    planner: Planner,
+    *,
+    faults: Sequence[Fault] = (),
+    view: View,
+    tail: LogTail | None = None,
 ) -> int:
     """Carry the job out; `job` gets its status. The exit code: 0 Complete, 1 Failed, 128 + n if signal n ended the run.
 
-    Raises LocalRunError and InputError. Whatever happens, no process of the job is left.
+    `tail` reads what is shown of the workers' output. Raises LocalRunError and InputError. Whatever happens, no process of
+    the job is left.
     """
     stop, waiting = Stop(view), Faults(faults)
     guard = Guard(f"{machine.job_uid}/", machine.scratch_dir)
     with guard, Ports() as ports, stop.heard():
         async with LocalWorld(machine, ports, now=_now) as world:
             stop.at_once = world.kill
-            shown = Shown(view, world, show_logs=show_logs)
+            shown = Shown(view, world, tail)
             saved = ""
             while not stop.asked.is_set() and not finished(job):
                 observed = await world.observe(job)
@@ -116,7 +147,7 @@ async def run(
                 limit = FAULT_LOOK_SECONDS if waiting.waiting else LOOK_SECONDS
                 due = limit if plan.requeue_after is None else min(limit, plan.requeue_after)
                 await _first(world.changed, stop.asked, seconds=due)
-        shown.logs()
+        shown.ended(job)
     for fault in waiting.waiting if finished(job) else ():
         view.say(f"--kill {fault}: the job ended before that step")
     if not finished(job) and stop.signal is not None:
@@ -135,7 +166,7 @@ def is_true(job: Object, condition: str) -> bool:
     return any(one["type"] == condition and one["status"] == "True" for one in conditions)
 
 
-def _rows(world: LocalWorld) -> list[PodRow]:
+def _rows(world: LocalWorld, restarts: int) -> list[PodRow]:
     workers = processes.workers(f"{world.machine.job_uid}/")
     return [
         PodRow(
@@ -143,9 +174,9 @@ def _rows(world: LocalWorld) -> list[PodRow]:
             state=pods.state_of(pod.object),
             pid=pod.pid,
             workers=workers.get(container.mark(pod.object, world.machine), {}),
-            restarts=pods.container_status(pod.object)["restartCount"] + world.losses(ordinal),
+            restarts=restarts,
         )
-        for ordinal, pod in sorted(world.pods.items())
+        for _, pod in sorted(world.pods.items())
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,27 @@ def newest_step(checkpoint: Path) -> int | None:
     """Step of the newest complete checkpoint in a job's folder; None if there is none."""
     found = [int(path.parent.name.removeprefix("step-")) for path in checkpoint.glob("step-*/manifest.json")]
     return max(found, default=None)
+
+
+def is_used(checkpoint: Path) -> bool:
+    """Whether an earlier run left anything in a job's folder: a checkpoint, a script's own file, the attempts' count."""
+    return checkpoint.is_dir() and any(checkpoint.iterdir())
+
+
+def clear(checkpoint: Path, volumes_dir: Path) -> None:
+    """Removes a job's folder with all that earlier runs have left in it. Raises InputError and LocalRunError.
+
+    Only `<volumes dir>/<claim>/<namespace>/<job>` is ever removed: nothing on a hostPath, and nothing behind a link.
+    """
+    claim = checkpoint.parent.parent
+    if claim.parent != volumes_dir:
+        raise InputError(f"--fresh removes nothing outside {volumes_dir}: remove {checkpoint} yourself, or leave --fresh out")
+    if checkpoint.resolve() != claim.resolve() / checkpoint.parent.name / checkpoint.name:
+        raise InputError(f"--fresh removes nothing behind a link: {checkpoint} is {checkpoint.resolve()}; remove it yourself")
+    try:
+        shutil.rmtree(checkpoint)
+    except OSError as error:
+        raise LocalRunError(f"--fresh can't remove {error.filename}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -39,7 +39,6 @@ class LocalWorld:
         self._now = now
         self._objects: dict[tuple[str, str], Object] = {}
         self._endings: set[asyncio.Task[None]] = set()
-        self._losses: dict[int, int] = {}
 
     async def observe(self, job: Object) -> Observed:
         """The job's children now. Brings pods up that the StatefulSet asks for, as its controller would."""
@@ -64,10 +63,6 @@ class LocalWorld:
         if plan.status and plan.status != job.get("status"):
             job["status"] = copy.deepcopy(plan.status)
         self.events.extend(plan.events)
-
-    def losses(self, ordinal: int) -> int:
-        """How many pods of this ordinal there have been before the one that is."""
-        return self._losses.get(ordinal, 0)
 
     async def lose_pod(self, ordinal: int) -> None:
         """The pod's node is lost: all its processes at once, and the pod with them. The StatefulSet brings a new one."""
@@ -151,7 +146,6 @@ class LocalWorld:
         gone = [ordinal for ordinal, pod in self.pods.items() if pod.gone]
         for ordinal in gone:
             del self.pods[ordinal]
-            self._losses[ordinal] = self._losses.get(ordinal, 0) + 1
         stateful_set = self._objects.get(("StatefulSet", self._name()))
         if stateful_set is None:
             return

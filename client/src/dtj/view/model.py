@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from dtj import durations
+from dtj_agent import names
 from dtj_operator.plan.model import Object
 
 
@@ -21,7 +23,7 @@ class PodRow:
     workers: Mapping[int, int]
     """Process id by global rank."""
     restarts: int
-    """Of its container, or of the whole pod."""
+    """How often its workers were started again: with the whole group, in place or with a new pod."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,10 @@ class Sight:
     """With its status, as the API server would show it."""
     now: datetime
     rows: Sequence[PodRow]
+    activity: str = ""
+    """What the group does while it does not train; "" while it does."""
+    activity_seconds: float = 0.0
+    """For how long it has done so."""
 
 
 class View(Protocol):
@@ -63,6 +69,22 @@ def steps(job: Object) -> str:
     if step is None:
         return "-"
     return f"{step}/{total}" if total else str(step)
+
+
+def restarts(job: Object) -> int:
+    """How often the group was started again, in place or with a new pod."""
+    counts = job.get("status", {}).get("restarts") or {}
+    return int(counts.get("inPlace", 0)) + int(counts.get("pod", 0))
+
+
+def is_current(sight: Sight) -> bool:
+    """Whether loss and rates are of now: those of an attempt that is over are history."""
+    return not sight.activity and sight.job.get("status", {}).get("phase") != names.RESTARTING
+
+
+def activity(sight: Sight) -> str:
+    """`stopping the workers (12 s)`, or ""."""
+    return f"{sight.activity} ({durations.rough(sight.activity_seconds)})" if sight.activity else ""
 
 
 def seconds_left(job: Object, now: datetime) -> float | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TextIO
 
 from dtj import durations
-from dtj.view.model import Sight, progress, seconds_left, steps
+from dtj.view.model import Sight, activity, is_current, progress, seconds_left, steps
+from dtj_agent import names
 
 PROGRESS_SECONDS = 5.0  # between two lines that say nothing but the progress
+STILL_SECONDS = 15.0  # between two lines where no step is done: the run is waited for, not hung
 
 
 class PlainView:
@@ -28,8 +30,8 @@ class PlainView:
     def show(self, sight: Sight) -> None:
         status = sight.job.get("status", {})
         now, state = sight.now.timestamp(), (status.get("phase"), status.get("attempt"))
-        moved = steps(sight.job) != self._steps and now - self._spoke >= PROGRESS_SECONDS
-        if state == self._state and not moved:
+        due = PROGRESS_SECONDS if steps(sight.job) != self._steps else STILL_SECONDS
+        if state == self._state and now - self._spoke < due:
             return
         self._state, self._spoke, self._steps = state, now, steps(sight.job)
         self.say(f"{sight.now.astimezone():%H:%M:%S} {line(sight)}")
@@ -42,7 +44,7 @@ class PlainView:
 
 
 def line(sight: Sight) -> str:
-    """`digits Running attempt 2 step 130/900 loss 0.31 5120 samples/s, 42 s left`."""
+    """`digits Running attempt 2 step 130/900 loss 0.31 5120 samples/s 42 s left`, or what it does instead of training."""
     job, known = sight.job, progress(sight.job)
     status = job.get("status", {})
     parts = [job["metadata"]["name"], str(status.get("phase", "Pending"))]
@@ -50,11 +52,13 @@ def line(sight: Sight) -> str:
         parts.append(f"attempt {status['attempt']}")
     if known.get("step") is not None:
         parts.append(f"step {steps(job)}")
+    if not is_current(sight):
+        return " ".join([*parts, activity(sight)]).rstrip()
     if known.get("loss") is not None:
         parts.append(f"loss {known['loss']:.4g}")
     if known.get("samplesPerSecond"):
         parts.append(f"{known['samplesPerSecond']:.0f} samples/s")
     left = seconds_left(job, sight.now)
-    if left is not None and status.get("phase") == "Running":
+    if left is not None and status.get("phase") == names.RUNNING:
         parts.append(f"{durations.rough(left)} left")
     return " ".join(parts)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from dtj import durations
-from dtj.view.model import progress, steps
+from dtj.view.model import progress, restarts, steps
 from dtj_agent import names
 from dtj_operator.plan.model import Object
 
 MORE_METRICS = 4
+UNREPORTED = "no step was reported (State.report of dtj_trainer reports them)"
 
 
 def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path | None) -> list[str]:
@@ -21,18 +22,19 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     state = f"{phase}{reason}" if phase in (names.COMPLETE, names.FAILED) else f"interrupted while {phase}"
     lines = ["", f"{job['metadata']['name']}: {state} after {durations.say(seconds)}"]
     lines += [f"  {_message(status)}"] if phase == names.FAILED else []
-    results = [f"step {steps(job)}" if "step" in progress(job) else "no step was reported"]
+    results = [f"step {steps(job)}" if "step" in progress(job) else UNREPORTED]
     if progress(job).get("loss") is not None:
         results.append(f"loss {progress(job)['loss']:.4g}")
     results += [f"{name} {value:.4g}" for name, value in _quality(progress(job).get("metrics") or {})]
     lines.append(f"  reached      {', '.join(results)}")
     counts = status.get("restarts") or {}
-    kinds = f"{counts.get('inPlace', 0)} restarts in place, {counts.get('pod', 0)} with a new pod"
-    lines.append(f"  attempts     {status.get('attempt', 0)} ({kinds})")
+    kinds = f"{counts.get('inPlace', 0)} in place, {counts.get('pod', 0)} with a new pod"
+    lines.append(f"  restarts     {restarts(job)} ({kinds}); the last attempt was {status.get('attempt', 0)}")
     lines += [line for one in status.get("recoveries") or [] for line in _recovery(one)]
     if status.get("goodput") is not None:
         lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time went into steps that count")
-    lines += [line for one in (status.get("failures") or [])[-1:] if phase == names.FAILED for line in _failure(one)]
+    # A run that was cut short while it kept failing is explained by what failed; one that completed has overcome it.
+    lines += [line for one in (status.get("failures") or [])[-1:] if phase != names.COMPLETE for line in _failure(one)]
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
     if checkpoint_dir:
         saved = (status.get("checkpoint") or {}).get("step")
@@ -52,7 +54,11 @@ def _recovery(one: dict[str, Any]) -> list[str]:
     spent = one.get("seconds") or {}
     phases = ", ".join(f"{phase} {spent[phase]:.2f}" for phase in names.RECOVERY_PHASES if spent.get(phase) is not None)
     lost = one.get("lostSteps")
-    back = f"{lost} steps done again, from step {one.get('resumedStep')}" if lost is not None else "no step was reported since"
+    back = (
+        f"{lost} steps done again, from step {one.get('resumedStep')}"
+        if lost is not None
+        else "the resumed step was not reported"
+    )
     return [
         f"  recovery     {one.get('reason')} ({one.get('kind')}) -> attempt {one.get('attempt')}: {back}",
         f"               {durations.say(sum(spent.values()))}: {phases}" + ("" if "load" in spent else ", load unknown"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dtj import durations
-from dtj.view.model import Sight, progress, seconds_left, steps
+from dtj.view.model import PodRow, Sight, activity, is_current, progress, seconds_left, steps
 from dtj_agent import names
 
 LINES = 8  # of events below the table; all of them are in the run's folder
+FEWEST_LINES = 3  # of events, however many pods there are
 REFRESH_PER_SECOND = 4
 STYLES = {
     names.RUNNING: "green",
@@ -29,6 +31,7 @@ class TableView:
     """Redraws in place; events scroll in the last lines. What workers write goes above it."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._lines: deque[str] = deque(maxlen=LINES)
         self._sight: Sight | None = None
         self._live = Live(console=console, refresh_per_second=REFRESH_PER_SECOND, get_renderable=self._render)
@@ -37,7 +40,7 @@ class TableView:
         self._lines.extend(text.splitlines())
 
     def log(self, text: str) -> None:
-        self._live.console.print(Text(text, style="dim"))
+        self._console.print(Text(text, style="dim"))
 
     def show(self, sight: Sight) -> None:
         self._sight = sight
@@ -50,23 +53,68 @@ class TableView:
         self._live.stop()
 
     def _render(self) -> RenderableType:
-        events = [Text(line, style="yellow" if line.startswith("--kill") else "dim", overflow="fold") for line in self._lines]
-        return Group(*render(self._sight), *events) if self._sight else Group(*events)
+        events = [Text(line, style="yellow" if "--kill" in line else "dim", overflow="fold") for line in self._lines]
+        return fitted(self._console, self._sight, events)
 
 
-def render(sight: Sight) -> list[RenderableType]:
-    """Head line, progress bar, a row for each pod."""
-    return [_head(sight), _bar(sight), _pods(sight)]
+def fitted(console: Console, sight: Sight | None, events: Sequence[Text]) -> Group:
+    """Head, pods and events in the rows that the terminal has: pods that need no look are counted rather than cut off."""
+    head = head_of(sight) if sight else []
+    room = console.height - 1 - _height(console, *head)
+    heights = [_height(console, event) for event in events]
+    rows = len(sight.rows) + 1 if sight and sight.rows else 0
+    for_events = max(FEWEST_LINES, room - rows)
+    newest: list[Text] = []
+    while len(newest) < len(events) and heights[-1 - len(newest)] <= for_events:
+        for_events -= heights[-1 - len(newest)]
+        newest.insert(0, events[-1 - len(newest)])
+    taken = sum(heights[len(events) - len(newest) :])
+    return Group(*head, *([pods(sight, room - taken)] if sight and sight.rows else []), *newest)
+
+
+def head_of(sight: Sight) -> list[RenderableType]:
+    """Head line and progress bar."""
+    return [_head(sight), _bar(sight)]
+
+
+def pods(sight: Sight, height: int) -> Table:
+    """A row for each pod. Where they are more than `height` has, those that do not run come first and the rest is one row."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("POD", "STATE", "AGENT", "RANKS (PID)", "RESTARTS"):
+        # A row is one line, or the number of rows would not be their height.
+        justify = "right" if heading == "RESTARTS" else "left"
+        table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", min_width=len("RESTARTS"))  # type: ignore[arg-type]
+    shown = list(sight.rows)
+    folded: list[PodRow] = []
+    if len(shown) + 1 > height:
+        by_need = sorted(shown, key=lambda row: row.state == names.RUNNING)
+        most = max(0, height - 2)  # the heading, and the row of those that are folded
+        kept = {row.name for row in by_need[:most]}
+        shown, folded = [row for row in shown if row.name in kept], [row for row in shown if row.name not in kept]
+    for row in shown:
+        ranks = "  ".join(f"{rank} ({pid})" for rank, pid in sorted(row.workers.items())) or "-"
+        style = "green" if row.state == names.RUNNING else "yellow"
+        table.add_row(row.name, Text(row.state, style=style), str(row.pid or "-"), ranks, str(row.restarts))
+    if folded:
+        states = ", ".join(f"{count} {state}" for state, count in Counter(row.state for row in folded).items())
+        table.add_row(Text(f"{len(folded)} more", style="dim"), Text(states, style="dim"))
+    return table
+
+
+def _height(console: Console, *parts: RenderableType) -> int:
+    return sum(len(console.render_lines(part, console.options, pad=False)) for part in parts)
 
 
 def _head(sight: Sight) -> Text:
     status, known = sight.job.get("status", {}), progress(sight.job)
-    phase = str(status.get("phase", "Pending"))
+    phase = str(status.get("phase", names.PENDING))
     head = Text.assemble((sight.job["metadata"]["name"], "bold"), "  ", (phase, STYLES.get(phase, "")))
     if status.get("reason") and phase not in (names.RUNNING, names.COMPLETE):
         head.append(f" {status['reason']}", style="dim")
     if status.get("attempt"):
         head.append(f"  attempt {status['attempt']}")
+    if not is_current(sight):
+        return head.append(f"  {activity(sight)}".rstrip(), style="yellow")
     for name, text in (("loss", "{:.4g}"), ("samplesPerSecond", "{:.0f} samples/s")):
         if known.get(name) is not None:
             head.append(("  loss " if name == "loss" else "  ") + text.format(known[name]))
@@ -82,20 +130,17 @@ def _bar(sight: Sight) -> RenderableType:
     total = known.get("totalSteps")
     saved = (sight.job.get("status", {}).get("checkpoint") or {}).get("step")
     checkpoint = f"checkpoint {saved}" if saved is not None else "no checkpoint yet"
+    reached = f"step {steps(sight.job)}" + ("" if is_current(sight) or "step" not in known else " before")
+    style = "green" if is_current(sight) else "dim"
     bar.add_row(
-        ProgressBar(total=total or 1, completed=known.get("step", 0) if total else 0, width=40),
-        f"step {steps(sight.job)}",
+        ProgressBar(
+            total=total or 1,
+            completed=known.get("step", 0) if total else 0,
+            width=40,
+            complete_style=style,
+            finished_style="green",
+        ),
+        Text(reached, style="" if is_current(sight) else "dim"),
         Text(checkpoint, style="dim"),
     )
     return bar
-
-
-def _pods(sight: Sight) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("POD", "STATE", "AGENT", "RANKS (PID)", "RESTARTS"):
-        table.add_column(heading, justify="right" if heading == "RESTARTS" else "left")
-    for row in sight.rows:
-        ranks = "  ".join(f"{rank} ({pid})" for rank, pid in sorted(row.workers.items())) or "-"
-        style = "green" if row.state == "Running" else "yellow"
-        table.add_row(row.name, Text(row.state, style=style), str(row.pid or "-"), ranks, str(row.restarts))
-    return table

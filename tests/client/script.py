@@ -1,0 +1,31 @@
+"""A script of depth 1: nothing of ours in it. It keeps a count of its own and goes on from it, as a torchrun script does.
+
+    script.py STEPS [FAIL]
+
+Rank 0 writes. With FAIL each attempt ends with exit code 1 after it has written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    steps, fails = int(sys.argv[1]), sys.argv[2:] == ["fail"]
+    own = Path(os.environ["DTJ_CHECKPOINT_DIR"], "own.txt")
+    before = int(own.read_text()) if own.exists() else 0
+    rank, attempt = os.environ["RANK"], os.environ["DTJ_ATTEMPT"]
+    print(f"attempt {attempt} begins at {before}", flush=True)
+    print(f"\rstep 1\rstep 2\rstep {steps}", flush=True)
+    if rank == "0":
+        own.write_text(str(before + steps))
+    if fails:
+        print("FileNotFoundError: the table of samples is not there", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
