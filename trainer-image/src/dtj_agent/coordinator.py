@@ -140,7 +140,7 @@ class Coordinator(Breaking):
             attempt = self._fence.ask(self._known_attempt, now)
             if attempt is not None:
                 self._effects.append(WriteLease(attempt))
-        if now.mono - self._gathering_since > self.rules.rendezvous_timeout:
+        if 0 < self.rules.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, self.phase_message(now))
             self._decide(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None

@@ -36,6 +36,7 @@ class Settings(NamedTuple):
     termination_log: str
     grace: float
     rendezvous_timeout: float
+    """0: the group is waited for as long as the job is there."""
     checkpoint_dir: Optional[str]
     die_with_parent: bool
     command: Tuple[str, ...]
@@ -79,7 +80,7 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
         state_dir=environ.get(names.ENV_STATE_DIR, names.STATE_DIR),
         termination_log=environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG),
         grace=_seconds(environ, names.ENV_GRACE_SECONDS, default=25.0),
-        rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=names.RENDEZVOUS_TIMEOUT_SECONDS),
+        rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=0.0),
         checkpoint_dir=environ.get(names.ENV_CHECKPOINT_DIR) or None,
         die_with_parent=environ.get(names.ENV_DIE_WITH_PARENT) == "1",
         command=tuple(command),
