@@ -20,6 +20,7 @@ from dtj_agent.names import Reason
 from dtj_agent.recovery import Recovery
 from dtj_agent.roster import Roster
 
+NEVER = float("inf")
 SAY_SECONDS = 30.0  # between two log lines about what the group waits for
 PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
 
@@ -48,6 +49,7 @@ class GroupState:
         self._gathering_since = now.mono
         self._say_at = now.mono + SAY_SECONDS  # why there is no attempt
         self._stopped_by = 0.0  # until then everyone has said what became of its workers
+        self._shortest_grace = NEVER  # that the members of the attempt that stops have been sent
         self._fence = Fence()
         self._backoff = Backoff()
         self._sent_revision = history.revision
