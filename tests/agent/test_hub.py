@@ -68,7 +68,7 @@ def test_a_message_too_long_ends_the_link_that_it_was_for_and_no_other() -> None
 
 
 def test_an_effect_that_raises_does_not_stop_those_after_it() -> None:
-    one, coordinator, log = hub()
+    one, coordinator, _ = hub()
     one._log = lambda text: (_ for _ in ()).throw(WireError(text))  # type: ignore[method-assign]
     coordinator.answers = [[group.Log("breaks")], [group.Send(2, {"type": "beat"})]]
     with pytest.raises(WireError):

@@ -45,6 +45,14 @@ class Hub:
             link.send(live)
         self._do(self.coordinator.tick(self._now()))
 
+    def heard_of(self, attempt: int) -> None:
+        """A member that has another coordinator knows of `attempt`."""
+        self._do(self.coordinator.heard_of(attempt, self._now()))
+
+    def named(self) -> None:
+        """Pod 0's name leads to this agent."""
+        self._do(self.coordinator.named(self._now()))
+
     def leased(self, attempt: int, taken: Optional[int], error: Optional[str]) -> None:
         """The volume has answered."""
         self._do(self.coordinator.lease_done(attempt, taken, error, self._now()))
