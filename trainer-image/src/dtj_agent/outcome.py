@@ -22,12 +22,15 @@ def build(
     floor: int,
     wall: float,
 ) -> Dict[str, Any]:
-    """Returns the outcome of the contract. Its attempt fences it, so that one of an earlier run (below `floor`) is known by it."""
+    """Returns the outcome of the contract.
+
+    Its attempt fences it: at least that of the run before this one, whose attempts are below `floor`.
+    """
     return {
         "version": OUTCOME_VERSION, "uid": uid, "result": result, "reason": reason, "message": message,
         "attempt": max(history.attempt, floor - 1), "restarts": dict(history.restarts), "failure": failure, "progress": history.progress,
         "checkpoint": history.checkpoint, "recoveries": history.recoveries[-3:],
-        "productiveSeconds": round(history.productive, 3), "time": wall,
+        "productiveSeconds": round(history.productive, 3), "startTime": history.start_time, "time": wall,
     }  # fmt: skip
 
 
