@@ -96,6 +96,98 @@ def test_an_agent_that_has_seen_a_later_attempt_than_this_coordinator_started_is
     assert bench.closed == [11]
 
 
+FAILED = {"uid": "uid", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "failure": None}
+
+
+def test_an_outcome_of_an_earlier_attempt_ends_nothing_and_its_agent_goes_on() -> None:
+    """A coordinator that was replaced, and lives on, has told it to an agent that knew no better."""
+    past = History()
+    past.attempt = 5
+    bench = Bench(2, history=past)
+    bench.join(0, attempt=5)
+    bench.join(1, state="finished", attempt=1, outcome={**FAILED, "attempt": 1})
+    assert bench.coordinator.outcome is None
+    assert [message["history"]["attempt"] for ordinal, message in bench.messages("history") if ordinal == 1] == [5]
+    bench.stopped(1, attempt=1)
+    assert bench.messages("start")[0][1]["attempt"] == 6
+
+
+def test_an_outcome_of_the_last_attempt_is_taken() -> None:
+    past = History()
+    past.attempt = 5
+    bench = Bench(2, history=past)
+    bench.join(1, state="finished", attempt=5, outcome={**FAILED, "attempt": 5})
+    assert bench.coordinator.outcome == {**FAILED, "attempt": 5}
+
+
+def test_an_outcome_before_the_first_attempt_of_a_run_is_of_the_run() -> None:
+    bench = Bench(2, attempt_floor=6, rendezvous_timeout=60.0)
+    bench.join(0)
+    bench.wait(61)
+    assert bench.coordinator.outcome is not None
+    assert bench.coordinator.outcome["attempt"] == 5
+
+
+def test_a_coordinator_that_hears_of_later_attempts_ends_nothing_and_starts_nothing() -> None:
+    bench = Bench(2, rendezvous_timeout=60.0, max_restarts=0).running()
+    bench.leave(1)
+    bench.stopped(0)
+    bench.do(bench.coordinator.heard_of(2, bench.now()))
+    bench.wait(3600)
+    bench.join(1, generation=1, attempt=1)
+    assert (bench.coordinator.outcome, bench.messages("start")) == (None, [])
+    assert bench.coordinator.phase_message(bench.now()) == "another coordinator of this job has begun attempt 2"
+
+
+def test_a_failure_of_an_attempt_that_another_coordinator_went_on_after_ends_nothing() -> None:
+    bench = Bench(2, max_restarts=0).running()
+    bench.do(bench.coordinator.heard_of(2, bench.now()))
+    bench.fail(0)
+    bench.stopped(0, 1)
+    assert (bench.coordinator.outcome, bench.coordinator.phase, bench.messages("start")) == (None, "Rendezvous", [])
+
+
+def test_a_replaced_coordinator_that_has_pod_0s_name_goes_on_after_the_other() -> None:
+    bench = Bench(2).running()
+    bench.leave(1)
+    bench.stopped(0)
+    bench.join(1, generation=1, attempt=2)
+    assert bench.closed == [11]
+    bench.do(bench.coordinator.named(bench.now()))
+    theirs = History()
+    theirs.attempt = 2
+    bench.join(1, generation=2, attempt=2, history=theirs.to_json())
+    assert bench.messages("start")[0][1]["attempt"] == 3
+
+
+def test_a_coordinator_that_is_not_replaced_makes_nothing_of_its_name() -> None:
+    bench = Bench(2).running()
+    bench.do(bench.coordinator.named(bench.now()))
+    assert (bench.coordinator.started, bench.coordinator.phase) == (1, "Running")
+
+
+def test_a_new_process_announces_what_its_pod_remembers() -> None:
+    past = History()
+    past.attempt = 5
+    bench = Bench(2, history=past)
+    assert (bench.coordinator.started, bench.coordinator.announced) == (0, 5)
+    assert Bench(2).coordinator.announced == 0
+    assert bench.running().coordinator.announced == 6
+
+
+def test_a_finished_coordinator_refuses_who_has_seen_later_attempts() -> None:
+    bench = Bench(2, final={**FAILED, "attempt": 1})
+    bench.join(1, attempt=2)
+    assert (bench.closed, bench.sent) == ([1], [])
+
+
+def test_an_agent_of_another_protocol_is_refused_and_the_log_says_why() -> None:
+    bench = Bench(2)
+    bench.join(1, version=2)
+    assert bench.closed == [1]
+    assert any("version 2 of the agents' protocol, this agent 1" in line for line in bench.log)
+
+
 def test_an_attempt_is_numbered_anew_if_one_who_joins_while_its_lease_is_written_knows_a_later_one() -> None:
     bench = Bench(1)
     bench.grants = False

@@ -324,6 +324,33 @@ def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> No
     )
 
 
+def test_a_group_without_room_for_a_pod_waits_for_days_and_goes_on() -> None:
+    bench = Bench(2).running()
+    bench.leave(1)
+    bench.stopped(0)
+    bench.wait(3 * 86400)
+    assert bench.coordinator.outcome is None
+    bench.join(1, generation=1)
+    assert bench.messages("start")[-1][1]["attempt"] == 2
+
+
+def test_failures_of_all_members_at_once_send_each_member_one_stop() -> None:
+    bench = Bench(6).running()
+    for ordinal in range(6):
+        bench.fail(ordinal)
+    assert [ordinal for ordinal, _ in bench.messages("stop")] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_shorter_grace_is_sent_to_who_is_stopping_already() -> None:
+    bench = Bench(3).running()
+    bench.say(2, "leaving", grace=25.0)
+    bench.stopped(1)
+    bench.fail(0)
+    bench.fail(2)
+    graces = [(ordinal, message["grace"]) for ordinal, message in bench.messages("stop")]
+    assert graces == [(0, 25.0), (1, 25.0), (2, 25.0), (0, 0.5), (2, 0.5)]
+
+
 def test_a_group_that_waits_says_for_whom_and_since_when() -> None:
     bench = Bench(4).running()
     bench.fail(0)

@@ -8,12 +8,12 @@ import pytest
 
 from dtj_agent import member, names
 from dtj_agent.auth import Session
-from dtj_agent.member import Exit, Exited, Finish, Identity, Log, Member, Save, Send, Spawn, Stop
+from dtj_agent.member import Exit, Exited, Finish, Forget, Identity, Log, Member, Save, Send, Spawn, Stop
 from dtj_agent.messages import Now, check
 
 NOW = Now(100.0, 1_790_000_000.0)
 START = {"type": "start", "attempt": 3, "nodeRank": 1, "nodes": 2, "masterAddr": "10.0.0.1", "masterPort": 20001, "history": {}}
-FINAL = {"uid": "uid", "result": "Failed", "reason": "WorkerFailed", "message": "m", "failure": None}
+FINAL = {"uid": "uid", "result": "Failed", "reason": "WorkerFailed", "message": "m", "failure": None, "attempt": 3}
 
 
 def new(saved: dict[str, Any] | None = None, final: dict[str, Any] | None = None) -> Member:
@@ -49,13 +49,14 @@ def test_a_start_spawns_this_pods_ranks_and_is_remembered_first() -> None:
 
 
 @pytest.mark.parametrize(("linked", "started", "follows"), [
-    (True, 0, True), (True, 4, True), (True, 3, False), (True, 2, False),
+    (True, 0, False), (True, 4, True), (True, 3, False), (True, 2, False),
     (False, 0, True), (False, 4, True), (False, 3, True), (False, 2, False),
 ])  # fmt: skip
-def test_a_coordinator_that_calls_is_followed_if_it_is_new_or_ahead_and_its_own_one_if_none_is_linked(
-    linked: bool, started: int, follows: bool
-) -> None:
-    """Attempt 3 runs here: who has started 3 is either the one that is linked, or one that it has replaced."""
+def test_a_caller_is_followed_if_it_is_ahead_or_nobody_is_linked(linked: bool, started: int, follows: bool) -> None:
+    """Attempt 3 runs here: who has started 3 is either the one that is linked, or one that it has replaced.
+
+    Who is linked leaves for a new pod 0 only by its name, which the shell looks up.
+    """
     one = at("idle")
     if not linked:
         one.disconnected(0.0, NOW)
@@ -195,6 +196,23 @@ def test_the_outcome_is_written_told_and_the_agent_exits(state: str) -> None:
     assert (effects[0], effects[-1]) == (Finish(FINAL), Exit(1))
     assert sent(effects) == ["finished"]
     assert one.received({"type": "finish", "outcome": FINAL}, NOW) == [Send({"type": "finished"})]
+
+
+def test_an_outcome_of_an_earlier_attempt_is_dropped() -> None:
+    """Its coordinator was replaced, and does not know it."""
+    one = at("idle")
+    (log,) = one.received({"type": "finish", "outcome": FINAL | {"attempt": 2}}, NOW)
+    assert isinstance(log, Log)
+    assert (one.state, one.outcome) == ("idle", None)
+
+
+def test_an_outcome_that_the_job_went_on_after_is_forgotten() -> None:
+    one = new({"attempt": 3}, FINAL)
+    assert one.received({"type": "history", "history": {"attempt": 3, "revision": 9}}, NOW) == [Save()]
+    effects = one.received({"type": "history", "history": {"attempt": 4, "revision": 12}}, NOW)
+    assert [type(effect) for effect in effects] == [Log, Forget, Save, Send]
+    assert sent(effects) == ["stopped"]
+    assert (one.state, one.hello(NOW)["outcome"]) == ("idle", None)
 
 
 def test_an_outcome_that_comes_while_workers_run_waits_for_their_end() -> None:

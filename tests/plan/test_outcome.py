@@ -53,6 +53,38 @@ def test_success_is_found_in(where: str) -> None:
     assert true_conditions(plans[where]().status) == ["Complete"]
 
 
+SAID = {"phase": "Running", "attempt": 6, "startTime": NOW - 100}
+
+
+def told(now: Any, last: Any) -> Plan:
+    """The agents of attempt 6 were heard, then a pod ended with the outcome `last`; `now`: what the agents say then."""
+    stored, child = started()
+    found = tuple(pod(o, phase="Running", containerStatuses=[container()]) for o in range(3))
+    heard = Observed(stateful_set=child, service=service(), pods=found, agent=agent(**SAID))
+    status = plan(stored, heard, NOW + 1, SETTINGS).status
+    found = (*found[:2], pod(2, phase="Running", containerStatuses=[container(restarts=1, last=ended(last))]))
+    seen = Observed(stateful_set=child, service=service(), pods=found, agent=now and agent(**now))
+    return plan({**stored, "status": status}, seen, NOW + 9, SETTINGS)
+
+
+@pytest.mark.parametrize("begun", [SAID["startTime"], None], ids=["of the same memory", "before its first attempt"])
+def test_an_outcome_of_an_earlier_attempt_is_no_end(begun: Any) -> None:
+    """A pod 0 that was replaced lives on, and told it to a pod that knew no better."""
+    last = outcome("Failed", reason="RendezvousTimeout", attempt=1, startTime=begun)
+    assert true_conditions(told(SAID, last).status) == ["Running"]
+    assert "Failed" not in true_conditions(told(None, last).status), "whether the agents answer or not"
+
+
+def test_an_outcome_of_agents_that_had_lost_their_memory_is_the_end() -> None:
+    last = outcome(attempt=1, startTime=NOW - 10)
+    assert true_conditions(told(None, last).status) == ["Complete"]
+
+
+def test_of_two_outcomes_the_later_attempts_holds() -> None:
+    first, second = (ended(outcome(end, attempt=number)) for end, number in (("Failed", 1), ("Succeeded", 2)))
+    assert true_conditions(seen_with(container(last=first), container(last=second)).status) == ["Complete"]
+
+
 def test_a_failure_comes_with_its_evidence() -> None:
     end = outcome("Failed", failure=FAILURE, attempt=4, restarts={"inPlace": 3, "pod": 0, "counted": 3})
     status = seen_with(container(restarts=1, last=ended(end, 1))).status

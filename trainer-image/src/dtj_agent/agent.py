@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from dtj_agent import diagnose, environment, errorfile, extensions, group, member, names, outcome, state, status
 from dtj_agent.announce import Announcer
@@ -100,6 +100,9 @@ class Agent:
         self._dialer.on_open = self._linked
         self._dialer.on_closed = self._unlinked
         self._announcer = Announcer(loop, self._resolver, settings, incarnation, self.server.port, self._directed)
+        if self.hub is not None:
+            self._announcer.on_attempt = self.hub.heard_of
+        self._asking = False  # the resolver, to whom pod 0's name leads
 
     def run(self) -> int:
         """Until there is an exit code."""
@@ -138,6 +141,8 @@ class Agent:
                 self._save()
             elif isinstance(effect, member.Finish):
                 self._write_outcome(effect.outcome)
+            elif isinstance(effect, member.Forget):
+                self._forget_outcome()
             elif isinstance(effect, member.Exit):
                 self._exit(effect.code)
             else:
@@ -196,6 +201,12 @@ class Agent:
         except OSError as error:
             self.log("%s: the outcome can't be saved: %s" % (names.ENV_STATE_DIR, error))
         self._write_termination(final)
+
+    def _forget_outcome(self) -> None:
+        try:
+            state.forget_outcome(self.settings.state_dir)
+        except OSError as error:
+            self.log("%s: the outcome can't be removed: %s" % (names.ENV_STATE_DIR, error))
 
     def _write_termination(self, final: Message) -> None:
         problem = state.write_termination_message(self.settings.termination_log, outcome.termination_message(final))
@@ -299,11 +310,23 @@ class Agent:
 
     def _called(self, address: Address) -> None:
         """The coordinator itself says where it is."""
-        if self.settings.ordinal == 0 or (self._link is not None and self._link.peer_address == address):
+        if self._link is not None and self._link.peer_address == address:
             return
         if self._link is not None:
             self._link.close("the coordinator is at %s now" % address[0])
         self._dialer.hint(address)
+
+    def _if_named(self, address: Address, call: Callable[[], None]) -> None:
+        """Calls back if pod 0's name leads to `address`; one question at a time, whoever asks does so again each second."""
+
+        def answered(found: List[Address], why: str) -> None:
+            self._asking = False
+            if address in found:
+                call()
+
+        if not self._asking:
+            self._asking = True
+            self._resolver.resolve(self.settings.peer(0), answered)
 
     # --- those who dial us ------------------------------------------------------------------------------------------
 
@@ -311,9 +334,13 @@ class Agent:
         def first(message: Message) -> None:
             if message["type"] == "announce" and message["uid"] == self.settings.uid:
                 where = (str(message["address"]), int(message["agentPort"]))
-                if message["ordinal"] == 0 and self.member.follows(message["started"]):
-                    self._called(where)
-                link.send({"type": "known", "coordinator": self._known_coordinator()})
+                if message["ordinal"] == 0 and self.settings.ordinal != 0:
+                    if self.member.follows(message["started"]):
+                        self._called(where)
+                    else:
+                        self._if_named(where, lambda: self._called(where))
+                known = {"coordinator": self._known_coordinator(), "attempt": self.member.known_attempt}
+                link.send(dict(known, type="known"))
                 link.close_when_written()
             elif message["type"] == "hello" and self.hub is not None:
                 self.hub.join(link, message)
@@ -339,7 +366,9 @@ class Agent:
             if self._saves is not None and self.hub.coordinator.ledger.is_silent:
                 self._saves.look()
             missing = [o for o in range(self.settings.peer_count) if o not in self.hub.coordinator.peers]
-            self._announcer.call(missing, self.hub.coordinator.started)
+            self._announcer.call(missing, self.hub.coordinator.announced)
+            if self.hub.coordinator.is_replaced:
+                self._if_named((self.settings.address, self.server.port), self.hub.named)
         elif self._link is None:
             self._announcer.call_some()
         if self.settings.die_with_parent and os.getppid() != self._parent:

@@ -19,7 +19,7 @@ from dtj_agent.resolver import Resolver
 
 
 class Announcer:
-    """`on_direction(address)` when a peer says where the coordinator is."""
+    """`on_direction(address)` when a peer says where the coordinator is, `on_attempt(number)` which attempt it knows of."""
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class Announcer:
         port: int,
         on_direction: Callable[[Address], None],
     ) -> None:
+        self.on_attempt: Callable[[int], None] = lambda attempt: None
         self._loop = loop
         self._resolver = resolver
         self._settings = settings
@@ -64,8 +65,10 @@ class Announcer:
             link.send(self._message)
 
         def answered(link: Link, message: Message) -> None:
-            known = message.get("coordinator")
+            known, attempt = message.get("coordinator"), message.get("attempt")
             link.close()
+            if isinstance(attempt, int):
+                self.on_attempt(attempt)
             if isinstance(known, list) and len(known) == 2 and isinstance(known[0], str) and isinstance(known[1], int):
                 self._on_direction((known[0], known[1]))
 

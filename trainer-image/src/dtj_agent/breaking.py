@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 from dtj_agent import names, outcome
 from dtj_agent.budget import RestartBudget
 from dtj_agent.group import Peer
-from dtj_agent.groupstate import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, SAY_SECONDS, GroupState
+from dtj_agent.groupstate import NEVER, PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, SAY_SECONDS, GroupState
 from dtj_agent.history import number
 from dtj_agent.messages import DONE, RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.names import Reason
@@ -91,14 +91,18 @@ class Breaking(GroupState):
         if self.phase == PHASE_RUNNING:
             self.phase, self.phase_reason = PHASE_STOPPING, reason
             self.recovery = Recovery(kind, reason, now, detect, self.ledger.last_step)
-            self._charge, self._stopped_by = None, now.mono
+            self._charge, self._stopped_by, self._shortest_grace = None, now.mono, NEVER
             self.ledger.ended(now)
             self._log("attempt %d stops: %s" % (self.history.attempt, reason))
         elif kind == POD and self.recovery is not None:
             self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
         self._stopped_by = max(self._stopped_by, now.mono + grace + 2 * names.STUCK_SECONDS)
+        shorter, self._shortest_grace = grace < self._shortest_grace, min(grace, self._shortest_grace)
         for ordinal in self.attempt.node_ranks:
-            if ordinal in self.peers and self.peers[ordinal].state in (RUNNING, STOPPING, DONE):
+            state = self.peers[ordinal].state if ordinal in self.peers else None
+            # Who is stopping already hears of nothing but a shorter grace: all ranks fail of one cause, and n failures
+            # answered to n members each would drown the group.
+            if state in (RUNNING, DONE) or (state == STOPPING and shorter):
                 self._send(ordinal, {"type": "stop", "attempt": self.history.attempt, "grace": grace})
                 self.peers[ordinal].state = STOPPING
 

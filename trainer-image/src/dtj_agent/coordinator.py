@@ -14,10 +14,11 @@ from typing import List, Optional
 from dtj_agent import names, outcome
 from dtj_agent.attempt import Attempt
 from dtj_agent.breaking import Breaking
+from dtj_agent.fence import Fence
 from dtj_agent.group import Close, Effect, Peer, Send, WriteLease
 from dtj_agent.groupstate import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, SAY_SECONDS
 from dtj_agent.history import History
-from dtj_agent.messages import DONE, FINISHED, IDLE, RUNNING, STOPPING, STUCK, Message, Now
+from dtj_agent.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.names import Reason
 from dtj_agent.recovery import IN_PLACE, POD
 
@@ -33,7 +34,12 @@ class Coordinator(Breaking):
         if hello["uid"] != self.rules.uid:
             return self._refuse(conn, "an agent of another job (uid %.60s)" % hello["uid"])
         theirs = History.from_json(hello["history"])
-        if self.started and max(hello["attempt"], theirs.attempt) > self.history.attempt:
+        if hello.get("version") != PROTOCOL_VERSION:
+            text = "%s: it speaks version %.20r of the agents' protocol, this agent %d; all pods of a job run one agent image"
+            return self._refuse(conn, text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION))
+        seen = max(hello["attempt"], theirs.attempt)
+        if seen > self._reached and (self.started or self.outcome is not None):
+            self._later = max(self._later, seen)
             return self._refuse(conn, "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
         old = self.peers.get(ordinal)
         if old is not None:
@@ -103,6 +109,18 @@ class Coordinator(Breaking):
             self._trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
         return self._advance(now)
 
+    def heard_of(self, attempt: int, now: Now) -> List[Effect]:
+        """A member that is linked elsewhere knows of `attempt`."""
+        self._later = max(self._later, attempt)
+        return self._advance(now)
+
+    def named(self, now: Now) -> List[Effect]:
+        """Pod 0's name leads to this agent. The name is the API server's word, and goes before who has started what."""
+        if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
+            self._log("pod 0's name leads here: this coordinator goes on after attempt %d of another one" % self._later)
+            self.started, self._remembered, self._fence = 0, self.history.attempt, Fence()
+        return self._advance(now)
+
     def tick(self, now: Now) -> List[Effect]:
         """Time has passed; called about once a second."""
         if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._say_at:
@@ -120,13 +138,17 @@ class Coordinator(Breaking):
     @property
     def _known_attempt(self) -> int:
         """The greatest attempt that anyone here remembers."""
-        known = [self.rules.attempt_floor - 1, self.history.attempt] + [peer.attempt for peer in self.peers.values()]
+        known = [self.rules.attempt_floor - 1, self.history.attempt, self._later] + [peer.attempt for peer in self.peers.values()]
         return max(known)
 
     def _gather(self, now: Now) -> None:
-        if self._charge is not None and not self._count(self._charge["message"], self._charge, now):
+        if self.is_replaced:
             return None
         chosen = self.roster.ready()
+        # A process that has started nothing may be of a pod 0 that was replaced: it ends no job before all members are with it.
+        is_sure = self.started or len(chosen) == self.rules.replicas
+        if self._charge is not None and is_sure and not self._count(self._charge["message"], self._charge, now):
+            return None
         if len(chosen) < self.rules.replicas:
             if self.recovery is not None and self.recovery.attempt == 0:
                 self.recovery.enter("schedule", now)
@@ -140,7 +162,7 @@ class Coordinator(Breaking):
             attempt = self._fence.ask(self._known_attempt, now)
             if attempt is not None:
                 self._effects.append(WriteLease(attempt))
-        if now.mono - self._gathering_since > self.rules.rendezvous_timeout:
+        if 0 < self.rules.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, self.phase_message(now))
             self._decide(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
@@ -191,6 +213,9 @@ class Coordinator(Breaking):
     def _adopt(self, hello: Message, now: Now) -> None:
         final = hello.get("outcome")
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
+            if outcome.attempt_of(final) < self._known_attempt:
+                self._log("%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final)))
+                return  # the history that it is sent now has it go on
             self._log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
             self._finish(final, now)
 

@@ -39,6 +39,7 @@ class Settings(NamedTuple):
     stop_grace: float
     """The same when the group has failed."""
     rendezvous_timeout: float
+    """0: the group is waited for as long as the job is there."""
     checkpoint_dir: Optional[str]
     die_with_parent: bool
     command: Tuple[str, ...]
@@ -83,7 +84,7 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
         termination_log=environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG),
         grace=_seconds(environ, names.ENV_GRACE_SECONDS, default=25.0),
         stop_grace=_seconds(environ, names.ENV_STOP_GRACE_SECONDS, default=names.STOP_GRACE_SECONDS),
-        rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=names.RENDEZVOUS_TIMEOUT_SECONDS),
+        rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=0.0),
         checkpoint_dir=environ.get(names.ENV_CHECKPOINT_DIR) or None,
         die_with_parent=environ.get(names.ENV_DIE_WITH_PARENT) == "1",
         command=tuple(command),

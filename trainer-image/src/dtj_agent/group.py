@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-from dtj_agent import names
 from dtj_agent.messages import Message, Now
 
 
@@ -41,7 +40,8 @@ class Rules(NamedTuple):
     attempt_floor: int = 1
     max_restarts: int = 10
     window: float = 3600.0
-    rendezvous_timeout: float = names.RENDEZVOUS_TIMEOUT_SECONDS
+    rendezvous_timeout: float = 0.0
+    """0: none. A cluster may have no room for a pod for as long as it likes; the job's own deadline bounds that."""
     job: str = "pod"
     """Pods are called <job>-<ordinal>."""
     stop_grace: float = names.STOP_GRACE_SECONDS

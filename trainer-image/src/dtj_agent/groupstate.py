@@ -20,6 +20,7 @@ from dtj_agent.names import Reason
 from dtj_agent.recovery import Recovery
 from dtj_agent.roster import Roster
 
+NEVER = float("inf")
 SAY_SECONDS = 30.0  # between two log lines about what the group waits for
 PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
 
@@ -42,16 +43,44 @@ class GroupState:
         """Open from the failure to the first step after it."""
         self.started = 0
         """The last attempt that this very process has started; 0: none yet."""
+        self._remembered = history.attempt  # by this pod, when this process began
+        self._later = 0  # the greatest attempt that another coordinator is known to have started
         self._charge: Optional[Dict[str, Any]] = None  # a failure that is to be counted before the next attempt
         self._flapping = Flapping(rules.window)
         self._refused = ""  # who was refused last
         self._gathering_since = now.mono
         self._say_at = now.mono + SAY_SECONDS  # why there is no attempt
         self._stopped_by = 0.0  # until then everyone has said what became of its workers
+        self._shortest_grace = NEVER  # that the members of the attempt that stops have been sent
         self._fence = Fence()
         self._backoff = Backoff()
         self._sent_revision = history.revision
         self._effects: List[Effect] = []
+
+    # --- which coordinator this is --------------------------------------------------------------------------------
+
+    @property
+    def announced(self) -> int:
+        """What calls to members say: the last attempt that this pod has started; 0 for a pod that is new.
+
+        A process that is new in a pod that is not says what the pod remembers. Else it would pass for a new pod 0, and take
+        the members from the pod that has replaced it.
+        """
+        return self.started or self._remembered
+
+    @property
+    def is_replaced(self) -> bool:
+        """Another coordinator has started attempts after those of this process: the job goes on there."""
+        return self._fence.is_replaced or bool(self.started and self._is_behind)
+
+    @property
+    def _is_behind(self) -> bool:
+        """There are later attempts than this coordinator remembers: it can't know how the job ends."""
+        return self._later > self._reached
+
+    @property
+    def _reached(self) -> int:
+        return max(self.history.attempt, 0 if self.outcome is None else outcome.attempt_of(self.outcome))
 
     # --- what it looks like ---------------------------------------------------------------------------------------
 
@@ -72,6 +101,8 @@ class GroupState:
             return "waiting for the workers of %s to end" % ", ".join(left) if left else ""
         if self.phase != PHASE_RENDEZVOUS:
             return ""
+        if self.is_replaced:
+            return self._fence.trouble or "another coordinator of this job has begun attempt %d" % self._later
         pause = self._backoff.until - now.mono
         return (
             self.roster.waiting(now) or self._fence.trouble or ("the next attempt begins in %.0f s" % pause if pause > 0 else "")
@@ -88,12 +119,18 @@ class GroupState:
         return "all %d workers of attempt %d exited with 0" % (self.attempt.world_size, self.attempt.number)
 
     def _decide(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
+        """Ends the job, unless another coordinator goes on with it."""
+        if self.is_replaced or self._is_behind:
+            self.phase = PHASE_RENDEZVOUS
+            return
         if result == outcome.SUCCEEDED:
             self.ledger.succeeded(now)
         if self.recovery is not None and self.recovery.attempt:
             self.recovery.ended(now)
             self.history.recovery(self.recovery.to_json())
-        self._finish(outcome.build(self.rules.uid, result, reason, message, failure, self.history, now.wall), now)
+        self._finish(
+            outcome.build(self.rules.uid, result, reason, message, failure, self.history, self.rules.attempt_floor, now.wall), now
+        )
 
     def _finish(self, final: Message, now: Now) -> None:
         self.outcome = final

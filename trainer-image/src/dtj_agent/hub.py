@@ -8,6 +8,7 @@ from typing import Callable, Deque, Dict, List, Optional
 
 from dtj_agent import group, lease
 from dtj_agent.coordinator import Coordinator
+from dtj_agent.errors import WireError
 from dtj_agent.link import Link
 from dtj_agent.loop import Loop
 from dtj_agent.messages import Message, Now
@@ -44,6 +45,14 @@ class Hub:
             link.send(live)
         self._do(self.coordinator.tick(self._now()))
 
+    def heard_of(self, attempt: int) -> None:
+        """A member that has another coordinator knows of `attempt`."""
+        self._do(self.coordinator.heard_of(attempt, self._now()))
+
+    def named(self) -> None:
+        """Pod 0's name leads to this agent."""
+        self._do(self.coordinator.named(self._now()))
+
     def leased(self, attempt: int, taken: Optional[int], error: Optional[str]) -> None:
         """The volume has answered."""
         self._do(self.coordinator.lease_done(attempt, taken, error, self._now()))
@@ -53,14 +62,16 @@ class Hub:
         self._wanted.extend(effects)
         while self._wanted and not self._busy:
             self._busy = True
-            self._do_one(self._wanted.popleft())
-            self._busy = False
+            try:
+                self._do_one(self._wanted.popleft())
+            finally:
+                self._busy = False  # else the group would hear nothing but heartbeats from now on
 
     def _do_one(self, effect: group.Effect) -> None:
         if isinstance(effect, group.Send):
             link = self._links.get(effect.conn)
             if link is not None:
-                link.send(effect.message)
+                self._send(link, effect.message)
         elif isinstance(effect, group.Close):
             link = self._links.get(effect.conn)
             if link is not None:
@@ -69,6 +80,13 @@ class Hub:
             lease.write(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
         else:
             self._log(effect.text)
+
+    def _send(self, link: Link, message: Message) -> None:
+        try:
+            link.send(message)
+        except WireError as error:  # the fault of what is sent, and not of the link whose message is being answered
+            self._log("%s can't be sent: %s" % (message["type"], error))
+            link.close(str(error))
 
     def _now(self) -> Now:
         return Now(self._loop.clock(), time.time())

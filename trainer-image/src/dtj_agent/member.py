@@ -47,6 +47,10 @@ class Finish(NamedTuple):
     outcome: Message
 
 
+class Forget(NamedTuple):
+    """Remove the outcome: the job has gone on after it."""
+
+
 class Exit(NamedTuple):
     code: int
 
@@ -55,7 +59,7 @@ class Log(NamedTuple):
     text: str
 
 
-Effect = Union[Send, Spawn, Stop, Save, Finish, Exit, Log]
+Effect = Union[Send, Spawn, Stop, Save, Finish, Forget, Exit, Log]
 
 
 class Identity(NamedTuple):
@@ -113,8 +117,7 @@ class Member:
         self._well_done = False  # all workers exited with 0, what they left behind is being swept
         self._broken_at: Optional[float] = None  # when the attempt began to stop, or its coordinator was lost
         self._silence = 0.0
-        self._step: Optional[int] = None
-        self._step = saved.get("step")
+        self._step: Optional[int] = saved.get("step")
 
     # --- the link to the coordinator ------------------------------------------------------------------------------
 
@@ -134,13 +137,20 @@ class Member:
         text = "the coordinator is lost (silent for %.2f s): stopping" % silence
         return [Log(text), *self._stop(self.identity.stop_grace, now)]
 
-    def follows(self, started: int) -> bool:
-        """Go to a coordinator that calls? `started`: the last attempt that its own process has started, 0 if it is new.
+    @property
+    def known_attempt(self) -> int:
+        """The greatest attempt that this agent has heard of."""
+        return max(self.attempt, self.history.attempt)
 
-        The one that it replaced may live on, on a node that only the control plane has lost, and calls its members back.
+    def follows(self, started: int) -> bool:
+        """Go to a coordinator that calls? `started`: the last attempt that its pod has started, 0 if the pod is new.
+
+        The one that it replaced may live on, on a node that only the control plane has lost, and calls its members back. So
+        who has a coordinator leaves it for a later attempt only, or (the shell finds that out) for who has pod 0's name.
         """
-        known = max(self.attempt, self.history.attempt)
-        return started == 0 or started > known or (started == known and not self.linked)
+        if self.linked:
+            return started > self.known_attempt
+        return started == 0 or started >= self.known_attempt
 
     def hello(self, now: Now) -> Message:
         me = self.identity
@@ -296,11 +306,17 @@ class Member:
         if not theirs.newer_than(self.history):
             return []
         self.history = theirs
-        return [Save()]
+        if self.outcome is None or outcome.attempt_of(self.outcome) >= theirs.attempt:
+            return [Save()]
+        text = "attempt %d has begun after the outcome of attempt %d" % (theirs.attempt, outcome.attempt_of(self.outcome))
+        self.state, self.outcome = IDLE, None
+        return [Log(text), Forget(), Save(), Send({"type": "stopped", "attempt": self.attempt, "port": self.port})]
 
     def _finish(self, final: Message, now: Now) -> List[Effect]:
         if self.state == FINISHED:
             return [Send({"type": "finished"})]
+        if outcome.attempt_of(final) < self.known_attempt:  # of a coordinator that was replaced, and does not know it
+            return [Log("the outcome of attempt %d is dropped: it is over" % outcome.attempt_of(final))]
         if self.state in (RUNNING, STOPPING):
             self._next = final
             return [Stop(self.identity.stop_grace)] if self.state == STOPPING else self._stop(self.identity.stop_grace, now)

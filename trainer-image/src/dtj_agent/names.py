@@ -107,7 +107,6 @@ ANNOUNCE_AT_ONCE = 32  # calls of the coordinator under way at one time
 STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group, where restart.stopGraceSeconds says nothing
 STUCK_SECONDS = 30.0  # a worker still there this long after SIGKILL (uninterruptible sleep): its pod has to be replaced
 MEMBER_STUCK = "stuck"  # the state of such a member in /status: the operator deletes its pod
-RENDEZVOUS_TIMEOUT_SECONDS = 3600.0
 LEASE_DEADLINE_SECONDS = 10.0  # after that a lease that is not written yet is reported as the reason for waiting
 LEASE_RETRY_SECONDS = 1.0
 FAREWELL_SECONDS = 5.0  # how long the coordinator waits for the others to have the outcome

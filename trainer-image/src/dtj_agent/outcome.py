@@ -6,22 +6,37 @@ import json
 from typing import Any, Dict, Optional
 
 from dtj_agent import names
-from dtj_agent.history import History
+from dtj_agent.history import History, number
 
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 OUTCOME_VERSION = 1
 
 
 def build(
-    uid: str, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], history: History, wall: float
+    uid: str,
+    result: str,
+    reason: str,
+    message: str,
+    failure: Optional[Dict[str, Any]],
+    history: History,
+    floor: int,
+    wall: float,
 ) -> Dict[str, Any]:
-    """The outcome of the contract."""
+    """Returns the outcome of the contract.
+
+    Its attempt fences it: at least that of the run before this one, whose attempts are below `floor`.
+    """
     return {
         "version": OUTCOME_VERSION, "uid": uid, "result": result, "reason": reason, "message": message,
-        "attempt": history.attempt, "restarts": dict(history.restarts), "failure": failure, "progress": history.progress,
+        "attempt": max(history.attempt, floor - 1), "restarts": dict(history.restarts), "failure": failure, "progress": history.progress,
         "checkpoint": history.checkpoint, "recoveries": history.recoveries[-3:],
-        "productiveSeconds": round(history.productive, 3), "time": wall,
+        "productiveSeconds": round(history.productive, 3), "startTime": history.start_time, "time": wall,
     }  # fmt: skip
+
+
+def attempt_of(outcome: Dict[str, Any]) -> int:
+    """Returns the attempt that the outcome ends: who knows of a later one drops the outcome."""
+    return int(number(outcome.get("attempt")))
 
 
 def exit_code(outcome: Dict[str, Any]) -> int:

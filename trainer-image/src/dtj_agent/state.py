@@ -29,6 +29,14 @@ def save_outcome(folder: str, outcome: Json) -> None:
     _replace(os.path.join(folder, names.OUTCOME_FILE), json.dumps(outcome).encode())
 
 
+def forget_outcome(folder: str) -> None:
+    """Removes the outcome file, if there is one."""
+    try:
+        os.unlink(os.path.join(folder, names.OUTCOME_FILE))
+    except FileNotFoundError:
+        pass
+
+
 def write_termination_message(path: str, message: bytes) -> Optional[str]:
     """The kubelet has bind-mounted the file: it is written in place. Return why it could not be."""
     try:

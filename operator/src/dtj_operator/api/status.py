@@ -108,6 +108,8 @@ class AgentMemory(Model):
     productive_seconds: float | None = None
     start_time: float | None = None
     """Unix time at which its memory begins: another one began its counters at 0."""
+    attempt: int | None = None
+    """The greatest attempt of that memory: an outcome of an earlier one is over."""
     event_time: float | None = None
     """Unix time of the newest agent event that became a Kubernetes event."""
 

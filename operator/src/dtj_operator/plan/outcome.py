@@ -28,16 +28,30 @@ class Ending:
     """How often the kubelet started again what no agent could report of."""
 
 
-def of(job: Job, observed: Observed) -> Ending | None:
-    """The first valid outcome of this job; None if it has none yet."""
+def of(job: Job, observed: Observed, memory: Object) -> Ending | None:
+    """Returns the valid outcome of the latest attempt, None if there is none yet.
+
+    `memory`: what the agents were last known to remember (`status.agent`).
+    """
     candidates = [_parse(text) for pod in observed.pods for text in _termination_messages(pod, job.trainer_container)]
     candidates.append((observed.agent or {}).get("outcome"))
-    for raw in candidates:
-        if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid:
-            ending = _ending(raw)
-            if ending is not None:
-                return ending
-    return None
+    valid = [raw for raw in candidates if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid]
+    endings = [ending for raw in valid if not _is_over(raw, memory) and (ending := _ending(raw)) is not None]
+    return max(endings, key=_attempt, default=None)
+
+
+def _is_over(raw: Object, memory: Object) -> bool:
+    """Did the agents go on with a later attempt? A pod 0 that was replaced and lives on may say how the job ended without it.
+
+    Numbers are compared within one memory: agents that have all lost theirs begin at the first attempt again.
+    """
+    said = from_outcome(raw)
+    known = "startTime" in raw and said.start_time in (None, memory.get("startTime"))
+    return known and said.attempt < memory.get("attempt", 0)
+
+
+def _attempt(ending: Ending) -> int:
+    return ending.report.attempt if ending.report else 0
 
 
 def _ending(raw: Object) -> Ending | None:

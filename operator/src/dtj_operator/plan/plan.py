@@ -69,7 +69,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
 
 def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
     """Why the job is over, if it is: what its agents say goes before what we conclude."""
-    found = outcome.of(job, observed)
+    found = outcome.of(job, observed, status.get("agent") or {})
     if found is None and observed.rejection is not None and not _has_ever_run(job, observed):
         found = Ending(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if found is None:

@@ -69,6 +69,7 @@ def _seen(seen: Object, report: Report) -> Object:
     same = seen.get("startTime") == report.start_time
     floor = seen if same else {}  # an answer that was overtaken by a newer one must not be counted again later
     new: Object = {name: max(report.restarts.get(name, 0), floor.get(name, 0)) for name in COUNTERS}
+    new["attempt"] = max(report.attempt, floor.get("attempt", 0))
     new["productiveSeconds"] = max(report.productive_seconds, floor.get("productiveSeconds", 0.0))
     new["startTime"] = report.start_time
     return new | ({"eventTime": seen["eventTime"]} if "eventTime" in seen else {})
