@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
+from dtj_agent import names
 from dtj_agent.messages import Message, Now
 
 

@@ -236,8 +236,8 @@ class Spec(Model):
         """nvidia.com/gpu of the container that trains."""
         resources = self.trainer.get("resources") or {}
         for kind in ("limits", "requests"):
-            amount = (resources.get(kind) or {}).get(GPU)
-            if re.fullmatch("[0-9]{1,9}", str(amount)):
+            amount = str((resources.get(kind) or {}).get(GPU))
+            if re.fullmatch("[0-9]{1,9}", amount):
                 return int(amount)
         return 0
 
