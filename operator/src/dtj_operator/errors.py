@@ -7,6 +7,7 @@ OperatorError
 └── KubeError              the API server (or the way to it) said no
     ├── NotFound          404
     ├── Conflict          409: another uid, or a name that is taken
+    │   └── Overtaken     the stored job is not the one that was planned on
     ├── Invalid           400, 422: the object can't be as it is written
     ├── Forbidden         403: admission or RBAC (`by_rbac` tells which)
     ├── Gone              410: a resourceVersion or a page is too old
@@ -49,6 +50,10 @@ class NotFound(KubeError):
 
 class Conflict(KubeError):
     """409."""
+
+
+class Overtaken(Conflict):
+    """The stored job is another one, or another version, than the plan was made from."""
 
 
 class Invalid(KubeError):

@@ -130,7 +130,7 @@ class World:
             logger.warning("pods of %s can't be tried: %s", stateful_set["metadata"]["name"], error.message)
 
     async def _confirm(self, job: Object) -> None:
-        """Raises Conflict if the stored job is not the one that was planned on.
+        """Raises Overtaken if the stored job is not the one that was planned on.
 
         A StatefulSet is the one child whose making starts a training. No lock of the server's covers its apply, so a plan that
         another operator has overtaken (it has ended the job and removed the StatefulSet meanwhile) is dropped here.
@@ -142,9 +142,9 @@ class World:
         try:
             stored = await self._client.get(JOB, metadata["namespace"], metadata["name"])
         except errors.NotFound as error:
-            raise errors.Conflict("the job was deleted meanwhile", status=409) from error
+            raise errors.Overtaken("the job was deleted meanwhile", status=409) from error
         if (stored["metadata"]["uid"], stored["metadata"]["resourceVersion"]) != (metadata["uid"], version):
-            raise errors.Conflict("the job was changed meanwhile", status=409)
+            raise errors.Overtaken("the job was changed meanwhile", status=409)
 
     async def _write_status(self, job: Object, status: Object) -> Object:
         metadata = job["metadata"]
@@ -169,11 +169,11 @@ class World:
 def is_refusal(error: errors.KubeError) -> bool:
     """Whether the API server has looked at the object and does not take it, now or ever.
 
-    No answer, an unknown login and a server that is too busy say nothing about the object.
+    No answer, an unknown login, a server that is too busy and a plan that was overtaken say nothing about the object.
     """
     if isinstance(error, errors.Transient):
         return error.status >= 500
-    return not isinstance(error, errors.NotAuthenticated)
+    return not isinstance(error, errors.NotAuthenticated | errors.Overtaken)
 
 
 def for_good(error: errors.KubeError) -> bool:
