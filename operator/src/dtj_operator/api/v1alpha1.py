@@ -235,7 +235,7 @@ class Spec(Model):
         for kind in ("limits", "requests"):
             amount = (resources.get(kind) or {}).get(GPU)
             if re.fullmatch("[0-9]{1,9}", str(amount)):
-                return int(amount)
+                return int(str(amount))
         return 0
 
     @property
