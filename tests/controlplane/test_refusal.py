@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -119,7 +120,7 @@ def limit_range(plane: ControlPlane, namespace: str) -> Callable[[], None]:
     return lambda: plane.request("DELETE", base + "/l")
 
 
-def webhook(plane: ControlPlane, namespace: str) -> Callable[[], None]:
+def webhook(plane: ControlPlane, namespace: str, port: int = 1) -> Callable[[], None]:
     """One that nobody answers for."""
     base = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
@@ -127,7 +128,7 @@ def webhook(plane: ControlPlane, namespace: str) -> Callable[[], None]:
         "name": "images.example.org",
         "rules": [rule],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
         "timeoutSeconds": 1,
@@ -176,6 +177,23 @@ def test_what_may_pass_is_a_condition_with_the_servers_words_and_heals(
     heal()
     eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=90)
     assert not objects.condition("j", "Failed")
+
+
+def test_a_webhook_that_hangs_as_long_as_it_may_is_a_condition_too(
+    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+) -> None:
+    """Kubernetes gives a webhook 10 seconds where its configuration says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        heal = webhook(plane, namespace, silent.getsockname()[1])
+        container = {"name": "trainer"}
+        eventually("it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), seconds=60)
+        hooks = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{namespace}"
+        change(plane, hooks, lambda whole: whole["webhooks"][0].update(timeoutSeconds=10))
+        start_operator().ready()
+        submit()
+        said = eventually("the status says it", lambda: refused(objects), seconds=60)
+        assert "failed calling webhook" in said["message"]
+        heal()
 
 
 def test_a_refusal_that_lasts_is_bounded_by_the_deadline(
