@@ -79,7 +79,7 @@ GOOD: dict[str, Object] = {
                 "terminationGracePeriodSeconds": 60,
                 "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}],
                 "securityContext": {"runAsUser": 1000, "supplementalGroups": [1, 2], "sysctls": [{"name": "a", "value": "1"}]},
-                "affinity": {"nodeAffinity": {"x": [1]}},
+                "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
                 "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
                 "volumes": [{"name": "d", "configMap": {"name": "c", "defaultMode": 420}}, {"name": "e", "emptyDir": {}}],
             },

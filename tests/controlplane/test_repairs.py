@@ -42,7 +42,7 @@ def test_a_pod_that_its_agent_calls_stuck_is_replaced_though_its_kubelet_can_not
     agents.words[uid] = running(phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure])  # its agent's end is seen
     assert asked["metadata"]["uid"] == before["j-1"]
     assert asked["metadata"]["deletionGracePeriodSeconds"] == 1
-    said = objects.condition("j", "Restarting")
+    said = eventually("it is told", lambda: objects.condition("j", "Restarting"))
     assert (said["reason"], said["message"]) == ("WorkerStuck", told)
     eventually("another is there", lambda: (objects.get("pods", "j-1") or asked)["metadata"]["uid"] != before["j-1"])
     assert objects.get("pods", "j-0")["metadata"]["uid"] == before["j-0"], "the other pod is not touched"

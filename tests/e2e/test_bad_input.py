@@ -98,14 +98,9 @@ def test_a_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]
         pytest.param(
             {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 70000}]}]}}, "port", id="an invalid port"
         ),
-        pytest.param(
-            {"spec": {"hostNetwork": True, "containers": [{"name": "trainer"}]}},
-            "hostNetwork",
-            id="a pod that the namespace forbids",
-        ),
     ],
 )
-def test_a_template_that_the_api_server_rejects_fails_within_10_seconds_and_is_not_retried(
+def test_a_template_that_is_invalid_fails_within_10_seconds_and_is_not_retried(
     make_job: Callable[..., Job], template: Any, says: str
 ) -> None:
     start = time.monotonic()
@@ -117,3 +112,16 @@ def test_a_template_that_the_api_server_rejects_fails_within_10_seconds_and_is_n
     assert says.lower() in failed["message"].lower()
     assert took < 10, f"{took:.1f} s"
     assert job.kubectl.get("statefulset", "rejected") is None
+
+
+def test_a_pod_that_the_namespace_forbids_is_a_condition_with_the_servers_words(make_job: Callable[..., Job]) -> None:
+    template = {"spec": {"hostNetwork": True, "containers": [{"name": "trainer"}]}}
+    job = make_job("forbidden", replicas=1, template=template).create()
+
+    def running() -> dict[str, Any]:
+        return conditions(job.get()).get("Running", {})
+
+    eventually("the condition says it", lambda: running().get("reason") == "ChildRefused", 30)
+    assert "hostnetwork" in running()["message"].lower()
+    assert job.kubectl.get("statefulset", "forbidden") is None
+    job.delete()

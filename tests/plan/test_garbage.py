@@ -14,11 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj_operator.api.crd import schema
+from dtj_operator.api.encoding import apply_body
 from dtj_operator.plan import plan
 from dtj_operator.plan.model import Apply, Object, Observed, Plan
 from tests.api.specs import BAD
 from tests.api.specs import job as written
-from tests.plan.build import NOW, SETTINGS, condition, job, true_conditions
+from tests.plan.build import (
+    NOW,
+    SETTINGS,
+    agent,
+    condition,
+    container,
+    ended,
+    job,
+    outcome,
+    pod,
+    pods,
+    service,
+    started,
+    true_conditions,
+)  # fmt: skip
 
 TEMPLATE = schema()["properties"]["spec"]["properties"]["template"]
 garbage = st.recursive(
@@ -102,3 +117,32 @@ def test_a_number_of_gpus_that_is_none_counts_as_no_gpu() -> None:
     for amount in ("²", "9" * 5000, True, [8], {"a": 1}, 1.5, -1):
         container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": amount}}}
         assert verdict(planned({"spec": {"containers": [container]}})) == {}
+
+
+def test_the_status_stays_small_whatever_agents_and_api_server_say() -> None:
+    long = "\U0001f917" * 1_000_000
+    failure = {"attempt": 1, "rank": 0, "pod": long, "node": long, "signal": long, "message": long, "logTail": long}
+    metrics = {f"{number}{long}": 1.0 for number in range(100)}
+    said = agent(
+        failures=[failure] * 50,
+        recoveries=[{"attempt": 1, "reason": long, "kind": long}] * 50,
+        progress={"step": 1, "metrics": metrics},
+        checkpoint={"path": long, "step": 1},
+        phaseMessage=long,
+        events=[{"type": "Warning", "reason": "RankSlow", "message": long, "time": NOW}] * 500,
+    )
+    stored, child = started()
+    looks = [
+        plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=said), NOW, SETTINGS),
+        plan(job(), Observed(refusal=long), NOW, SETTINGS),
+        plan(job(), Observed(rejection=long), NOW, SETTINGS),
+        plan(stored, Observed(stateful_set=child, pods=(pod(0, containerStatuses=[over(long)]),)), NOW, SETTINGS),
+    ]
+    for look in looks:
+        assert len(apply_body(look.status)) < 1_000_000, "etcd takes 1.5 MiB"
+        assert all(len(event.message) <= 1000 for event in look.events)
+
+
+def over(message: str) -> Object:
+    """A container whose agent has ended the job with `message`."""
+    return container(restarts=1, last=ended(outcome("Failed", message=message, failure={"logTail": message}), 1))

@@ -24,6 +24,7 @@ from dtj_operator.kube.resources import Resource
 from dtj_operator.plan.model import Object
 
 REQUEST_SECONDS = 10.0
+WRITE_SECONDS = 15.0  # an admission webhook that hangs is given 10 s by default: the API server's answer names it
 LIST_SECONDS = 30.0
 CONCURRENCY = 32
 PAGE = 500
@@ -88,14 +89,17 @@ class Client:
     async def create(self, resource: Resource, namespace: str, body: Object, *, dry_run: bool = False) -> Object:
         """Raises Conflict if the name is taken."""
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if dry_run else {})
-        return await self._call("create", resource.plural, "POST", resource.path(namespace), query, body)
+        path = resource.path(namespace)
+        return await self._call("create", resource.plural, "POST", path, query, body, seconds=WRITE_SECONDS)
 
     async def apply(self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None) -> Object:
         """Server-side apply: what stands in `body` is so afterwards, and what stood in our last one and no more is gone."""
         path = resource.path(namespace, body["metadata"]["name"], subresource)
         query = {"fieldManager": names.MANAGER, "force": "true"}
         plural = resource.plural + ("/" + subresource if subresource else "")
-        return await self._call("apply", plural, "PATCH", path, query, apply_body(body), content=APPLY_CONTENT)
+        return await self._call(
+            "apply", plural, "PATCH", path, query, apply_body(body), content=APPLY_CONTENT, seconds=WRITE_SECONDS
+        )
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
         """Merge patch."""
