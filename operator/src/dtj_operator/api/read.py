@@ -39,7 +39,7 @@ def salvage(obj: dict[str, Any]) -> Spec:
             spec = {name: value for name, value in spec.items() if name not in unread} if unread else {}
     try:
         found.trainer.get("name")
-    except (AttributeError, TypeError):
+    except (AttributeError, LookupError, TypeError):
         found = found.model_copy(update={"template": None})
     replicas = (obj.get("spec") or {}).get("replicas")
     return found.model_copy(update={"replicas": replicas}) if type(replicas) is int and replicas > 0 else found
