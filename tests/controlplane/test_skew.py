@@ -111,6 +111,7 @@ def looked(operator: Operator, agents: Agents) -> None:
     eventually("it has looked", lambda: agents.asked >= asked + 3, seconds=60)
 
 
+@pytest.mark.timeout(400)
 def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_newer_one_alone(
     start_operator: Start,
     submit: Callable[..., Any],
@@ -172,6 +173,7 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
     life.goes_on()
 
 
+@pytest.mark.timeout(400)
 def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
     start_operator: Start,
     submit: Callable[..., Any],
@@ -193,6 +195,7 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
         life.goes_on()
 
 
+@pytest.mark.timeout(400)
 def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
     start_operator: Start,
     submit: Callable[..., Any],
