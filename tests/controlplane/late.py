@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dtj_operator import app
+from dtj_operator import app, controller
 from dtj_operator.kube.client import Client
 
 _verb, _what, _text, _file = (sys.argv.pop(1) for _ in range(4))
@@ -30,5 +30,6 @@ async def _late(self: Client, verb: str, what: str, method: str, path: str, *arg
     return await _call(self, verb, what, method, path, *args, **more)
 
 
+controller.RECONCILE_SECONDS = 3600.0  # the call waits within a reconcile, for as long as the rest of the test takes
 Client._call = _late  # type: ignore[method-assign]
 sys.exit(app.main())

@@ -75,6 +75,17 @@ def newer(schema: Schema) -> None:
     spec["communication"] = {"type": "object", "default": {"algorithm": "ring"}, "properties": {"algorithm": {"type": "string"}}}
 
 
+def older(schema: Schema) -> None:
+    spec, status = (schema["properties"][name]["properties"] for name in ("spec", "status"))
+    spec["backend"]["enum"].remove("nccl")
+    for fields, name in (
+        (status, "lastUpdateTime"),
+        (status["progress"]["properties"], "percent"),
+        (status["conditions"]["items"]["properties"], "observedGeneration"),
+    ):
+        del fields[name]
+
+
 class Life:
     """What must not change while a job runs."""
 
@@ -100,6 +111,7 @@ def looked(operator: Operator, agents: Agents) -> None:
     eventually("it has looked", lambda: agents.asked >= asked + 3, seconds=60)
 
 
+@pytest.mark.timeout(400)
 def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_newer_one_alone(
     start_operator: Start,
     submit: Callable[..., Any],
@@ -161,6 +173,7 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
     life.goes_on()
 
 
+@pytest.mark.timeout(400)
 def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
     start_operator: Start,
     submit: Callable[..., Any],
@@ -180,3 +193,35 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
         operator = start_operator()
         looked(operator, agents)
         life.goes_on()
+
+
+@pytest.mark.timeout(400)
+def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
+    install_crd: Callable[..., None],
+) -> None:
+    install_crd(older)
+    operator = start_operator()
+    job = submit()
+    agents.words[job["metadata"]["uid"]] = running(step=9)
+    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    looked(operator, agents)
+    status = objects.get(JOBS, "j")["status"]
+    assert status["progress"]["step"] == 9
+    assert "percent" not in status["progress"]
+    assert "the CRD is older than the operator" in operator.log.read_text()
+
+    stored = objects.get(JOBS, "j")
+    stored["spec"]["suspend"] = True
+    objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
+    eventually("it is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
+    stored = objects.get(JOBS, "j")
+    stored["spec"]["suspend"] = False
+    objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
+    eventually("it runs again", lambda: objects.condition("j", "Running"), seconds=60)
+    kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
+    eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtj_operator import api
 from dtj_operator.api.v1alpha1 import Checkpoint, Restart, Spec
@@ -131,6 +134,40 @@ def test_a_job_of_another_version_that_has_not_run_waits_for_its_operator(status
     world.settle(NOW + 100)
     assert world.runs == 1
     assert condition(world.status, "Stalled") == {}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["spec", "containers", "name"]), inner, max_size=2)
+    ),
+    max_leaves=8,
+)
+SHAPING = ("replicas", "processesPerPod", "backend", "entrypoint", "image", "template", "checkpoint", "restart")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(SHAPING), json_values, max_size=4))
+def test_whatever_stands_in_the_spec_of_a_running_job_its_pods_stay_and_its_outcome_ends_it(spec: Object) -> None:
+    status, seen = running()
+    body = job(status)
+    body["spec"] = spec
+    wanted = plan(body, seen, NOW + 5, SETTINGS)
+    try:
+        api.read(body)
+    except api.InvalidJob:
+        assert wanted.actions == ()
+        assert true_conditions(wanted.status)[0] == "Running"
+        assert job_of(body).trainer_container
+    else:
+        return
+    told = agent(outcome=outcome())
+    end = plan(body, replace(seen, agent=told), NOW + 6, SETTINGS)
+    assert true_conditions(end.status) == ["Complete"]
+
+
+def job_of(body: Object) -> Job:
+    return Job.salvaged(body, "")
 
 
 # --- the shape -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ MANAGER = "dtj-operator"  # app.kubernetes.io/managed-by, and the field manager 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
-ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digests of the part of the spec that shapes pods
+ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of the part of the spec that shapes pods
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
 
 # --- names inside the pod -------------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ def salvage(obj: dict[str, Any]) -> Spec:
             unread = {each["loc"][0] for each in error.errors() if each["loc"]} & spec.keys()
             spec = {name: value for name, value in spec.items() if name not in unread} if unread else {}
     try:
-        PodTemplate.model_validate(found.template or {}, by_alias=True, by_name=False)
-    except ValidationError:
+        found.trainer.get("name")
+    except (AttributeError, LookupError, TypeError):
         found = found.model_copy(update={"template": None})
     replicas = (obj.get("spec") or {}).get("replicas")
     return found.model_copy(update={"replicas": replicas}) if type(replicas) is int and replicas > 0 else found

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from dtj_agent import names
 from dtj_operator import errors
+from dtj_operator.kube import undeclared
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observe import Observer
 from dtj_operator.kube.resources import BY_KIND, JOB, POD, STATEFUL_SET
@@ -46,6 +47,8 @@ class World:
         self._client = client
         self._observer = observer
         self._recorder = recorder
+        self._undeclared: frozenset[undeclared.Path] = frozenset()
+        """Fields of the status that the API server has refused, because its CRD is older: left out until the next start."""
 
     async def observe(self, job: Object) -> Observed:
         return await self._observer.observe(job)
@@ -62,8 +65,9 @@ class World:
             for action in plan.actions:
                 await self._act(job, action)
             gone = any(isinstance(action, Delete) and action.kind == names.KIND for action in plan.actions)
-            if not gone and plan.status and not same_status(plan.status, job.get("status", {})):
-                written = await self._write_status(job, plan.status)
+            status = undeclared.without(plan.status, self._undeclared)
+            if not gone and status and not same_status(status, job.get("status", {})):
+                written = await self._write_status(job, status)
         except errors.Conflict:
             self._observer.forget(key)  # the plan was made from something that is old by now
             raise
@@ -162,8 +166,13 @@ class World:
         except errors.Invalid as error:
             if "not declared in schema" not in error.message:
                 raise
-            hint = "; the CRD is older than the operator: kubectl apply --server-side -f crds/"
-            raise errors.Invalid(error.message + hint, status=error.status, reason=error.reason) from error
+            hint = "the CRD is older than the operator: kubectl apply --server-side -f crds/, and restart the operator"
+            found = undeclared.named(error.message) - self._undeclared
+            if not found:
+                raise errors.Invalid(f"{error.message}; {hint}", status=error.status, reason=error.reason) from error
+            logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
+            self._undeclared |= found
+            return await self._write_status(job, undeclared.without(status, self._undeclared))
 
 
 def is_refusal(error: errors.KubeError) -> bool:
