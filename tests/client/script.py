@@ -1,14 +1,15 @@
 """A script of depth 1: nothing of ours in it. It keeps a count of its own and goes on from it, as a torchrun script does.
 
-    script.py STEPS [FAIL]
+    script.py STEPS [fail]
 
-Rank 0 writes. With FAIL each attempt ends with exit code 1 after it has written.
+Rank 0 writes. With `fail` the first attempt ends with exit code 1, and those after it never end.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 
@@ -21,9 +22,11 @@ def main() -> int:
     print(f"\rstep 1\rstep 2\rstep {steps}", flush=True)
     if rank == "0":
         own.write_text(str(before + steps))
-    if fails:
-        print("FileNotFoundError: the table of samples is not there", file=sys.stderr, flush=True)
+    if fails and attempt == "1":
+        print("RuntimeError: the table of samples is not whole", file=sys.stderr, flush=True)
         return 1
+    if fails:
+        time.sleep(600)
     return 0
 
 

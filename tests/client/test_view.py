@@ -18,8 +18,9 @@ from dtj.local import activity
 from dtj.local.pace import Pace
 from dtj.view.model import PodRow, Sight, seconds_left
 from dtj.view.plain import PlainView, line
-from dtj.view.summary import summary
+from dtj.view.summary import PHASES, summary
 from dtj.view.table import fitted
+from dtj_agent import names
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 STATUS: dict[str, Any] = {
@@ -76,7 +77,8 @@ def test_the_summary_tells_each_recovery_and_its_cost() -> None:
         "  reached      step 130/900, loss 0.3123, validation_accuracy 0.9667",
         "  restarts     1 (1 in place, 0 with a new pod); the last attempt was 2",
         "  recovery     WorkerFailed (InPlace) -> attempt 2: 20 steps done again, from step 100",
-        "               2.63 s: detect 0.01, stop 0.30, schedule 0.00, rendezvous 0.02, load 2.10, firstStep 0.20",
+        "               2.63 s: noticing 0.01 s, stopping the workers 0.30 s, meeting again 0.02 s, "
+        "importing and loading 2.10 s, first step 0.20 s",
         "  goodput      90.0 % of the time went into steps that count",
         "  logs         /r/*.log; status.json beside them",
         "  checkpoints  /c (newest: step 100)",
@@ -225,3 +227,8 @@ def test_the_summary_of_a_run_that_did_not_complete_shows_what_failed(phase: str
     text = "\n".join(summary(job, seconds=3, run_dir=Path("/r"), checkpoint_dir=None))
     assert ("    | FileNotFoundError: x.csv" in text) is shown
     assert ("rank 1 in pod j-1: WorkerFailed, exit code 1" in text) is shown
+    assert ("  cause        FileNotFoundError: x.csv (rank 1)" in text) is (phase == "Failed")
+
+
+def test_every_phase_of_a_recovery_has_words() -> None:
+    assert tuple(PHASES) == names.RECOVERY_PHASES

@@ -83,7 +83,9 @@ def _run(
             view.log(notice)
         code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, tail=_tail(flags, machine.run_dir)))
     seconds = time.monotonic() - began
-    for line in summary(job, seconds=seconds, run_dir=machine.run_dir, checkpoint_dir=checkpoints):
+    for line in summary(
+        job, seconds=seconds, run_dir=_near(machine.run_dir), checkpoint_dir=_near(checkpoints) if checkpoints else None
+    ):
         print(line, file=stream)
     if advice := _advice(job, machine):
         print(f"  advice       {advice}", file=stream)
@@ -183,7 +185,7 @@ def _notices(
     image = model.spec.image or model.spec.trainer.get("image")
     name, spec = job["metadata"]["name"], model.spec
     pods_of, ranks = (_count(spec.replicas, "pod"), _count(spec.processes, "rank"))
-    said = [f"{name}: {pods_of} x {ranks} on this machine; folder {machine.run_dir}"]
+    said = [f"{name}: {pods_of} x {ranks} on this machine; folder {_near(machine.run_dir)}"]
     said.append(f"image {image} is not used: the workers run in {machine.python}, in {machine.working_dir}")
     pod = (model.spec.template or {}).get("spec") or {}
     if pod.get("containers"):
@@ -193,6 +195,11 @@ def _notices(
     if checkpoints and volumes.is_used(checkpoints):
         said.append(_begun(checkpoints, machine.volumes_dir, fresh=fresh))
     return said
+
+
+def _near(path: Path) -> Path:
+    """The path from here, where it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _count(number: int, what: str) -> str:

@@ -11,6 +11,15 @@ from dtj_agent import names
 from dtj_operator.plan.model import Object
 
 MORE_METRICS = 4
+SHORTEST_SECONDS = 0.005  # of a phase that is shown
+PHASES = {
+    "detect": "noticing",
+    "stop": "stopping the workers",
+    "schedule": "replacing pods",
+    "rendezvous": "meeting again",
+    "load": "importing and loading",
+    "firstStep": "first step",
+}
 UNREPORTED = "no step was reported (State.report of dtj_trainer reports them)"
 
 
@@ -21,7 +30,10 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     reason = f" {status['reason']}" if phase == names.FAILED else ""
     state = f"{phase}{reason}" if phase in (names.COMPLETE, names.FAILED) else f"interrupted while {phase}"
     lines = ["", f"{job['metadata']['name']}: {state} after {durations.say(seconds)}"]
-    lines += [f"  {_message(status)}"] if phase == names.FAILED else []
+    failure = next(iter((status.get("failures") or [])[-1:]), None) if phase != names.COMPLETE else None
+    if phase == names.FAILED:
+        lines += [f"  cause        {cause}"] if failure and (cause := _cause(failure)) else []
+        lines.append(f"  {_message(status)}")
     results = [f"step {steps(job)}" if "step" in progress(job) else UNREPORTED]
     if progress(job).get("loss") is not None:
         results.append(f"loss {progress(job)['loss']:.4g}")
@@ -34,7 +46,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     if status.get("goodput") is not None:
         lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time went into steps that count")
     # A run that was cut short while it kept failing is explained by what failed; one that completed has overcome it.
-    lines += [line for one in (status.get("failures") or [])[-1:] if phase != names.COMPLETE for line in _failure(one)]
+    lines += _failure(failure) if failure else []
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
     if checkpoint_dir:
         saved = (status.get("checkpoint") or {}).get("step")
@@ -52,7 +64,8 @@ def _quality(metrics: dict[str, float]) -> list[tuple[str, float]]:
 
 def _recovery(one: dict[str, Any]) -> list[str]:
     spent = one.get("seconds") or {}
-    phases = ", ".join(f"{phase} {spent[phase]:.2f}" for phase in names.RECOVERY_PHASES if spent.get(phase) is not None)
+    took = [(PHASES[phase], spent[phase]) for phase in names.RECOVERY_PHASES if spent.get(phase, 0.0) >= SHORTEST_SECONDS]
+    phases = ", ".join(f"{phase} {durations.say(seconds)}" for phase, seconds in took) or "no phase took any time"
     lost = one.get("lostSteps")
     back = (
         f"{lost} steps done again, from step {one.get('resumedStep')}"
@@ -70,6 +83,12 @@ def _failure(one: dict[str, Any]) -> list[str]:
     code = one.get("signal") or f"exit code {one.get('exitCode')}"
     tail = [f"    | {line}" for line in str(one.get("logTail") or "").splitlines()]
     return [f"  failure      {where}: {one.get('reason')}, {code}; its last lines:", *tail]
+
+
+def _cause(one: dict[str, Any]) -> str:
+    """The last line of the log tail: a traceback's error, or what argparse has against a flag; "" if there is none."""
+    last = next((line.strip() for line in reversed(str(one.get("logTail") or "").splitlines()) if line.strip()), "")
+    return last if one.get("rank") is None or not last else f"{last} (rank {one['rank']})"
 
 
 def _message(status: Object) -> str:

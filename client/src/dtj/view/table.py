@@ -53,7 +53,8 @@ class TableView:
         self._live.stop()
 
     def _render(self) -> RenderableType:
-        events = [Text(line, style="yellow" if "--kill" in line else "dim", overflow="fold") for line in self._lines]
+        lines = tuple(self._lines)  # at once: a thread draws while another one adds to them
+        events = [Text(line, style="yellow" if "--kill" in line else "dim", overflow="fold") for line in lines]
         return fitted(self._console, self._sight, events)
 
 
