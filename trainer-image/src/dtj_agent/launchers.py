@@ -1,7 +1,7 @@
 """Whether the worker command starts a launcher of its own (torchrun, accelerate, deepspeed): that serves MASTER_PORT itself.
 
 People bring such commands from systems whose pods have MASTER_PORT and no store on it. The rendezvous store of the agent
-would take that port from them.
+would take that port from them: torch 2.13 becomes its client then, older ones fail with EADDRINUSE.
 """
 
 from __future__ import annotations
