@@ -66,7 +66,7 @@ class Served:
                     self.spared.pop(pid)(0)
             return what()
 
-        return wait_for(turn, 120)
+        return wait_for(turn, 300)
 
     def script(self, body: str, *arguments: str) -> Any:
         """What a client script prints as its last line, as JSON."""
@@ -323,7 +323,7 @@ def test_the_store_of_each_attempt_is_its_own_and_outlives_rank_0(tmp_path: Path
     script.write_text(BARE)
     program = [sys.executable, str(tmp_path / "agent.pyz")]
     with running(tmp_path, 2, [sys.executable, "-u", str(script)], program) as group:
-        assert [group.wait_exit(0, 60), group.wait_exit(1, 60)] == [0, 0], group.logs()
+        assert [group.wait_exit(0, 120), group.wait_exit(1, 120)] == [0, 0], group.logs()
         assert "reached b'ping'" in group.log(1)
         assert group.outcome()["attempt"] == 2
 
