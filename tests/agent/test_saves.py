@@ -144,6 +144,6 @@ def test_an_agent_sees_what_a_silent_script_saves(tmp_path: Path) -> None:
     command, volume = [sys.executable, "-c", SAVES], tmp_path / "volume"
     with running(tmp_path, 1, command, DTJ_CHECKPOINT_DIR=str(volume)) as group:
         state = tmp_path / "state-0" / names.STATE_FILE
-        wait_for(lambda: state.exists() and '"counted": 1' in state.read_text())
+        wait_for(lambda: state.exists() and '"counted": 1' in state.read_text(), 90)
         wait_for(lambda: '"spent": []' in state.read_text(), 90)
         assert group.status()["attempt"] == 2

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dtj_agent.build import build
 from dtj_agent.keystore import MAX_VALUE_BYTES, Client, KeyStore, ProtocolError
 from dtj_agent.loop import Loop
 from dtj_agent.ports import PortHolder
@@ -65,7 +66,7 @@ class Served:
                     self.spared.pop(pid)(0)
             return what()
 
-        return wait_for(turn, 120)
+        return wait_for(turn, 300)
 
     def script(self, body: str, *arguments: str) -> Any:
         """What a client script prints as its last line, as JSON."""
@@ -278,6 +279,54 @@ def test_a_client_that_goes_while_it_waits_is_forgotten() -> None:
 
 
 # --- under agents ------------------------------------------------------------------------------------------------------
+
+BARE = """
+import os, socket, struct, sys, time
+rank, plan = int(os.environ["RANK"]), os.environ["PLAN"]
+def text(data):
+    return struct.pack("<Q", len(data)) + data
+def ask(request, length):
+    answer = b""
+    sock.sendall(request)
+    while len(answer) < length:
+        part = sock.recv(length - len(answer))
+        assert part, "the store is gone"
+        answer += part
+    return answer
+sock = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+sock.sendall(b"\\0" + struct.pack("<I", 0x3C85F7CE))
+seen = ask(b"\\4" + text(b"ranks of " + os.environ["DTJ_ATTEMPT"].encode()) + struct.pack("<q", 1), 8)
+keys = struct.unpack("<q", ask(b"\\7", 8))[0]
+assert keys == 1, "keys of another attempt: %d" % keys
+if rank == 0:
+    open(os.path.join(plan, "first"), "w").write(str(os.getpid()))
+    sys.exit(0)
+while not os.path.exists(os.path.join(plan, "first")):
+    time.sleep(0.01)
+first = int(open(os.path.join(plan, "first")).read() or 0)
+while os.path.exists("/proc/%d" % first):
+    time.sleep(0.01)
+if os.environ["DTJ_ATTEMPT"] == "1":
+    os.unlink(os.path.join(plan, "first"))
+    sys.exit(1)
+sock.close()
+sock = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+sock.sendall(b"\\0" + struct.pack("<I", 0x3C85F7CE))
+print("reached", ask(b"\\x0d" + b"ping", 4), flush=True)
+"""
+
+
+def test_the_store_of_each_attempt_is_its_own_and_outlives_rank_0(tmp_path: Path) -> None:
+    """Agents as one file, as in a pod; the script has no torch."""
+    build(str(tmp_path / "agent.pyz"))
+    script = tmp_path / "bare.py"
+    script.write_text(BARE)
+    program = [sys.executable, str(tmp_path / "agent.pyz")]
+    with running(tmp_path, 2, [sys.executable, "-u", str(script)], program) as group:
+        assert [group.wait_exit(0, 120), group.wait_exit(1, 120)] == [0, 0], group.logs()
+        assert "reached b'ping'" in group.log(1)
+        assert group.outcome()["attempt"] == 2
+
 
 LATE = """
 import datetime, os, sys, time, torch

@@ -77,7 +77,8 @@ class Metrics:
         for part in names.RECOVERY_PHASES:
             self.recovery_seconds.labels(part)
         self.finished.labels(names.COMPLETE, names.Reason.SUCCEEDED)
-        for reason in (names.Reason.RESTART_BUDGET_SPENT, names.Reason.DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
+        spent = (names.Reason.RESTART_BUDGET_SPENT, names.Reason.FILE_NOT_FOUND, names.Reason.DEADLINE_EXCEEDED)
+        for reason in (*spent, *sorted(names.PERMANENT)):
             self.finished.labels(names.FAILED, reason)
         self._phases: dict[tuple[str, str], str] = {}
 

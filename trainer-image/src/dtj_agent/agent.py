@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from dtj_agent import diagnose, environment, errorfile, extensions, group, member, names, outcome, state, status
+from dtj_agent import diagnose, environment, errorfile, extensions, group, launchers, member, names, outcome, state, status
 from dtj_agent.announce import Announcer
 from dtj_agent.coordinator import Coordinator
 from dtj_agent.dialer import Dialer
@@ -42,7 +42,9 @@ class Agent:
     def __init__(self, settings: Settings, environ: Mapping[str, str], loop: Loop) -> None:
         self.settings = settings
         self.loop = loop
-        self._environ = environ
+        self._environ = dict(environ)
+        if launchers.is_launcher(settings.command):
+            self._environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         self.output = Output(settings.checkpoint_dir, settings.pod)
         self.log = self.output.log
         self._parent = os.getppid()
@@ -173,7 +175,7 @@ class Agent:
         bound = self._ports.take()
         if bound is None:
             return
-        if spawn.node_rank != 0:
+        if spawn.node_rank != 0 or not environment.has_agent_store(self._environ):
             bound.close()
             return
         try:

@@ -16,6 +16,11 @@ AGENT_ONLY = (
 )  # fmt: skip
 
 
+def has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Does the agent serve the rendezvous store? Not if the user, or a launcher in the command, serves MASTER_PORT."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
+
+
 def ranks(settings: Settings, spawn: Spawn) -> range:
     """The global ranks of this pod."""
     first = spawn.node_rank * settings.processes
@@ -48,7 +53,7 @@ def of_worker(
         "TORCHELASTIC_RUN_ID": settings.uid,
         "TORCHELASTIC_RESTART_COUNT": str(spawn.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store(inherited)),
         "TORCHELASTIC_ERROR_FILE": error_file,
         names.ENV_ATTEMPT: str(spawn.attempt),
         names.ENV_AGENT_SOCKET: socket,

@@ -1,0 +1,46 @@
+"""Whether the worker command starts a launcher of its own (torchrun, accelerate, deepspeed): that serves MASTER_PORT itself.
+
+People bring such commands from systems whose pods have MASTER_PORT and no store on it. The rendezvous store of the agent
+would take that port from them: torch 2.13 becomes its client then, older ones fail with EADDRINUSE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Sequence
+
+MAX_SCRIPT_BYTES = 64 * 1024
+_MODULES = re.compile(
+    r"^(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\..*|deepspeed\.launcher\..*|composer\.cli.*)$"
+)
+_IN_SHELL = re.compile(
+    r"(?:^|[\s/;&|('\"`])(?:torchrun|deepspeed|composer|colossalai|accelerate\s+launch)(?=[\s'\"`]|$)"
+    r"|torch\.distributed\.(?:run|launch)\b",
+    re.MULTILINE,
+)
+_PYTHON = re.compile(r"^(?:python|pypy)[\d.]*$")
+
+
+def is_launcher(command: Sequence[str]) -> bool:
+    """Does this command, or the shell script that it names, start the ranks by a launcher?"""
+    if _PYTHON.match(os.path.basename(command[0])):
+        return "-m" in command and any(_MODULES.match(word) for word in command[command.index("-m") + 1 :][:1])
+    # A program, a shell or a prefix such as `env` or `numactl`.
+    return any(_IN_SHELL.search(text) for text in (" ".join(command), *(_script(word) for word in command)))
+
+
+def _script(path: str) -> str:
+    """The text of a small file that is not Python; "" for anything else."""
+    if path.endswith((".py", ".pyz")) or not os.path.isfile(path):
+        return ""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_SCRIPT_BYTES + 1)
+    except OSError:
+        return ""
+    return "" if len(data) > MAX_SCRIPT_BYTES or b"\0" in data else _uncommented(data.decode("utf-8", "replace"))
+
+
+def _uncommented(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
