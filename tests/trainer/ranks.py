@@ -23,16 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from dtj_trainer.telemetry.record import Record
+from tests.ports import free_port
 
 DEADLINE = 100.0  # seconds for a whole group: generous, because the machine may be busy
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel", "dtj_trainer.examples.gpt"]
 _context = multiprocessing.get_context("forkserver")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str) -> None:

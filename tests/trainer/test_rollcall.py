@@ -20,8 +20,9 @@ from dtj_trainer.comm.group import Group
 from dtj_trainer.comm.rollcall import Verdict, Word, hold, judge, objection, spans
 from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed
+from tests.ports import free_port
 from tests.trainer import work_rollcall
-from tests.trainer.ranks import finished, free_port, ranks
+from tests.trainer.ranks import finished, ranks
 from tests.trainer.work_rollcall import frozen, start
 
 

@@ -24,7 +24,8 @@ from dtj_trainer.telemetry.meter import summary
 from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 from tests.agent.harness import running, wait_for
-from tests.trainer.ranks import AgentSocket, finished, free_port, ranks
+from tests.ports import free_port
+from tests.trainer.ranks import AgentSocket, finished, ranks
 from tests.trainer.work_telemetry import BATCH, SLOW, profiled, tracked, windows
 
 

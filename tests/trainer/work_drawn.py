@@ -16,12 +16,9 @@ from torch.utils.data import DataLoader
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.folder import committed, read
 from dtj_trainer.checkpoint.retention import RetentionConfig
-from dtj_trainer.comm.group import Group
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.data.loader import Cut, LoaderConfig, batches
-from dtj_trainer.data.order import DataOrder, Indices
+from dtj_trainer.data.order import Indices
 from dtj_trainer.early_stop import EarlyStopConfig
-from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.trainer import Trainer
@@ -38,24 +35,6 @@ class Augmented:
     def get_batch(self, indices: Sequence[int] | Indices) -> torch.Tensor:
         n = len(indices)
         return torch.tensor([[random.random() for _ in range(n)], np.random.rand(n).tolist(), torch.rand(n).tolist()])
-
-
-def augmented(out: str) -> None:
-    """What a worker draws for 6 steps of 4 samples, for the last 3 of them after a restart, and by rank."""
-    group = Group.open(WorkerEnv.read())
-    cut = Cut(global_batch_size=4, rank=group.rank, world_size=group.world_size, micro_batch_size=None)
-
-    def drawn(first: int) -> list[Any]:
-        order = DataOrder(length=24, global_batch_size=4, position=4 * first)
-        ready = batches(Augmented(), order, cut, LoaderConfig(workers=1), seed=3)
-        return [batch.tolist() for _ in range(first, 6) for batch, _ in next(ready)]
-
-    random.seed(group.rank)
-    np.random.seed(group.rank)
-    told = group.all_objects({"whole": drawn(0), "resumed": drawn(3)})
-    if group.rank == 0:
-        Path(out).write_text(json.dumps(told))
-    group.close()
 
 
 def masks(out: str) -> None:

@@ -82,7 +82,8 @@ class State:
         return self
 
     def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, parts: dict[str, object]) -> None:
-        mismatch.check(mismatch.facts(config, group, env, config.checkpoint), group)
+        facts = mismatch.facts(config, group, env, config.checkpoint)
+        mismatch.check(facts | {"state parts": ", ".join(sorted(parts))}, group)
         self.step = 0
         """Optimizer steps done."""
         self.total: int | None = None

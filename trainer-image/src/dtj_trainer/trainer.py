@@ -47,6 +47,11 @@ from dtj_trainer.telemetry.record import Sink
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 
 log = logging.getLogger(__name__)
+SOMETIMES = {
+    "grad_norm", "evaluation_seconds", "communication_seconds", "communication_share", "exposed_seconds", "overlap",
+    "gpu_utilization",
+}  # fmt: skip
+"""Metrics that a step may lack: its gradients overflowed, or nothing was measured."""
 Data = MapDataset | BatchDataset
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 """(model, batch) -> mean loss over the batch."""
@@ -218,7 +223,7 @@ class Trainer:
 
     def _check_metric(self, metrics: Mapping[str, object]) -> None:
         best = self.config.state.checkpoint.retention
-        known = {"loss", *metrics}
+        known = {"loss", *metrics} | SOMETIMES
         if best.keep_best and best.metric not in known and (self.state.saving or not self._ranked_by_validation):
             raise ConfigError(f"checkpoint.retention.metric={best.metric!r}: write one of {', '.join(sorted(known))}")
 
