@@ -28,7 +28,22 @@ def pod(ordinal: int = 0, ip: str | None = "127.0.0.1", state: str = "running") 
     status: Any = {"containerStatuses": [{"name": "side", "state": {}}, {"name": names.CONTAINER, "state": {state: {}}}]}
     if ip:
         status["podIP"] = ip
-    return {"metadata": {"name": f"j-{ordinal}", "labels": {names.LABEL_POD_INDEX: str(ordinal)}}, "status": status}
+    labels = {names.LABEL_POD_INDEX: str(ordinal)}
+    metadata = {"name": f"j-{ordinal}", "uid": f"p{ordinal}", "labels": labels, "ownerReferences": [{"uid": "set"}]}
+    return {"metadata": metadata, "status": status}
+
+
+SET = {"metadata": {"name": "j", "uid": "set", "ownerReferences": [{"uid": "u1"}]}}
+
+
+def client_with(*pods: Any) -> FakeClient:
+    """A job, its StatefulSet, and these pods."""
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["statefulsets", "j"] = SET
+    for each in pods:
+        client.objects["pods", each["metadata"]["name"]] = each
+    return client
 
 
 class Clock:
@@ -63,10 +78,10 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
         observed = await look(observer)
         assert (observed.stateful_set, observed.service, observed.pods, observed.agent) == (None, None, (), None)
         observer.forget(KEY)
-        client.objects["statefulsets", "j"] = {"newField2027": 1}
+        client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         client.objects["pods", "j-1"] = pod(1)
         observed = await look(observer)
-        assert observed.stateful_set == {"newField2027": 1}
+        assert observed.stateful_set == {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         assert observed.pods == (pod(1),)
         assert await observer.job(("ns", "other")) is None
 
@@ -74,9 +89,7 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
 
 
 def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None:
-    client, clock = FakeClient(), Clock()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod()
+    client, clock = client_with(pod()), Clock()
 
     async def test(observer: Observer) -> None:
         await look(observer)
@@ -111,9 +124,7 @@ def test_of_a_job_whose_agent_can_not_be_asked_nothing_is_kept() -> None:
 
 @pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
 def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod()
+    client = client_with(pod())
 
     async def test(observer: Observer) -> None:
         called = client._called
@@ -143,7 +154,15 @@ def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> No
     ],
 )
 def test_the_agent_of_pod_0_is_asked_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
-    assert pod_to_ask(pods) == asked
+    assert pod_to_ask(job(), SET, pods) == asked
+
+
+def test_pod_to_ask_of_a_stranger_with_the_labels_is_none() -> None:
+    stranger = pod(0)
+    stranger["metadata"]["ownerReferences"] = []
+    assert pod_to_ask(job(), SET, (stranger,)) is None
+    assert pod_to_ask(job(), {"metadata": {"uid": "set"}}, (pod(0),)) is None
+    assert pod_to_ask(job(), None, (pod(0),)) is None
 
 
 GOOD = {"uid": "u1", "phase": "Running"}
@@ -163,9 +182,7 @@ GOOD = {"uid": "u1", "phase": "Running"}
     ],
 )
 def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod(0)
+    client = client_with(pod())
     asked = []
 
     async def status(request: web.Request) -> web.Response:
@@ -191,9 +208,7 @@ def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer:
 
 
 def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod(0)
+    client = client_with(pod())
     text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
 
     async def test() -> None:
@@ -219,9 +234,7 @@ def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
 
 
 def test_an_agent_that_accepts_and_says_nothing_costs_its_deadline_and_no_error() -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod(0)
+    client = client_with(pod())
 
     async def test() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

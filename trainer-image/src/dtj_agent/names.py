@@ -154,6 +154,7 @@ class Reason:
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
+    AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, and its agent has not answered the operator for a minute
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"

@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 from dtj_agent import names
 
 Object = dict[str, Any]
+SILENT_POLL_SECONDS = 60.0  # between two questions to an agent that does not answer, at the most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Observed:
     """All pods with the label names.LABEL_JOB of this job, terminating ones too."""
     agent: Object | None = None
     """`/status` of the agent of pod 0 (docs/reference/contract.md); None if it could not be asked."""
+    agent_silent_seconds: float = 0.0
+    """For how long the agent of the present pod 0 has left every question unanswered; 0 after an answer, or without a pod 0."""
     rejection: str | None = None
     """What the API server said when it refused this generation's children for good (Invalid, Forbidden by admission)."""
     refusal: str | None = None
@@ -100,7 +103,11 @@ class Settings:
     progress_write_seconds: float = 30.0
     """Progress alone is written to the status no more often than this."""
     status_poll_seconds: float = 2.0
-    """How often the agent's /status is asked while the job is active."""
+    """How often the agent's /status is asked while the job is active and the agent answers."""
+
+    def poll_seconds(self, silent: float) -> float:
+        """Until an agent that has not answered for `silent` seconds is asked again: half as long again, within bounds."""
+        return min(max(self.status_poll_seconds, silent / 2), SILENT_POLL_SECONDS)
 
 
 class World(Protocol):

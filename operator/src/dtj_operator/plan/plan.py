@@ -118,7 +118,7 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     if children.is_outdated(job, observed.stateful_set):
         return suspend.stop(job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now)
     group = pods.of_run(job, observed)
-    state = running.state(job, status, group, said)
+    state = running.state(job, status, group, said, silent_seconds=observed.agent_silent_seconds)
     if state is not None:
         status = running.apply(job, status, state, now)
     status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
@@ -129,13 +129,14 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
         ),
         status=status,
         events=events.of_change(job, status, said),
-        requeue_after=_next_look(job, group, settings),
+        requeue_after=_next_look(job, observed, group, settings),
     )
 
 
-def _next_look(job: Job, group: tuple[Object, ...], settings: Settings) -> float | None:
+def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings: Settings) -> float | None:
     if group and pods.is_running(group[0], job.trainer_container):
-        return settings.status_poll_seconds  # the agent can be asked, or soon: nothing but asking tells when its answer changes
+        # The agent can be asked, or soon: nothing but asking tells when its answer changes.
+        return settings.poll_seconds(observed.agent_silent_seconds)
     # Nor does anybody tell that a pod can't mount its Secret.
     return children.STARTING_SECONDS if any(children.is_starting(pod) for pod in group) else None
 

@@ -17,6 +17,11 @@ UNHEARD = (
     "all pods run; the agent of pod 0 does not answer the operator yet: if that lasts, see its log, "
     f"and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
 )
+UNREACHABLE_SECONDS = 60.0
+UNREACHABLE = (
+    "all pods run, but the agent of pod 0 has not answered the operator for a minute or more, so what the group does is not "
+    f"known: see the log of pod 0, and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
+)
 NOW = "; now "  # between why the group does not run and what it waits for
 
 
@@ -28,7 +33,9 @@ class State:
     message: str
 
 
-def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None) -> State | None:
+def state(
+    job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, *, silent_seconds: float = 0.0
+) -> State | None:
     """The state of the group; None: nothing new is known (its agent could not be asked just now)."""
     if report is not None and report.phase == "Running":
         message = f"attempt {status['attempt']} runs on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
@@ -37,6 +44,8 @@ def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | N
         return None  # Finished: the outcome comes with it, or with the termination message
     blocked = why_not_running(pods, job)
     ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)
+    if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
+        return _unreachable(job)
     if not ran:
         cause = blocked or Cause(Reason.RENDEZVOUS, UNHEARD if report is None else report.phase_message or HEARD)
         return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
@@ -45,6 +54,12 @@ def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | N
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
     return State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+
+
+def _unreachable(job: Job) -> State:
+    """As it was, for a training may well go on; only that nobody hears of it is new."""
+    running, restarting = (conditions.is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
+    return State(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
 
 
 def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:
