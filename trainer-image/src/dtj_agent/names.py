@@ -189,6 +189,7 @@ class Reason:
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
     CHILD_REFUSED = "ChildRefused"  # a quota, an admission plugin or a missing right, for now: the condition has its words
+    ACCELERATOR_UNDECIDED = "AcceleratorUndecided"  # how many ranks, over which backend: only the user knows
     CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
 
 

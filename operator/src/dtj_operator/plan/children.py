@@ -8,12 +8,14 @@ import hmac
 
 from dtj_agent import names
 from dtj_agent.names import Reason
+from dtj_operator.api.v1alpha1 import GPUS
 from dtj_operator.plan.job import Job
 from dtj_operator.plan.model import Apply, Object, Observed, Settings
 from dtj_operator.plan.pods import Cause
 from dtj_operator.plan.template import pod_template
 from dtj_operator.plan.times import unix
 
+SANDBOX = "PodReadyToStartContainers"
 STARTING_SECONDS = 10.0  # what mounting takes at most, where nothing is missing
 AGAIN_SECONDS = 60.0  # a pod that waits longer is asked for again in the first STARTING_SECONDS of each of these
 
@@ -94,13 +96,21 @@ def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, 
     if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
         # Perhaps for the Secret, if somebody has deleted it: we may not read it, so we can't know. It would have the key that
         # the pods which run have. One that is there is left alone: those pods may be of another master key's time.
-        found.append(Apply(body=secret(job, settings), if_missing=True))
+        found.append(Apply(body=_remade(secret(job, settings)), if_missing=True))
     if observed.service is None:
         found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
     if child is not None and (child["spec"].get("replicas") != job.spec.replicas or _applied_hash(child) is None):
         found.append(Apply(body=stateful_set(job, settings, job.status.get("attempt", 0) + 1)))
     return tuple(found)
+
+
+def _remade(child: Object) -> Object:
+    """`child` for a create. Another field manager than that of our applies owns what it writes, so that a later job of this
+    name, whose apply may come before this one is collected, can't take its owner reference out: two controllers are refused.
+    """
+    owners = [owner | {"controller": False} for owner in child["metadata"]["ownerReferences"]]
+    return child | {"metadata": child["metadata"] | {"ownerReferences": owners}}
 
 
 def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
@@ -113,11 +123,13 @@ def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
 
 
 def is_starting(pod: Object) -> bool:
-    """It is on a node, and no container of it has been started."""
+    """It is on a node, its volumes may not be mounted yet, and no container of it has been started."""
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     begun = any(set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers)
-    return bool(spec.get("nodeName")) and "deletionTimestamp" not in metadata and not begun
+    # The kubelet makes a pod's sandbox once its volumes are mounted: what it waits for after that is an image.
+    mounted = any(c.get("type") == SANDBOX and c.get("status") == "True" for c in status.get("conditions") or ())
+    return bool(spec.get("nodeName")) and "deletionTimestamp" not in metadata and not begun and not mounted
 
 
 def is_outdated(job: Job, child: Object) -> bool:
@@ -136,6 +148,18 @@ def conflict(job: Job, observed: Observed) -> Cause | None:
             return Cause(Reason.PODS_PENDING, f"{what} of a deleted job of this name is still on its way out")
         return Cause(Reason.CHILD_CONFLICT, f"{what} exists and is not this job's: delete it, or give the job another name")
     return None
+
+
+def undecided(job: Job) -> Cause | None:
+    """What the job must decide before it has children: a guess would train on a part of the machine, and nobody would see it."""
+    accelerator = job.spec.undecided_accelerator
+    if accelerator is None:
+        return None
+    return Cause(
+        Reason.ACCELERATOR_UNDECIDED,
+        f"the container that trains asks for {accelerator}: set spec.processesPerPod and spec.backend, which are derived from "
+        f"{' and '.join(GPUS)} alone (spec.suspend: true first, or a new job)",
+    )
 
 
 def _applied_hash(child: Object) -> str | None:

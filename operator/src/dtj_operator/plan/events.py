@@ -19,6 +19,7 @@ from dtj_operator.plan.report import Report
 PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
     Reason.AGENT_CRASHED, Reason.AGENT_UNREACHABLE, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
+    Reason.ACCELERATOR_UNDECIDED,
 }  # fmt: skip
 MESSAGE_LENGTH = 1000  # characters; the recorder cuts at the bytes that the API server takes
 

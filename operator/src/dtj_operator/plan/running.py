@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtj_agent import names
 from dtj_agent.names import Reason
@@ -54,6 +54,13 @@ def state(
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
     return State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+
+
+def waiting_for(new: State, what: str) -> State:
+    """`new`, if the group does not run, with this as what it waits for."""
+    if new.running or not what:
+        return new
+    return replace(new, message=new.message + ("; " if NOW in new.message else NOW) + what)
 
 
 def _unreachable(job: Job) -> State:
