@@ -146,7 +146,7 @@ def test_a_secret_of_ones_own_is_mounted_and_none_is_made() -> None:
     assert volume["secret"]["secretName"] == "mine"
 
 
-def test_there_is_one_operator_at_a_time() -> None:
+def test_a_rollout_ends_the_old_operator_before_it_starts_the_new_one() -> None:
     [deployment] = of_kind(render(), "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
