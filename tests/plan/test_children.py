@@ -359,7 +359,8 @@ def test_a_pod_on_no_node_misses_nothing_yet_and_one_that_waits_is_looked_at_aga
     stored, child = started()
     waiting = pod(0, phase="Pending")
     waiting["metadata"]["creationTimestamp"] = rfc3339(NOW)
-    seen = Observed(stateful_set=child, service=service(), pods=(waiting,))
+    others = tuple(pod(o, phase="Pending") | {"spec": {}} for o in (1, 2))
+    seen = Observed(stateful_set=child, service=service(), pods=(waiting, *others))
     assert plan(stored, seen, NOW + 1, SETTINGS).requeue_after == 10
     waiting["spec"] = {}
     wanted = plan(stored, seen, NOW + 100, SETTINGS)

@@ -19,6 +19,9 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
 ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of the part of the spec that shapes pods
+ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"  # on the StatefulSet: where the agent of its pods is from, all of them alike
+ANNOTATION_REPAIRED = GROUP + "/repaired-generation"  # on the StatefulSet: its generation when an edit of it was last undone
+ANNOTATION_NUDGED = GROUP + "/nudged"  # on the StatefulSet: when its controller was last woken, because pods were missing
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
 
 # --- names inside the pod -------------------------------------------------------------------------------------------

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from dataclasses import replace
 
 from dtj_agent import names
 from dtj_agent.names import Reason
 from dtj_operator.api.v1alpha1 import GPUS
 from dtj_operator.plan.job import Job
-from dtj_operator.plan.model import Apply, Object, Observed, Settings
+from dtj_operator.plan.model import Apply, Nudge, Object, Observed, Settings
 from dtj_operator.plan.pods import Cause
 from dtj_operator.plan.template import pod_template
-from dtj_operator.plan.times import unix
+from dtj_operator.plan.times import rfc3339, unix
 
+NUDGE_SECONDS = 30.0  # that pods may be missing before the StatefulSet's controller is woken, and between two times
 SANDBOX = "PodReadyToStartContainers"
 STARTING_SECONDS = 10.0  # what mounting takes at most, where nothing is missing
 AGAIN_SECONDS = 60.0  # a pod that waits longer is asked for again in the first STARTING_SECONDS of each of these
@@ -62,10 +64,11 @@ def service(job: Job, settings: Settings) -> Object:
 
 def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
     """`attempt_floor`: the first attempt of the agents in it has at least this number."""
+    annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, job.name) | {"annotations": {names.ANNOTATION_SPEC_HASH: job.spec_hash}},
+        "metadata": _metadata(job, job.name) | {"annotations": annotations},
         "spec": {
             "replicas": job.spec.replicas,
             "serviceName": job.name,
@@ -97,12 +100,58 @@ def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, 
         # Perhaps for the Secret, if somebody has deleted it: we may not read it, so we can't know. It would have the key that
         # the pods which run have. One that is there is left alone: those pods may be of another master key's time.
         found.append(Apply(body=_remade(secret(job, settings)), if_missing=True))
-    if observed.service is None:
+    if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
         found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
-    if child is not None and (child["spec"].get("replicas") != job.spec.replicas or _applied_hash(child) is None):
-        found.append(Apply(body=stateful_set(job, settings, job.status.get("attempt", 0) + 1)))
+    if child is not None:
+        edited = child["spec"].get("replicas") != job.spec.replicas or _is_edited(child)
+        if edited or _applied_hash(child) is None:
+            found.append(Apply(body=_repaired(job, child, settings)))
     return tuple(found)
+
+
+def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -> tuple[Nudge, ...]:
+    """What the StatefulSet needs where pods of it have been missing for a while: an answer why, or a push."""
+    child = observed.stateful_set
+    if child is None or len(pods) >= job.spec.replicas or observed.rejection or observed.refusal:
+        return ()
+    metadata = child["metadata"]
+    last = unix(_annotation(child, names.ANNOTATION_NUDGED)) or unix(metadata.get("creationTimestamp"))
+    due = last is not None and now - last >= NUDGE_SECONDS
+    return (Nudge(stateful_set=child, time=rfc3339(now)),) if due else ()
+
+
+def _repaired(job: Job, child: Object, settings: Settings) -> Object:
+    """The StatefulSet as it should be, its pods with the agent that those which run have: one group, one version of it.
+
+    What somebody has added and the operator does not write (a node selector where there was none) stays.
+    """
+    image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
+    body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1)
+    body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
+    return body
+
+
+def _is_edited(child: Object) -> bool:
+    """Somebody else has changed its spec since it was made, or since that was last undone.
+
+    Counted and not compared: the API server fills in defaults, an admission plugin may change what is applied, and another
+    version of the operator renders another template; none of these may lead to an apply at every look. Undoing an edit raises
+    the generation by one, or leaves it.
+    """
+    undone = _annotation(child, names.ANNOTATION_REPAIRED)
+    generation = child["metadata"].get("generation", 1)
+    return bool(generation > (int(undone) if undone.isdecimal() else 0) + 1)
+
+
+def _is_edited_service(child: Object, wanted: Object) -> bool:
+    """Without these two the agents don't find each other."""
+    return any(child["spec"].get(field) != wanted["spec"][field] for field in ("selector", "publishNotReadyAddresses"))
+
+
+def _live_agent_image(child: Object) -> str:
+    containers = child["spec"].get("template", {}).get("spec", {}).get("initContainers") or ()
+    return next((str(c.get("image") or "") for c in containers if c.get("name") == names.INIT_CONTAINER), "")
 
 
 def _remade(child: Object) -> Object:
@@ -163,8 +212,11 @@ def undecided(job: Job) -> Cause | None:
 
 
 def _applied_hash(child: Object) -> str | None:
-    value: str | None = (child["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH)
-    return value
+    return _annotation(child, names.ANNOTATION_SPEC_HASH) or None
+
+
+def _annotation(child: Object, name: str) -> str:
+    return str((child["metadata"].get("annotations") or {}).get(name, ""))
 
 
 def _metadata(job: Job, name: str) -> Object:

@@ -61,7 +61,21 @@ class Delete:
     grace_seconds: int | None = None
 
 
-Action = Apply | Delete
+@dataclass(frozen=True, kw_only=True)
+class Nudge:
+    """Ask by a dry run whether the API server would take a pod of this StatefulSet. If it does, wake the set's controller.
+
+    The controller of a StatefulSet whose pods were refused tries again after up to 1,000 s, and nothing else wakes it: an
+    annotation is written, which is an event that does. If the pod is refused, so is this action.
+    """
+
+    stateful_set: Object
+    """As observed."""
+    time: str
+    """What is written into names.ANNOTATION_NUDGED."""
+
+
+Action = Apply | Delete | Nudge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +109,7 @@ class Settings:
     agent_image: str
     """Image whose /dtj/agent.pyz the init container copies into the pod (the operator's own image)."""
     master_key: bytes = field(repr=False)
-    """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so the operator never reads Secrets."""
+    """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so none has to be read back."""
     image_pull_policy: str | None = None
     agent_port: int = names.AGENT_PORT
     listen_host: str = "0.0.0.0"

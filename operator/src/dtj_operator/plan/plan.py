@@ -117,13 +117,14 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     if children.is_outdated(job, observed.stateful_set):
         return suspend.stop(job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now)
     group = pods.of_run(job, observed)
-    state = running.state(job, status, group, said, silent_seconds=observed.agent_silent_seconds)
+    state = running.state(job, status, group, said, silent_seconds=observed.agent_silent_seconds, refusal=observed.refusal)
     if state is not None:
         status = running.apply(job, status, running.waiting_for(state, held), now)
     status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
     return Plan(
         actions=(
             *children.repairs(job, observed, group, now, settings),
+            *children.nudges(job, observed, group, now),
             *stuck.replaced(group, said),
         ),
         status=status,
@@ -137,7 +138,9 @@ def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings
         # The agent can be asked, or soon: nothing but asking tells when its answer changes.
         return settings.poll_seconds(observed.agent_silent_seconds)
     # Nor does anybody tell that a pod can't mount its Secret.
-    return children.STARTING_SECONDS if any(children.is_starting(pod) for pod in group) else None
+    if any(children.is_starting(pod) for pod in group):
+        return children.STARTING_SECONDS
+    return children.NUDGE_SECONDS if len(group) < job.spec.replicas else None
 
 
 def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:

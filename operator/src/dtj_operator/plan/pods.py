@@ -57,12 +57,14 @@ def ready_count(pods: tuple[Object, ...], container: str) -> int:
     return sum(is_running(pod, container) and bool(_status(pod, container).get("ready")) for pod in pods)
 
 
-def why_not_running(pods: tuple[Object, ...], job: Job) -> Cause | None:
-    """The first reason, by ordinal, why not all pods run; None if they all do."""
+def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None) -> Cause | None:
+    """The first reason, by ordinal, why not all pods run; None if they all do. `refusal`: the API server's, of one not made."""
     waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container)) is not None]
     telling = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
     if telling:
         return telling[0]
+    if len(pods) < job.spec.replicas and refusal is not None:
+        return Cause(Reason.CHILD_REFUSED, "the API server refuses a child of the job, and is asked again: " + refusal)
     if len(pods) < job.spec.replicas:
         return Cause(
             Reason.PODS_PENDING,

@@ -34,7 +34,13 @@ class State:
 
 
 def state(
-    job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, *, silent_seconds: float = 0.0
+    job: Job,
+    status: Object,
+    pods: tuple[Object, ...],
+    report: Report | None,
+    *,
+    silent_seconds: float = 0.0,
+    refusal: str | None = None,
 ) -> State | None:
     """The state of the group; None: nothing new is known (its agent could not be asked just now)."""
     if report is not None and report.phase == "Running":
@@ -42,7 +48,7 @@ def state(
         return State(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
     if report is not None and report.phase not in ("Rendezvous", "Stopping") and conditions.find(job.status, names.RUNNING):
         return None  # Finished: the outcome comes with it, or with the termination message
-    blocked = why_not_running(pods, job)
+    blocked = why_not_running(pods, job, refusal)
     ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)
     if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
         return _unreachable(job)
@@ -53,7 +59,9 @@ def state(
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
-    return State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+    new = State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+    is_refused = blocked is not None and blocked.reason == Reason.CHILD_REFUSED != cause.reason
+    return waiting_for(new, blocked.message) if blocked is not None and is_refused else new
 
 
 def waiting_for(new: State, what: str) -> State:
