@@ -33,7 +33,7 @@ def paced(job: Job, wanted: Plan, until_deadline: float | None, now: float, sett
         status = _spent(old, new, now) | {"lastUpdateTime": rfc3339(now)}
     else:
         status = old
-        times = [time or pause for time in times if time is not None] + [pause]
+        times = [pause, *(pause if time == 0 else time for time in times)]
     return replace(
         wanted,
         status=status,
@@ -57,7 +57,7 @@ def _tokens(status: Object, now: float) -> float:
     last, left = unix(status.get("lastUpdateTime")), status.get("writesLeft")
     if last is None or left is None:
         return WRITE_BURST
-    return min(WRITE_BURST, left + max(0.0, now - last) / WRITE_SECONDS)
+    return min(WRITE_BURST, float(left) + max(0.0, now - last) / WRITE_SECONDS)
 
 
 def _spent(old: Object, new: Object, now: float) -> Object:
