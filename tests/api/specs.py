@@ -110,6 +110,8 @@ GOOD: dict[str, Object] = {
     "a host path that is made": checkpoint(volume={"hostPath": {"path": "/x", "type": "DirectoryOrCreate"}}),
     "an NFS volume": checkpoint(volume={"source": {"nfs": {"server": "filer", "path": "/runs"}}}),
     "an own mount path": checkpoint(mountPath="/mnt/runs"),
+    "a mount path with a slash at its end": checkpoint(mountPath="/mnt/runs/"),
+    "a mount path that begins as the system's does": checkpoint(mountPath="/tmpfiles/.cache"),
     "the greatest numbers": {"replicas": 1024, "processesPerPod": 64, "restart": {"maxRestarts": 1000}},
     "no restarts at all": {"restart": {"maxRestarts": 0}},
     "only the window of the budget": {"restart": {"windowSeconds": 60}},
@@ -227,6 +229,31 @@ BAD: dict[str, tuple[Object, str]] = {
     "a relative mount path": (checkpoint(mountPath="checkpoints"), "spec.checkpoint.mountPath"),
     "a mount path of ours": (checkpoint(mountPath="/dtj/state"), "spec.checkpoint.mountPath"),
     "a mount path of the system": (checkpoint(mountPath="/tmp"), "spec.checkpoint.mountPath"),
+    **{
+        f"mount path {path}": (checkpoint(mountPath=path), "spec.checkpoint.mountPath")
+        for path in (
+            "/",
+            "/tmp/",
+            "/dev/",
+            "/dev/shm/",
+            "/dtj/",
+            "//tmp",
+            "/dev//shm",
+            "/a/../tmp",
+            "/./tmp",
+            "/a/..",
+            "/a:b",
+            "//",
+        )
+    },
+    "a mount of the template there, but for a slash": (
+        checkpoint() | {"template": template(volumeMounts=[{"name": "x", "mountPath": "/checkpoints/"}])},
+        "spec.checkpoint",
+    ),
+    "a mount of the template there, but for a slash of ours": (
+        checkpoint(mountPath="/checkpoints/") | {"template": template(volumeMounts=[{"name": "x", "mountPath": "/checkpoints"}])},
+        "spec.checkpoint",
+    ),
     "a mount path that the template uses": (
         checkpoint() | {"template": template(volumeMounts=[{"name": "x", "mountPath": "/checkpoints"}])},
         "spec.checkpoint",

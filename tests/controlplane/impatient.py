@@ -1,4 +1,5 @@
-"""dtj-operator that gives a kubelet 3 seconds beyond a pod's grace period in the place of 30, and 1 to mount. Called as it is."""
+"""dtj-operator that gives a kubelet 3 seconds beyond a pod's grace period in the place of 30, 1 to mount,
+and 2 to a StatefulSet that makes no pods. Called as it is."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dtj_operator import app
 from dtj_operator.plan import children, stuck
 
 stuck.OVERDUE_SECONDS = 3.0
+children.NUDGE_SECONDS = 2.0
 children.STARTING_SECONDS = 1.0
 
 if __name__ == "__main__":

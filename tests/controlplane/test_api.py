@@ -87,6 +87,7 @@ def test_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Control
         "restart": {"maxRestarts": 10, "windowSeconds": 3600},
         "suspend": False,
         "cleanPodPolicy": "All",
+        "forceDeletePods": "WhenFenced",
     }
 
 

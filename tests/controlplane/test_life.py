@@ -56,7 +56,7 @@ def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_
         owner = metadata["ownerReferences"]
         assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [(job["metadata"]["uid"], True, False)]
         assert "finalizers" not in metadata
-        assert set(metadata.get("annotations", {})) <= {names.ANNOTATION_SPEC_HASH}
+        assert set(metadata.get("annotations", {})) <= {names.ANNOTATION_SPEC_HASH, names.ANNOTATION_AGENT_IMAGE}
     assert all("annotations" not in pod["metadata"] for pod in objects.list("pods"))
     stored = objects.get(JOBS, "j")
     assert "finalizers" not in stored["metadata"]
@@ -102,7 +102,7 @@ def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_
     assert operator.lines()[-1]["message"] == "stopped"
 
 
-def test_a_second_operator_writes_nothing_for_jobs_that_need_nothing(
+def test_the_next_operator_writes_nothing_for_jobs_that_need_nothing(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     first = start_operator().ready()

@@ -33,7 +33,21 @@ def pod(ordinal: int = 0, ip: str | None = "127.0.0.1", state: str = "running") 
         names.LABEL_JOB: "j",
         names.LABEL_POD_INDEX: str(ordinal),
     }
-    return {"metadata": {"name": f"j-{ordinal}", "labels": labels}, "status": status}
+    metadata = {"name": f"j-{ordinal}", "uid": f"p{ordinal}", "labels": labels, "ownerReferences": [{"uid": "set"}]}
+    return {"metadata": metadata, "status": status}
+
+
+SET = {"metadata": {"name": "j", "uid": "set", "ownerReferences": [{"uid": "u1"}]}}
+
+
+def client_with(*pods: Any) -> FakeClient:
+    """A job, its StatefulSet, and these pods."""
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["statefulsets", "j"] = SET
+    for each in pods:
+        client.objects["pods", each["metadata"]["name"]] = each
+    return client
 
 
 class Clock:
@@ -68,10 +82,10 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
         observed = await look(observer)
         assert (observed.stateful_set, observed.service, observed.pods, observed.agent) == (None, None, (), None)
         observer.forget(KEY)
-        client.objects["statefulsets", "j"] = {"newField2027": 1}
+        client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         client.objects["pods", "j-1"] = pod(1)
         observed = await look(observer)
-        assert observed.stateful_set == {"newField2027": 1}
+        assert observed.stateful_set == {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         assert observed.pods == (pod(1),)
         assert await observer.job(("ns", "other")) is None
 
@@ -94,9 +108,7 @@ def test_pods_of_other_jobs_and_children_in_other_namespaces_are_not_seen() -> N
 
 
 def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None:
-    client, clock = FakeClient(), Clock()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod()
+    client, clock = client_with(pod()), Clock()
 
     async def test(observer: Observer) -> None:
         await look(observer)
@@ -131,9 +143,7 @@ def test_of_a_job_whose_agent_can_not_be_asked_nothing_is_kept() -> None:
 
 @pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
 def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod()
+    client = client_with(pod())
 
     async def test(observer: Observer) -> None:
         called = client._called
@@ -163,7 +173,15 @@ def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> No
     ],
 )
 def test_the_agent_of_pod_0_is_asked_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
-    assert pod_to_ask(pods) == asked
+    assert pod_to_ask(job(), SET, pods) == asked
+
+
+def test_pod_to_ask_of_a_stranger_with_the_labels_is_none() -> None:
+    stranger = pod(0)
+    stranger["metadata"]["ownerReferences"] = []
+    assert pod_to_ask(job(), SET, (stranger,)) is None
+    assert pod_to_ask(job(), {"metadata": {"uid": "set"}}, (pod(0),)) is None
+    assert pod_to_ask(job(), None, (pod(0),)) is None
 
 
 GOOD = {"uid": "u1", "phase": "Running"}
@@ -183,9 +201,7 @@ GOOD = {"uid": "u1", "phase": "Running"}
     ],
 )
 def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod(0)
+    client = client_with(pod())
     asked = []
 
     async def status(request: web.Request) -> web.Response:
@@ -211,9 +227,7 @@ def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer:
 
 
 def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod(0)
+    client = client_with(pod())
     text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
 
     async def test() -> None:
@@ -239,9 +253,7 @@ def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
 
 
 def test_an_agent_that_accepts_and_says_nothing_costs_its_deadline_and_no_error() -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-    client.objects["pods", "j-0"] = pod(0)
+    client = client_with(pod())
 
     async def test() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_watches_are_called_dead_for_a_job_that_is_as_it_was_and_was_never_told_
     watches = Watches(lambda key: None, lambda plural: None)
 
     async def main() -> None:
-        observer = Observer(client, None)  # type: ignore[arg-type]
+        observer = Observer(client, Mock())  # type: ignore[arg-type]
         resync = Resync(client, WorkQueue(metrics), observer, watches, metrics, (), 0.02)  # type: ignore[arg-type]
         running = asyncio.ensure_future(resync.run())
         try:

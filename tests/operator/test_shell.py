@@ -79,7 +79,7 @@ def test_what_a_relist_has_lost_is_forgotten_and_what_no_watch_told_of_is_named(
     assert {key for key, _ in watches.untold([job(), job(name="k")])} == {("ns", "k")}
 
 
-def test_kopf_writes_nothing_and_tries_for_ever() -> None:
+def test_kopf_settings_post_no_events_scan_nothing_and_back_off_without_end() -> None:
     used = kopf_settings()
     assert not used.posting.enabled
     assert used.scanning.disabled

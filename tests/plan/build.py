@@ -9,7 +9,7 @@ from typing import Any
 
 from dtj_agent import names
 from dtj_operator.plan import plan
-from dtj_operator.plan.model import Apply, Event, Object, Observed, Plan, Settings
+from dtj_operator.plan.model import Apply, Event, Nudge, Object, Observed, Plan, Settings
 from dtj_operator.plan.times import rfc3339
 
 NOW = 1_790_000_000.0
@@ -45,7 +45,8 @@ def stateful_set(of: Plan, uid: str = SET_UID) -> Object:
 
 def service(owner_uid: str = UID, name: str = "digits") -> Object:
     owner = {"kind": names.KIND, "name": name, "uid": owner_uid, "controller": True}
-    return {"kind": "Service", "metadata": {"name": name, "uid": "svc-uid", "ownerReferences": [owner]}, "spec": {}}
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {names.LABEL_JOB: name}}
+    return {"kind": "Service", "metadata": {"name": name, "uid": "svc-uid", "ownerReferences": [owner]}, "spec": spec}
 
 
 def pod(ordinal: int, *, owner: str | None = SET_UID, deleted: bool = False, **status: Any) -> Object:
@@ -180,6 +181,11 @@ class World:
                 self.job["status"] = deepcopy(step)
         elif isinstance(step, Apply):
             self._apply(step.body)
+        elif isinstance(step, Nudge):
+            self.writes.append("nudge")
+            child = step.stateful_set
+            annotations = {**child["metadata"].get("annotations", {}), names.ANNOTATION_NUDGED: step.time}
+            self.see(stateful_set={**child, "metadata": child["metadata"] | {"annotations": annotations}})
         else:
             self.writes.append(f"delete {step.kind}")
             if step.kind == "StatefulSet":

@@ -342,14 +342,36 @@ def test_a_secret_that_a_waiting_pod_may_miss_is_made_again_if_it_is_gone(status
     assert [(a.body["kind"], a.if_missing) for a in actions if isinstance(a, Apply)] == ([("Secret", True)] if made else [])
     if made:
         assert isinstance(actions[0], Apply)
-        assert actions[0].body == applied()["Secret"]
+        made_first, made_again = applied()["Secret"], actions[0].body
+        assert made_again["data"] == made_first["data"]
+        (owner,) = made_again["metadata"]["ownerReferences"]
+        assert owner["uid"] == UID
+        assert owner["controller"] is False, "a later job of this name could not become a second controller"
+
+
+def test_a_pod_that_pulls_its_image_has_its_volumes_and_nothing_is_asked_for_it() -> None:
+    stored, child = started()
+    sandbox = {"type": "PodReadyToStartContainers", "status": "True"}
+    pulling = pod(
+        1, phase="Pending", conditions=[sandbox], containerStatuses=[container(waiting={"reason": "ContainerCreating"})]
+    )
+    pulling["metadata"]["creationTimestamp"] = rfc3339(NOW)
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), pulling, pod(2)), agent=agent())
+    assert plan(stored, seen, NOW + 10, SETTINGS).actions == ()
+
+
+def test_a_pod_on_its_nodes_network_resolves_the_names_of_its_peers() -> None:
+    assert pod_spec(**template({"hostNetwork": True}))["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert pod_spec(**template({"hostNetwork": True, "dnsPolicy": "None"}))["dnsPolicy"] == "None"
+    assert "dnsPolicy" not in pod_spec(**template())
 
 
 def test_a_pod_on_no_node_misses_nothing_yet_and_one_that_waits_is_looked_at_again() -> None:
     stored, child = started()
     waiting = pod(0, phase="Pending")
     waiting["metadata"]["creationTimestamp"] = rfc3339(NOW)
-    seen = Observed(stateful_set=child, service=service(), pods=(waiting,))
+    others = tuple(pod(o, phase="Pending") | {"spec": {}} for o in (1, 2))
+    seen = Observed(stateful_set=child, service=service(), pods=(waiting, *others))
     assert plan(stored, seen, NOW + 1, SETTINGS).requeue_after == 10
     waiting["spec"] = {}
     wanted = plan(stored, seen, NOW + 100, SETTINGS)

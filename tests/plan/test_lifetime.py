@@ -8,7 +8,7 @@ import pytest
 
 from dtj_operator.plan import plan
 from dtj_operator.plan.model import Delete, Observed
-from tests.plan.build import NOW, SETTINGS, agent, condition, job, pods, service, started
+from tests.plan.build import NOW, SETTINGS, agent, condition, job, pod, pods, service, started
 
 DELETE_PODS = Delete(kind="StatefulSet", name="digits", uid="set-uid")
 DELETE_JOB = Delete(kind="DistributedTrainingJob", name="digits", uid="job-uid")
@@ -81,7 +81,8 @@ def test_the_deadline_fails_the_job() -> None:
 
 def test_a_job_that_waits_for_its_pods_is_looked_at_when_its_deadline_is_due() -> None:
     stored, child = started(activeDeadlineSeconds=100)
-    waiting = plan(stored, Observed(stateful_set=child, service=service()), NOW + 40, SETTINGS)
+    pending = tuple(pod(o, phase="Pending") | {"spec": {}} for o in range(3))
+    waiting = plan(stored, Observed(stateful_set=child, service=service(), pods=pending), NOW + 40, SETTINGS)
     assert waiting.requeue_after == 60
 
 

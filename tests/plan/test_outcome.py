@@ -163,3 +163,12 @@ def test_terminal_is_terminal(end: str) -> None:
             after = plan(job(over, generation=7, **spec), observed, NOW + 9999, SETTINGS)
             assert after.actions == ()
             assert after.status == over | {"observedGeneration": 7}
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "ReplicaSet", "uid": "x"}]], ids=["nobody's", "a Deployment's"])
+def test_an_outcome_in_a_pod_that_no_statefulset_has_made_is_not_believed(owners: Any) -> None:
+    stored, child = started()
+    stranger = pod(0, phase="Running", containerStatuses=[container(restarts=1, last=ended(outcome()))])
+    stranger["metadata"]["ownerReferences"] = owners
+    seen = Observed(stateful_set=child, service=service(), pods=(stranger,))
+    assert true_conditions(plan(stored, seen, NOW + 1, SETTINGS).status) == []

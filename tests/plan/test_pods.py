@@ -66,6 +66,10 @@ def test_pods_that_are_not_even_made_point_at_the_stateful_set() -> None:
     assert "kubectl describe statefulset digits" in condition(status, "Running")["message"]
 
 
+# As the node controller of 1.36 leaves them (MarkPodsNotReady): it sets this status, and gives no reason.
+NOT_READY = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+
+
 def lost(reason: str, message: str = "because") -> Object:
     gone = pod(1, deleted=True)
     gone["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}]
@@ -80,7 +84,7 @@ LOST: dict[str, tuple[Object | None, str]] = {
     "evicted by the kubelet": (lost("TerminationByKubelet"), "PodEvicted"),
     "failed and evicted": (pod(1, phase="Failed", reason="Evicted", message="low on memory"), "PodEvicted"),
     "its node does not answer": (
-        pod(1, phase="Running", containerStatuses=[container()], reason="NodeLost", conditions=[]), "NodeLost",
+        pod(1, phase="Running", containerStatuses=[container()], conditions=NOT_READY), "NodeLost",
     ),
     "killed for memory": (
         pod(1, phase="Running", containerStatuses=[container(terminated={"exitCode": 137, "reason": "OOMKilled"})]), "OOMKilled",
@@ -123,12 +127,30 @@ def test_the_pod_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
     assert condition(after.status, "Restarting")["reason"] == "PodDeleted"
 
 
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        [{"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"}, {"type": "ContainersReady", "status": "True"}],
+        [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "False"}],
+        [{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"}],
+    ],
+    ids=["a readiness gate", "a container that is not ready", "all is well"],
+)
+def test_a_pod_whose_kubelet_reports_is_not_on_a_lost_node(conditions: Any) -> None:
+    stored, child = started()
+    running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
+    gated = pod(0)
+    gated["status"]["conditions"] = conditions
+    seen = Observed(stateful_set=child, service=service(), pods=(gated, pod(1), pod(2)))
+    assert true_conditions(plan(job(running.status), seen, NOW + 50, SETTINGS).status) == ["Running"]
+
+
 def test_the_node_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
     """Its pod still reads as running: nobody is there to say otherwise but the node controller."""
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
     cut_off = pod(0)
-    cut_off["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]
+    cut_off["status"]["conditions"] = NOT_READY
     seen = Observed(stateful_set=child, service=service(), pods=(cut_off, pod(1), pod(2)))
     after = plan(job(running.status), seen, NOW + 50, SETTINGS)
     assert condition(after.status, "Restarting")["reason"] == "NodeLost"

@@ -148,7 +148,7 @@ def test_warnings_of_the_agent_become_events_once() -> None:
     assert [event.reason for event in first.events] == ["WorkersRunning", "CheckpointTorn"]
     second = look(job(first.status), child, 2, events=[torn, normal])
     assert (second.events, second.status) == ((), first.status)
-    later = look(job(first.status), child, 3, events=[torn, normal, torn | {"time": NOW + 3, "id": 3}])
+    later = look(job(first.status), child, 40, events=[torn, normal, torn | {"time": NOW + 3, "id": 3}])
     assert [event.reason for event in later.events] == ["CheckpointTorn"]
 
 

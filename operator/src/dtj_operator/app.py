@@ -80,7 +80,7 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
         self.client = Client(login, metrics.request)
-        self.agents = AgentClient(options.settings)
+        self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
         self.observer = Observer(self.client, self.agents)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
         world = World(self.client, self.observer, recorder)

@@ -14,6 +14,7 @@ from prometheus_client import platform_collector as platform
 from prometheus_client import process_collector as process
 
 from dtj_agent import names
+from dtj_operator.kube import agent
 from dtj_operator.plan.model import Object
 
 PHASES = (names.PENDING, names.RUNNING, names.RESTARTING, names.SUSPENDED, names.COMPLETE, names.FAILED)
@@ -57,6 +58,7 @@ class Metrics:
         self.request_seconds = histogram(
             "kube_client_request_duration_seconds", "How long a request to the API server took.", _FAST, ("verb", "resource")
         )
+        self.agent_polls = counter("agent_polls_total", "Questions to the agents of running jobs by how they ended.", ("result",))
         self.watch_events = counter("watch_events_total", "Changes that kopf's watches told of.", ("resource",))
         self.watch_missed = counter("watch_missed_total", "Jobs that a resync found changed and no watch had told of.")
         self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last complete list of jobs.")
@@ -70,6 +72,8 @@ class Metrics:
         # A rate() over a series that appears with its first count misses that count.
         for result in RESULTS:
             self.reconcile.labels(result)
+        for result in agent.RESULTS:
+            self.agent_polls.labels(result)
         for phase in PHASES:
             self.jobs.labels(phase)
         for kind in KINDS.values():

@@ -1,7 +1,8 @@
 """What the operator may do: exactly what it does. Tests hold the code and the chart's roles to this table.
 
-Nothing here is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on CRDs or namespaces, no
-reading of Secrets, no finalizers (our owner references don't block their owner's deletion).
+Nothing here is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on CRDs, nodes or namespaces,
+no finalizers (our owner references don't block their owner's deletion). In the namespaces that it covers it is worth an
+administrator's rights all the same: who may create pods may mount any Secret and use any service account there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("apps", "statefulsets"): ("get", "list", "watch", "create", "patch", "delete"),
     ("", "services"): ("get", "create", "patch"),
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs alone; delete: stuck.py
-    ("", "secrets"): ("create", "patch"),  # written, never read
+    ("", "secrets"): ("create", "patch"),  # the operator reads none; but a patch answers with the object
     ("events.k8s.io", "events"): ("create", "patch"),
 }
 

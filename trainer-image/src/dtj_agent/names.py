@@ -19,6 +19,9 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
 ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of the part of the spec that shapes pods
+ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"  # on the StatefulSet: where the agent of its pods is from, all of them alike
+ANNOTATION_REPAIRED = GROUP + "/repaired-generation"  # on the StatefulSet: its generation when an edit of it was last undone
+ANNOTATION_NUDGED = GROUP + "/nudged"  # on the StatefulSet: when its controller was last woken, because pods were missing
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
 
 # --- names inside the pod -------------------------------------------------------------------------------------------
@@ -160,6 +163,7 @@ class Reason:
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
+    AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, and its agent has not answered the operator for a minute
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"
@@ -199,6 +203,7 @@ class Reason:
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
     CHILD_REFUSED = "ChildRefused"  # a quota, an admission plugin or a missing right, for now: the condition has its words
+    ACCELERATOR_UNDECIDED = "AcceleratorUndecided"  # how many ranks, over which backend: only the user knows
     CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
 
 

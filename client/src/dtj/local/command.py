@@ -43,6 +43,8 @@ def command(flags: argparse.Namespace) -> int:
     template.check(written["spec"].get("template"), flags.file)
     if model.spec.suspend:
         raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run it here")
+    if accelerator := model.spec.undecided_accelerator:
+        raise InputError(f"{flags.file}: spec.template asks for {accelerator}: set spec.processesPerPod and spec.backend")
     volumes.plain(f"{flags.file}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
     if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
         volumes.plain(f"{flags.file}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)

@@ -58,7 +58,7 @@ class LocalWorld:
         for action in plan.actions:
             if isinstance(action, Apply):
                 self._apply(action.body)
-            else:
+            elif isinstance(action, Delete):
                 self._delete(action)
         if plan.status and plan.status != job.get("status"):
             job["status"] = copy.deepcopy(plan.status)

@@ -153,6 +153,8 @@ class Status(Model):
     goodput: float | None = None
     """productiveSeconds as a share of the time active, 0 to 1."""
     agent: AgentMemory | None = None
+    writes_left: float | None = None
+    """How many writes of this status the operator could make at once at lastUpdateTime: it bounds them by a token bucket."""
 
     def dump(self) -> dict[str, Any]:
         """As a plain dict, without what is not set."""

@@ -16,9 +16,15 @@ __all__ = ["DistributedTrainingJob", "Spec", "trainer_of"]
 
 INT32_MAX = 2**31 - 1
 NAME_LENGTH = 52  # a StatefulSet's name and a hash of 10 make a label value of its pods, and those end at 63
-SYSTEM_PATHS = ("/", "/tmp", "/dev", "/dev/shm", "/dtj")  # noqa: S108 (refused, not used)
+# No empty, "." or ".." part, so that a path has one spelling but for a slash at its end; and none of the system's.
+PLAIN_PATH = r"(/[^/:]+)+/?"
+SYSTEM_PATH = r"(/tmp|/dev|/dev/shm|/dtj|/dtj/.*|(.*/)?\.\.?(/.*)?)/?"
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"  # of a Service, which is the strictest of the children
-GPU = "nvidia.com/gpu"
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")  # one rank each, over NCCL; ROCm's RCCL bears that name in PyTorch
+OTHER_ACCELERATORS = re.compile(
+    r"nvidia\.com/(mig-|gpu[.-]).+|amd\.com/.+|gpu\.intel\.com/.+|habana\.ai/gaudi.*|aws\.amazon\.com/neuron.*|google\.com/tpu"
+    r"|huawei\.com/Ascend.*|cambricon\.com/.+|mthreads\.com/.+|metax-tech\.com/.+"
+)
 
 
 class Entrypoint(Model):
@@ -107,15 +113,9 @@ class Checkpoint(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.mountPath.startsWith('/') && !self.mountPath.contains(':')"
-            f" && !(self.mountPath in {list(SYSTEM_PATHS)}) && !self.mountPath.startsWith('/dtj/')",
+            cel=f"self.mountPath.matches(r'^{PLAIN_PATH}$') && !self.mountPath.matches(r'^{SYSTEM_PATH}$')",
             message="must be an absolute path of its own, such as /checkpoints; not /, /tmp, /dev, /dev/shm or inside /dtj",
-            holds=lambda self: (
-                self.mount_path.startswith("/")
-                and ":" not in self.mount_path
-                and self.mount_path not in SYSTEM_PATHS
-                and not self.mount_path.startswith("/dtj/")
-            ),
+            holds=lambda self: bool(re.fullmatch(PLAIN_PATH, self.mount_path) and not re.fullmatch(SYSTEM_PATH, self.mount_path)),
             field="mountPath",
         ),
     )
@@ -156,19 +156,20 @@ def _immutable(field: str) -> Rule:
 
 def _mounts(spec: Spec) -> list[str]:
     containers = ((spec.template or {}).get("spec") or {}).get("containers") or []
-    return [m.get("mountPath") for c in containers for m in c.get("volumeMounts") or []]
+    return [str(m.get("mountPath")).removesuffix("/") for c in containers for m in c.get("volumeMounts") or []]
 
 
 class Spec(Model):
-    """What to train, on how many pods, and how to recover. Only suspend, ttlSecondsAfterFinished, activeDeadlineSeconds
-    and cleanPodPolicy of a job that is not suspended can change; everything can while it is suspended."""
+    """What to train, on how many pods, and how to recover. Only suspend, ttlSecondsAfterFinished, activeDeadlineSeconds,
+    cleanPodPolicy and forceDeletePods of a job that is not suspended can change; everything can while it is suspended."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of pods. Ranks = replicas x processesPerPod."""
     processes_per_pod: int | None = Field(default=None, ge=1, le=64)
-    """Ranks in each pod. Default: the container's nvidia.com/gpu, or 1."""
+    """Ranks in each pod. Default: the container's nvidia.com/gpu or amd.com/gpu, or 1. Required with other accelerators."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """Communication backend. auto: nccl if the container asks for nvidia.com/gpu, else gloo."""
+    """Communication backend. auto: nccl if the container asks for nvidia.com/gpu or amd.com/gpu (there it is RCCL), else gloo.
+    Not auto with other accelerators."""
     entrypoint: Entrypoint | None = None
     """What every rank runs. Instead of it the template's container may have a command of its own."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
@@ -187,6 +188,13 @@ class Spec(Model):
     """The job fails if it is active (not suspended) for longer than so many seconds. Default: no limit."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """What happens to the pods at the end. All: they go, and free what they hold. None: they stay and idle."""
+    force_delete_pods: Literal["WhenFenced", "Always", "Never"] = "WhenFenced"
+    """Whether a pod whose end its node does not confirm (a dead node) is removed 30 s after its grace period, so that it can
+    be replaced. WhenFenced: if spec.checkpoint is set and replicas is 2 or more, since an old pod can then neither train on
+    nor commit a checkpoint of the checkpoint library; what a script saves by itself is not fenced. Always: also without that;
+    for scripts that write nothing, or that bear two writers. Never: left to Kubernetes, or to a person, as all of these pods
+    are that are not removed: it removes them when their Node object is deleted or has the taint
+    node.kubernetes.io/out-of-service."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -215,9 +223,10 @@ class Spec(Model):
         ),
         Rule(
             cel=f"!has(self.checkpoint) || !({_CONTAINERS}) || self.template.spec.containers.all(c, !has(c.volumeMounts)"
-            " || c.volumeMounts.all(m, m.mountPath != self.checkpoint.mountPath))",
+            " || c.volumeMounts.all(m, m.mountPath != self.checkpoint.mountPath"
+            " && m.mountPath + '/' != self.checkpoint.mountPath && m.mountPath != self.checkpoint.mountPath + '/'))",
             message="a container of the template mounts something at checkpoint.mountPath: remove one of the two",
-            holds=lambda self: not self.checkpoint or self.checkpoint.mount_path not in _mounts(self),
+            holds=lambda self: not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in _mounts(self),
             field="checkpoint",
         ),
         *map(
@@ -233,13 +242,26 @@ class Spec(Model):
 
     @property
     def gpus(self) -> int:
-        """nvidia.com/gpu of the container that trains."""
-        resources = self.trainer.get("resources") or {}
-        for kind in ("limits", "requests"):
-            amount = str((resources.get(kind) or {}).get(GPU))
-            if re.fullmatch("[0-9]{1,9}", amount):
-                return int(amount)
+        """nvidia.com/gpu or amd.com/gpu of the container that trains."""
+        for resources in self._resources():
+            for gpu in GPUS:
+                if re.fullmatch("[0-9]{1,9}", amount := str(resources.get(gpu))):
+                    return int(amount)
         return 0
+
+    @property
+    def undecided_accelerator(self) -> str | None:
+        """An accelerator of the container that trains whose ranks and backend nobody has decided; None if there is none."""
+        if self.processes_per_pod and self.backend != "auto":
+            return None
+        asked = (name for resources in self._resources() for name, amount in resources.items() if str(amount) != "0")
+        return next((name for name in asked if name not in GPUS and OTHER_ACCELERATORS.fullmatch(name)), None)
+
+    def _resources(self) -> list[dict[str, Any]]:
+        """Limits and requests of the container that trains."""
+        resources = self.trainer.get("resources")
+        found = [resources.get(kind) for kind in ("limits", "requests")] if isinstance(resources, dict) else []
+        return [each for each in found if isinstance(each, dict)]
 
     @property
     def processes(self) -> int:

@@ -11,7 +11,7 @@ from dtj_operator.kube import undeclared
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observe import Observer
 from dtj_operator.kube.resources import BY_KIND, JOB, POD, STATEFUL_SET
-from dtj_operator.plan.model import Apply, Delete, Event, Object, Observed, Plan
+from dtj_operator.plan.model import Action, Delete, Event, Nudge, Object, Observed, Plan
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,11 @@ class World:
             await self._recorder.record(job, event)
         return written
 
-    async def _act(self, job: Object, action: Apply | Delete) -> None:
+    async def _act(self, job: Object, action: Action) -> None:
         namespace = job["metadata"]["namespace"]
+        if isinstance(action, Nudge):
+            await self._nudge(namespace, action)
+            return
         if isinstance(action, Delete):
             try:
                 await self._client.delete(
@@ -108,6 +111,32 @@ class World:
                 raise
             raise Rejected(error.message, for_good=resource is STATEFUL_SET and for_good(error)) from error
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
+
+    async def _nudge(self, namespace: str, action: Nudge) -> None:
+        """Raises Rejected with the words that the StatefulSet controller gets, too, and puts into events of the set alone."""
+        metadata, template = action.stateful_set["metadata"], action.stateful_set["spec"]["template"]
+        given = template.get("metadata") or {}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {key: given[key] for key in ("labels", "annotations") if given.get(key)}
+            | {"name": metadata["name"] + "-dry-run"},
+            "spec": template["spec"],
+        }
+        try:
+            await self._client.create(POD, namespace, pod, dry_run=True)
+        except errors.Conflict:
+            logger.debug("a pod has the name of the dry run: nothing was learned")
+        except (errors.Invalid, errors.Forbidden) as error:
+            by_rbac = isinstance(error, errors.Forbidden) and error.by_rbac
+            if not by_rbac and "does not support dry run" not in error.message:
+                raise Rejected(error.message, for_good=False) from error
+        patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
+        try:
+            await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
+        except (errors.NotFound, errors.Conflict):
+            return  # it is gone, or another one
+        logger.info("woke the controller of StatefulSet %s, which has made too few pods", metadata["name"])
 
     async def _try_pod(self, namespace: str, stateful_set: Object) -> None:
         """Would the pods be let in? The StatefulSet's admission doesn't look at its template with the pods' eyes.

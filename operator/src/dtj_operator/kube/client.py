@@ -162,10 +162,21 @@ class Client:
         if response.status >= 300:
             failed = failure(response.status, text, method, path)
             if isinstance(failed, errors.NotAuthenticated):
-                await self._login.load()  # an exec plugin's or a file's newer token; the caller's next try has it
+                await self._renew_login(failed)
             raise failed
         answer: Object = json.loads(text)
         return answer
+
+    async def _renew_login(self, failed: errors.KubeError) -> None:
+        """Takes an exec plugin's or a file's newer token; the caller's next try has it.
+
+        Raises NotAuthenticated if there is none for now: the operator was started rightly, so that is no ConfigError.
+        """
+        try:
+            await self._login.load()
+        except errors.ConfigError as error:
+            message = f"{failed.message}; the login could not be renewed: {error}"
+            raise errors.NotAuthenticated(message, status=failed.status, reason=failed.reason) from error
 
 
 def _slim(obj: Object) -> Object:

@@ -56,6 +56,7 @@ class Observer:
         """Drop what is known of all other jobs: they are gone, and their end went unheard."""
         wanted = set(keys)
         self._seen = {key: seen for key, seen in self._seen.items() if key in wanted}
+        self._agents.keep(wanted)
 
     async def job(self, key: Key) -> Object | None:
         """The job, None if there is none."""
@@ -82,13 +83,14 @@ class Observer:
                 self._client.list(POD, namespace, job_selector(name)),
             )
             observed = Observed(stateful_set=stateful_set, service=service, pods=tuple(pods))
-            if key in self._reading and pod_to_ask(observed.pods) is not None:
+            if key in self._reading and pod_to_ask(job, observed.stateful_set, observed.pods) is not None:
                 self._seen[key] = _Seen(job, observed, started)
             self._reading.discard(key)
-        pod = pod_to_ask(observed.pods)
+        pod = pod_to_ask(job, observed.stateful_set, observed.pods)
         if pod is None:
             return observed
-        return replace(observed, agent=await self._agents.status(job, pod))
+        agent = await self._agents.status(job, pod)
+        return replace(observed, agent=agent, agent_silent_seconds=self._agents.silent_seconds(job))
 
     async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         try:

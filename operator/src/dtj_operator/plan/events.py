@@ -1,7 +1,7 @@
 """Kubernetes events: of what has just become true, told once.
 
-Whether something is new is seen by comparing with the status that is stored. Everything compared here is written at once
-(write.py), before the events are sent, so that the next look finds nothing new.
+Whether something is new is seen by comparing with the status that is stored. Events are sent after the write that holds
+what they tell of (write.py), so that the next look finds nothing new; where that write is held back, so are they.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dtj_operator.plan.report import Report
 
 PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
-    Reason.AGENT_CRASHED, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
+    Reason.AGENT_CRASHED, Reason.AGENT_UNREACHABLE, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
+    Reason.ACCELERATOR_UNDECIDED,
 }  # fmt: skip
 MESSAGE_LENGTH = 1000  # characters; the recorder cuts at the bytes that the API server takes
 
@@ -52,7 +53,7 @@ def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterato
         why, true = condition.get("reason", ""), condition.get("status") == "True"
         is_new = (before.get("status"), before.get("reason")) != (condition.get("status"), why)
         if kind == names.RUNNING and true and (is_new or old.get("attempt") != new.get("attempt")):
-            yield _event("Normal", why, condition["message"])
+            yield _event("Warning" if why in PROBLEMS else "Normal", why, condition["message"])
         elif is_new and why not in told and (why in PROBLEMS if kind == names.RUNNING else true):
             told.add(why)
             yield _event("Warning", why, condition["message"])

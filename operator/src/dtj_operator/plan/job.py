@@ -78,4 +78,9 @@ class Job:
         }
 
     def owns(self, child: Object) -> bool:
-        return any(owner.get("uid") == self.uid for owner in child["metadata"].get("ownerReferences") or ())
+        return is_owned(child, self.uid)
+
+
+def is_owned(child: Object, uid: str) -> bool:
+    """An owner of `child` has this uid."""
+    return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences") or ())

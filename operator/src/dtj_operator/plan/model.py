@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 from dtj_agent import names
 
 Object = dict[str, Any]
+SILENT_POLL_SECONDS = 60.0  # between two questions to an agent that does not answer, at the most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Observed:
     """All pods with the label names.LABEL_JOB of this job, terminating ones too."""
     agent: Object | None = None
     """`/status` of the agent of pod 0 (docs/reference/contract.md); None if it could not be asked."""
+    agent_silent_seconds: float = 0.0
+    """For how long the agent of the present pod 0 has left every question unanswered; 0 after an answer, or without a pod 0."""
     rejection: str | None = None
     """What the API server said when it called one of this generation's children invalid."""
     refusal: str | None = None
@@ -60,7 +63,21 @@ class Delete:
     grace_seconds: int | None = None
 
 
-Action = Apply | Delete
+@dataclass(frozen=True, kw_only=True)
+class Nudge:
+    """Ask by a dry run whether the API server would take a pod of this StatefulSet. If it does, wake the set's controller.
+
+    The controller of a StatefulSet whose pods were refused tries again after up to 1,000 s, and nothing else wakes it: an
+    annotation is written, which is an event that does. If the pod is refused, so is this action.
+    """
+
+    stateful_set: Object
+    """As observed."""
+    time: str
+    """What is written into names.ANNOTATION_NUDGED."""
+
+
+Action = Apply | Delete | Nudge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +111,7 @@ class Settings:
     agent_image: str
     """Image whose /dtj/agent.pyz the init container copies into the pod (the operator's own image)."""
     master_key: bytes = field(repr=False)
-    """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so the operator never reads Secrets."""
+    """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so none has to be read back."""
     previous_master_key: bytes | None = field(default=None, repr=False)
     """The master key before it was replaced: the agents of jobs that were started then know no other."""
     image_pull_policy: str | None = None
@@ -108,7 +125,11 @@ class Settings:
     progress_write_seconds: float = 30.0
     """Progress alone is written to the status no more often than this."""
     status_poll_seconds: float = 2.0
-    """How often the agent's /status is asked while the job is active."""
+    """How often the agent's /status is asked while the job is active and the agent answers."""
+
+    def poll_seconds(self, silent: float) -> float:
+        """Until an agent that has not answered for `silent` seconds is asked again: half as long again, within bounds."""
+        return min(max(self.status_poll_seconds, silent / 2), SILENT_POLL_SECONDS)
 
 
 class World(Protocol):

@@ -69,6 +69,9 @@ def _ending(raw: Object) -> Ending | None:
 
 
 def _termination_messages(pod: Object, container: str) -> list[str]:
+    # Anybody may give a pod our labels. Also of an earlier StatefulSet: one that was deleted after the end.
+    if all(owner.get("kind") != "StatefulSet" for owner in pod["metadata"].get("ownerReferences") or ()):
+        return []
     found = []
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         if status.get("name") == container:

@@ -43,7 +43,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     if "deletionTimestamp" in obj["metadata"]:
         return Plan(status=stored)  # the children go by their owner references
     if conditions.is_finished(stored):
-        return lifetime.after_end(obj, observed, now)
+        return stuck.released(lifetime.after_end(obj, observed, now), obj, observed, now)
     try:
         job = Job.of(obj)
     except InvalidJob as error:
@@ -58,13 +58,13 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         end = _end(obj, status, ending, now)
         return replace(end, events=(*events.of_agent(stored, said), *end.events))
     if job.spec.suspend:
-        wanted = suspend.suspended(job, observed, status, now)
+        wanted = suspend.suspended(job, observed, status, now, stuck.held(obj, observed, now))
         wanted = replace(wanted, events=(*events.of_agent(stored, said), *wanted.events))
     else:
-        wanted = _active(job, observed, status, said, now, settings)
+        wanted = _active(job, observed, status, said, now, settings, stuck.held(obj, observed, now))
     wanted = replace(wanted, events=(*skew.events(job, status), *wanted.events))
     wanted = paced(job, wanted, lifetime.until_deadline(job.spec, status, now), now, settings)
-    return stuck.released(wanted, observed, now)
+    return stuck.released(wanted, obj, observed, now)
 
 
 def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
@@ -103,18 +103,17 @@ def _merged(status: Object, said: Report | None, now: float) -> Object:
     return progress.merge(events.mark_told(restarts.merge(status, said), said), said, now)
 
 
-def _active(job: Job, observed: Observed, status: Object, said: Report | None, now: float, settings: Settings) -> Plan:
-    """A job that is to run: its children, then what goes on in them."""
+def _active(job: Job, observed: Observed, status: Object, said: Report | None, now: float, settings: Settings, held: str) -> Plan:
+    """A job that is to run: its children, then what goes on in them. `held`: what keeps a pod of it from being replaced."""
     if job.unreadable is not None and not suspend.has_run(job, observed):
         return _unstarted(job, status, now)
     if not suspend.has_run(job, observed):
-        conflict = children.conflict(job, observed)
+        conflict = children.conflict(job, observed) or children.undecided(job)
         if conflict is not None:
             return _blocked(job, status, conflict, now)
         if suspend.leftovers(observed):
-            return _blocked(
-                job, status, pods.Cause(Reason.PODS_PENDING, "pods of an earlier run are still on their way out"), now
-            )
+            waits = suspend.joined("pods of an earlier run are still on their way out", held)
+            return _blocked(job, status, pods.Cause(Reason.PODS_PENDING, waits), now)
         refusal = observed.refusal or observed.rejection
         if refusal is not None:
             return _refused(job, status, refusal, now)
@@ -125,26 +124,30 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
         return suspend.stop(job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now)
     group = pods.of_run(job, observed)
-    state = running.state(job, status, group, said)
+    state = running.state(job, status, group, said, silent_seconds=observed.agent_silent_seconds, refusal=observed.refusal)
     if state is not None:
-        status = running.apply(job, status, state, now)
+        status = running.apply(job, status, running.waiting_for(state, held), now)
     status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
     return Plan(
         actions=(
             *(children.repairs(job, observed, group, now, settings) if job.unreadable is None else ()),
+            *(children.nudges(job, observed, group, now) if job.unreadable is None else ()),
             *stuck.replaced(group, said),
         ),
         status=status,
         events=events.of_change(job, status, said),
-        requeue_after=_next_look(job, group, settings),
+        requeue_after=_next_look(job, observed, group, settings),
     )
 
 
-def _next_look(job: Job, group: tuple[Object, ...], settings: Settings) -> float | None:
+def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings: Settings) -> float | None:
     if group and pods.is_running(group[0], job.trainer_container):
-        return settings.status_poll_seconds  # the agent can be asked, or soon: nothing but asking tells when its answer changes
+        # The agent can be asked, or soon: nothing but asking tells when its answer changes.
+        return settings.poll_seconds(observed.agent_silent_seconds)
     # Nor does anybody tell that a pod can't mount its Secret.
-    return children.STARTING_SECONDS if any(children.is_starting(pod) for pod in group) else None
+    if any(children.is_starting(pod) for pod in group):
+        return children.STARTING_SECONDS
+    return children.NUDGE_SECONDS if len(group) < job.spec.replicas else None
 
 
 def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
@@ -214,7 +217,7 @@ def _blocked(job: Job, status: Object, cause: pods.Cause, now: float) -> Plan:
     if conditions.reason(status, names.RUNNING) != Reason.JOB_SUSPENDED:  # which the start must know
         state = running.State(running=False, restarting=False, reason=cause.reason, message=cause.message)
         status = running.apply(job, status, state, now)
-    wait = CONFLICT_SECONDS if cause.reason == Reason.CHILD_CONFLICT else suspend.WAIT_SECONDS
+    wait = suspend.WAIT_SECONDS if cause.reason == Reason.PODS_PENDING else CONFLICT_SECONDS
     return Plan(status=status, events=events.of_change(job, status, None), requeue_after=wait)
 
 

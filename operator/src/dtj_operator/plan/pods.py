@@ -57,12 +57,14 @@ def ready_count(pods: tuple[Object, ...], container: str) -> int:
     return sum(is_running(pod, container) and bool(_status(pod, container).get("ready")) for pod in pods)
 
 
-def why_not_running(pods: tuple[Object, ...], job: Job) -> Cause | None:
-    """The first reason, by ordinal, why not all pods run; None if they all do."""
+def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None) -> Cause | None:
+    """The first reason, by ordinal, why not all pods run; None if they all do. `refusal`: the API server's, of one not made."""
     waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container)) is not None]
     telling = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
     if telling:
         return telling[0]
+    if len(pods) < job.spec.replicas and refusal is not None:
+        return Cause(Reason.CHILD_REFUSED, "the API server refuses a child of the job, and is asked again: " + refusal)
     if len(pods) < job.spec.replicas:
         return Cause(
             Reason.PODS_PENDING,
@@ -80,7 +82,7 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
         if disruption.get("status") == "True":
             reason = DISRUPTIONS.get(str(disruption.get("reason")), Reason.POD_EVICTED)
             return Cause(reason, f"{name}: {disruption.get('message') or disruption.get('reason')}")
-        if status.get("reason") == "NodeLost" or _condition(pod, "Ready").get("reason") == "NodeNotReady":
+        if _is_on_silent_node(pod):
             return Cause(Reason.NODE_LOST, f"{name}: its node {_node(pod)} does not answer")
         if "deletionTimestamp" in pod["metadata"]:
             return Cause(Reason.POD_DELETED, f"{name} was deleted")
@@ -174,6 +176,15 @@ def _status(pod: Object, container: str) -> Object:
 
 def _condition(pod: Object, kind: str) -> Object:
     return next((c for c in (pod.get("status") or {}).get("conditions") or () if c.get("type") == kind), {})
+
+
+def _is_on_silent_node(pod: Object) -> bool:
+    """The node controller has set Ready to False, as it does when a node has not reported for 40 s, and nothing else.
+
+    A kubelet takes ContainersReady away with it, and a readiness gate gives a reason.
+    """
+    ready, containers = _condition(pod, "Ready"), _condition(pod, "ContainersReady")
+    return ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
 
 
 def _last_end(status: Object) -> Object:

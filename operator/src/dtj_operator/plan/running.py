@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtj_agent import names
 from dtj_agent.names import Reason
@@ -17,6 +17,11 @@ UNHEARD = (
     "all pods run; the agent of pod 0 does not answer the operator yet: if that lasts, see its log, "
     f"and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
 )
+UNREACHABLE_SECONDS = 60.0
+UNREACHABLE = (
+    "all pods run, but the agent of pod 0 has not answered the operator for a minute or more, so what the group does is not "
+    f"known: see the log of pod 0, and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
+)
 NOW = "; now "  # between why the group does not run and what it waits for
 
 
@@ -28,15 +33,25 @@ class State:
     message: str
 
 
-def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None) -> State | None:
+def state(
+    job: Job,
+    status: Object,
+    pods: tuple[Object, ...],
+    report: Report | None,
+    *,
+    silent_seconds: float = 0.0,
+    refusal: str | None = None,
+) -> State | None:
     """The state of the group; None: nothing new is known (its agent could not be asked just now)."""
     if report is not None and report.phase == "Running":
         message = f"attempt {status['attempt']} runs on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
         return State(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
     if report is not None and report.phase not in ("Rendezvous", "Stopping") and conditions.find(job.status, names.RUNNING):
         return None  # Finished: the outcome comes with it, or with the termination message
-    blocked = why_not_running(pods, job)
+    blocked = why_not_running(pods, job, refusal)
     ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)
+    if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
+        return _unreachable(job)
     if not ran:
         cause = blocked or Cause(Reason.RENDEZVOUS, UNHEARD if report is None else report.phase_message or HEARD)
         return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
@@ -44,7 +59,22 @@ def state(job: Job, status: Object, pods: tuple[Object, ...], report: Report | N
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
-    return State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+    new = State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+    is_refused = blocked is not None and blocked.reason == Reason.CHILD_REFUSED != cause.reason
+    return waiting_for(new, blocked.message) if blocked is not None and is_refused else new
+
+
+def waiting_for(new: State, what: str) -> State:
+    """`new`, if the group does not run, with this as what it waits for."""
+    if new.running or not what:
+        return new
+    return replace(new, message=new.message + ("; " if NOW in new.message else NOW) + what)
+
+
+def _unreachable(job: Job) -> State:
+    """As it was, for a training may well go on; only that nobody hears of it is new."""
+    running, restarting = (conditions.is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
+    return State(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
 
 
 def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:

@@ -16,10 +16,10 @@ STOPPING = "its pods are being stopped; checkpoints are kept"
 WAIT_SECONDS = 2.0  # between two looks at what goes away by itself
 
 
-def suspended(job: Job, observed: Observed, status: Object, now: float) -> Plan:
-    """Towards a job without pods."""
+def suspended(job: Job, observed: Observed, status: Object, now: float, held: str = "") -> Plan:
+    """Towards a job without pods. `held`: what keeps a pod of it from going."""
     if not is_stopped(job, observed):
-        return stop(job, observed, status, STOPPING, now)
+        return stop(job, observed, status, joined(STOPPING, held), now)
     status = between_runs(status, job, now)
     message = "no pods; spec.suspend: false goes on " + ("from the newest checkpoint" if job.spec.checkpoint else "from step 0")
     for kind, value in ((names.RUNNING, False), (names.SUSPENDED, True)):
@@ -40,7 +40,16 @@ def stop(job: Job, observed: Observed, status: Object, message: str, now: float)
     actions: tuple[Action, ...] = ()
     if child is not None and job.owns(child) and "deletionTimestamp" not in child["metadata"]:
         actions = (Delete(kind="StatefulSet", name=child["metadata"]["name"], uid=child["metadata"]["uid"]),)
+    actions += tuple(
+        Delete(kind="Pod", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+        for pod in _orphans(job, observed)
+        if "deletionTimestamp" not in pod["metadata"]
+    )
     return Plan(actions=actions, status=status, requeue_after=WAIT_SECONDS)
+
+
+def joined(message: str, held: str) -> str:
+    return f"{message}; {held}" if held else message
 
 
 def has_run(job: Job, observed: Observed) -> bool:
@@ -50,7 +59,25 @@ def has_run(job: Job, observed: Observed) -> bool:
 
 def is_stopped(job: Job, observed: Observed) -> bool:
     """Neither a StatefulSet nor a pod that one of ours has left."""
-    return not has_run(job, observed) and not leftovers(observed)
+    return not has_run(job, observed) and not leftovers(observed) and not _orphans(job, observed)
+
+
+def _orphans(job: Job, observed: Observed) -> tuple[Object, ...]:
+    """Pods of this very job that nobody owns: their StatefulSet was deleted without them (kubectl delete --cascade=orphan).
+
+    No garbage collector ends them. A job that is to run leaves them alone, for its next StatefulSet adopts them.
+    """
+    return tuple(pod for pod in observed.pods if not pod["metadata"].get("ownerReferences") and _is_made_for(job, pod))
+
+
+def _is_made_for(job: Job, pod: Object) -> bool:
+    env = (
+        entry
+        for container in (pod.get("spec") or {}).get("containers") or ()
+        for entry in container.get("env") or ()
+        if entry.get("name") == names.ENV_JOB_UID
+    )
+    return any(entry.get("value") == job.uid for entry in env)
 
 
 def leftovers(observed: Observed) -> tuple[Object, ...]:

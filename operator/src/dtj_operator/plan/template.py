@@ -50,6 +50,8 @@ def _without_nulls(value: Any) -> Any:
 def _pod_defaults(pod: Object, trainer: Object, settings: Settings) -> None:
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("enableServiceLinks", False)
+    if pod.get("hostNetwork"):
+        pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # without it the node's resolver is asked, which knows no peer
     pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
     pod["tolerations"] = _tolerations(pod.get("tolerations") or [])
     security = pod["securityContext"] = dict(pod.get("securityContext") or {})
@@ -73,7 +75,7 @@ def _pod_defaults(pod: Object, trainer: Object, settings: Settings) -> None:
 
 
 def _tolerations(given: list[Object]) -> list[Object]:
-    """The group waits while a node is silent, so its pods are replaced soon; fencing makes that safe (stuck.py)."""
+    """The group waits while a node is silent, so its pods are given up soon; stuck.py decides which are removed."""
     said = {str(toleration.get("key", "")) for toleration in given}
     ours = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
@@ -110,7 +112,7 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
         *({"name": volume, "mountPath": path} for volume, path in _scratch(trainer).items()),
     ]
     if job.spec.checkpoint:
-        mounts.append({"name": names.VOLUME_CHECKPOINT, "mountPath": job.spec.checkpoint.mount_path})
+        mounts.append({"name": names.VOLUME_CHECKPOINT, "mountPath": job.spec.checkpoint.mount_path.rstrip("/")})
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), *mounts]
 
 
