@@ -2,7 +2,9 @@
 
 The machines are the real ones. What is simulated: links that break (noticed at once or after the heartbeat's silence), messages
 that take their time (in order on one link, in any order between links), workers that die, hang, finish or can't be killed,
-agents that crash, pods that are deleted, evicted or lost with their disks, a lease file on a volume that is slow or fails.
+agents that crash (between two effects of one decision too), pods that are deleted, evicted or lost with their disks, pods that
+are replaced and live on beside the new ones, names that lead to the old ones for a while, calls between agents, a lease file on
+a volume that is slow or fails. simulated.py has the parts.
 After every event the invariants are checked; when the faults stop, the job must end and every pod must hold the same outcome.
 """
 
@@ -14,13 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dtj_agent import group, member, names
-from dtj_agent.coordinator import Coordinator
 from dtj_agent.group import Rules
-from dtj_agent.history import History
-from dtj_agent.member import Exited, Identity, Member
-from dtj_agent.messages import FINISHED, IDLE, STUCK, Now, check
+from dtj_agent.member import Exited
+from dtj_agent.messages import FINISHED, STUCK, Now, check
+from tests.agent.simulated import UID, Link, Pod, Worker
 
-UID = "job-uid"
 FAULT_SECONDS = 60.0
 PATIENCE_SECONDS = 400.0
 WALL = 1_700_000_000.0
@@ -30,103 +30,6 @@ class Violation(AssertionError):
     """An invariant does not hold; the message has the seed."""
 
 
-class Worker:
-    def __init__(self, rank: int, attempt: int) -> None:
-        self.rank = rank
-        self.attempt = attempt
-        self.asked = False
-        self.exit_code: int | None = None
-        self.held = False
-        """In a system call that no signal ends."""
-
-
-class Link:
-    """A member's connection to a coordinator's agent. Delivery in order; nothing after it broke."""
-
-    serial = 0
-
-    def __init__(self, pod: Pod, hub: Pod) -> None:
-        Link.serial += 1
-        self.number = Link.serial
-        self.pod, self.hub = pod, hub
-        self.agents = (pod.life, hub.life)
-        self.up = True
-        self.next_free = {True: 0.0, False: 0.0}
-
-
-class Pod:
-    """A pod of the StatefulSet; `life` counts its agent processes, so that what was meant for a dead one is not delivered."""
-
-    def __init__(self, world: World, ordinal: int) -> None:
-        self.world, self.ordinal = world, ordinal
-        self.life = 0
-        self.alive = False
-        self.saved: dict[str, Any] = {}
-        self.final: dict[str, Any] | None = None
-        self.workers: dict[int, Worker] = {}
-        self.link: Link | None = None
-        self.member: Any = None
-        self.coordinator: Coordinator | None = None
-        self.conns: dict[int, Link] = {}
-        self.leaving = False
-
-    def boot(self) -> None:
-        world = self.world
-        self.life += 1
-        self.alive, self.leaving, self.link, self.conns = True, False, None, {}
-        me = Identity(UID, self.ordinal, f"{self.ordinal}.{self.life}", f"j-{self.ordinal}", "n", f"10.0.0.{self.ordinal}", 3.0)
-        self.member = Member(me, dict(self.saved), self.final)
-        self.member.port = world.rng.randrange(20000, 30000)
-        self.coordinator = None
-        if self.ordinal == 0:
-            history = History.from_json(self.member.history.to_json())
-            self.coordinator = Coordinator(world.rules, history, self.final, world.now())
-        world.after(0.0, self.life_of(self.dial))
-        world.after(1.0, self.life_of(self.second))
-
-    def life_of(self, call: Callable[[], None]) -> Callable[[], None]:
-        """The call, if this very agent process still lives by then."""
-        life = self.life
-
-        def run() -> None:
-            if self.alive and self.life == life:
-                call()
-
-        return run
-
-    def second(self) -> None:
-        self.world.after(1.0, self.life_of(self.second))
-        self.send_up({"type": "beat"})
-        if self.coordinator is not None:
-            for link in list(self.conns.values()):
-                self.world.deliver(link, False, {"type": "beat", "live": self.coordinator.history.live()})
-            self.world.coordinator_does(self, self.coordinator.tick(self.world.now()))
-
-    def dial(self) -> None:
-        world = self.world
-        if self.link is not None:
-            return
-        hub = world.pods[0]
-        if hub.alive and world.reachable(self, hub):
-            link = self.link = Link(self, hub)
-            hub.conns[link.number] = link
-            world.member_does(self, self.member.connected(world.now()))
-        else:
-            world.after(world.rng.uniform(0.05, 1.0), self.life_of(self.dial))
-
-    def send_up(self, message: dict[str, Any]) -> None:
-        if self.link is not None:
-            self.world.deliver(self.link, True, message)
-
-    def kill(self) -> None:
-        """The agent process and, with it, the container: all its workers are dead at once."""
-        self.alive = False
-        self.world.workers_die(self, list(self.workers.values()))
-        self.workers = {}
-        for link in [*self.conns.values(), *([self.link] if self.link else [])]:
-            self.world.cut(link)
-
-
 class World:
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
@@ -134,7 +37,7 @@ class World:
         self.time = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6))
+        self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
         self.processes = rng.choice((1, 2))
         self.rules = Rules(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
         self.work = rng.uniform(1.0, 20.0)
@@ -142,8 +45,13 @@ class World:
         self.lease = 0
         self.started: list[int] = []
         self.outcomes: list[dict[str, Any]] = []
-        self.blocked: set[int] = set()
+        self.blocked: set[Pod] = set()
         self.pods = [Pod(self, ordinal) for ordinal in range(self.replicas)]
+        """Those that the API server knows, by ordinal."""
+        self.twins: list[Pod] = []
+        """Those that were replaced and live on."""
+        self.names = list(self.pods)
+        """Where the names lead, by ordinal."""
         self.group: dict[int, dict[int, Worker]] = {}  # attempt -> rank -> worker
         self.log: list[str] = []
 
@@ -164,7 +72,25 @@ class World:
         raise Violation(f"seed {self.seed}: {text}\n{log}")
 
     def reachable(self, a: Pod, b: Pod) -> bool:
-        return a is b or not ({a.ordinal, b.ordinal} & self.blocked)
+        return a is b or not ({a, b} & self.blocked)
+
+    def lookup(self, ordinal: int) -> Pod:
+        """The pod that this name leads to: the one that the API server knows, or for a while the one before it."""
+        return self.names[ordinal]
+
+    @property
+    def everyone(self) -> list[Pod]:
+        return self.pods + self.twins
+
+    def call(self, caller: Pod, other: Pod, what: Callable[[Pod], None]) -> None:
+        """A connection for one question or answer."""
+        lives = caller.life
+
+        def arrive() -> None:
+            if caller.alive and caller.life == lives and other.alive and self.reachable(caller, other):
+                what(other)
+
+        self.after(self.rng.choice((0.0, 0.01, 0.2)) * self.rng.random(), arrive)
 
     def deliver(self, link: Link, up: bool, message: dict[str, Any]) -> None:
         message = dict(check(message))
@@ -195,6 +121,12 @@ class World:
             silence = self.rng.choice((0.0, 0.01, self.rng.uniform(0, names.PEER_DEAD_SECONDS)))
             self.after(silence, self._notice(link, pod, life, silence))
 
+    def leave(self, link: Link) -> None:
+        """The member closes it."""
+        link.up = False
+        self._notice(link, link.pod, link.agents[0], 0.0)()
+        self.after(self.rng.choice((0.0, 0.01)), self._notice(link, link.hub, link.agents[1], 0.0))
+
     def _notice(self, link: Link, pod: Pod, life: int, silence: float) -> Callable[[], None]:
         def run() -> None:
             if not pod.alive or pod.life != life:
@@ -215,7 +147,10 @@ class World:
         starts = [e for e in effects if isinstance(e, group.Send) and e.message["type"] == "start"]
         if starts:
             self.check_start(pod, starts)
+        life = pod.life
         for effect in effects:
+            if self.crashes(pod, life):
+                return
             if isinstance(effect, group.Send):
                 if effect.conn in pod.conns:
                     self.deliver(pod.conns[effect.conn], False, effect.message)
@@ -226,7 +161,17 @@ class World:
             elif isinstance(effect, group.WriteLease):
                 self.after(self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(lambda e=effect: self.write_lease(pod, e.attempt)))  # type: ignore[misc]
             else:
-                self.say("  coordinator: " + effect.text)
+                self.say(f"  coordinator in {pod}: {effect.text}")
+
+    def crashes(self, pod: Pod, life: int) -> bool:
+        """Is the agent gone between two effects of one decision?"""
+        if not pod.alive or pod.life != life:
+            return True
+        if self.time < FAULT_SECONDS and not pod.leaving and self.rng.random() < 0.0005:
+            self.note("agent", pod)
+            self.bring_back(pod, keep_disk=True)
+            return True
+        return False
 
     def write_lease(self, pod: Pod, attempt: int) -> None:
         assert pod.coordinator is not None
@@ -242,7 +187,10 @@ class World:
         self.coordinator_does(pod, pod.coordinator.lease_done(attempt, taken, error, self.now()))
 
     def member_does(self, pod: Pod, effects: list[member.Effect]) -> None:
+        life = pod.life
         for effect in effects:
+            if self.crashes(pod, life):
+                return
             if isinstance(effect, member.Send):
                 pod.send_up(effect.message)
             elif isinstance(effect, member.Spawn):
@@ -252,25 +200,37 @@ class World:
             elif isinstance(effect, member.Save):
                 pod.saved = pod.member.saved()
             elif isinstance(effect, member.Finish):
-                if pod.final is not None and pod.final != effect.outcome:
-                    self.fail(f"the outcome of pod {pod.ordinal} changed")
-                pod.final = effect.outcome
-                self.outcomes.append(effect.outcome)
-                if any(outcome != self.outcomes[0] for outcome in self.outcomes):
-                    self.fail(f"two outcomes: {self.outcomes}")
+                self.finish(pod, effect.outcome)
+            elif isinstance(effect, member.Forget):
+                pod.final = None
             elif isinstance(effect, member.Exit):
                 self.exit(pod, effect.code, self.time + names.FAREWELL_SECONDS)
             else:
-                self.say(f"  pod {pod.ordinal}: {effect.text}")
+                self.say(f"  pod {pod}: {effect.text}")
+
+    def finish(self, pod: Pod, final: dict[str, Any]) -> None:
+        if pod.final is not None and pod.final != final:
+            self.fail(f"the outcome of pod {pod} changed")
+        pod.final = final
+        if final["result"] == "Succeeded":
+            ranks = self.group.get(final["attempt"], {})
+            codes = [worker.exit_code for worker in ranks.values()]
+            if codes != [0] * (self.replicas * self.processes):
+                self.fail(f"attempt {final['attempt']} is said to have succeeded, but its workers ended with {codes}")
+        if pod.is_twin:
+            return  # nobody reads what it says
+        self.outcomes.append(final)
+        if any(outcome != self.outcomes[0] for outcome in self.outcomes):
+            self.fail(f"two outcomes: {self.outcomes}")
 
     def exit(self, pod: Pod, code: int, deadline: float) -> None:
         waiting = pod.coordinator is not None and pod.coordinator.outcome is not None and not pod.coordinator.released
         if waiting and self.time < deadline:
             self.after(0.02, pod.life_of(lambda: self.exit(pod, code, deadline)))
             return
-        self.say(f"pod {pod.ordinal}: the agent exits with {code}")
+        self.say(f"pod {pod}: the agent exits with {code}")
         if any(worker.exit_code is None and not worker.held for worker in pod.workers.values()):
-            self.fail(f"pod {pod.ordinal}: the agent exits while workers run")
+            self.fail(f"pod {pod}: the agent exits while workers run")
 
         def gone() -> None:
             # An outcome that a leaving pod was the first to hold stands in its status: the operator knows it from there.
@@ -282,13 +242,14 @@ class World:
         pod.kill()
         if not keep_disk:
             pod.saved, pod.final = {}, pod.final if pod.final is None else None
-        self.after(self.rng.uniform(0.1, 12.0), lambda: None if pod.alive else pod.boot())
+        pause = self.rng.uniform(0.1, 12.0)
+        self.after(pause, lambda: None if pod.alive or pod not in self.everyone else pod.boot())
 
     # --- workers --------------------------------------------------------------------------------------------------
 
     def spawn(self, pod: Pod, effect: member.Spawn) -> None:
         if any(worker.exit_code is None for worker in pod.workers.values()):
-            self.fail(f"pod {pod.ordinal} runs two attempts at once")
+            self.fail(f"pod {pod} runs two attempts at once")
         first = effect.node_rank * self.processes
         pod.workers = {rank: Worker(rank, effect.attempt) for rank in range(first, first + self.processes)}
         pod.member.spawned(list(pod.workers))
@@ -301,17 +262,20 @@ class World:
 
     def complete(self, pod: Pod, worker: Worker) -> None:
         """A rank can finish only with all the others; else it hangs in a collective until it is killed."""
+        if self.has_volume and self.lease > worker.attempt:  # its last checkpoint can't be committed
+            return self.end(pod, worker, 1)
         mates = self.group[worker.attempt]
         whole = len(mates) == self.replicas * self.processes
         if worker.exit_code is None and whole and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values()):
             self.end(pod, worker, 0)
+        return None
 
     def end(self, pod: Pod, worker: Worker, code: int) -> None:
         if worker.exit_code is not None or worker.held:
             return
         worker.exit_code = code
         if code != 0 and not worker.asked:
-            self.say(f"pod {pod.ordinal}: rank {worker.rank} of attempt {worker.attempt} ends with {code}")
+            self.say(f"pod {pod}: rank {worker.rank} of attempt {worker.attempt} ends with {code}")
             self.workers_die(pod, [worker])
         exited = Exited(worker.rank, code, worker.asked, "", False)
         self.member_does(pod, pod.member.exited(worker.attempt, [exited], self.now()))
@@ -320,7 +284,7 @@ class World:
         """Their peers lose a connection: some fail of that, some hang."""
         for worker in workers:
             worker.exit_code = worker.exit_code if worker.exit_code is not None else -9
-            for other in self.pods:
+            for other in self.everyone:
                 for mate in other.workers.values():
                     if mate.attempt == worker.attempt and mate.exit_code is None and self.rng.random() < 0.5:
                         self.after(self.rng.uniform(0.0, 0.1), other.life_of(lambda o=other, m=mate: self.end(o, m, 1)))  # type: ignore[misc]
@@ -339,7 +303,9 @@ class World:
 
     def hold(self, worker: Worker) -> None:
         """It enters a system call that hangs. Who waits for it in a collective fails of that after a while."""
-        mates = [(p, mate) for p in self.pods for mate in p.workers.values() if mate.attempt == worker.attempt and mate != worker]
+        mates = [
+            (p, mate) for p in self.everyone for mate in p.workers.values() if mate.attempt == worker.attempt and mate != worker
+        ]
         waiting = [(p, mate) for p, mate in mates if mate.exit_code is None and not mate.held]
         if waiting and worker.exit_code is None:
             pod, mate = self.rng.choice(waiting)
@@ -358,7 +324,7 @@ class World:
             peer = hub.coordinator.peers.get(pod.ordinal) if hub.alive and hub.coordinator else None
             if any(worker.exit_code is None for worker in held) and pod.alive:
                 if peer is not None and peer.state == STUCK and self.others_know(pod) and self.rng.random() < 0.7:
-                    self.say(f"the operator replaces pod {pod.ordinal}")
+                    self.say(f"the operator replaces pod {pod}")
                     self.bring_back(pod, keep_disk=False)
                 elif self.rng.random() < 0.2:
                     for worker in held:
@@ -382,13 +348,15 @@ class World:
         if self.time >= FAULT_SECONDS:
             return
         self.after(self.rng.expovariate(1 / 6.0), self.fault)
-        pod = self.rng.choice(self.pods)
-        kind = self.rng.choice(("worker", "worker", "agent", "pod", "leave", "link", "partition", "held"))
+        pod = self.rng.choice(self.everyone)
+        kind = self.rng.choice(("worker", "worker", "agent", "pod", "leave", "link", "partition", "held", "twin"))
         if not pod.alive or pod.leaving:
             return
-        if kind in ("pod", "leave") and not self.others_know(pod):
+        if kind in ("pod", "leave", "twin") and (pod.is_twin or not self.others_know(pod)):
             return  # the last that knows what the job was: in a cluster the operator has read that by now
-        self.say(f"FAULT {kind}, pod {pod.ordinal}")
+        if kind == "twin" and not self.may_replace(pod):
+            return
+        self.note(kind, pod)
         if kind == "worker" and pod.workers:
             worker = self.rng.choice(list(pod.workers.values()))
             self.end(pod, worker, self.rng.choice((-9, 1, -11)))
@@ -398,21 +366,47 @@ class World:
             self.bring_back(pod, keep_disk=True)
         elif kind == "pod":
             self.bring_back(pod, keep_disk=False)
+        elif kind == "twin":
+            self.replace(pod)
         elif kind == "leave":
             pod.leaving = True
             self.member_does(pod, pod.member.terminate(self.now()))
         elif kind == "link" and pod.link is not None:
             self.cut(pod.link)
         elif kind == "partition":
-            self.blocked.add(pod.ordinal)
-            for other in self.pods:
-                if other.link is not None and not self.reachable(other, self.pods[0]):
+            self.blocked.add(pod)
+            for other in self.everyone:
+                if other.link is not None and not self.reachable(other, other.link.hub):
                     self.cut(other.link)
-            self.after(self.rng.uniform(0.1, 10.0), lambda: self.blocked.discard(pod.ordinal))
+            self.after(self.rng.uniform(0.1, 10.0), lambda: self.blocked.discard(pod))
+
+    def note(self, kind: str, pod: Pod) -> None:
+        self.say(f"FAULT {kind}, pod {pod}")
+
+    def may_replace(self, pod: Pod) -> bool:
+        """Twins of one ordinal at a time, and never of a whole group: those could go on among themselves, which nobody notices
+        while there is no epoch that more than half of the pods have agreed on."""
+        return self.replicas > 1 and all(twin.ordinal == pod.ordinal for twin in self.twins)
+
+    def replace(self, pod: Pod) -> None:
+        """The API server makes the pod anew, and the old one lives on: the control plane has lost its node, and no more."""
+        pod.is_twin = True
+        new = self.pods[pod.ordinal] = Pod(self, pod.ordinal, pod.generation + 1)
+        self.twins.append(pod)
+        self.after(self.rng.uniform(0.1, 12.0), new.boot)
+        stale = self.rng.choice((0.0, 1.0, 10.0))
+        self.after(stale, lambda: self.names.__setitem__(pod.ordinal, self.pods[pod.ordinal]))
+        self.after(self.rng.uniform(5.0, 40.0), lambda: self.remove(pod))
+
+    def remove(self, twin: Pod) -> None:
+        """Its node has been cleaned up."""
+        self.twins.remove(twin)
+        self.blocked.discard(twin)
+        twin.kill()
 
     def others_know(self, pod: Pod) -> bool:
         """Does the job's memory survive the loss of this pod's disk?"""
-        others = [other for other in self.pods if other is not pod and not other.leaving]
+        others = [other for other in self.pods if other is not pod and not other.leaving and not other.is_twin]
         if self.outcomes:
             return any(other.final is not None for other in others)
         return not self.group or any(other.saved.get("attempt") == max(self.group) for other in others)
@@ -436,7 +430,7 @@ class World:
         for effect in starts:
             other = pod.conns[effect.conn].pod
             if self.same_lives(pod.conns[effect.conn]) and any(w.exit_code is None for w in other.workers.values()):
-                self.fail(f"attempt {attempt} starts while pod {other.ordinal} still runs another")
+                self.fail(f"attempt {attempt} starts while pod {other} still runs another")
         if self.outcomes:
             self.fail(f"attempt {attempt} starts after the outcome")
         self.started.append(attempt)
@@ -447,18 +441,22 @@ class World:
             told = restarts["inPlace"] + restarts["pod"]  # an attempt that was started may have reached nobody
             if not len(self.group) - 1 <= told <= len(self.started) - 1:
                 self.fail(f"{len(self.group)} attempts ran, but the history tells of {restarts}")
-        counted = max((pod.coordinator.history.restarts["counted"] for pod in self.pods if pod.coordinator), default=0)
+        counted = max((pod.coordinator.history.restarts["counted"] for pod in self.everyone if pod.coordinator), default=0)
         if counted > self.rules.max_restarts:
             self.fail(f"{counted} counted restarts of {self.rules.max_restarts}")
 
     @property
     def is_over(self) -> bool:
-        return self.time > FAULT_SECONDS and all(
-            pod.alive
-            and pod.final is not None
-            and pod.member.state == FINISHED
-            and not any(worker.exit_code is None and not worker.held for worker in pod.workers.values())
-            for pod in self.pods
+        return (
+            self.time > FAULT_SECONDS
+            and not self.twins
+            and all(
+                pod.alive
+                and pod.final is not None
+                and pod.member.state == FINISHED
+                and not any(worker.exit_code is None and not worker.held for worker in pod.workers.values())
+                for pod in self.pods
+            )
         )
 
     def run(self) -> World:
@@ -474,6 +472,3 @@ class World:
             call()
             self.check()
         return self
-
-
-__all__ = ["FINISHED", "IDLE", "Violation", "World"]

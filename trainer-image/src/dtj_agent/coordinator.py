@@ -144,9 +144,11 @@ class Coordinator(Breaking):
     def _gather(self, now: Now) -> None:
         if self.is_replaced:
             return None
-        if self._charge is not None and not self._count(self._charge["message"], self._charge, now):
-            return None
         chosen = self.roster.ready()
+        # A process that has started nothing may be of a pod 0 that was replaced: it ends no job before all members are with it.
+        is_sure = self.started or len(chosen) == self.rules.replicas
+        if self._charge is not None and is_sure and not self._count(self._charge["message"], self._charge, now):
+            return None
         if len(chosen) < self.rules.replicas:
             if self.recovery is not None and self.recovery.attempt == 0:
                 self.recovery.enter("schedule", now)
