@@ -1,19 +1,27 @@
-"""What the simulator's worlds are made of: workers, links, and pods with the real machines in them. See simulator.py."""
+"""What the simulator's worlds are made of: workers, links, pods with the real machines in them, a network. See simulator.py."""
 
 from __future__ import annotations
 
+import heapq
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dtj_agent import names
+from dtj_agent import group, member, names
 from dtj_agent.coordinator import Coordinator
 from dtj_agent.history import History
 from dtj_agent.member import Identity, Member
+from dtj_agent.messages import Now, check
 
 if TYPE_CHECKING:
     from tests.agent.simulator import World
 
 UID = "job-uid"
+WALL = 1_700_000_000.0
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the message has the seed."""
 
 
 class Worker:
@@ -169,3 +177,112 @@ class Pod:
         self.workers = {}
         for link in [*self.conns.values(), *([self.link] if self.link else [])]:
             self.world.cut(link)
+
+
+class Network:
+    """Time, and what passes between the pods."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.time = 0.0
+        self.log: list[str] = []
+        self.pods: list[Pod] = []
+        """Those that the API server knows, by ordinal."""
+        self.twins: list[Pod] = []
+        """Those that were replaced and live on."""
+        self.names: list[Pod] = []
+        """Where the names lead, by ordinal."""
+        self.blocked: set[Pod] = set()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def member_does(self, pod: Pod, effects: list[member.Effect]) -> None:
+        raise NotImplementedError
+
+    def coordinator_does(self, pod: Pod, effects: list[group.Effect]) -> None:
+        raise NotImplementedError
+
+    def now(self) -> Now:
+        return Now(self.time, WALL + self.time)
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.time + seconds, self._count, call))
+
+    def say(self, text: str) -> None:
+        self.log.append(f"{self.time:8.3f} {text}")
+
+    def fail(self, text: str) -> None:
+        log = "\n".join(self.log[-60:])
+        raise Violation(f"seed {self.seed}: {text}\n{log}")
+
+    def reachable(self, a: Pod, b: Pod) -> bool:
+        return a is b or not ({a, b} & self.blocked)
+
+    def lookup(self, ordinal: int) -> Pod:
+        """The pod that this name leads to: the one that the API server knows, or for a while the one before it."""
+        return self.names[ordinal]
+
+    @property
+    def everyone(self) -> list[Pod]:
+        return self.pods + self.twins
+
+    def call(self, caller: Pod, other: Pod, what: Callable[[Pod], None]) -> None:
+        """A connection for one question or answer."""
+        lives = caller.life
+
+        def arrive() -> None:
+            if caller.alive and caller.life == lives and other.alive and self.reachable(caller, other):
+                what(other)
+
+        self.after(self.rng.choice((0.0, 0.01, 0.2)) * self.rng.random(), arrive)
+
+    def deliver(self, link: Link, up: bool, message: dict[str, Any]) -> None:
+        message = dict(check(message))
+        at = max(link.next_free[up], self.time + self.rng.choice((0.0, 0.001, 0.01, 0.2)) * self.rng.random())
+        link.next_free[up] = at
+
+        def arrive() -> None:
+            if not link.up or not self.same_lives(link):
+                return
+            if not up:
+                self.member_does(link.pod, link.pod.member.received(message, self.now()))
+            elif message["type"] == "hello":
+                self.coordinator_does(link.hub, link.hub.coordinator.joined(link.number, message, self.now()))  # type: ignore[union-attr]
+            else:
+                self.coordinator_does(link.hub, link.hub.coordinator.received(link.number, message, self.now()))  # type: ignore[union-attr]
+
+        self.after(at - self.time, arrive)
+
+    def same_lives(self, link: Link) -> bool:
+        return (link.pod.life, link.hub.life) == link.agents and link.pod.alive and link.hub.alive
+
+    def cut(self, link: Link) -> None:
+        """The link is dead; each side that lives learns of it by a closed connection or by silence."""
+        if not link.up:
+            return
+        link.up = False
+        for pod, life in ((link.pod, link.agents[0]), (link.hub, link.agents[1])):
+            silence = self.rng.choice((0.0, 0.01, self.rng.uniform(0, names.PEER_DEAD_SECONDS)))
+            self.after(silence, self._notice(link, pod, life, silence))
+
+    def leave(self, link: Link) -> None:
+        """The member closes it."""
+        link.up = False
+        self._notice(link, link.pod, link.agents[0], 0.0)()
+        self.after(self.rng.choice((0.0, 0.01)), self._notice(link, link.hub, link.agents[1], 0.0))
+
+    def _notice(self, link: Link, pod: Pod, life: int, silence: float) -> Callable[[], None]:
+        def run() -> None:
+            if not pod.alive or pod.life != life:
+                return
+            if pod is link.pod and pod.link is link:
+                pod.link = None
+                self.member_does(pod, pod.member.disconnected(silence, self.now()))
+                self.after(self.rng.uniform(0.02, 0.05), pod.life_of(pod.dial))
+            if pod is link.hub and pod.conns.pop(link.number, None) is not None:
+                assert pod.coordinator is not None
+                self.coordinator_does(pod, pod.coordinator.left(link.number, silence, self.now()))
+
+        return run

@@ -11,32 +11,22 @@ After every event the invariants are checked; when the faults stop, the job must
 from __future__ import annotations
 
 import heapq
-import random
-from collections.abc import Callable
 from typing import Any
 
 from dtj_agent import group, member, names
 from dtj_agent.group import Rules
 from dtj_agent.member import Exited
-from dtj_agent.messages import FINISHED, STUCK, Now, check
-from tests.agent.simulated import UID, Link, Pod, Worker
+from dtj_agent.messages import FINISHED, STUCK
+from tests.agent.simulated import UID, Network, Pod, Worker
 
 FAULT_SECONDS = 60.0
 PATIENCE_SECONDS = 400.0
-WALL = 1_700_000_000.0
 
 
-class Violation(AssertionError):
-    """An invariant does not hold; the message has the seed."""
-
-
-class World:
+class World(Network):
     def __init__(self, seed: int) -> None:
-        rng = self.rng = random.Random(seed)
-        self.seed = seed
-        self.time = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
+        super().__init__(seed)
+        rng = self.rng
         self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
         self.processes = rng.choice((1, 2))
         self.rules = Rules(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
@@ -45,101 +35,9 @@ class World:
         self.lease = 0
         self.started: list[int] = []
         self.outcomes: list[dict[str, Any]] = []
-        self.blocked: set[Pod] = set()
         self.pods = [Pod(self, ordinal) for ordinal in range(self.replicas)]
-        """Those that the API server knows, by ordinal."""
-        self.twins: list[Pod] = []
-        """Those that were replaced and live on."""
         self.names = list(self.pods)
-        """Where the names lead, by ordinal."""
         self.group: dict[int, dict[int, Worker]] = {}  # attempt -> rank -> worker
-        self.log: list[str] = []
-
-    # --- time and network -----------------------------------------------------------------------------------------
-
-    def now(self) -> Now:
-        return Now(self.time, WALL + self.time)
-
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (self.time + seconds, self._count, call))
-
-    def say(self, text: str) -> None:
-        self.log.append(f"{self.time:8.3f} {text}")
-
-    def fail(self, text: str) -> None:
-        log = "\n".join(self.log[-60:])
-        raise Violation(f"seed {self.seed}: {text}\n{log}")
-
-    def reachable(self, a: Pod, b: Pod) -> bool:
-        return a is b or not ({a, b} & self.blocked)
-
-    def lookup(self, ordinal: int) -> Pod:
-        """The pod that this name leads to: the one that the API server knows, or for a while the one before it."""
-        return self.names[ordinal]
-
-    @property
-    def everyone(self) -> list[Pod]:
-        return self.pods + self.twins
-
-    def call(self, caller: Pod, other: Pod, what: Callable[[Pod], None]) -> None:
-        """A connection for one question or answer."""
-        lives = caller.life
-
-        def arrive() -> None:
-            if caller.alive and caller.life == lives and other.alive and self.reachable(caller, other):
-                what(other)
-
-        self.after(self.rng.choice((0.0, 0.01, 0.2)) * self.rng.random(), arrive)
-
-    def deliver(self, link: Link, up: bool, message: dict[str, Any]) -> None:
-        message = dict(check(message))
-        at = max(link.next_free[up], self.time + self.rng.choice((0.0, 0.001, 0.01, 0.2)) * self.rng.random())
-        link.next_free[up] = at
-
-        def arrive() -> None:
-            if not link.up or not self.same_lives(link):
-                return
-            if not up:
-                self.member_does(link.pod, link.pod.member.received(message, self.now()))
-            elif message["type"] == "hello":
-                self.coordinator_does(link.hub, link.hub.coordinator.joined(link.number, message, self.now()))  # type: ignore[union-attr]
-            else:
-                self.coordinator_does(link.hub, link.hub.coordinator.received(link.number, message, self.now()))  # type: ignore[union-attr]
-
-        self.after(at - self.time, arrive)
-
-    def same_lives(self, link: Link) -> bool:
-        return (link.pod.life, link.hub.life) == link.agents and link.pod.alive and link.hub.alive
-
-    def cut(self, link: Link) -> None:
-        """The link is dead; each side that lives learns of it by a closed connection or by silence."""
-        if not link.up:
-            return
-        link.up = False
-        for pod, life in ((link.pod, link.agents[0]), (link.hub, link.agents[1])):
-            silence = self.rng.choice((0.0, 0.01, self.rng.uniform(0, names.PEER_DEAD_SECONDS)))
-            self.after(silence, self._notice(link, pod, life, silence))
-
-    def leave(self, link: Link) -> None:
-        """The member closes it."""
-        link.up = False
-        self._notice(link, link.pod, link.agents[0], 0.0)()
-        self.after(self.rng.choice((0.0, 0.01)), self._notice(link, link.hub, link.agents[1], 0.0))
-
-    def _notice(self, link: Link, pod: Pod, life: int, silence: float) -> Callable[[], None]:
-        def run() -> None:
-            if not pod.alive or pod.life != life:
-                return
-            if pod is link.pod and pod.link is link:
-                pod.link = None
-                self.member_does(pod, pod.member.disconnected(silence, self.now()))
-                self.after(self.rng.uniform(0.02, 0.05), pod.life_of(pod.dial))
-            if pod is link.hub and pod.conns.pop(link.number, None) is not None:
-                assert pod.coordinator is not None
-                self.coordinator_does(pod, pod.coordinator.left(link.number, silence, self.now()))
-
-        return run
 
     # --- effects --------------------------------------------------------------------------------------------------
 
@@ -354,6 +252,8 @@ class World:
             return
         if kind in ("pod", "leave", "twin") and (pod.is_twin or not self.others_know(pod)):
             return  # the last that knows what the job was: in a cluster the operator has read that by now
+        if kind in ("pod", "leave") and self.twins and not self.has_volume:
+            return  # without a lease nothing but memory fences, and a new pod that meets the twin first has none
         if kind == "twin" and not self.may_replace(pod):
             return
         self.note(kind, pod)
