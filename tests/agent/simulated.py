@@ -148,6 +148,8 @@ class Pod:
             return
         self.hint = hub
         if self.link is not None:
+            if hub.is_twin and self.world.lookup(0) is self.link.hub:
+                self.world.fail(f"pod {self} leaves the pod 0 that the API server knows for one that was replaced")
             self.world.leave(self.link)
         else:
             self.dial()
