@@ -75,7 +75,9 @@ class Agent:
         self.workers.on_gone = self._gone
         self.workers.on_output = self.output.write
         self.workers.on_stuck = self._stuck
-        self.server = Server(loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted)
+        self.server = Server(
+            loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted, settings.peer_count
+        )
         self.server.on_refused = self.log
 
         self._resolver = Resolver(loop)
