@@ -44,6 +44,7 @@ class GroupState:
         self.started = 0
         """The last attempt that this very process has started; 0: none yet."""
         self._remembered = history.attempt  # by this pod, when this process began
+        self._copied = History.from_json(history.to_json())  # before what this process has noted itself
         self._later = 0  # the greatest attempt that another coordinator is known to have started
         self._charge: Optional[Dict[str, Any]] = None  # a failure that is to be counted before the next attempt
         self._flapping = Flapping(rules.window)

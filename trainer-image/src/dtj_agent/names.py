@@ -112,6 +112,7 @@ FAREWELL_SECONDS = 5.0  # how long the coordinator waits for the others to have 
 PROGRESS_SECONDS = 0.2  # the agent with rank 0 forwards progress this often; the others with their heartbeat
 MAX_FRAME_BYTES = 256 * 1024
 MAX_EVIDENCE_CHARS = 16 * 1024  # of log tails in one message: JSON makes up to 12 bytes of one, and MAX_FRAME_BYTES holds
+MAX_HISTORY_BYTES = 96 * 1024  # of events, failures and recoveries; a hello has an outcome with a failure beside it
 MAX_HTTP_BYTES = 8 * 1024
 MAX_SEND_BUFFER_BYTES = 2 * 1024 * 1024  # more unread than this: the peer is as good as dead
 MAX_UNPROVEN_CONNECTIONS = 64  # and two for each replica: all members may dial at once

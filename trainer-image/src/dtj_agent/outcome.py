@@ -28,8 +28,8 @@ def build(
     """
     return {
         "version": OUTCOME_VERSION, "uid": uid, "result": result, "reason": reason, "message": message,
-        "attempt": max(history.attempt, floor - 1), "restarts": dict(history.restarts), "failure": failure, "progress": history.progress,
-        "checkpoint": history.checkpoint, "recoveries": history.recoveries[-3:],
+        "attempt": max(history.attempt, floor - 1), "restarts": dict(history.restarts), "failure": failure,
+        "progress": history.progress, "checkpoint": history.checkpoint, "recoveries": history.recoveries[-3:],
         "productiveSeconds": round(history.productive, 3), "startTime": history.start_time, "time": wall,
     }  # fmt: skip
 
