@@ -130,7 +130,7 @@ class GroupState:
             self.recovery.finished(now)
             self.history.recovery(self.recovery.to_json())
         self._finish(
-            outcome.build(self.rules.uid, result, reason, message, failure, self.history, self.rules.attempt_floor, now.wall), now
+            outcome.build(self.rules.uid, result, reason, message, failure, self.history, now.wall, self.rules.attempt_floor), now
         )
 
     def _finish(self, final: Message, now: Now) -> None:
