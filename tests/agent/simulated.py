@@ -148,6 +148,8 @@ class Pod:
             return
         self.hint = hub
         if self.link is not None:
+            if hub.is_twin and self.world.lookup(0) is self.link.hub:
+                self.world.fail(f"pod {self} leaves the pod 0 that the API server knows for one that was replaced")
             self.world.leave(self.link)
         else:
             self.dial()
@@ -286,3 +288,24 @@ class Network:
                 self.coordinator_does(pod, pod.coordinator.left(link.number, silence, self.now()))
 
         return run
+
+
+def check_counted(world: World, final: dict[str, Any]) -> None:
+    """Of attempts that broke by one kind of fault alone: a worker's failure is counted, the loss of a pod never."""
+    free = {"pod", "leave"}
+    told = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
+    surely = 0
+    for attempt in world.started[:-1]:
+        faults = set(world.faults.get(attempt, ()))
+        # A cut connection may be noticed when the next attempt runs already.
+        clean = set(world.faults.get(attempt - 1, ())) <= free | {"worker"}
+        recovery = told.get(attempt + 1)
+        if clean and faults == {"worker"} and attempt in world.failed:
+            surely += 1
+            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != ("WorkerFailed", "InPlace", True):
+                world.fail(f"a worker of attempt {attempt} failed, and it is said: {recovery}")
+        if clean and faults and faults <= free and recovery and (recovery["kind"], recovery["counted"]) != ("Pod", False):
+            world.fail(f"attempt {attempt} broke by {faults} alone, and it is said: {recovery}")
+    at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
+    if not surely <= final["restarts"]["counted"] <= at_most:
+        world.fail(f"{surely} to {at_most} restarts cost something, and {final['restarts']['counted']} are counted")

@@ -17,7 +17,7 @@ from dtj_agent import group, member, names
 from dtj_agent.group import Rules
 from dtj_agent.member import Exited
 from dtj_agent.messages import FINISHED, STUCK
-from tests.agent.simulated import UID, Network, Pod, Worker
+from tests.agent.simulated import UID, Network, Pod, Worker, check_counted
 
 FAULT_SECONDS = 60.0
 PATIENCE_SECONDS = 400.0
@@ -34,6 +34,10 @@ class World(Network):
         self.has_volume = rng.random() < 0.5
         self.lease = 0
         self.started: list[int] = []
+        self.faults: dict[int, list[str]] = {}
+        """What was done to the group while an attempt was the last one."""
+        self.failed: set[int] = set()
+        """Attempts of which a worker ended by itself."""
         self.outcomes: list[dict[str, Any]] = []
         self.pods = [Pod(self, ordinal) for ordinal in range(self.replicas)]
         self.names = list(self.pods)
@@ -117,6 +121,8 @@ class World(Network):
                 self.fail(f"attempt {final['attempt']} is said to have succeeded, but its workers ended with {codes}")
         if pod.is_twin:
             return  # nobody reads what it says
+        if final["result"] == "Succeeded":
+            check_counted(self, final)
         self.outcomes.append(final)
         if any(outcome != self.outcomes[0] for outcome in self.outcomes):
             self.fail(f"two outcomes: {self.outcomes}")
@@ -259,6 +265,8 @@ class World(Network):
         self.note(kind, pod)
         if kind == "worker" and pod.workers:
             worker = self.rng.choice(list(pod.workers.values()))
+            if worker.exit_code is None and not worker.asked and not worker.held:
+                self.failed.add(worker.attempt)
             self.end(pod, worker, self.rng.choice((-9, 1, -11)))
         elif kind == "held" and pod.workers and pod.member.state == "running":
             self.hold(self.rng.choice(list(pod.workers.values())))
@@ -282,6 +290,7 @@ class World(Network):
 
     def note(self, kind: str, pod: Pod) -> None:
         self.say(f"FAULT {kind}, pod {pod}")
+        self.faults.setdefault(max(self.started, default=0), []).append(kind)
 
     def may_replace(self, pod: Pod) -> bool:
         """Twins of one ordinal at a time, and never of a whole group: those could go on among themselves, which nobody notices

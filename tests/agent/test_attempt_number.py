@@ -139,6 +139,19 @@ def test_a_coordinator_that_hears_of_later_attempts_ends_nothing_and_starts_noth
     assert bench.coordinator.phase_message(bench.now()) == "another coordinator of this job has begun attempt 2"
 
 
+def test_a_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
+    """Its pod may have been replaced: then the job goes on elsewhere, whatever its own crash has cost."""
+    past = History()
+    past.attempt = 1
+    broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}
+    bench = Bench(2, history=past, max_restarts=0)
+    bench.join(0, attempt=1, crashed=True, interrupted=broke, history=past.to_json())
+    assert bench.coordinator.outcome is None
+    bench.join(1, attempt=1, interrupted=broke, history=past.to_json())
+    assert bench.coordinator.outcome is not None
+    assert bench.coordinator.outcome["reason"] == "RestartBudgetSpent"
+
+
 def test_a_failure_of_an_attempt_that_another_coordinator_went_on_after_ends_nothing() -> None:
     bench = Bench(2, max_restarts=0).running()
     bench.do(bench.coordinator.heard_of(2, bench.now()))

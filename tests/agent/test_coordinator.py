@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from dtj_agent import names
 from dtj_agent.history import History
-from tests.agent.bench import Bench
+from tests.agent.bench import WALL, Bench
 
 
 def test_an_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
@@ -322,6 +323,35 @@ def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> No
     assert bench.coordinator.outcome["message"] == (
         "no attempt could start within 60 s: waiting for j-1 (never seen), j-2 (never seen)"
     )
+
+
+def test_a_new_process_of_pod_0_keeps_what_its_members_learned_last() -> None:
+    """It notes its own crash before it hears them, which makes its copy no newer than theirs."""
+    copy = History()
+    copy.attempt, copy.revision, copy.spent = 1, 3, [WALL]
+    newest = History.from_json(copy.to_json())
+    newest.event("Warning", "CheckpointTorn", "step 5", WALL)
+    newest.spent = []
+    bench = Bench(2, history=copy)
+    broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}
+    bench.join(0, attempt=1, crashed=True, interrupted=broke, history=copy.to_json())
+    bench.join(1, attempt=1, interrupted=broke, history=newest.to_json())
+    history = bench.messages("start")[-1][1]["history"]
+    assert [event["reason"] for event in history["events"]] == ["CheckpointTorn"]
+    assert [failure["reason"] for failure in history["failures"]] == ["AgentCrashed"]
+    assert len(history["spent"]) == 1, "the checkpoint refilled the budget, and the crash was counted"
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\U0001f4a5"])
+def test_the_longest_history_fits_a_message(character: str) -> None:
+    history = History()
+    for number in range(names.KEEP_EVENTS):
+        history.event("Warning", "r" * 80, character * 500, WALL)
+        failure = dict.fromkeys(("pod", "node", "message"), character * 253) | {"logTail": character * names.LOG_TAIL_BYTES}
+        history.failure({**failure, "reason": "WorkerFailed", "attempt": number, "ordinal": 0})
+    size = len(json.dumps(history.to_json()))
+    assert size < names.MAX_FRAME_BYTES / 2
+    assert history.failures[-1]["attempt"] == names.KEEP_EVENTS - 1
 
 
 def test_a_group_without_room_for_a_pod_waits_for_days_and_goes_on() -> None:

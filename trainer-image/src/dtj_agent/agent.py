@@ -94,7 +94,9 @@ class Agent:
         self._store = StoreHost(loop, kept, self.workers.spared)
         self._store.on_failed = self._no_store
         self._store.on_ended = lambda code: self.log("the rendezvous store has ended unasked (wait status %d)" % code)
-        self.server = Server(loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted)
+        self.server = Server(
+            loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted, settings.peer_count
+        )
         self.server.on_refused = self.log
 
         self._resolver = Resolver(loop)

@@ -76,6 +76,11 @@ class Session:
         self.proven = False
         """The other side has the secret: messages may be sealed and opened."""
 
+    @property
+    def has_greeted(self) -> bool:
+        """Both nonces are known."""
+        return bool(self._nonces)
+
     def greeting(self) -> bytes:
         """What a client says first."""
         return MAGIC + self._nonce + b"\n"

@@ -48,8 +48,12 @@ class Coordinator(Breaking):
                 return self._refuse(conn, "a second agent of ordinal %d while the first is alive" % ordinal)
             self._effects.append(Close(old.conn))
             self._gone(old, now.mono - old.heard, now)
-        if theirs.newer_than(self.history) and self.phase == PHASE_RENDEZVOUS:
-            self.ledger.history = theirs  # this coordinator is new and knows less: pod 0 was replaced
+        if self.phase == PHASE_RENDEZVOUS and theirs.newer_than(self.history if self.started else self._copied):
+            # This coordinator is new and knows less: pod 0 was replaced, or its process. What it has noted itself meanwhile (that
+            # its own agent had crashed) makes its copy no newer.
+            copied, self._copied = self._copied, History.from_json(hello["history"])
+            theirs.take_over(self.history, copied)
+            self.ledger.history = theirs
             self.attempt = Attempt(theirs.attempt, [], self.rules.processes)
         self.roster.add(Peer(conn, hello, now))
         self._adopt(hello, now)
@@ -119,6 +123,7 @@ class Coordinator(Breaking):
         if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
             self._log("pod 0's name leads here: this coordinator goes on after attempt %d of another one" % self._later)
             self.started, self._remembered, self._fence = 0, self.history.attempt, Fence()
+            self._copied = History.from_json(self.history.to_json())
         return self._advance(now)
 
     def tick(self, now: Now) -> List[Effect]:

@@ -35,6 +35,7 @@ class Dialer:
         self._link: Optional[Link] = None
         self._round = 0  # an answer of the resolver to an earlier round is late
         self._asked = False  # the resolver, in this round
+        self._diverted = False  # to a hint, in this round
         self._candidates: List[Address] = []
         self._stopped = True
 
@@ -53,10 +54,18 @@ class Dialer:
             self._link.close()
 
     def hint(self, address: Address) -> None:
-        """The peer is at `address` now: try that at once, whatever DNS says (it may give the old one for a while)."""
+        """Tries `address` at once, whatever DNS says (it may give the old one for a while).
+
+        Many may give the same hint, just when the peer is slow to answer: the call that they hint at goes on, and of the
+        others at most one in a round is given up for a hint.
+        """
+        is_dialling = self._link is not None and not self._link.is_open
+        if is_dialling and self._link is not None and self._link.peer_address == address:
+            return
         self._hint = address
         self._pause = names.RETRY_MIN_SECONDS
-        if self._link is not None and not self._link.is_open:
+        if is_dialling and self._link is not None and not self._diverted:
+            self._diverted = True
             self._link.close("there is news of it")  # what is tried now is where it was; the hint is next
         elif self._link is None and not self._stopped:
             self._again(0.0)
@@ -69,7 +78,8 @@ class Dialer:
     def _call(self) -> None:
         if not self._stopped and self._link is None:
             self._round += 1
-            self._asked, self._candidates = False, []
+            self._asked = self._diverted = False
+            self._candidates = []
             self._next("no address")
 
     def _next(self, why: str) -> None:

@@ -44,6 +44,7 @@ class GroupState:
         self.started = 0
         """The last attempt that this very process has started; 0: none yet."""
         self._remembered = history.attempt  # by this pod, when this process began
+        self._copied = History.from_json(history.to_json())  # before what this process has noted itself
         self._later = 0  # the greatest attempt that another coordinator is known to have started
         self._charge: Optional[Dict[str, Any]] = None  # a failure that is to be counted before the next attempt
         self._flapping = Flapping(rules.window)
@@ -129,7 +130,7 @@ class GroupState:
             self.recovery.ended(now)
             self.history.recovery(self.recovery.to_json())
         self._finish(
-            outcome.build(self.rules.uid, result, reason, message, failure, self.history, self.rules.attempt_floor, now.wall), now
+            outcome.build(self.rules.uid, result, reason, message, failure, self.history, now.wall, self.rules.attempt_floor), now
         )
 
     def _finish(self, final: Message, now: Now) -> None:

@@ -6,7 +6,8 @@ pod 0 included, and there is no store that could be lost.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+import json
+from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent import names
 
@@ -65,7 +66,7 @@ class History:
         self.event_id += 1
         self.events.append({"type": type_, "reason": reason, "message": message, "time": wall, "id": self.event_id})
         del self.events[: -names.KEEP_EVENTS]
-        self.revision += 1
+        self._changed()
 
     def failure(self, failure: Json) -> None:
         """Add a failure; of a member that was lost and is back, in place of its loss: now we know better."""
@@ -74,7 +75,7 @@ class History:
             self.failures = [f for f in self.failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != loss]
         self.failures.append(failure)
         del self.failures[: -names.KEEP_FAILURES]
-        self.revision += 1
+        self._changed()
 
     def recovery(self, recovery: Json) -> None:
         """Add the recovery of an attempt, or replace what is known of it so far."""
@@ -82,7 +83,18 @@ class History:
             return
         self.recoveries = [r for r in self.recoveries if r.get("attempt") != recovery["attempt"]] + [recovery]
         del self.recoveries[: -names.KEEP_RECOVERIES]
+        self._changed()
+
+    def _changed(self) -> None:
+        """Forgets the oldest events, then failures, until the rest fits a message: JSON makes up to 12 bytes of a character."""
         self.revision += 1
+        while self.events and self._size() > names.MAX_HISTORY_BYTES:
+            del self.events[0]
+        while len(self.failures) > 1 and self._size() > names.MAX_HISTORY_BYTES:
+            del self.failures[0]
+
+    def _size(self) -> int:
+        return len(json.dumps([self.events, self.failures, self.recoveries]))
 
     def live(self) -> Json:
         """The part that changes all the time: small enough for every heartbeat."""
@@ -123,9 +135,22 @@ class History:
         history.apply_live(data)
         return history
 
+    @property
+    def version(self) -> Tuple[int, int]:
+        """One coordinator writes at a time, and starts attempts on the newest copy: of two copies the later holds everything."""
+        return self.attempt, self.revision
+
     def newer_than(self, other: History) -> bool:
-        """One coordinator writes at a time and each begins with the newest copy, so the newest holds everything."""
-        return (self.attempt, self.revision) > (other.attempt, other.revision)
+        return self.version > other.version
+
+    def take_over(self, other: History, copied: History) -> None:
+        """Adds the failures and events that were noted in `other` since it was `copied`."""
+        revision = max(self.revision, other.revision)
+        for failure in [failure for failure in other.failures if failure not in copied.failures]:
+            self.failure(failure)
+        for event in [event for event in other.events if event not in copied.events]:
+            self.event(event["type"], event["reason"], event["message"], event["time"])
+        self.revision = revision + 1
 
 
 def number(value: Any) -> float:

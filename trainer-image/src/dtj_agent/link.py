@@ -49,6 +49,11 @@ class Link:
         self._stream.close_when_written()
 
     @property
+    def has_greeted(self) -> bool:
+        """The other side, which dialled, has sent its whole greeting."""
+        return self._session.has_greeted
+
+    @property
     def pending(self) -> int:
         return self._stream.pending
 

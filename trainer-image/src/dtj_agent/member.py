@@ -140,7 +140,7 @@ class Member:
     @property
     def known_attempt(self) -> int:
         """The greatest attempt that this agent has heard of."""
-        return max(self.attempt, self.history.attempt)
+        return max(self.attempt, self.history.attempt, outcome.attempt_of(self.outcome or {}))
 
     def follows(self, started: int) -> bool:
         """Go to a coordinator that calls? `started`: the last attempt that its pod has started, 0 if the pod is new.

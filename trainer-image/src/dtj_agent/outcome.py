@@ -19,8 +19,8 @@ def build(
     message: str,
     failure: Optional[Dict[str, Any]],
     history: History,
-    floor: int,
     wall: float,
+    floor: int = 1,
 ) -> Dict[str, Any]:
     """Returns the outcome of the contract.
 

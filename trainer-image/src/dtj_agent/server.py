@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import Callable, Dict, Mapping
+from collections import Counter
+from typing import Callable, Dict, Mapping, Optional
 
 from dtj_agent import http, names
 from dtj_agent.auth import MAGIC
@@ -16,19 +17,41 @@ from dtj_agent.stream import Stream
 ACCEPT_PAUSE_SECONDS = 0.1
 
 
+class Stranger:
+    """A connection that has not proven yet that it has the secret."""
+
+    def __init__(self, stream: Stream, source: str) -> None:
+        self.stream = stream
+        self.source = source
+        self.link: Optional[Link] = None
+
+    @property
+    def has_greeted(self) -> bool:
+        """It has sent an agent's whole greeting."""
+        return self.link is not None and self.link.has_greeted
+
+
 class Server:
     """`on_link(link)` for every agent that dials; `pages` answer everyone else."""
 
     def __init__(
-        self, loop: Loop, listen: Address, secret: bytes, pages: Mapping[str, http.Page], on_link: Callable[[Link, str], None]
+        self,
+        loop: Loop,
+        listen: Address,
+        secret: bytes,
+        pages: Mapping[str, http.Page],
+        on_link: Callable[[Link, str], None],
+        peers: int = 0,
     ) -> None:
+        """`peers`: how many agents may dial at once."""
         self._loop = loop
         self._secret = secret
         self._pages = pages
         self._on_link = on_link
         self.on_refused: Callable[[str], None] = lambda text: None
         self._refusals = 0
-        self._unproven: Dict[int, Stream] = {}  # in order of arrival
+        self._room = names.MAX_UNPROVEN_CONNECTIONS + 2 * peers
+        self._unproven: Dict[int, Stranger] = {}  # in order of arrival
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -59,10 +82,10 @@ class Server:
             self._loop.later(ACCEPT_PAUSE_SECONDS, lambda: self._loop.watch(self._socket, READ, self._accept))
             return
         stream = Stream(self._loop, sock)
-        if len(self._unproven) >= names.MAX_UNPROVEN_CONNECTIONS:
-            next(iter(self._unproven.values())).close("too many connections that say nothing")
+        if len(self._unproven) >= self._room:
+            self._least().stream.close("too many connections that say nothing")
         key = id(stream)
-        self._unproven[key] = stream
+        stranger = self._unproven[key] = Stranger(stream, str(address[0]))
         buffer = bytearray()
         deadline = self._loop.later(names.HANDSHAKE_SECONDS, lambda: stream.close("it said nothing"))
 
@@ -75,7 +98,7 @@ class Server:
             if buffer.startswith(MAGIC[: len(buffer)]) and len(buffer) < len(MAGIC):
                 return
             if buffer.startswith(MAGIC):
-                self._agent(stream, bytes(buffer), str(address[0]), settled)
+                self._agent(stranger, bytes(buffer), settled)
             elif buffer.endswith(b"\r\n\r\n") or b"\r\n\r\n" in buffer:
                 stream.write(http.respond(bytes(buffer).partition(b"\r\n\r\n")[0], self._pages))
                 stream.close_when_written()
@@ -85,9 +108,16 @@ class Server:
         stream.on_data = data
         stream.on_close = lambda reason: settled()
 
-    def _agent(self, stream: Stream, first: bytes, address: str, settled: Callable[[], None]) -> None:
+    def _least(self) -> Stranger:
+        """Returns whom to drop: of a source that has too many, before whom has not greeted yet, before the oldest."""
+        held = Counter(stranger.source for stranger in self._unproven.values())
+        greedy = {source for source, count in held.items() if count > names.MAX_UNPROVEN_OF_SOURCE}
+        return min(self._unproven.values(), key=lambda stranger: (stranger.source not in greedy, stranger.has_greeted))
+
+    def _agent(self, stranger: Stranger, first: bytes, settled: Callable[[], None]) -> None:
         """Hand the connection over to a link; until it has proven itself it still counts among the strangers."""
-        link = Link(self._loop, stream, self._secret, client=False)
+        stream, address = stranger.stream, stranger.source
+        link = stranger.link = Link(self._loop, stream, self._secret, client=False)
         closed = stream.on_close
 
         def opened() -> None:

@@ -16,7 +16,13 @@ from dtj_operator.plan.model import Object
 
 FIRST_BACKOFF_SECONDS = 0.1  # a kubelet waits 10 s and more; here nobody shares the node
 LAST_BACKOFF_SECONDS = 5.0
+RESET_BACKOFF_SECONDS = 600.0  # a container that ran so long is started again as if it had never ended, as by a kubelet
 KILL_AGAIN_SECONDS = 0.05
+
+
+def backoff_after(backoff: float, ran_seconds: float) -> float:
+    """Returns the pause before a container that ran for `ran_seconds` starts again; `backoff` was due if it had ended soon."""
+    return FIRST_BACKOFF_SECONDS if ran_seconds >= RESET_BACKOFF_SECONDS else backoff
 
 
 class LocalPod:
@@ -78,7 +84,9 @@ class LocalPod:
     async def _live(self) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while not self._ending.is_set():
+            began = time.monotonic()
             code = await self._run_container()
+            backoff = backoff_after(backoff, time.monotonic() - began)
             pods.set_terminated(self.object, code, self._termination_message(), self._now())
             if backoff > FIRST_BACKOFF_SECONDS and not self._ending.is_set():
                 pods.set_backing_off(self.object)
