@@ -5,6 +5,7 @@ TrainerError
 ├── SinkError              a place for records (TensorBoard, MLflow) refused one
 ├── RendezvousFailed       a rank did not come in time, or rank 0 can't be reached; the message names it
 ├── RankMismatch           ranks that must agree (config, code, world) do not; the message names them
+├── OutOfMemory            a step found no room; another attempt may
 └── CheckpointError
     ├── CheckpointInvalid  a checkpoint is torn: a file is missing, short, or has another checksum
     ├── LeaseLost          a newer attempt owns the checkpoint folder; this one may not commit
@@ -45,6 +46,10 @@ class Stopped(SystemExit):
 
     def __str__(self) -> str:
         return f"stopped by SIGTERM after step {self.step}"
+
+
+class OutOfMemory(TrainerError):
+    """A step ran out of memory after others had not."""
 
 
 class CheckpointError(TrainerError):
