@@ -216,10 +216,10 @@ class ScratchFsdpModel(nn.Module):
         self.inner[0].train(mode)
         return self
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
         """Itself and the module's own."""
         yield self
-        yield from self.inner[0].modules()
+        yield from self.inner[0].modules(remove_duplicate)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """The module's own."""
@@ -253,7 +253,8 @@ class ScratchFsdpModel(nn.Module):
     def _used_anywhere(self) -> dict[Unit, bool]:
         """Returns whether some rank has a gradient for a unit; logs once what only counts as zero."""
         flags = torch.tensor([place in u.used for u in self.units for place in range(len(u.parameters))], dtype=torch.uint8)
-        cut = self._group.gather(flags).amax(0).bool().split([len(u.parameters) for u in self.units])
+        anywhere = self._group.gather(flags).amax(0).bool()
+        cut = anywhere.split([len(u.parameters) for u in self.units])  # type: ignore[no-untyped-call]
         used = dict(zip(self.units, cut, strict=True))
         if not self._warned:
             unused = [
