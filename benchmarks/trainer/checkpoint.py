@@ -86,10 +86,11 @@ class Scribe:
 class Bench:
     """An MLP of 12.6 M parameters with AdamW (151 MB of state), and each way to save it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, width: int = 1774) -> None:
+        self.width = width
         self.trainer = Trainer(TrainerConfig(steps=1))
         torch.manual_seed(0)
-        layers = [nn.Linear(1774, 1774) for _ in range(4)]
+        layers = [nn.Linear(width, width) for _ in range(4)]
         self.model = DistributedDataParallel(nn.Sequential(*layers))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.folder = folder
@@ -116,7 +117,7 @@ class Bench:
     def step(self) -> float:
         """One training step; milliseconds."""
         started = time.perf_counter()
-        self.model(torch.randn(32, 1774)).square().mean().backward()
+        self.model(torch.randn(32, self.width)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return (time.perf_counter() - started) * 1000
