@@ -47,6 +47,10 @@ test-controlplane: venv ## etcd, kube-apiserver and kube-controller-manager on l
 test-e2e: venv cluster-up deploy ## kind: the chart installed, real pods killed
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests
 
+.PHONY: test-long
+test-long: venv ## the trainer's tests with the other version of torch that we support, in a venv of its own
+	@./hack/test_long.sh
+
 .PHONY: benchmark-trainer
 benchmark-trainer: venv ## step time, memory, checkpoint stalls beside torch, Lightning, Accelerate; writes its README's tables (10 minutes, idle machine)
 	@./benchmarks/venv.sh

@@ -69,14 +69,20 @@ def render(table: Table, rows: Rows, circumstances: str) -> str:
             reference = table.beside.get(arm, table.beside.get("*"))
             if reference is None or reference == arm:
                 cells += ["1", "", ""]
+            elif reference not in rows:
+                cells += ["not measured yet", "", reference]
             else:
                 per_trial = ratios(rows, arm, reference, table.ratio)
                 judged = statistics.median(per_trial)
                 low, high = _quartiles(per_trial)
                 cells += [f"**{judged:.2f}x**", f"{low:.2f} to {high:.2f}", reference]
         if table.target:
-            cells.append(_verdict(table, arm, judged))
+            known = table.ratio == "none" or table.beside.get(arm, table.beside.get("*")) in rows
+            cells.append(_verdict(table, arm, judged) if known else "not measured yet" if arm in table.target else "")
         out.append("| " + " | ".join(cells) + " |")
+    for arm in dict.fromkeys(table.beside.values()):
+        if arm not in rows:
+            out.append("| " + " | ".join([arm, "not measured yet", *[""] * (len(head) - 2)]) + " |")
     return "\n".join([*out, "", f"{table.note} {circumstances}".strip(), ""])
 
 

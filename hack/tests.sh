@@ -1,7 +1,7 @@
 #!/bin/bash
 # Run one stage of the tests: hack/tests.sh STAGE [options of the first run] -- PYTEST-ARGUMENTS
 # Up to three tests that fail in the first run get a second look, alone on the machine. A test that fails twice fails the stage.
-# A test that passes alone is printed as FLAKY and appended to build/flaky.txt. STRICT=1 allows no second look. Why: docs/decisions/0010.
+# A test that passes alone is printed as FLAKY and appended to build/flaky.txt. STRICT=1 allows no second look. Why: docs/decisions/0011.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stage=$1

@@ -43,6 +43,20 @@ def bare(wrap: Callable[[nn.Module], nn.Module], trainer: Trainer, workload: Wor
     return run
 
 
+def tuned(trainer: Trainer, workload: Workload) -> Run:
+    """The loop as who knows DDP writes it, with what the Trainer sets: gradients are views, and gone before the forward."""
+    run = Run(workload, trainer)
+    model = DistributedDataParallel(run.model, gradient_as_bucket_view=True)
+    run.optimizer = optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    for step in range(workload.total):
+        loss = run.loss(model, run.batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.after_step(step)
+    return run
+
+
 def sharded(model: nn.Module) -> nn.Module:
     """fully_shard as its own documentation does it."""
     for block in blocks(model):
@@ -150,9 +164,10 @@ def lightning(trainer: Trainer, workload: Workload) -> Run:
     return run
 
 
-BARE_DDP, BARE_FSDP = "bare DDP loop", "bare `fully_shard` loop"
+BARE_DDP, TUNED_DDP, BARE_FSDP = "bare DDP loop", "bare DDP loop, tuned", "bare `fully_shard` loop"
 ARMS: dict[str, Arm] = {
     BARE_DDP: lambda t, w: bare(DistributedDataParallel, t, w),
+    TUNED_DDP: tuned,
     "`State` in that loop": three_lines,
     "Trainer, `ddp`": lambda t, w: ours(DdpConfig(), t, w),
     "Trainer, `ddp_scratch`": lambda t, w: ours(DdpScratchConfig(), t, w),

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.nn.parallel import DistributedDataParallel
@@ -85,10 +86,11 @@ class Scribe:
 class Bench:
     """An MLP of 12.6 M parameters with AdamW (151 MB of state), and each way to save it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, width: int = 1774) -> None:
+        self.width = width
         self.trainer = Trainer(TrainerConfig(steps=1))
         torch.manual_seed(0)
-        layers = [nn.Linear(1774, 1774) for _ in range(4)]
+        layers = [nn.Linear(width, width) for _ in range(4)]
         self.model = DistributedDataParallel(nn.Sequential(*layers))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.folder = folder
@@ -102,6 +104,10 @@ class Bench:
         )
         self.contents = Contents({"model": self.model, "optimizer": self.optimizer})
         self.gloo = dist.new_group(backend="gloo")
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self.stager = DefaultStager(options)
         self.step()
         self.buffers = [torch.empty_like(t) for t in self._tensors()]
 
@@ -111,7 +117,7 @@ class Bench:
     def step(self) -> float:
         """One training step; milliseconds."""
         started = time.perf_counter()
-        self.model(torch.randn(32, 1774)).square().mean().backward()
+        self.model(torch.randn(32, self.width)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return (time.perf_counter() - started) * 1000
@@ -158,6 +164,21 @@ class Bench:
         """With its defaults."""
         return self.async_save(AsyncCheckpointerType.PROCESS).result
 
+    def dcp_async_tuned(self) -> Callable[[], object]:
+        """As who knows it: a process writes, and the stager keeps its shared memory from save to save."""
+        future = dcp.async_save(
+            self._tree(),
+            checkpoint_id=self._path(),
+            process_group=self.gloo,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            async_stager=self.stager,
+        )
+        if isinstance(future, Future):
+            return future.result
+        staged = future.staging_completion
+        staged.result()  # until then the training may not change what is being staged
+        return future.upload_completion.result
+
     def memcpy(self) -> Callable[[], object]:
         """The whole state into buffers that are there: what a save that stages everything can't beat."""
         for buffer, tensor in zip(self.buffers, self._tensors(), strict=True):
@@ -177,6 +198,7 @@ class Bench:
         return wait
 
 
+BEST_DCP = "dcp.async_save, process, stager kept"
 NOTHING, OURS, DCP, SCRIBE = "nothing is written", "ours is being written", "dcp.async_save, thread", "as much by another process"
 
 
@@ -208,6 +230,7 @@ def _stalls(bench: Bench, trials: int) -> Rows:
         "dcp.save": bench.dcp_save,
         "dcp.async_save, thread": bench.dcp_async_thread,
         "dcp.async_save, process": bench.dcp_async_process,
+        BEST_DCP: bench.dcp_async_tuned,
         "memcpy of the whole state": bench.memcpy,
         "ours, asynchronous": bench.ours,
     }

@@ -6,12 +6,18 @@ from pathlib import Path
 
 from benchmarks.report import Table
 from benchmarks.trainer import checkpoint
-from benchmarks.trainer.arms import BARE_DDP, BARE_FSDP
+from benchmarks.trainer.arms import BARE_DDP, BARE_FSDP, TUNED_DDP
 
 HERE = Path(__file__).parent
 README, RESULTS = HERE / "README.md", HERE / "results.json"
 
 _BESIDE = {"*": BARE_DDP, "Trainer, `fsdp`": BARE_FSDP, "Trainer, `fsdp_scratch`": BARE_FSDP, BARE_FSDP: BARE_FSDP}
+_FAIR = _BESIDE | {"Trainer, `ddp`": TUNED_DDP, "Trainer, `ddp_scratch`": TUNED_DDP}
+"""A target of the Trainer's is set against a loop that is tuned as the Trainer is, and not against torch's defaults."""
+_GLOO = (
+    "`fully_shard` waits for each collective on a CPU with gloo, and `fsdp_scratch` does not: what it gains here is gloo's, "
+    "and not to be expected on a GPU with NCCL."
+)
 _THROUGHPUT = {
     "`State` in that loop": 0.99,
     "Trainer, `ddp`": 0.99,
@@ -25,15 +31,17 @@ TABLES = {
         title="A step of a GPT of 0.8 M parameters, global batch 8",
         unit="ms",
         ratio="throughput",
-        beside=_BESIDE,
+        beside=_FAIR,
         target=_THROUGHPUT,
+        note=_GLOO,
     ),
     "throughput-mlp": Table(
         title="A step of an MLP of 12.6 M parameters: 50 MB of gradients to send",
         unit="ms",
         ratio="throughput",
-        beside=_BESIDE,
+        beside=_FAIR,
         target=_THROUGHPUT,
+        note=_GLOO,
     ),
     "memory-peak": Table(
         title="Peak memory of a rank over a run of that MLP", unit="MB", ratio="cost", beside=_BESIDE, note="Fresh processes."
@@ -48,8 +56,8 @@ TABLES = {
         title="How long the training thread stands still for a checkpoint of 151 MB",
         unit="ms",
         ratio="cost",
-        beside={"*": "dcp.save"},
-        target={OURS: 0.2},
+        beside={"*": "dcp.save", OURS: checkpoint.BEST_DCP},
+        target={OURS: 1.0},
         note="MLP with AdamW, local disk, fsync.",
     ),
     "beside-writing": Table(

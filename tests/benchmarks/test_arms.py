@@ -24,3 +24,16 @@ def short_trial() -> None:
 @pytest.mark.torch
 def test_all_arms_do_the_same_work(tmp_path: Path) -> None:
     finished(2, short_trial, tmp_path)
+
+
+def one_save_each(folder: str) -> None:
+    from benchmarks.trainer.checkpoint import BEST_DCP, Bench, _stalls
+
+    rows = _stalls(Bench(Path(folder), width=8), 1)
+    assert BEST_DCP in rows
+    assert all(len(stalls) == 1 for stalls in rows.values()), rows
+
+
+@pytest.mark.torch
+def test_every_way_to_save_runs_for_one_trial(tmp_path: Path) -> None:
+    finished(2, one_save_each, tmp_path, str(tmp_path / "saves"))

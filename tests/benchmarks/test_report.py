@@ -50,6 +50,15 @@ def test_the_readme_has_what_the_results_say(of: ModuleType) -> None:
     assert rendered(readme, of.TABLES, results) == readme, f"run python -m {of.__name__.rpartition('.')[0]} --render"
 
 
+def test_arm_whose_reference_was_not_measured_is_judged_by_nothing() -> None:
+    table = Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare", "ours": "tuned"}, target={"ours": 0.99})
+    text = render(table, {"bare": [10.0], "ours": [9.0]}, "2026-11-22: here.")
+    assert "| ours | 9.00 | 9.00 | not measured yet |  | tuned | not measured yet |" in text
+    assert "| tuned | not measured yet |" in text
+    assert "met" not in text
+    assert "2026-11-22" in text, "what was measured keeps its date"
+
+
 def test_a_marker_that_is_gone_is_named() -> None:
     with pytest.raises(ValueError, match="<!-- stall -->"):
         put("no markers here", "stall", "table")

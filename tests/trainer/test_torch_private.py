@@ -20,7 +20,9 @@ from dtj_trainer.comm.parts import Part
 
 PACKAGE = Path(dtj_trainer.__file__).parent
 PRIVATE = re.compile(
-    r"\b(?:torch|dist|distributed_c10d)(?:\.\w+)*\._(?!_)\w+(?:\.\w+)*|from torch[\w.]*\._\w[\w.]* import|from torch\S* import .*\b_\w+"
+    r"\b(?:torch|dist|distributed_c10d)(?:\.\w+)*\._(?!_)\w+(?:\.\w+)*"
+    r"|from torch[\w.]*\._\w[\w.]* import"
+    r"|from torch\S* import .*\b_\w+"
 )
 
 

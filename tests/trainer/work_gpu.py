@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dtj_trainer.cli import guarded
+from dtj_trainer.comm.units import Unit
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.precision import PrecisionConfig
 from dtj_trainer.state import StateConfig
-from dtj_trainer.strategies import StrategyConfig
+from dtj_trainer.strategies import DdpConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig, StrategyConfig, name_of
+from dtj_trainer.strategies.fsdp_scratch import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.trainer.nets import WIDTH, Net
 from tests.trainer.ranks import Records
@@ -58,5 +62,57 @@ def clipped_norms(out: str) -> None:
                 trainer.fit(Net(), numbers(), loss=square_error, optimizer=head_alone, sinks=[sink])
                 if trainer.group.rank == 0:
                     told[name].append(float(sink.records[-1]["grad_norm"]))
+        if trainer.group.rank == 0:
+            Path(out).write_text(json.dumps(told))
+
+
+def runs_out(at: int) -> None:
+    """A step runs out of memory, as torch says it."""
+    steps = 0
+
+    def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        if steps == at + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return square_error(model, batch)
+
+    def fit() -> int:
+        with Trainer(config(DdpConfig(), steps=6)) as trainer:
+            trainer.fit(Net(), numbers(), loss=loss)
+        return 0
+
+    sys.exit(guarded(fit))
+
+
+def reduced(out: str) -> None:
+    """Two micro-batches a step, reduced once and each: losses; of fsdp_scratch the whole gradients in between, and sends."""
+    told: dict[str, Any] = {}
+    sends = 0
+    real = Unit.scatter
+
+    def counted(self: Unit) -> None:
+        nonlocal sends
+        sends += self.gradient is not None and self._scattering is None
+        real(self)
+
+    Unit.scatter = counted  # type: ignore[method-assign]
+    with Trainer(TrainerConfig(steps=1)) as trainer:
+        for name, each in (("once", False), ("each", True)):
+            for kind in (FsdpConfig, HsdpConfig, FsdpScratchConfig):
+                sends, whole, calls = 0, 0, 0
+
+                def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+                    nonlocal whole, calls
+                    calls += 1
+                    if calls == 2 and isinstance(model, ScratchFsdpModel):  # between the first step's micro-batches
+                        whole = sum(unit.gradient is not None and unit._scattering is None for unit in model.units)
+                    return square_error(model, batch)
+
+                torch.manual_seed(1)
+                trainer.config = config(kind(reduce_every_micro_batch=each), steps=3, micro_batch_size=1)
+                sink = Records()
+                trainer.fit(Net(), numbers(16), loss=loss, sinks=[sink])
+                told[f"{name_of(trainer.config.strategy)} {name}"] = [[float(r["loss"]) for r in sink.records], whole, sends]
         if trainer.group.rank == 0:
             Path(out).write_text(json.dumps(told))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from dtj_trainer.errors import ConfigError
+from dtj_trainer.errors import ConfigError, OutOfMemory
 
 # The CPU's allocator has no error type of its own; a thread that can't have a stack says the second.
 _CPU_SAYS = ("can't allocate memory", "Resource temporarily unavailable")
@@ -40,7 +40,7 @@ def fits(attempt: Callable[[int], None], n: int) -> bool:
     except MemoryError:
         return False
     except RuntimeError as e:
-        if not isinstance(e, torch.OutOfMemoryError) and not any(said in str(e) for said in _CPU_SAYS):
+        if not is_out_of_memory(e):
             raise
         return False
     finally:
@@ -48,6 +48,27 @@ def fits(attempt: Callable[[int], None], n: int) -> bool:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return True
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Returns whether torch says by this error that memory is short, on a GPU or in the host."""
+    return isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in _CPU_SAYS)
+
+
+FIRST_STEPS = 3  # of a run: what the optimizer and the allocator need for good is there after the first two
+ADVICE = "write a smaller micro_batch_size (or auto), recompute: block, precision.dtype: bf16, or strategy fsdp"
+
+
+def out_of_memory(said: str, *, step: int, fixed: bool) -> ConfigError | OutOfMemory:
+    """Returns the error for a step that ran out of memory.
+
+    A run that has none of its first steps behind it would run into the same at each attempt, unless the micro-batch is looked
+    for anew: ConfigError, which asks for no restart. A later step may have met a fragmented memory or a neighbour's.
+    """
+    first = " ".join(said.split())[:300]
+    if fixed and step < FIRST_STEPS:
+        return ConfigError(f"step {step} runs out of memory: {ADVICE} ({first})")
+    return OutOfMemory(f"step {step} ran out of memory, the steps before it did not: {ADVICE} ({first})")
 
 
 def with_headroom(largest: int, limit: int) -> int:

@@ -31,7 +31,7 @@ from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import StreamData
 from dtj_trainer.errors import CheckpointInvalid, ConfigError, RankMismatch
 from dtj_trainer.evaluation import Measure
-from dtj_trainer.load import build, override, read_yaml
+from dtj_trainer.load import build, flags, override, read_yaml
 from dtj_trainer.trainer import Data, Loss, Trainer
 
 
@@ -88,12 +88,12 @@ def task_facts(spelled: object, arguments: object) -> dict[str, str]:
     return {"task": str(spelled), "arguments": repr(arguments), f"code of {spelled}": digest}
 
 
-def train(config_file: Path, flags: Sequence[str]) -> int:
+def train(config_file: Path, given: Sequence[str]) -> int:
     """Trains as the file says. Raises ConfigError before the first collective if a field is wrong."""
     import torch
 
     tree = read_yaml(config_file)
-    override(tree, flags)
+    override(tree, given)
     spelled = tree.pop("task", None)
     arguments: Any = tree.pop("arguments", {})
     config = build(TrainerConfig, tree)
@@ -123,13 +123,20 @@ def guarded(main: Callable[[], int]) -> int:
     try:
         return main()
     except (ConfigError, RankMismatch, CheckpointInvalid) as e:
-        sys.stderr.write(f"{type(e).__name__}: {e}\n")
+        text = str(e)
+        if text.startswith("Caught "):  # torch's tale of an error in a worker of the loader: its last line is the error
+            text = text.rstrip().splitlines()[-1].partition(f"{type(e).__name__}: ")[2] or text
+        sys.stderr.write(f"{type(e).__name__}: {text}\n")
         return names.EXIT_NO_RESTART
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Exit codes: 0 done, 143 stopped by SIGTERM after a save, 93 a wrong config, else an error."""
-    parser = argparse.ArgumentParser(prog="dtj-train", description="Train as a YAML file says; --field value overrides it.")
+    parser = argparse.ArgumentParser(
+        prog="dtj-train",
+        description="Train as a YAML file says; --field value overrides it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", type=Path, metavar="train.yaml")
     parser.add_argument("command", nargs="?", choices=["export"], help="a checkpoint's model as one file")
     parser.add_argument("checkpoint", nargs="?", type=Path, help="step folder, or a job's folder for its newest")
@@ -142,6 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("export CHECKPOINT OUT")
         return guarded(lambda: _export(args.checkpoint, args.out, args.part))
     if {"-h", "--help"} & set(given):
+        parser.epilog = "\n  ".join(["fields, their values and [defaults]:", *flags(TrainerConfig)])
         parser.parse_args(["--help"])
     return guarded(lambda: train(*config_and_flags(given)))
 

@@ -34,6 +34,9 @@ class TrainerConfig:
     clip_norm: float | None = None
     validate_every_steps: int | None = None
     """Beside the validation at the end."""
+    blocks: str | None = None
+    """Which parts of the model are sharded, compiled and recomputed one by one: the name of a class, or a pattern of module
+    names, such as encoder.layer.*; None: the repeated parts, which the log names."""
     recompute: Recompute = "none"
     compile: Compile = False
     """torch.compile, block by block. True is inductor, which needs a C++ compiler in the image."""

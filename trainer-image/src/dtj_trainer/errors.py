@@ -6,6 +6,7 @@ TrainerError
 ├── NonFiniteLoss          the loss is NaN or infinite, and stays so: training on would only spoil what is saved
 ├── RendezvousFailed       a rank did not come in time, or rank 0 can't be reached; the message names it
 ├── RankMismatch           ranks that must agree (config, code, world) do not; the message names them
+├── OutOfMemory            a step found no room; another attempt may
 └── CheckpointError
     ├── CheckpointInvalid  a checkpoint is torn: a file is missing, short, or has another checksum
     ├── LeaseLost          a newer attempt owns the checkpoint folder; this one may not commit
@@ -50,6 +51,10 @@ class Stopped(SystemExit):
 
     def __str__(self) -> str:
         return f"stopped by SIGTERM after step {self.step}"
+
+
+class OutOfMemory(TrainerError):
+    """A step ran out of memory after others had not."""
 
 
 class CheckpointError(TrainerError):

@@ -22,6 +22,7 @@ def evaluate(
     model: nn.Module, data: MapDataset | BatchDataset, measure: Measure, *, group: Group, batch_size: int
 ) -> dict[str, float]:
     """Means of `measure` over `data`, each sample once, over all ranks; a collective. Computed in fp32, without autocast."""
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     sums: dict[str, torch.Tensor] = {}
     count = 0
@@ -32,7 +33,8 @@ def evaluate(
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # without a backward its root stays whole, and would train on with what it has now: averages, say
-    model.train()
+    for module, training in modes.items():
+        module.training = training  # one by one: what its owner had put into eval() stays there
     everyone: dict[str, float] = {}
     total = 0
     for part, n in group.all_objects(({k: float(v) for k, v in sums.items()}, count)):

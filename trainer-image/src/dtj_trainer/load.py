@@ -6,7 +6,7 @@ import difflib
 import math
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -113,6 +113,27 @@ def convert(wanted: Any, value: Any, name: str) -> Any:
     raise ConfigError(f"{name}={value!r}: write {_spell(wanted)}")
 
 
+def flags(cls: type[Any], prefix: str = "--") -> list[str]:
+    """Returns a line for each field of a config: its flag, what it takes, its default."""
+    hints, lines = get_type_hints(cls), list[str]()
+    for field in (f for f in fields(cls) if f.init):
+        wanted, name = hints[field.name], f"{prefix}{field.name}"
+        options = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
+        if set(KINDS.values()) <= set(options):
+            lines.append(f"{name}  {' | '.join(KINDS)}")
+            for kind, config in KINDS.items():
+                lines += [f"{line}  ({kind})" for line in flags(config, f"{name}.")]
+            continue
+        inner = [o for o in options if is_dataclass(o)]
+        for option in inner:
+            lines += flags(cast("type[Any]", option), f"{name}.")
+        if not inner:
+            default = field.default_factory() if callable(field.default_factory) else field.default
+            shown = "" if default is MISSING else f"  [{default}]"
+            lines.append(f"{name}  {' | '.join(dict.fromkeys(_spell(o) for o in options if o is not type(None)))}{shown}")
+    return lines
+
+
 def _strategy(value: Any, name: str) -> Any:
     """`strategy: fsdp`, or `strategy: {kind: fsdp, cpu_offload: true}`."""
     tree = {"kind": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
@@ -125,5 +146,7 @@ def _strategy(value: Any, name: str) -> Any:
 def _spell(wanted: Any) -> str:
     if get_origin(wanted) is Literal:
         return " or ".join(str(a) for a in get_args(wanted))
+    if get_origin(wanted) in (list, tuple):
+        return f"a list of {_spell(get_args(wanted)[0])}"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
     return names.get(wanted, str(wanted))

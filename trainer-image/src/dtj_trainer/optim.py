@@ -21,6 +21,8 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
     """sgd only."""
+    fused: bool | None = None
+    """One kernel for the whole update; None: on a GPU."""
     decay_vectors: bool = True
     """False: no weight decay for norms and biases (parameters of fewer than two dimensions), as language models are trained."""
 
@@ -38,6 +40,23 @@ class OptimizerConfig:
         self.betas = (float(self.betas[0]), float(self.betas[1]))  # YAML gives a list
 
 
+TENSOR_WISE = {
+    "Adafactor", "AdaLomo", "Galore", "GaLoreAdamW", "KronPSGD", "Kron", "LAMB", "Lamb", "FusedLAMB", "LARS", "Lars", "MuonAdamW",
+    "Muon", "NovoGrad", "NvNovoGrad", "DistributedShampoo", "SOAP", "Shampoo", "SM3",
+}  # fmt: skip
+"""Classes of optimizers that compute with a tensor as a whole: its norm, its rows and columns."""
+
+
+def check_element_wise(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigError for an optimizer that, given flat parts of tensors, would train otherwise without a sign of it."""
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in TENSOR_WISE:
+            raise ConfigError(
+                f"optimizer {type(optimizer).__name__} computes with whole tensors (their norms, rows or columns), and strategy "
+                "fsdp_scratch gives an optimizer flat parts of them: write strategy ddp, or fsdp if the optimizer takes DTensors"
+            )
+
+
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Of a model that the strategy has wrapped, so that it holds the parameters that are really trained."""
     wanted = [p for p in model.parameters() if p.requires_grad]
@@ -48,6 +67,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
             {"params": [p for p in wanted if p.dim() < 2], "weight_decay": 0.0},
         ]
     groups = [g for g in groups if g["params"]]
+    fused = config.fused if config.fused is not None else all(p.device.type == "cuda" for p in wanted)
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=fused)

@@ -23,6 +23,9 @@ class PrecisionConfig:
     """What matrices are multiplied in. Weights and the optimizer stay in fp32."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    matmul: Literal["highest", "high", "medium"] | None = None
+    """How exact products of fp32 matrices are on a GPU, in torch's own words (torch.set_float32_matmul_precision): high is TF32,
+    several times as fast as highest. None: as the script has set it; torch's default is highest."""
     initial_scale: float = 2.0**16
     """fp16 only: what the loss is multiplied by, so that small gradients don't vanish; halved when gradients overflow."""
     growth_interval: int = 2000
@@ -31,6 +34,8 @@ class PrecisionConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision.dtype={self.dtype!r}: write fp32, bf16 or fp16")
+        if self.matmul not in (None, "highest", "high", "medium"):
+            raise ConfigError(f"precision.matmul={self.matmul!r}: write highest, high or medium, or leave it out")
         if self.initial_scale <= 0:
             raise ConfigError(f"precision.initial_scale={self.initial_scale}: write a number above 0")
         if self.growth_interval < 1:

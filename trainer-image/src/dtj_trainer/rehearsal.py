@@ -62,9 +62,9 @@ def micro_batch_size(
 
     def attempt(n: int) -> None:
         copied = copy.deepcopy(model)
-        recompute(strategies.blocks(copied), config.recompute)
+        recompute(strategies.blocks(copied, config.blocks), config.recompute)
         with silent_default_group(group.world_size):
-            tried = strategies.make(strategy)
+            tried = strategies.make(strategy, config.blocks)
             wrapped = tried.wrap(copied, stage)
             # What will be there too by then, so that it is not found to be missing later.
             local = [p.to_local() if isinstance(p, DTensor) else p for p in wrapped.parameters() if p.requires_grad]

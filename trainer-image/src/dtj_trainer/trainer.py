@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dtj_trainer import mismatch, schedule, strategies
+from dtj_trainer.batch_size import is_out_of_memory, out_of_memory
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.comm.broadcast import broadcast_buffers
 from dtj_trainer.comm.group import Group
@@ -35,7 +36,7 @@ from dtj_trainer.env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.evaluation import Measure, evaluate
 from dtj_trainer.memory import device_bytes
-from dtj_trainer.optim import make_optimizer
+from dtj_trainer.optim import check_element_wise, make_optimizer
 from dtj_trainer.precision import Precision
 from dtj_trainer.recompute import recompute
 from dtj_trainer.rehearsal import micro_batch_size
@@ -55,6 +56,21 @@ SOMETIMES = {
 Data = MapDataset | BatchDataset
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 """(model, batch) -> mean loss over the batch."""
+
+
+def scalar(loss: Loss) -> Loss:
+    """Returns a loss that raises ConfigError where the caller's gives anything but one number with a gradient."""
+
+    def checked(model: nn.Module, batch: Any) -> torch.Tensor:
+        value = loss(model, batch)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(f"loss gave {given}: return one number, the mean over the batch, such as loss.mean()")
+        if not value.requires_grad:
+            raise ConfigError("loss gave a number without gradient: compute it of the model's output, without detach or no_grad")
+        return value.reshape(())
+
+    return checked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +98,8 @@ class Trainer:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
             torch.use_deterministic_algorithms(True)
+        if config.precision.matmul:
+            torch.set_float32_matmul_precision(config.precision.matmul)
         check_compiler(config.compile, self.env.local_rank)
         self.group = Group.open(self.env, timeout=timedelta(seconds=config.state.collective_timeout_seconds))
         mismatch.check(mismatch.facts(config, self.group, self.env, config.state.checkpoint), self.group)
@@ -111,19 +129,28 @@ class Trainer:
         self._check(data, validation, measure)
         order, total = self._order(data)
         precision = Precision(config.precision, group)
+        loss = scalar(loss)
+        if not model.training:  # as a whole, as from_pretrained gives it; parts in eval() of a model in train() stay there
+            model.train()
         decided = self._decide(model)
+        if not isinstance(decided, strategies.FsdpConfig):
+            strategies.check_not_meta(model, strategies.name_of(decided))
+        found = self._blocks(model)
         micro = config.micro_batch_size
         if micro == "auto":
             share = self._first_share(data)
             micro = micro_batch_size(model, share, loss, config=config, strategy=decided, group=group, precision=precision)
-        recompute(strategies.blocks(model), config.recompute)
-        compile_forward(model, config.compile, decided)
+        recompute(found, config.recompute)
+        compile_forward(model, config.compile, decided, config.blocks)
         cut = Cut(
             global_batch_size=config.global_batch_size, rank=group.rank, world_size=group.world_size, micro_batch_size=micro
         )
-        strategy = strategies.make(decided)
+        strategy = strategies.make(decided, config.blocks)
+        mismatch.check(strategies.shapes(model), group)
         wrapped = strategy.wrap(model, group)
         trains = optimizer(wrapped) if optimizer else make_optimizer(wrapped, config.optimizer)
+        if isinstance(decided, strategies.FsdpScratchConfig):
+            check_element_wise(trains)
         scheduler = schedule.make_schedule(trains, config.schedule, total, config.global_batch_size)
         early = EarlyStop(config.early_stop) if config.early_stop else None
         ema = Ema(wrapped, config.ema_decay) if config.ema_decay else None
@@ -155,14 +182,14 @@ class Trainer:
         for step in state.steps(total):
             if ready is None:  # only now does the order know where a checkpoint left it
                 ready = batches(data, order, cut, config.data, seed=config.seed)
-                wrapped.train()
                 meter.begin()
             profile.before(step)
             with meter.part("data"):
                 parts_of_step = next(ready)
             metrics: dict[str, torch.Tensor | float] = {"epoch": order.epoch, "lr": scheduler.get_last_lr()[0]}
             with meter.part("compute"):
-                local = self._forward_backward(strategy, wrapped, parts_of_step, loss, precision)
+                with self._memory_named(step):
+                    local = self._forward_backward(strategy, wrapped, parts_of_step, loss, precision)
                 if precision.unscale(wrapped, trains):
                     if config.clip_norm:
                         metrics["grad_norm"] = strategy.clip(wrapped, config.clip_norm)
@@ -267,6 +294,19 @@ class Trainer:
             log.info("strategy %s", choice.why)
         return choice.config
 
+    def _blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The parts that are sharded, compiled and recomputed one by one. Raises ConfigError where some are asked for in vain."""
+        config = self.config
+        found = strategies.blocks(model, config.blocks)
+        if config.recompute != "none" and not found:
+            raise ConfigError(
+                f"recompute={config.recompute}: {type(model).__name__} has no repeated parts that could be recomputed; "
+                "write blocks: with the name of a class of its parts, or recompute: none"
+            )
+        if self.group.rank == 0:
+            log.info("%s: %s", type(model).__name__, strategies.described(found))
+        return found
+
     def _first_share(self, data: Data | StreamData) -> Any:
         """This rank's part of the first step as one batch, to try sizes with."""
         config, group = self.config, self.group
@@ -287,6 +327,16 @@ class Trainer:
                 Background("MLflow", partial(Mlflow, config.mlflow, config.mlflow_experiment, job, mismatch.flat(self.config)))
             )
         return out
+
+    @contextmanager
+    def _memory_named(self, step: int) -> Iterator[None]:
+        """Raises OutOfMemory for torch's error inside, ConfigError where the next attempt would run into the same."""
+        try:
+            yield
+        except RuntimeError as e:
+            if not is_out_of_memory(e):
+                raise
+            raise out_of_memory(str(e), step=step, fixed=self.config.micro_batch_size != "auto") from e
 
     # --- one step ----------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,18 @@ training thread would interleave its collectives differently on each rank.
 
 from __future__ import annotations
 
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from dtj_trainer.comm import rollcall
 from dtj_trainer.env import WorkerEnv
@@ -51,6 +56,8 @@ class Group:
             torch.cuda.set_device(device)
         owns = not dist.is_initialized()
         if owns:
+            if backend == "nccl":
+                record_flights(env)
             # With a GPU the default group carries both, so that CPU tensors can be reduced too.
             spelled = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
             if env.launched:
@@ -58,7 +65,7 @@ class Group:
                 dist.init_process_group(spelled, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
             else:
                 dist.init_process_group(spelled, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-        return cls(
+        group = cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             local_world_size=env.local_world_size,
@@ -68,6 +75,9 @@ class Group:
             checkpoint=_gloo(timeout),
             owns_default=owns,
         )
+        if backend == "nccl":
+            check_one_device_each(group.all_objects((socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))))
+        return group
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
         """One CPU row per rank, in rank order: shape (world_size, *row.shape)."""
@@ -104,3 +114,40 @@ def _gloo(timeout: timedelta) -> dist.ProcessGroup:
     if not isinstance(group, dist.ProcessGroup):  # torch gives a marker object to ranks outside; all ranks are inside
         raise TypeError("new_group over all ranks gave no group")
     return group
+
+
+def check_one_device_each(places: Sequence[tuple[str, str]]) -> None:
+    """Raises ConfigError if two ranks have one GPU, which NCCL refuses later with words that name neither.
+
+    `places`: host and the device's identity of each rank.
+    """
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, place in enumerate(places):
+        ranks.setdefault(place, []).append(rank)
+    for (host, _), shared in ranks.items():
+        if len(shared) > 1:
+            raise ConfigError(
+                f"ranks {', '.join(map(str, shared))} have one GPU of {host}: write processesPerPod (torchrun: --nproc-per-node) "
+                "no greater than the GPUs that a pod sees, or backend: gloo"
+            )
+
+
+FLIGHT_RECORDS = 2000  # collectives that NCCL's flight recorder keeps a rank, some 200 bytes each
+
+
+def record_flights(env: WorkerEnv) -> None:
+    """Has torch keep the last collectives of each rank, and write them to a file when one times out.
+
+    The files say which rank was in which collective. They lie beside the checkpoints, where they outlive the pod. What the
+    environment says already stays. torch reads these variables when the group is made.
+    """
+    folder = (env.checkpoint_dir or Path(tempfile.gettempdir())) / "flight-records"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a volume that refuses is told of by the first checkpoint
+        return
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDS))
+    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ["TORCH_FR_BUFFER_SIZE"])  # its name before
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        os.environ.setdefault(name, str(folder / f"attempt-{env.attempt or 0}-rank-"))  # torch appends the rank

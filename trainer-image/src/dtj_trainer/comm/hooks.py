@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 
 def compress(dtype: torch.dtype) -> Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]:

@@ -32,7 +32,7 @@ from datetime import timedelta
 from functools import partial
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed, TrainerError

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from dtj_trainer.comm.buckets import views_of
 from dtj_trainer.comm.clock import Clock
@@ -23,7 +24,20 @@ Tree = dict[str, Any]
 class Unit:
     """Parameters of one dtype that are gathered and freed together."""
 
-    def __init__(self, names: list[str], parameters: list[nn.Parameter], group: Group, clock: Clock, *, offload: bool) -> None:
+    def __init__(
+        self,
+        names: list[str],
+        parameters: list[nn.Parameter],
+        group: Group,
+        clock: Clock,
+        *,
+        scatters: dist.ProcessGroup | None,
+        offload: bool,
+    ) -> None:
+        """Takes the parameters from where they are, in host memory as a rule, and keeps this rank's part of them.
+
+        `scatters`: the group for gradients. They leave in an order of their own, and so can't share one with the weights.
+        """
         self.names, self.parameters, self.clock = names, parameters, clock
         size = sum(p.numel() for p in parameters)
         self.padded = -(-size // group.world_size) * group.world_size
@@ -35,12 +49,18 @@ class Unit:
         own = self.full.chunk(group.world_size)[group.rank].clone()
         self.shard = nn.Parameter(own.cpu() if offload else own)
         self.gradient: torch.Tensor | None = None
+        self.used = set[int]()
+        """Places of the parameters that got a gradient in this step, in any micro-batch."""
+        self.sent = False
+        """The gradient of this step has left."""
         self.waiting = 0
         """Gradients that are still to come in this backward."""
         self._gathering: dist.Work | None = None
         self._scattering: tuple[dist.Work, torch.Tensor] | None = None
         self._whole = True
         self._rank, self._world_size = group.rank, group.world_size
+        self._scatters = scatters
+        self.free()  # now, and not at the end of the first step: the next unit takes its memory
 
     def gather(self) -> None:
         """Starts to fetch the whole weights, unless they are here or on the way."""
@@ -84,21 +104,31 @@ class Unit:
             return
         self.gradient.div_(self._world_size)
         mine = torch.empty(self.padded // self._world_size, dtype=self.full.dtype, device=self.full.device)
-        work = dist.reduce_scatter_single(mine, self.gradient, async_op=True)
+        work = dist.reduce_scatter_single(mine, self.gradient, group=self._scatters, async_op=True)
         if work is None:
             raise RuntimeError("reduce_scatter(async_op=True) gave no handle: this rank is not in the group")
-        self._scattering = (work, mine)
+        self._scattering, self.sent = (work, mine), True
 
     def end_backward(self) -> None:
         """This rank's part of the mean gradient is in `shard.grad`."""
         self.scatter()
+        self.settle()
+        self.forget_backward()
+
+    def settle(self) -> None:
+        """Waits for a gradient that is on its way. One that is being computed stays: it is of the next micro-batch."""
         if self._scattering is not None:
             work, mine = self._scattering
             with self.clock.waiting():
                 work.wait()
             mine = mine.to(self.shard.device)
             self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
-        self.forget_backward()
+            self.forget_backward()
+
+    def join(self) -> None:
+        """This rank has nothing to send and another one has: zeros."""
+        if not self.sent and self.gradient is None:
+            self.gradient = torch.zeros(self.padded, dtype=self.full.dtype, device=self.full.device)
 
     def forget_backward(self) -> None:
         """Nothing is left of a backward, be it one that was broken off."""
@@ -126,3 +156,24 @@ class Unit:
         for name, part in self.parts(mine).items():
             if isinstance(part, Part):
                 part.flat.copy_(saved[name].flat)
+
+
+def initialized(optimizer: Optimizer, shard: nn.Parameter) -> dict[str, torch.Tensor]:
+    """The tensors of one parameter's state; what has none yet gets zeros, by a step that changes nothing else."""
+    if shard not in optimizer.state:
+        fresh = [p for g in optimizer.param_groups for p in g["params"] if p not in optimizer.state]
+        rates = [g["lr"] for g in optimizer.param_groups]
+        optimizer.zero_grad(set_to_none=True)
+        for p in fresh:
+            p.grad = torch.zeros_like(p)
+        for g in optimizer.param_groups:
+            g["lr"] = 0.0
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for g, lr in zip(optimizer.param_groups, rates, strict=True):
+            g["lr"] = lr
+        for p in fresh:
+            for value in optimizer.state[p].values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+    return {k: v for k, v in optimizer.state[shard].items() if isinstance(v, torch.Tensor)}

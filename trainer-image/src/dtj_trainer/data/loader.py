@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.data.order import DataOrder, Indices, edges
-from dtj_trainer.data.source import BatchDataset, MapDataset, fetch
+from dtj_trainer.data.source import BatchDataset, MapDataset, collate, fetch
 from dtj_trainer.errors import ConfigError
 
 
@@ -145,7 +145,7 @@ class _Stream(IterableDataset[Any]):
                     at = position + end
                     if len(samples) < end - begin:
                         return
-                    yield default_collate(samples)
+                    yield collate(samples)
                 number += 1
             position += self._cut.global_batch_size
 

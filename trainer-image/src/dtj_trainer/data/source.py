@@ -69,7 +69,29 @@ def fetch(dataset: MapDataset | BatchDataset, indices: Indices) -> Any:
     """One batch."""
     if isinstance(dataset, BatchDataset):
         return dataset.get_batch(indices)
-    return default_collate([dataset[int(i)] for i in indices])
+    return collate([dataset[int(i)] for i in indices])
+
+
+def collate(samples: list[Any]) -> Any:
+    """Makes a batch of samples. Raises ConfigError if they are of different shapes, or of a type that torch can't stack."""
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError) as e:
+        shapes = list(dict.fromkeys(_shape(sample) for sample in samples))[:2]
+        raise ConfigError(
+            f"samples of one batch differ in shape or type ({' and '.join(shapes)}: {e}): pad them to one shape, or "
+            "give the data set a get_batch(indices) that makes the batch"
+        ) from e
+
+
+def _shape(sample: Any) -> str:
+    if isinstance(sample, torch.Tensor):
+        return str(tuple(sample.shape))
+    if isinstance(sample, (tuple, list)):
+        return f"[{', '.join(map(_shape, sample))}]"
+    if isinstance(sample, dict):
+        return f"{{{', '.join(f'{k}: {_shape(v)}' for k, v in sample.items())}}}"
+    return type(sample).__name__
 
 
 def in_order(dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[Any, int]]:

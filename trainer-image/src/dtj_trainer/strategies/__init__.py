@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dtj_trainer.strategies.auto import AutoConfig, Choice, Facts, choose
-from dtj_trainer.strategies.base import Strategy, blocks, tensor_bytes
+from dtj_trainer.strategies.base import Strategy, tensor_bytes
+from dtj_trainer.strategies.blocks import blocks, described
 from dtj_trainer.strategies.ddp import Ddp, DdpConfig
 from dtj_trainer.strategies.ddp_scratch import DdpScratch, DdpScratchConfig
 from dtj_trainer.strategies.fsdp import Fsdp, FsdpConfig, HsdpConfig
 from dtj_trainer.strategies.fsdp_scratch import FsdpScratch, FsdpScratchConfig
+from dtj_trainer.strategies.start import check_not_meta, shapes
 
 StrategyConfig = DdpConfig | FsdpConfig | HsdpConfig | DdpScratchConfig | FsdpScratchConfig | AutoConfig
 KINDS: dict[str, type[StrategyConfig]] = {
@@ -20,22 +22,27 @@ KINDS: dict[str, type[StrategyConfig]] = {
 }
 
 
-def make(config: StrategyConfig) -> Strategy:
-    """The strategy of a config; `auto` must have been decided (auto.choose)."""
+def name_of(config: StrategyConfig) -> str:
+    """Returns the name that a config has in train.yaml."""
+    return next(name for name, kind in KINDS.items() if kind is type(config))
+
+
+def make(config: StrategyConfig, like: str | None = None) -> Strategy:
+    """The strategy of a config; `auto` must have been decided (auto.choose). `like`: which parts of a model are its blocks."""
     match config:
         case DdpConfig():
             return Ddp(config)
         case FsdpConfig():
-            return Fsdp(config)
+            return Fsdp(config, like)
         case DdpScratchConfig():
             return DdpScratch(config)
         case FsdpScratchConfig():
-            return FsdpScratch(config)
+            return FsdpScratch(config, like)
         case AutoConfig():
             raise ValueError("auto is no strategy: call auto.choose first")
 
 
 __all__ = [
     "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "Facts", "FsdpConfig", "FsdpScratchConfig", "HsdpConfig",
-    "Strategy", "StrategyConfig", "blocks", "choose", "make", "tensor_bytes",
+    "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "described", "make", "name_of", "shapes", "tensor_bytes",
 ]  # fmt: skip

@@ -43,26 +43,6 @@ class Strategy(Protocol):
         ...
 
 
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model, outermost first: what is sharded, gathered and recomputed as one unit.
-
-    Those are the members of every ModuleList that is in no other one (lists in a list are looked into: they have no forward
-    of their own); of a plain Sequential, its members.
-    """
-    found: list[nn.Module] = []
-
-    def walk(module: nn.Module) -> None:
-        for child in module.children():
-            if isinstance(module, nn.ModuleList) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-                found.append(child)
-            else:
-                walk(child)
-
-    walk(model)
-    candidates = found or (list(model) if isinstance(model, nn.Sequential) else [])
-    return [b for b in dict.fromkeys(candidates) if any(True for _ in b.parameters())]
-
-
 def tensor_bytes(model: nn.Module) -> int:
     """Bytes of all parameters, each counted once."""
     return sum(p.numel() * p.element_size() for p in model.parameters())

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from dtj_trainer.comm.clock import Clock, Communication
 from dtj_trainer.comm.group import Group
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.strategies.base import blocks
+from dtj_trainer.strategies.blocks import blocks
+from dtj_trainer.strategies.start import FromFirst
 from dtj_trainer.torch_private import DefaultAllGather, DefaultReduceScatter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,6 +37,9 @@ class FsdpConfig:
     """What weights are gathered and computed in; the shards and the optimizer stay in fp32."""
     reduce_dtype: Dtype = "fp32"
     cpu_offload: bool = False
+    reduce_every_micro_batch: bool = False
+    """False: a step that is accumulated sends gradients once, and keeps them whole on each rank until then, as many bytes as
+    the model in fp32. True: each micro-batch sends them, and each rank keeps its part (`hsdp`: copies are added up once)."""
 
     def __post_init__(self) -> None:
         for field in ("param_dtype", "reduce_dtype"):
@@ -95,8 +99,9 @@ class TimedReduceScatter(DefaultReduceScatter):
 class Fsdp:
     """The strategies `fsdp` and `hsdp`."""
 
-    def __init__(self, config: FsdpConfig | None = None) -> None:
+    def __init__(self, config: FsdpConfig | None = None, like: str | None = None) -> None:
         self.config = config or FsdpConfig()
+        self._like = like
         self.name = "hsdp" if isinstance(self.config, HsdpConfig) else "fsdp"
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
@@ -114,20 +119,15 @@ class Fsdp:
         if (config.param_dtype, config.reduce_dtype) != ("fp32", "fp32"):  # named types cost casts even where they change nothing
             precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.param_dtype], reduce_dtype=DTYPES[config.reduce_dtype])
         offload = CPUOffloadPolicy(pin_memory=kind == "cuda") if config.cpu_offload else OffloadPolicy()
-        with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):  # all start from rank 0's weights, hsdp's copies above all
-                sent = tensor.detach().to(group.device)
-                dist.broadcast(sent, src=0)
-                tensor.copy_(sent)
-        # fully_shard moves each block to the device by itself: a model that fits on no device as a whole must not be moved first.
-        for block in blocks(model):
-            fully_shard(
-                block, mesh=mesh, reshard_after_forward=config.reshard_after_forward, mp_policy=precision, offload_policy=offload
-            )
-        fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        parts, from_first = [*blocks(model, self._like), model], FromFirst(model, group)
+        for part in parts:  # a rank whose model is on the meta device never holds more than one of them whole
+            from_first(part)
+            reshard = None if part is model else config.reshard_after_forward
+            # This moves the part to the device: a model that fits on no device as a whole must not be moved first.
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
         self._clock = Clock(group)
         if self._clock.told:
-            for unit in [*blocks(model), model]:
+            for unit in parts:
                 assert isinstance(unit, FSDPModule)
                 scatter = TimedReduceScatter(self._clock)
                 unit.set_custom_all_gather(TimedAllGather(self._clock))
@@ -140,7 +140,8 @@ class Fsdp:
     def accumulate(self, model: nn.Module, last: bool) -> Iterator[None]:
         """See Strategy."""
         assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(last)
+        model.set_requires_gradient_sync(last or self.config.reduce_every_micro_batch)
+        model.set_requires_all_reduce(last)
         with self._clock.counting():
             yield
 

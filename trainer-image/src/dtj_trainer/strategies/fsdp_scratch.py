@@ -14,8 +14,9 @@ What is not trained has neither gradient nor optimizer state, the bulk of what s
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -30,9 +31,13 @@ from torch.optim import Optimizer
 from dtj_trainer.comm.buckets import on_gradient
 from dtj_trainer.comm.clock import Clock, Communication
 from dtj_trainer.comm.group import Group
-from dtj_trainer.comm.units import Tree, Unit
-from dtj_trainer.strategies.base import blocks
+from dtj_trainer.comm.units import Tree, Unit, initialized
+from dtj_trainer.strategies.blocks import blocks
+from dtj_trainer.strategies.calls import Calls
+from dtj_trainer.strategies.start import group_of_all, move_what_stays_whole
 from dtj_trainer.torch_private import in_backward
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,16 +46,21 @@ class FsdpScratchConfig:
 
     cpu_offload: bool = False
     """Shards, gradients and optimizer state live in host memory; only whole weights are on the device."""
+    reduce_every_micro_batch: bool = False
+    """As of fsdp: gradients are sent more often, and never kept whole."""
 
 
 class ScratchFsdpModel(nn.Module):
     """A module in units. Its `parameters()` are the shards: that is what an optimizer gets."""
 
-    def __init__(self, module: nn.Module, group: Group, *, offload: bool) -> None:
+    def __init__(self, module: nn.Module, group: Group, parts: list[nn.Module], *, offload: bool) -> None:
         super().__init__()
         self.inner = (module,)  # in a tuple, so that its parameters are not ours
         self.synchronize = True
         self.clock = Clock(group)
+        self.units: list[Unit] = []
+        self._group = group
+        move_what_stays_whole(module, group.device)
         frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         saved = module.state_dict().keys()  # buffers that are not persistent are in no checkpoint
         self._kept = frozen | {n: b for n, b in module.named_buffers() if n in saved}
@@ -61,7 +71,8 @@ class ScratchFsdpModel(nn.Module):
         self._aliases = {n: names[id(p)] for n, p in every if n != names[id(p)]}  # shared weights have several names
         used, taken = _uses(module), set[int]()
         self._stages: list[list[Unit]] = []
-        for place in [*blocks(module), module]:  # what is in no block is the root's, whole from forward to backward's end
+        scatters = group_of_all()
+        for place in [*parts, module]:  # what is in no block is the root's, whole from forward to backward's end
             # Weights that another part uses too must be there when it does: they are the root's as well.
             here = _uses(place)
             own = [p for p in place.parameters() if p.requires_grad and id(p) not in taken and used[id(p)] == here[id(p)]]
@@ -69,66 +80,135 @@ class ScratchFsdpModel(nn.Module):
             stage = []
             for dtype in dict.fromkeys(p.dtype for p in own):
                 parameters = [p for p in own if p.dtype == dtype]
-                stage.append(Unit([names[id(p)] for p in parameters], parameters, group, self.clock, offload=offload))
-            if stage:
+                own_names = [names[id(p)] for p in parameters]
+                stage.append(Unit(own_names, parameters, group, self.clock, scatters=scatters, offload=offload))
+            if stage and place is module:
+                self._install_root(module, stage)
+            elif stage:
                 self._stages.append(stage)
-                self._install(place, len(self._stages) - 1, is_root=place is module)
-        self.units = [unit for stage in self._stages for unit in stage]
+                self._install(place, len(self._stages) - 1)
+            if stage:
+                self.units += stage
+        self._calls = Calls(len(self._stages))
         self.shards = nn.ParameterList([u.shard for u in self.units])
         self._sent: Unit | None = None  # its gradients are on their way to their owners
+        self._queue: list[Unit] = []  # gradients leave in this order on every rank, whatever order they are complete in
+        self._full = set[Unit]()  # gradients that are complete and have not left
+        self._uneven = set[int]()  # stages that some ranks have called in this step and others have not
+        self._warned = False
 
-    def _install(self, place: nn.Module, number: int, *, is_root: bool) -> None:
+    def _install(self, place: nn.Module, number: int) -> None:
         stage = self._stages[number]
 
         def before_forward(*_: Any) -> None:
+            if not in_backward():
+                for passed in self._calls.reach(number):
+                    self._pass(passed)
             for unit in stage:
                 unit.wait()
             if not in_backward():
-                self._fetch((number + 1) % len(self._stages))  # after the root's, which comes first, the first block's
+                self._fetch(self._calls.after(number))
 
         def after_forward(_: nn.Module, __: Any, output: Any) -> None:
             # The gradient of an output comes just before the unit's own backward; which of several comes first, nobody knows.
             if outputs := [t for t in _tensors(output) if t.requires_grad]:
                 register_multi_grad_hook(outputs, before_backward, mode="any")
-            if not is_root and not in_backward():
-                for unit in stage:
-                    unit.free()
+            if not in_backward():
+                self._free(number)
 
         def before_backward(_: torch.Tensor) -> None:
             for unit in stage:
                 unit.wait()
                 unit.begin_backward()
-            if number:
-                self._fetch(number - 1)
-
-        def arrived(unit: Unit, _: torch.Tensor) -> None:
-            unit.waiting -= 1
-            if unit.waiting == 0:
-                if self.synchronize:
-                    self._send(unit)
-                if not is_root:
-                    unit.free()
+            self._fetch(self._calls.before(number))
 
         place.register_forward_pre_hook(before_forward)
         place.register_forward_hook(after_forward)
+        self._on_gradients(stage, then=lambda unit: self._free(number, unit))
+
+    def _install_root(self, module: nn.Module, stage: list[Unit]) -> None:
+        """What is in no block: whole from forward to backward's end."""
+
+        def before_forward(*_: Any) -> None:
+            for unit in stage:
+                unit.wait()
+
+        def after_forward(_: nn.Module, __: Any, output: Any) -> None:
+            if outputs := [t for t in _tensors(output) if t.requires_grad]:
+                register_multi_grad_hook(outputs, before_backward, mode="any")
+
+        def before_backward(_: torch.Tensor) -> None:
+            for unit in stage:
+                unit.wait()
+                unit.begin_backward()
+            self._fetch(self._calls.even[-1] if self._calls.even else None)
+
+        module.register_forward_pre_hook(before_forward)
+        module.register_forward_hook(after_forward)
+        self._on_gradients(stage, then=lambda _: None)
+
+    def _on_gradients(self, stage: list[Unit], then: Callable[[Unit], None]) -> None:
+        def arrived(unit: Unit, place: int, _: torch.Tensor) -> None:
+            unit.used.add(place)
+            unit.waiting -= 1
+            if unit.waiting == 0:
+                if self.synchronize:
+                    self._full.add(unit)
+                    self._send()
+                then(unit)
+
         for unit in stage:
-            for parameter in unit.parameters:
-                on_gradient(parameter, partial(arrived, unit))
+            for place, parameter in enumerate(unit.parameters):
+                on_gradient(parameter, partial(arrived, unit, place))
 
-    def _send(self, unit: Unit) -> None:
+    def _send(self) -> None:
         """Whole gradients of two units at most are in memory: those under way, and those that are computed meanwhile."""
-        unit.scatter()
-        before, self._sent = self._sent, unit
-        if before is not None and before is not unit:
-            before.end_backward()
+        while self._queue and self._queue[0] in self._full:
+            unit = self._queue.pop(0)
+            self._full.remove(unit)
+            unit.scatter()
+            before, self._sent = self._sent, unit
+            if before is not None and before is not unit:
+                before.settle()
 
-    def _fetch(self, number: int) -> None:
+    def _fetch(self, number: int | None) -> None:
+        for unit in self._stages[number] if number is not None else []:
+            unit.gather()
+
+    def _free(self, number: int, *units: Unit) -> None:
+        """Frees a stage, or some units of it."""
+        for unit in (units or self._stages[number]) if number not in self._uneven else ():
+            unit.free()
+
+    def _pass(self, number: int) -> None:
+        """Takes part in the gathering of a block that this rank does not call."""
         for unit in self._stages[number]:
             unit.gather()
+        self._free(number)
+
+    def _agree(self) -> None:
+        """After a forward: which blocks will have a backward on all ranks, which on some."""
+        for passed in self._calls.rest():
+            self._pass(passed)
+        if not torch.is_grad_enabled() or not self._stages:
+            return
+        rows = self._group.gather(torch.tensor(self._calls.row())).tolist()
+        everywhere, somewhere = self._calls.agree(rows)
+        # The others take no part in a backward's gathering, so it is done now; gradients of these leave when all others have.
+        for number in (n for n in self._calls.order if n in somewhere - self._uneven):
+            self._fetch(number)
+        self._uneven |= somewhere
+        self._calls.even = [n for n in self._calls.order if n in everywhere - self._uneven]
+        staged = {unit for stage in self._stages for unit in stage}
+        root = [unit for unit in self.units if unit not in staged]
+        self._queue, self._full = [u for n in reversed(self._calls.even) for u in self._stages[n]] + root, set()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
-        return self.inner[0](*args, **kwargs)
+        self._calls.begin()
+        out = self.inner[0](*args, **kwargs)
+        self._agree()
+        return out
 
     def train(self, mode: bool = True) -> ScratchFsdpModel:
         """Passes the mode on to the module, which is not registered here."""
@@ -136,24 +216,56 @@ class ScratchFsdpModel(nn.Module):
         self.inner[0].train(mode)
         return self
 
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        """Itself and the module's own."""
+        yield self
+        yield from self.inner[0].modules(remove_duplicate)
+
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """The module's own."""
         return self.inner[0].named_buffers(*args, **kwargs)
 
     def finish(self) -> None:
         """All gradients are with their owners; no unit is whole."""
-        self._sent = None
+        used = self._used_anywhere()
         with self.clock.counting():
-            for unit in self.units:
+            for unit in dict.fromkeys((*self._queue, *self.units)):  # what is left of the queue leaves first, as on other ranks
+                if used[unit]:
+                    unit.join()
                 unit.end_backward()
                 unit.free()
+        self._begin_step()
         self.clock.step_done()
 
     def forget_backward(self) -> None:
         """Nothing is left of a backward that was broken off."""
-        self._sent = None
         for unit in self.units:
             unit.forget_backward()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._sent = None
+        self._queue, self._full, self._uneven = [], set(), set()
+        for unit in self.units:
+            unit.sent = False
+            unit.used.clear()
+
+    def _used_anywhere(self) -> dict[Unit, bool]:
+        """Returns whether some rank has a gradient for a unit; logs once what only counts as zero."""
+        flags = torch.tensor([place in u.used for u in self.units for place in range(len(u.parameters))], dtype=torch.uint8)
+        anywhere = self._group.gather(flags).amax(0).bool()
+        cut = anywhere.split([len(u.parameters) for u in self.units])  # type: ignore[no-untyped-call]
+        used = dict(zip(self.units, cut, strict=True))
+        if not self._warned:
+            unused = [
+                n for u, p in used.items() if p.any() for n, is_used in zip(u.names, p.tolist(), strict=True) if not is_used
+            ]
+            if unused:
+                self._warned = True
+                log.warning(
+                    "no gradient for %s: it counts as zero, which AdamW decays; write strategy fsdp", ", ".join(unused[:3])
+                )
+        return {unit: bool(part.any()) for unit, part in used.items()}
 
     # Checkpoints hold parts of tensors by the module's own names, so that any strategy and any world size can read them, and
     # nothing is gathered for one.
@@ -181,7 +293,7 @@ class ScratchFsdpModel(nn.Module):
         groups = []
         for group, units in self._groups(optimizer):
             for unit in units:
-                for key, value in _initialized(optimizer, unit.shard).items():
+                for key, value in initialized(optimizer, unit.shard).items():
                     sharded = value.shape == unit.shard.shape
                     own = unit.parts(value) if sharded else {name: value.clone() for name in unit.names}
                     for name, tensor in own.items():
@@ -194,7 +306,7 @@ class ScratchFsdpModel(nn.Module):
         """The inverse."""
         for group, units in self._groups(optimizer):
             for unit in units:
-                for key, value in _initialized(optimizer, unit.shard).items():
+                for key, value in initialized(optimizer, unit.shard).items():
                     saved = {name: tree["state"][name][key] for name in unit.names}
                     if value.shape == unit.shard.shape:
                         unit.take(value, saved)
@@ -218,7 +330,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     """The tensors in a forward's output: nested tuples, lists, dicts, dataclasses."""
     if isinstance(output, torch.Tensor):
         return [output]
-    if isinstance(output, dict):
+    if isinstance(output, Mapping):
         inside = list(output.values())
     elif isinstance(output, (tuple, list)):
         inside = list(output)
@@ -227,44 +339,24 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return [t for value in inside for t in _tensors(value)]
 
 
-def _initialized(optimizer: Optimizer, shard: nn.Parameter) -> dict[str, torch.Tensor]:
-    """The tensors of one parameter's state; what has none yet gets zeros, by a step that changes nothing else."""
-    if shard not in optimizer.state:
-        fresh = [p for g in optimizer.param_groups for p in g["params"] if p not in optimizer.state]
-        rates = [g["lr"] for g in optimizer.param_groups]
-        optimizer.zero_grad(set_to_none=True)
-        for p in fresh:
-            p.grad = torch.zeros_like(p)
-        for g in optimizer.param_groups:
-            g["lr"] = 0.0
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        for g, lr in zip(optimizer.param_groups, rates, strict=True):
-            g["lr"] = lr
-        for p in fresh:
-            for value in optimizer.state[p].values():
-                if isinstance(value, torch.Tensor):
-                    value.zero_()
-    return {k: v for k, v in optimizer.state[shard].items() if isinstance(v, torch.Tensor)}
-
-
 class FsdpScratch:
     """The strategy `fsdp_scratch`."""
 
     name = "fsdp_scratch"
 
-    def __init__(self, config: FsdpScratchConfig | None = None) -> None:
+    def __init__(self, config: FsdpScratchConfig | None = None, like: str | None = None) -> None:
         self.config = config or FsdpScratchConfig()
+        self._like = like
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
         """See Strategy."""
-        return ScratchFsdpModel(model.to(group.device), group, offload=self.config.cpu_offload)
+        return ScratchFsdpModel(model, group, blocks(model, self._like), offload=self.config.cpu_offload)
 
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool) -> Iterator[None]:
         """See Strategy. Until the last one, whole gradients stay on each rank."""
         assert isinstance(model, ScratchFsdpModel)
-        model.synchronize = last
+        model.synchronize = last or self.config.reduce_every_micro_batch
         try:
             with model.clock.counting():
                 yield
