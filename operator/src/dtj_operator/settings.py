@@ -19,8 +19,8 @@ AGENT_RESOURCES = "cpu=100m,memory=64Mi"
 QUANTITY = r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?"
 FLAGS = (
     "agent-image", "image-pull-policy", "agent-resources", "agent-listen-host", "pod-user", "master-key-file",
-    "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds", "kubeconfig", "context", "log-format",
-    "log-level",
+    "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds",
+    "kubeconfig", "context", "log-format", "log-level",
 )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from dtj_agent import names
 from dtj_agent.names import Reason
-from dtj_operator.plan import shape
 from dtj_operator.api.v1alpha1 import GPUS
+from dtj_operator.plan import shape
 from dtj_operator.plan.job import Job
 from dtj_operator.plan.model import Apply, Nudge, Object, Observed, Settings
 from dtj_operator.plan.pods import Cause
