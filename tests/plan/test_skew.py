@@ -171,7 +171,7 @@ def job_of(body: Object) -> Job:
 
 
 # --- the shape -------------------------------------------------------------------------------------------------------
-LIVE = {"suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "cleanPodPolicy"}
+LIVE = {"suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "cleanPodPolicy", "forceDeletePods"}
 FROZEN = (
     "replicas=default,processesPerPod=default,backend=default,entrypoint.script=default,"
     "entrypoint.module=80d5b9c7c81e,entrypoint.args=default,image=4d527f39861b,template=default,"

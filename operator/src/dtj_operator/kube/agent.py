@@ -41,6 +41,10 @@ class _Unanswered(Exception):
         self.result = result
 
 
+class _OtherKey(_Unanswered):
+    """The agent refused one of two keys: the next question has the other one."""
+
+
 @dataclass(frozen=True)
 class _Silence:
     """Of the agent of one pod, as long as the pod's containers are the same."""
@@ -100,7 +104,10 @@ class AgentClient:
         if silence is not None and now - silence.asked < self._settings.poll_seconds(silence.asked - silence.since):
             return None
         try:
-            answer = await self._ask(job, pod)
+            try:
+                answer = await self._ask(job, pod)
+            except _OtherKey:
+                answer = await self._ask(job, pod)
         except _Unanswered as error:
             self._count(error.result)
             self._unanswered(key, _Silence(who, now, now, error.result), silence, pod["metadata"]["name"], error)
@@ -127,8 +134,9 @@ class AgentClient:
         headers = {"Authorization": "Bearer " + bearer(self._key(uid))}
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-                if response.status == 401:
-                    self._with_previous ^= {uid}  # the next question shows the other key
+                if response.status == 401 and self._settings.previous_master_key is not None:
+                    self._with_previous ^= {uid}
+                    raise _OtherKey(REFUSED, "answered 401 to GET /status")
                 if response.status != 200:
                     raise _Unanswered(REFUSED, f"answered {response.status} to GET /status")
                 text = bytearray()
