@@ -253,19 +253,16 @@ class ScratchFsdpModel(nn.Module):
     def _used_anywhere(self) -> dict[Unit, bool]:
         """Returns whether some rank has a gradient for a unit; logs once what only counts as zero."""
         flags = torch.tensor([place in u.used for u in self.units for place in range(len(u.parameters))], dtype=torch.uint8)
-        anywhere = self._group.gather(flags).amax(0).bool()
-        cut = anywhere.split([len(u.parameters) for u in self.units])  # type: ignore[no-untyped-call]
-        used = dict(zip(self.units, cut, strict=True))
+        anywhere = iter(self._group.gather(flags).amax(0).tolist())
+        used = {unit: [bool(next(anywhere)) for _ in unit.parameters] for unit in self.units}
         if not self._warned:
-            unused = [
-                n for u, p in used.items() if p.any() for n, is_used in zip(u.names, p.tolist(), strict=True) if not is_used
-            ]
+            unused = [n for u, seen in used.items() if any(seen) for n, is_used in zip(u.names, seen, strict=True) if not is_used]
             if unused:
                 self._warned = True
                 log.warning(
                     "no gradient for %s: it counts as zero, which AdamW decays; write strategy fsdp", ", ".join(unused[:3])
                 )
-        return {unit: bool(part.any()) for unit, part in used.items()}
+        return {unit: any(seen) for unit, seen in used.items()}
 
     # Checkpoints hold parts of tensors by the module's own names, so that any strategy and any world size can read them, and
     # nothing is gathered for one.
