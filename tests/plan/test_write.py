@@ -53,14 +53,15 @@ def test_status_writes_of_an_agent_that_changes_each_poll_are_bounded(says: Call
     assert len(world.events) <= 20 * 5 + 60
 
 
-def test_a_warning_of_an_agent_comes_with_the_next_write_and_none_is_lost() -> None:
+def test_warnings_of_an_agent_are_written_at_once_then_slower_and_none_is_lost() -> None:
     world = running_world()
     for look in range(30):
         world.see(agent=agent(events=[warns(n)["events"][0] for n in range(look + 1)][-20:]))
         world.reconcile(NOW + 10 + look * POLL_SECONDS)
     world.settle(NOW + 200)
     assert [event.message for event in world.events] == [f"save {look}" for look in range(30)]
-    assert world.writes.count("status") <= 4
+    assert world.writes[:2] == ["status", "event CheckpointSlow"], "the first one does not wait"
+    assert world.writes.count("status") <= 12
 
 
 def test_the_end_is_written_at_once_though_the_bucket_is_empty() -> None:

@@ -47,6 +47,8 @@ def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
     missing = max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
     if urgent(old) != urgent(new):
         return missing
+    if _event_time(old) != _event_time(new) and _tokens(old, now) >= WRITE_BURST / 2:
+        return 0.0
     last = unix(old.get("lastUpdateTime"))
     past = settings.progress_write_seconds if last is None else now - last
     return max(missing, settings.progress_write_seconds - past, 0.0) if past >= 0 else missing
@@ -65,6 +67,11 @@ def _spent(old: Object, new: Object, now: float) -> Object:
     return {**new, "writesLeft": round(max(0.0, _tokens(old, now) - 1.0), 3)}
 
 
+def _event_time(status: Object) -> object:
+    """When the agent gave the newest of the warnings that were made events."""
+    return (status.get("agent") or {}).get("eventTime")
+
+
 def decisive(status: Object) -> Object:
     """What the next step of the operator, or somebody who waits for the end, depends on: it is never held back."""
     return {
@@ -77,7 +84,8 @@ def decisive(status: Object) -> Object:
 def urgent(status: Object) -> Object:
     """What somebody waits for: a change of it is written at once, as long as the bucket is not empty.
 
-    An agent's own warnings are not among it: they come with the next write.
+    An agent's own warnings are not among it: they are written at once while half of the bucket is there, so that a pod
+    which warns at each poll leaves the other half to changes of the job.
     """
     return {
         "conditions": [
