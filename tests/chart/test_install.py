@@ -54,7 +54,7 @@ def master_key(kubectl: Kubectl) -> str:
     return done.stdout
 
 
-def eventually(what: str, probe: Callable[[], bool], seconds: float = 30) -> None:
+def eventually(what: str, probe: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not probe():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
@@ -84,14 +84,14 @@ def test_an_upgrade_keeps_the_master_key(notes: str, install: Callable[..., str]
 
 
 def test_the_crd_is_served(notes: str, kubectl: Kubectl) -> None:
-    done = kubectl("wait", CRD, "--for=condition=Established", "--timeout=30s")
+    done = kubectl("wait", CRD, "--for=condition=Established", "--timeout=60s")
     assert done.returncode == 0, done.stderr
 
 
 def test_who_may_edit_a_namespace_may_submit_jobs_there_and_viewers_may_look(
     notes: str, plane: ControlPlane, kubectl: Kubectl
 ) -> None:
-    kubectl("wait", CRD, "--for=condition=Established", "--timeout=30s")
+    kubectl("wait", CRD, "--for=condition=Established", "--timeout=60s")
     kubectl("create", "namespace", "team")
     logins = {role: str(plane.kubeconfig_for(f"a-{role}", [])) for role in ("edit", "view")}
     for role in logins:

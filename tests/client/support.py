@@ -41,7 +41,7 @@ spec:
 """
 
 
-def eventually(what: str, probe: Callable[[], T], *, seconds: float = 20) -> T:
+def eventually(what: str, probe: Callable[[], T], *, seconds: float = 60) -> T:
     """The first true answer of `probe`; fails with `what` after the deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -132,7 +132,7 @@ class LocalRun:
     def until_step(self, step: int) -> None:
         eventually(f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step)
 
-    def wait(self, seconds: float = 30) -> tuple[int, dict[str, Any]]:
+    def wait(self, seconds: float = 90) -> tuple[int, dict[str, Any]]:
         """(exit code, the job that -o json printed)."""
         try:
             code = self.process.wait(seconds)

@@ -85,14 +85,14 @@ def test_get_prints_the_columns_of_the_crd(cluster: ControlPlane, dtj: Any, job_
 def test_wait_returns_when_the_condition_comes(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     threading.Timer(0.5, set_status, (cluster, "Complete")).start()
-    assert dtj("wait", "count", "--for", "complete", "--timeout", "20s") == (0, f"{NAME} condition met\n", "")
+    assert dtj("wait", "count", "--for", "complete", "--timeout", "60s") == (0, f"{NAME} condition met\n", "")
     assert dtj("wait", "count", "--for=condition=Complete")[0] == 0
 
 
 def test_wait_does_not_wait_for_what_can_not_come_any_more(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     threading.Timer(0.5, set_status, (cluster, "Failed")).start()
-    code, _, err = dtj("wait", "count", "--timeout", "20s")
+    code, _, err = dtj("wait", "count", "--timeout", "60s")
     assert (code, err) == (1, f"{NAME} is Failed: RestartBudgetSpent: rank 1 was ended by SIGSEGV\n")
     assert dtj("wait", "count", "--for", "Failed")[0] == 0
 
@@ -103,7 +103,7 @@ def test_wait_gives_up_with_124_and_notices_a_deletion(cluster: ControlPlane, dt
     assert code == 124
     assert "is not Complete after 1s; `dtj get count -n default -o wide`" in err
     threading.Timer(0.5, cluster.request, ("DELETE", f"{JOBS}/count")).start()
-    assert dtj("wait", "count", "--timeout", "20s")[0] == 1
+    assert dtj("wait", "count", "--timeout", "60s")[0] == 1
     assert dtj("wait", "count")[0] == 1
 
 

@@ -99,7 +99,7 @@ def test_a_signal_ends_the_run_with_nothing_left(start: Start, number: signal.Si
     run.until_step(3)
     assert len(run.agents()) == 3
     run.signal(number)
-    assert run.wait(10)[0] == code
+    assert run.wait()[0] == code
     assert run.living() == {}
 
 
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_at_once_what_does_not_listen_to_the_first(start: S
     eventually("dtj says that it waits", lambda: any("ending all workers" in line for line in run.lines()))
     assert len(run.agents()) == 3
     run.signal(signal.SIGINT)
-    assert run.wait(5)[0] == 130
+    assert run.wait()[0] == 130
     assert run.living() == {}
 
 
@@ -118,14 +118,14 @@ def test_nothing_outlives_a_dtj_that_is_killed(start: Start) -> None:
     run = start(steps=100_000)
     run.until_step(3)
     run.signal(signal.SIGKILL)
-    eventually("all processes are gone", lambda: not run.living(), seconds=5)
+    eventually("all processes are gone", lambda: not run.living())
 
 
 def test_what_a_worker_starts_and_hides_in_a_session_of_its_own_ends_with_a_killed_dtj(start: Start) -> None:
     run = start(steps=100_000, args="--child")
     eventually("all three are there", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
     run.signal(signal.SIGKILL)
-    eventually("all processes are gone", lambda: not run.living(), seconds=5)
+    eventually("all processes are gone", lambda: not run.living())
     assert run.living() == {}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dtj.cluster import logs
 from hack.cluster.controlplane import ControlPlane
 from tests.client.logserver import LogServer
 from tests.client.support import eventually, set_status
@@ -145,9 +146,17 @@ def test_logs_of_a_job_that_never_ran_are_its_reason_and_exit_code_1(cluster: Co
         assert "no worker of it ever ran: RestartBudgetSpent: rank 1 was ended by SIGSEGV" in err
 
 
-def test_following_a_job_without_pods_reports_what_it_waits_for(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_following_a_job_without_pods_reports_what_it_waits_for(
+    cluster: ControlPlane, dtj: Any, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dtj("submit", "-f", job_file)
-    threading.Timer(0.5, set_status, (cluster, "Complete"), {"attempt": 1}).start()
+    look = logs._look
+
+    def asked(*which: Any) -> str:
+        set_status(cluster, "Complete", attempt=1)  # not before it was looked at
+        return look(*which)
+
+    monkeypatch.setattr(logs, "_look", asked)
     code, _, err = dtj("logs", "count", "-f")
     assert code == 0
     assert "waiting for a pod of count to start; `dtj get count -n default -o wide` shows why" in err

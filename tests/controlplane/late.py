@@ -23,7 +23,8 @@ _call = Client._call
 
 async def _late(self: Client, verb: str, what: str, method: str, path: str, *args: Any, **more: Any) -> Any:
     body = (*args, None, None)[1]
-    if (verb, what) == (_verb, _what) and _text in json.dumps(body):
+    text = body.decode() if isinstance(body, bytes) else json.dumps(body)  # that of an apply is encoded already
+    if (verb, what) == (_verb, _what) and _text in text:
         _gate.with_suffix(".held").touch()
     while _gate.with_suffix(".held").exists() and not _gate.exists():
         await asyncio.sleep(0.05)

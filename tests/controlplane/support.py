@@ -32,7 +32,7 @@ MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
 
 
-def eventually(what: str, probe: Callable[[], T], *, seconds: float = 20) -> T:
+def eventually(what: str, probe: Callable[[], T], *, seconds: float = 60) -> T:
     """The first true answer of `probe`; fails with `what` after the deadline. A call that fails counts as no."""
     deadline = time.monotonic() + seconds
     said: object = None
@@ -193,7 +193,7 @@ class Operator:
         reading = ("get", "list", "watch")
         return [e for e in self.calls() if e["verb"] not in reading and "dryRun=All" not in e["requestURI"]]
 
-    def terminate(self, seconds: float = 20) -> int:
+    def terminate(self, seconds: float = 60) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 

@@ -204,7 +204,7 @@ def test_a_template_that_is_invalid_fails_the_job_with_the_servers_words_and_is_
     operator = start_operator().ready()
     began = time.monotonic()
     submit(template=template)
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"), seconds=10)
+    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"))
     print(f"failed after {time.monotonic() - began:.2f} s: {failed['message']}")
     assert failed["reason"] == "TemplateRejected"
     assert says in failed["message"]

@@ -51,6 +51,7 @@ def test_a_nudge_whose_pod_is_taken_writes_an_annotation_and_nothing_else() -> N
     [
         errors.Forbidden('pods "j-dry-run" is forbidden: exceeded quota: q', status=403),
         errors.Invalid("admission webhook x denied the request", status=400),
+        errors.Transient("Internal error occurred: failed calling webhook x", status=500),
     ],
 )
 def test_a_nudge_whose_pod_is_refused_is_refused_for_now_with_the_words(error: errors.KubeError) -> None:
@@ -82,3 +83,19 @@ def test_a_nudge_of_a_set_that_is_gone_is_no_error(error: errors.KubeError) -> N
     client = FakeClient()
     client.refuse[PATCH] = error
     carried_out(client)
+
+
+def test_a_nudge_whose_annotation_is_refused_is_a_refusal_for_now_so_that_the_status_is_written_on() -> None:
+    client = FakeClient()
+    client.refuse[PATCH] = errors.Forbidden("admission webhook x denied the request: sets are frozen", status=403)
+    with pytest.raises(Rejected, match="sets are frozen") as refused:
+        carried_out(client)
+    assert not refused.value.for_good
+
+
+@pytest.mark.parametrize("call", [DRY_RUN, PATCH])
+def test_a_nudge_without_an_answer_is_no_refusal(call: Any) -> None:
+    client = FakeClient()
+    client.refuse[call] = errors.Transient("no connection")
+    with pytest.raises(errors.Transient):
+        carried_out(client)

@@ -214,7 +214,7 @@ def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        agents = AgentClient(settings(runner.addresses[0][1]))
+        agents = AgentClient(settings(runner.addresses[0][1]), seconds=30)
         try:
             observed = await look(Observer(client, agents))  # type: ignore[arg-type]
             assert observed.agent == seen
@@ -241,7 +241,7 @@ def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
             writer.close()
 
         server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)
-        agents = AgentClient(settings(server.sockets[0].getsockname()[1]))
+        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=30)
         try:
             observed = await look(Observer(client, agents))  # type: ignore[arg-type]
             assert observed.agent == json.loads(text)
@@ -263,7 +263,7 @@ def test_an_agent_that_accepts_and_says_nothing_costs_its_deadline_and_no_error(
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=0.2)
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(30):
                 assert (await look(Observer(client, agents))).agent is None  # type: ignore[arg-type]
         finally:
             await agents.close()

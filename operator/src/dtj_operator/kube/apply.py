@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from dtj_agent import names
 from dtj_operator import errors
@@ -107,9 +107,7 @@ class World:
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
                 return  # it is there
-            if not is_refusal(error):
-                raise
-            raise Rejected(error.message, for_good=resource is STATEFUL_SET and for_good(error)) from error
+            _raise_refusal(error, for_good=resource is STATEFUL_SET and for_good(error))
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
     async def _nudge(self, namespace: str, action: Nudge) -> None:
@@ -127,15 +125,17 @@ class World:
             await self._client.create(POD, namespace, pod, dry_run=True)
         except errors.Conflict:
             logger.debug("a pod has the name of the dry run: nothing was learned")
-        except (errors.Invalid, errors.Forbidden) as error:
-            by_rbac = isinstance(error, errors.Forbidden) and error.by_rbac
-            if not by_rbac and "does not support dry run" not in error.message:
-                raise Rejected(error.message, for_good=False) from error
+        except errors.KubeError as error:
+            may_not_try = isinstance(error, errors.Forbidden) and error.by_rbac
+            if not may_not_try and NO_DRY_RUN not in error.message:
+                _raise_refusal(error, for_good=False)
         patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
         try:
             await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
         except (errors.NotFound, errors.Conflict):
             return  # it is gone, or another one
+        except errors.KubeError as error:
+            _raise_refusal(error, for_good=False)
         logger.info("woke the controller of StatefulSet %s, which has made too few pods", metadata["name"])
 
     async def _try_pod(self, namespace: str, stateful_set: Object) -> None:
@@ -202,6 +202,13 @@ class World:
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
             return await self._write_status(job, undeclared.without(status, self._undeclared))
+
+
+def _raise_refusal(error: errors.KubeError, *, for_good: bool) -> NoReturn:
+    """Raises Rejected if `error` is about the object, else `error`."""
+    if not is_refusal(error):
+        raise error
+    raise Rejected(error.message, for_good=for_good) from error
 
 
 def is_refusal(error: errors.KubeError) -> bool:
