@@ -45,7 +45,7 @@ class Shell:
             self.queue.add(key)
         worker = asyncio.ensure_future(self.controller.work())
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not done():
                     await asyncio.sleep(0.001)
         finally:

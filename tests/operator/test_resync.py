@@ -50,7 +50,7 @@ def test_watches_are_called_dead_for_a_job_that_is_as_it_was_and_was_never_told_
         resync = Resync(client, WorkQueue(metrics), observer, watches, metrics, (), 0.02)  # type: ignore[arg-type]
         running = asyncio.ensure_future(resync.run())
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not client.calls:
                     await asyncio.sleep(0)
                 happens(client, watches)

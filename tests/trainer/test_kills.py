@@ -31,7 +31,7 @@ def phase(directory: Path, step: int) -> str:
     return "removing the old one" if going else "all done"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_killed_at_100_random_instants_of_a_save_the_newest_checkpoint_is_whole_and_no_older_than_the_last_committed(
     tmp_path: Path,
 ) -> None:
