@@ -10,7 +10,7 @@ import itertools
 import random
 import socket
 
-FIRST, LAST = 20000, 32000
+FIRST, LAST = 10000, 15000  # beside the MASTER_PORTs of agents (20000 on) and the ports of a test cluster (15000 on)
 _next = itertools.count(random.SystemRandom().randrange(LAST - FIRST))  # test processes begin at places of their own
 
 

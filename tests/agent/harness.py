@@ -7,7 +7,6 @@ import hmac
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dtj_agent import names
+from tests.ports import free_port
 
 KEY = "5e" * 32
-PATIENCE = 15.0
+PATIENCE = 90.0  # nothing takes so long, and on a busy machine nothing is known to take less
 
 # A worker that reports like a trainer. What it does is told by files in the folder $PLAN, so that a test can change its mind.
 WORKER = """
@@ -139,7 +139,7 @@ class Group:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports[ordinal]}{path}", headers={"Authorization": authorization}
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=20) as answer:
             data: bytes = answer.read()
             return data
 
@@ -209,13 +209,7 @@ def token(key: str = KEY) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
+    return [free_port() for _ in range(count)]
 
 
 def is_alive(pid: int) -> bool:

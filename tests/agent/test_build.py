@@ -35,7 +35,7 @@ HEAVY = {
 def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(tmp_path: Path) -> None:
     started = time.process_time()
     build(str(tmp_path / "a.pyz"))
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 3
     build(str(tmp_path / "b.pyz"))
     assert (tmp_path / "a.pyz").read_bytes() == (tmp_path / "b.pyz").read_bytes()
     names = zipfile.ZipFile(tmp_path / "a.pyz").namelist()
@@ -46,7 +46,7 @@ def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(t
 def test_the_zipapp_says_what_it_lacks(tmp_path: Path) -> None:
     build(str(tmp_path / "agent.pyz"))
     run = subprocess.run(
-        [sys.executable, str(tmp_path / "agent.pyz"), "--", "true"], env={}, capture_output=True, text=True, timeout=30
+        [sys.executable, str(tmp_path / "agent.pyz"), "--", "true"], env={}, capture_output=True, text=True, timeout=150
     )
     assert run.returncode == 2
     assert "DTJ_REPLICAS is not set" in run.stdout
@@ -66,7 +66,7 @@ def test_the_sources_are_python_3_9(source: Path) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     code = "import sys, dtj_agent.main; print(' '.join(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=150)
     assert not HEAVY & set(run.stdout.split())
 
 

@@ -181,7 +181,7 @@ def test_of_two_coordinators_that_ask_at_once_each_number_goes_to_one(tmp_path: 
         assert each.stdin is not None
         each.stdin.write("go\n")
         each.stdin.flush()
-    won = [[int(line) for line in each.communicate(timeout=120)[0].split()] for each in both]
+    won = [[int(line) for line in each.communicate(timeout=300)[0].split()] for each in both]
     assert [each.returncode for each in both] == [0, 0], "nobody trips over the other's file"
     assert not set(won[0]) & set(won[1]), "an attempt has one coordinator"
     assert (tmp_path / names.LEASE_FILE).read_text() == "100\n"

@@ -18,7 +18,7 @@ from dtj_agent.resolver import Resolver
 from dtj_agent.server import Server
 
 SECRET = b"5e" * 32
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 class Running:

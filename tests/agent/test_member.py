@@ -151,7 +151,7 @@ def test_a_member_without_its_coordinator_stops_at_once_and_tells_the_next_one(s
 
 TERMINATED = {
     "running": (["leaving"], [Stop(25.0)], None),
-    "stopping": (["leaving"], [], None),
+    "stopping": (["leaving"], [Stop(25.0)], None),  # a longer grace of the group ends with the pod's
     "idle": (["leaving"], [], names.EXIT_TERMINATED),
     "done": (["leaving"], [], names.EXIT_TERMINATED),
 }

@@ -49,8 +49,8 @@ def test_an_agent_stays_within_20_mb_however_much_is_said(tmp_path: Path) -> Non
     group.program = [sys.executable, str(tmp_path / "agent.pyz")]
     try:
         group.start()
-        wait_for(lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), 60)
-        connection = http.client.HTTPConnection("127.0.0.1", group.ports[0], timeout=10)
+        wait_for(lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), 150)
+        connection = http.client.HTTPConnection("127.0.0.1", group.ports[0], timeout=60)
         for _ in range(1000):
             connection.request("GET", "/status", headers={"Authorization": token()})
             connection.getresponse().read()

@@ -7,7 +7,6 @@ API server knows. Each pod has a loopback address of its own.
 from __future__ import annotations
 
 import json
-import random
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 
 from dtj_agent import names
 from tests.agent.harness import Group, is_alive, kill, token, wait_for
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
 
@@ -78,7 +78,7 @@ class Named(Group):
 
     def get_at(self, address: str, path: str, authorization: str = "") -> bytes:
         request = f"GET {path} HTTP/1.1\r\nAuthorization: {authorization}\r\n\r\n".encode()
-        with socket.create_connection((address, self.port), 5) as sock:
+        with socket.create_connection((address, self.port), 20) as sock:
             sock.sendall(request)
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
         if not answer:
@@ -100,8 +100,8 @@ class Named(Group):
 
 def common_port(addresses: list[str]) -> int:
     """A port that is free on all of them, below those that the kernel hands out: nothing else takes it meanwhile."""
-    start = random.randrange(20000, 32000)
-    for port in range(start, start + 500):
+    for _ in range(500):
+        port = free_port()
         sockets = [socket.socket() for _ in addresses]
         try:
             for sock, address in zip(sockets, addresses, strict=True):
@@ -164,7 +164,7 @@ def test_a_replaced_coordinator_that_starts_again_gets_no_member_back(tmp_path: 
             """It calls its members each second; each of them looks up to whom pod 0's name leads, and stays."""
             return all(group.asked(o) >= before + 3 for o, before in zip((1, 2), asked, strict=True))
 
-        wait_for(lambda: called() or group.old_status().get("attempt", 0) > 1, 60, group.logs())
+        wait_for(lambda: called() or group.old_status().get("attempt", 0) > 1, why=group.logs())
         status = wait_for(group.old_status, why=group.logs())
         assert (status["attempt"], status["outcome"]) == (1, None)
         ends_well(group, 2)

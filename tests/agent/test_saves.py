@@ -146,4 +146,4 @@ def test_an_agent_sees_what_a_silent_script_saves(tmp_path: Path) -> None:
         state = tmp_path / "state-0" / names.STATE_FILE
         wait_for(lambda: state.exists() and '"counted": 1' in state.read_text(), 90)
         wait_for(lambda: '"spent": []' in state.read_text(), 90)
-        assert group.status()["attempt"] == 2
+        assert wait_for(group.status)["attempt"] == 2

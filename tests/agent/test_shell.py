@@ -27,7 +27,7 @@ class Caller:
     def __init__(self, loop: Loop) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.sock = socket.create_connection(listener.getsockname())
-        self.sock.settimeout(5)
+        self.sock.settimeout(60)
         self.link = Link(loop, Stream(loop, listener.accept()[0]), SECRET, client=False)
         listener.close()
         self._session = Session(SECRET, client=True)

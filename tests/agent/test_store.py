@@ -25,7 +25,7 @@ PROLOGUE = """
 import datetime, json, os, sys, threading, time
 from torch.distributed import TCPStore
 PORT = int(sys.argv[1])
-def connect(port=PORT, seconds=60.0):
+def connect(port=PORT, seconds=300.0):
     return TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=seconds))
 def outcome(call):
     try:
@@ -203,7 +203,7 @@ def test_a_server_that_dies_is_reported_and_its_port_refuses(served: Served) -> 
         os.kill(next(iter(served.spared)), 9)
         served.until(lambda: served.ended)
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", served.port), timeout=10)
+        socket.create_connection(("127.0.0.1", served.port), timeout=60)
 
 
 def test_a_store_that_cannot_start_is_tried_again_before_it_fails(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +332,7 @@ LATE = """
 import datetime, os, sys, time, torch
 import torch.distributed as dist
 rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
 dist.barrier()
 if rank == 0:
     sys.exit(0)
@@ -351,7 +351,7 @@ TWICE = """
 import datetime, os, torch
 import torch.distributed as dist
 for turn in range(2):
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
     total = torch.ones(1)
     dist.all_reduce(total)
     print("turn %d sum %d" % (turn, total.item()), flush=True)

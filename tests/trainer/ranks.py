@@ -25,7 +25,7 @@ from typing import Any
 from dtj_trainer.telemetry.record import Record
 from tests.ports import free_port
 
-DEADLINE = 100.0  # seconds for a whole group: generous, because the machine may be busy
+DEADLINE = 300.0  # seconds for a whole group: generous, because the machine may be busy
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel", "dtj_trainer.examples.gpt"]
 _context = multiprocessing.get_context("forkserver")
 

@@ -251,7 +251,7 @@ def own_loop(directory: str, until: int, killed: bool = False) -> None:
         assert step == state.step
         if step == 3:
             state.save()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 250
         while killed and step > 3 and time.monotonic() < deadline:
             if (Path(directory) / "step-00000004").is_dir():
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,7 @@ from dtj_trainer.comm.group import Group
 from dtj_trainer.env import WorkerEnv
 
 
-def opened(times: int, seconds: float = 60.0) -> int:
+def opened(times: int, seconds: float = 250.0) -> int:
     """Opens the group so many times, each rank tells its number to all; returns what an exit code is made of."""
     for _ in range(times):
         group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=seconds))
@@ -26,7 +26,7 @@ def opened(times: int, seconds: float = 60.0) -> int:
     return 0
 
 
-def start(changes: Mapping[int, Mapping[str, str]], times: int = 1, seconds: float = 60.0) -> None:
+def start(changes: Mapping[int, Mapping[str, str]], times: int = 1, seconds: float = 250.0) -> None:
     """As a user's own launcher that gets variables wrong: `changes` by the rank that each process should have had."""
     os.environ.update(changes.get(int(os.environ["RANK"]), {}))
     raise SystemExit(guarded(lambda: opened(times, seconds)))

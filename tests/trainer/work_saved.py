@@ -56,7 +56,7 @@ def config(directory: Path | None, **changes: Any) -> TrainerConfig:
     state = StateConfig(
         log_every_steps=changes.pop("log", 1),
         checkpoint=checkpoint,
-        collective_timeout_seconds=90.0,
+        collective_timeout_seconds=250.0,
         **{k: changes.pop(k) for k in ("max_nonfinite",) if k in changes},
     )
     return TrainerConfig(
@@ -132,7 +132,7 @@ def statistics(directory: str, out: str) -> None:
 
 def encoder_and_head(directory: str, out: str) -> None:
     """One optimizer over two modules, saved, and read by modules that were made otherwise."""
-    group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=90))
+    group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=250))
     told: dict[str, Any] = {}
     for until in (2, 4):
         torch.manual_seed(until)
@@ -214,7 +214,7 @@ def overdue_on_one_rank(directory: str, out: str) -> None:
     Writer.write = hang  # type: ignore[method-assign]
     model = nn.Linear(1, 1)
     checkpoint = CheckpointConfig(directory=Path(directory), every_steps=1)
-    state = State(StateConfig(checkpoint=checkpoint, collective_timeout_seconds=90), model=model)
+    state = State(StateConfig(checkpoint=checkpoint, collective_timeout_seconds=250), model=model)
     ended = "well"
     try:
         for step in state.steps(1000):

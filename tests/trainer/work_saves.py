@@ -71,7 +71,7 @@ def counted_saves(directory: str, socket_path: str, at: int | None) -> None:
 
     `at`: both are killed when rank 0's writer is about to do its file operation of this number; None: somebody else does it.
     """
-    group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=30))
+    group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=250))
     config = CheckpointConfig(retries=0, retention=RetentionConfig(keep_last=1))
     told: list[str] = []
     store = CheckpointStore(Path(directory), group, config, attempt=None, notify=lambda *event: told.append(str(event)))

@@ -209,7 +209,7 @@ def unheld(out: str) -> None:
     group.close()
 
 
-SLOW = 0.25  # seconds: far more than what a busy machine does to a step of a few milliseconds
+SLOW = 1.0  # seconds: far more than what a busy machine does to a step of a few milliseconds
 
 
 def slow_rank(out: str) -> None:

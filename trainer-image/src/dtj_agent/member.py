@@ -238,7 +238,7 @@ class Member:
         if self.state == RUNNING:
             return effects + self._stop(self.identity.grace, now)
         if self.state == STOPPING:
-            return [*effects, Stop(0.0)] if again else effects
+            return [*effects, Stop(0.0 if again else self.identity.grace)]  # of a longer grace only this much is left
         return [*effects, Exit(names.EXIT_TERMINATED)]
 
     def saved(self) -> Dict[str, Any]:

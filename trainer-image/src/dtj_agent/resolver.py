@@ -28,8 +28,14 @@ class Resolver:
             answer([address], "")
             return
         if self._threads < THREADS:
-            self._threads += 1
-            threading.Thread(target=self._work, name="dtj-resolver", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="dtj-resolver", daemon=True).start()
+            except RuntimeError as error:  # the workers have taken all processes that the pod may have
+                if not self._threads:
+                    self._loop.soon(lambda why=str(error): answer([], why))  # type: ignore[misc]
+                    return
+            else:
+                self._threads += 1
         self._questions.put((address, answer))
 
     def _work(self) -> None:

@@ -69,7 +69,10 @@ class SavesWatch:
         now = self._loop.clock()
         if not self._busy and now >= self._not_before:
             self._busy, self._not_before = True, now + names.SAVES_SECONDS
-            threading.Thread(target=self._work, name="dtj-saves", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="dtj-saves", daemon=True).start()
+            except RuntimeError:  # the workers have taken all processes that the pod may have
+                self._busy = False
 
     def _work(self) -> None:
         try:

@@ -43,8 +43,15 @@ def check(directory: Path, group: Group) -> None:
 
 def _appears(path: Path) -> bool:
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while not path.exists():
+    while not _is_there(path):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that this rank may not read, a stale handle: all ranks are to hear of it
+        return False
