@@ -32,6 +32,9 @@ _context = multiprocessing.get_context("forkserver")
 
 def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str) -> None:
     """In the forked process: environment, output, then the module's main or the function."""
+    # A server's child would start its own children by a server too, and each loader's worker import torch anew, for a minute on
+    # a busy machine. A rank that torchrun starts has the platform's default.
+    multiprocessing.set_start_method(None, force=True)
     for name in [n for n in os.environ if n.startswith("DTJ_")]:
         del os.environ[name]
     os.environ.update(env)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,17 @@ from dtj_trainer.early_stop import EarlyStop, EarlyStopConfig
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.schedule import ScheduleConfig, batch_factor, factor
 from tests.trainer.ranks import finished, history, ranks
-from tests.trainer.work import Numbers, Recording, bucket_traffic, different_rates, features, out_of_memory, own_loop, tokens
+from tests.trainer.work import (
+    Numbers,
+    Recording,
+    bucket_traffic,
+    different_rates,
+    features,
+    out_of_memory,
+    own_loop,
+    started_by,
+    tokens,
+)
 
 
 @pytest.mark.torch
@@ -103,6 +115,14 @@ def test_the_order_depends_on_the_seed_alone_and_a_position_of_another_order_is_
         other.load_state_dict(first.state_dict())
     with pytest.raises(ConfigError, match="global_batch_size=2 is less than the 4 ranks: write at least 4"):
         cut(0, 4, batch=2).parts()
+
+
+@pytest.mark.torch
+def test_a_loaders_worker_is_started_in_a_tests_rank_as_in_one_of_torchrun(tmp_path: Path) -> None:
+    finished(1, started_by, tmp_path, str(tmp_path / "out.txt"))
+    code = "import multiprocessing; print(multiprocessing.get_start_method())"
+    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert (tmp_path / "out.txt").read_text() == alone.strip()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -109,6 +109,32 @@ def test_a_sink_that_fails_says_so_at_the_next_record_and_never_blocks() -> None
         sink.write(record(1))
 
 
+FORKED = """
+import os, signal, sys, time
+from dtj_trainer.telemetry.sinks import Background, Mlflow
+
+Background("MLflow", lambda: Mlflow("http://nobody", "tests", "digits", {}))
+while "mlflow" not in sys.modules:
+    time.sleep(0.001)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    import mlflow
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_worker_forked_while_a_sink_is_imported_can_import_the_same(tmp_path: Path) -> None:
+    package = tmp_path / "mlflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time\ntime.sleep(1)\ndef MlflowClient(uri):\n    raise OSError(uri)\n")
+    (package / "entities.py").write_text("Metric = Param = None\n")
+    (package / "exceptions.py").write_text("class MlflowException(Exception):\n    pass\n")
+    ended = subprocess.run([sys.executable, "-c", FORKED], env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=False)
+    assert ended.returncode == 0, "the worker waits for a lock that its parent's thread holds"
+
+
 def test_a_report_never_blocks_and_what_is_said_once_arrives_when_there_is_room_again(tmp_path: Path) -> None:
     agent = AgentSocket(tmp_path / "agent")
     progress = Progress(agent.path, rank=0, attempt=2, min_interval=0.0)

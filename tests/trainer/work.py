@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
 import runpy
@@ -205,6 +206,11 @@ def features(out: str) -> None:
     if trainer.group.rank == 0:
         Path(out).write_text(json.dumps(results))
     trainer.close()
+
+
+def started_by(out: str) -> None:
+    """How this rank would start a loader's worker."""
+    Path(out).write_text(multiprocessing.get_start_method())
 
 
 def bucket_traffic(out: str) -> None:

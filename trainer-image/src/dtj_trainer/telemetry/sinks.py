@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -17,6 +18,13 @@ log = logging.getLogger(__name__)
 QUEUE_RECORDS = 1000
 CLOSE_SECONDS = 5.0
 MLFLOW_PARAMS = 100  # as many a call takes
+IMPORTING = threading.RLock()
+"""Held by a sink's thread while it imports; a fork waits for it.
+
+A child has the parent's import locks, and not the thread that would release them: a loader's worker whose data set imports
+what the thread was importing would wait for ever, and so would the training.
+"""
+os.register_at_fork(before=IMPORTING.acquire, after_in_parent=IMPORTING.release, after_in_child=IMPORTING.release)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,7 +112,8 @@ class TensorBoard:
     """Scalars under their own names."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        with IMPORTING:
+            from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder))
 
@@ -122,9 +131,10 @@ class Mlflow:
     """One run per job: an attempt that comes later goes on in the run of the ones before."""
 
     def __init__(self, uri: str, experiment: str, job: str, parameters: dict[str, str]) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-        from mlflow.exceptions import MlflowException
+        with IMPORTING:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric, Param
+            from mlflow.exceptions import MlflowException
 
         self._metric, self._failure = Metric, MlflowException
         try:
