@@ -75,6 +75,11 @@ def test_an_outcome_of_an_earlier_attempt_is_no_end(begun: Any) -> None:
     assert "Failed" not in true_conditions(told(None, last).status), "whether the agents answer or not"
 
 
+def test_an_outcome_of_agents_that_crashed_before_any_attempt_is_the_end() -> None:
+    last = outcome("Failed", reason="RestartBudgetSpent", attempt=0, startTime=None)
+    assert true_conditions(told(None, last).status) == ["Failed"]
+
+
 def test_an_outcome_of_agents_that_had_lost_their_memory_is_the_end() -> None:
     last = outcome(attempt=1, startTime=NOW - 10)
     assert true_conditions(told(None, last).status) == ["Complete"]

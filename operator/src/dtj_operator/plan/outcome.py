@@ -43,11 +43,14 @@ def of(job: Job, observed: Observed, memory: Object) -> Ending | None:
 def _is_over(raw: Object, memory: Object) -> bool:
     """Did the agents go on with a later attempt? A pod 0 that was replaced and lives on may say how the job ended without it.
 
-    Numbers are compared within one memory: agents that have all lost theirs begin at the first attempt again.
+    Numbers are compared within one memory: agents that have all lost theirs begin at the first attempt again. Where they
+    crash before it, they end the job without a start time, and nobody else would. A pod 0 that waits alone can end it by
+    RendezvousTimeout only.
     """
-    said = from_outcome(raw)
-    known = "startTime" in raw and said.start_time in (None, memory.get("startTime"))
-    return known and said.attempt < memory.get("attempt", 0)
+    said, begun = from_outcome(raw), memory.get("startTime")
+    alone = said.start_time is None and raw.get("reason") == Reason.RENDEZVOUS_TIMEOUT
+    same = "startTime" in raw and (alone or said.start_time == begun)
+    return same and said.attempt < memory.get("attempt", 0)
 
 
 def _attempt(ending: Ending) -> int:
