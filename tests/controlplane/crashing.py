@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dtj_operator import app
 from dtj_operator.kube.client import Client
 
@@ -23,6 +25,8 @@ _call = Client._call
 async def _crash(self: Client, verb: str, what: str, method: str, path: str, *args: Any, **more: Any) -> Any:
     answer = await _call(self, verb, what, method, path, *args, **more)
     query, body = (*args, None, None)[:2]
+    if isinstance(body, bytes):  # that of an apply is encoded already
+        body = yaml.safe_load(body)
     if method != "GET" and "dryRun" not in (query or {}):
         status = (body or {}).get("status", {})
         about = (status.get("phase"), status.get("reason"), (body or {}).get("reason"))
