@@ -15,11 +15,21 @@ from dtj_operator import api
 from dtj_operator.plan.model import Object
 
 
+class _Loader(yaml.SafeLoader):
+    """Leaves a date a text, as kubectl does."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def load(path: str) -> list[Object]:
     """The jobs in a YAML file, or in standard input if it is `-`. Raises InputError; unknown fields are left to `check`."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = [one for one in yaml.safe_load_all(text) if one is not None]
+        documents = [_as_stored(one) for one in yaml.load_all(text, _Loader) if one is not None]
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -48,6 +58,20 @@ def check(job: Object, path: str) -> api.DistributedTrainingJob:
         return api.validate(job)
     except api.InvalidJob as error:
         raise InputError("\n".join(f"{path}: {explained(violation, job)}" for violation in error.violations)) from error
+
+
+def _as_stored(value: Any) -> Any:
+    """Returns `value` with its texts as the API server reads them from JSON.
+
+    PyYAML takes the two escapes of a surrogate pair for two characters. They are one; a half without the other is U+FFFD.
+    """
+    if isinstance(value, dict):
+        return {_as_stored(key): _as_stored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_stored(item) for item in value]
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def _place(error: yaml.YAMLError) -> str:
