@@ -112,25 +112,10 @@ class World:
 
     async def _nudge(self, namespace: str, action: Nudge) -> None:
         """Raises Rejected with the words that the StatefulSet controller gets, too, and puts into events of the set alone."""
-        metadata, template = action.stateful_set["metadata"], action.stateful_set["spec"]["template"]
-        given = template.get("metadata") or {}
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {key: given[key] for key in ("labels", "annotations") if given.get(key)}
-            | {"name": metadata["name"] + "-dry-run"},
-            "spec": template["spec"],
-        }
-        try:
-            await self._client.create(POD, namespace, pod, dry_run=True)
-        except errors.Conflict:
-            logger.debug("a pod has the name of the dry run: nothing was learned")
-        except errors.KubeError as error:
-            may_not_try = isinstance(error, errors.Forbidden) and error.by_rbac
-            if not may_not_try and NO_DRY_RUN not in error.message:
-                _raise_refusal(error, for_good=False)
+        metadata = action.stateful_set["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
         try:
+            await self._try_pod(namespace, action.stateful_set)
             await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
         except (errors.NotFound, errors.Conflict):
             return  # it is gone, or another one
