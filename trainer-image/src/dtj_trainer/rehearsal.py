@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from dtj_trainer import strategies
 from dtj_trainer.batch_size import fits, largest_that_fits, with_headroom
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.comm.group import Group
+from dtj_trainer.comm.group import Group, SilentGroup
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.nested import first, to_device
 from dtj_trainer.memory import at_most, device_bytes, resident_bytes
@@ -58,7 +58,7 @@ def micro_batch_size(
     held_per_parameter = optimizer_copies(config)
 
     # torch's DDP needs answers; alone it is the plain model, whose gradients are as many bytes as the buckets they lie in.
-    stage = replace(group, rank=0, world_size=1) if isinstance(strategy, strategies.DdpConfig) else group
+    stage = replace(group, rank=0, world_size=1) if isinstance(strategy, strategies.DdpConfig) else SilentGroup.of(group)
 
     def attempt(n: int) -> None:
         copied = copy.deepcopy(model)

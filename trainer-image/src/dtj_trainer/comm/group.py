@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,28 @@ class Group:
         """Ends the groups that `open` made."""
         if self.owns_default and dist.is_initialized():
             dist.destroy_process_group()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SilentGroup(Group):
+    """A group in which nothing is sent: every other rank answers what this one asks with."""
+
+    @classmethod
+    def of(cls, group: Group) -> SilentGroup:
+        """Returns the same place in the same world, silent."""
+        return cls(**{field.name: getattr(group, field.name) for field in fields(group)})
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's row for each rank."""
+        return torch.stack([row] * self.world_size)
+
+    def all_objects(self, value: Any) -> list[Any]:
+        """Returns `value` for each rank."""
+        return [value] * self.world_size
+
+    def from_first(self, value: Any) -> Any:
+        """Returns `value`."""
+        return value
 
 
 def _gloo(timeout: timedelta) -> dist.ProcessGroup:
