@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from tests.e2e.kit import Job, Kubectl, docker, eventually, is_true
+from tests.e2e.kit import Job, Kubectl, docker, is_true, wait_until
 from tests.e2e.test_recovery import assert_resumed
 
 
@@ -19,7 +19,7 @@ def test_a_worker_node_stopped_and_started_again(make_job: Callable[..., Job], u
     node = next(n for n in nodes if n != manager["spec"]["nodeName"])
     docker("stop", "-t", "0", node)
     try:
-        noticed = eventually("the job says that it restarts", lambda: is_true(j := job.get(), "Restarting") and j, 120)
+        noticed = wait_until("the job says that it restarts", lambda: is_true(j := job.get(), "Restarting") and j, timeout=120)
         print("\n", [c for c in noticed["status"]["conditions"] if c["type"] == "Restarting"])
     finally:
         docker("start", node)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-TIMEOUT = 60.0
+TIMEOUT = 90.0
 """Seconds. A busy machine takes a few of them for work that an idle one finishes at once."""
 
 
