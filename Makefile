@@ -64,7 +64,7 @@ benchmark-gpu: venv ## MFU, precision, compile, recompute, batch edge, checkpoin
 
 .PHONY: figures
 figures: venv ## train both examples here and draw their curves into docs/figures
-	@$(PY) docs/figures/make.py
+	@$(PY) hack/figures.py
 
 .PHONY: lint
 lint: venv ## lint, format, types, import layers, generated files

@@ -18,7 +18,7 @@ from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import cgroup
 from dtj_agent.workers.lines import Lines
 from dtj_contract import names
-from tests.unit.agent.harness import wait_for
+from tests.lib.waiting import wait_until
 
 
 def test_state_and_outcome_of_this_job_are_found_again_and_anothers_are_not(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_master_port_is_fresh_held_and_below_the_ephemeral_ports() -> None:
     assert ports.renew() != first
     second = ports.port
     ports.release()
-    wait_for(lambda: _can_bind(second))
+    wait_until("the port to be free", lambda: _can_bind(second))
 
 
 def _can_bind(port: int) -> bool:
