@@ -17,12 +17,15 @@ RUN python3 -m venv --without-pip /opt/dtj \
  && echo "dtj:x:65532:65532:dtj:/tmp:/usr/sbin/nologin" >> /etc/passwd && echo "dtj:x:65532:" >> /etc/group
 
 FROM libraries AS code
-COPY hack/images/install_tree.py trainer-image/pyproject.toml /src/trainer-image/
-COPY trainer-image/src/dtj_agent /src/trainer-image/src/dtj_agent
+COPY hack/images/install_tree.py /src/
+COPY contract /src/contract
+COPY core /src/core
+COPY agent /src/agent
 COPY operator /src/operator
-RUN mkdir /dtj && PYTHONPATH=/src/trainer-image/src python3 -m dtj_agent.build /dtj/agent.pyz \
- && python3 /src/trainer-image/install_tree.py /src/trainer-image /dtj/lib /dtj/commands dtj_agent \
- && python3 /src/trainer-image/install_tree.py /src/operator /dtj/lib /dtj/commands
+RUN mkdir /dtj && PYTHONPATH=/src/contract/src:/src/agent/src python3 -m dtj_agent.build /dtj/agent.pyz \
+ && for project in contract core operator; do \
+      python3 /src/install_tree.py /src/$project /dtj/lib /dtj/commands || exit 1; \
+    done
 
 FROM libraries
 ENV PATH=/dtj/commands:/opt/dtj/bin:${PATH} PYTHONPATH=/dtj/lib PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "operator/src"), str(ROOT / "trainer-image/src")]  # a checkout is enough, no install needed
+sys.path[:0] = [str(ROOT / "contract/src"), str(ROOT / "core/src")]  # a checkout is enough, no install needed
 
-from dtj_operator.api import crd, docs  # noqa: E402 (the path above comes first)
+from dtj_core.api import crd, docs  # noqa: E402 (the path above comes first)
 
 MAX_CRD_BYTES = 96 * 1024  # far below the 256 KiB that `kubectl apply` can keep in its annotation
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compile the lock files from the three pyproject.toml files and requirements/dev.in.
+# Compile the lock files from the pyproject.toml files and requirements/dev.in.
 # Needs uv (pip install uv). No index address is written: the machine's own pip settings decide it.
 set -eu
 cd "$(dirname "$0")/.."
@@ -15,11 +15,11 @@ wanted = project["dependencies"] + [d for e in extras for d in project["optional
 print("\n".join(d for d in wanted if not d.startswith("dtj")))
 PY
 }
-deps operator/pyproject.toml > "$tmp/operator.in"
+{ deps core/pyproject.toml; deps operator/pyproject.toml; } > "$tmp/operator.in"
 deps trainer-image/pyproject.toml torch telemetry > "$tmp/trainer.in"
 # The trainer image's early layer: torch and what it needs, so that no other change downloads it again.
 grep -E '^(torch|numpy)[=<>]' "$tmp/trainer.in" > "$tmp/torch.in"
-deps client/pyproject.toml > "$tmp/client.in"
+{ deps core/pyproject.toml; deps client/pyproject.toml; } > "$tmp/client.in"
 echo "uv==0.13.9" | compile -o requirements/install.lock -
 compile -o requirements/dev.lock "$tmp/operator.in" "$tmp/trainer.in" "$tmp/client.in" requirements/dev.in
 # The images take the versions that the tests ran with.

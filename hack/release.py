@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build/release"
-PROJECTS = ("trainer-image", "operator", "client")  # what a wheel depends on is published before it
+PROJECTS = ("contract", "core", "agent", "trainer-image", "operator", "client")  # what a wheel depends on is published before it
 CHART = ROOT / "charts/dtj-operator"
 PLATFORMS = "linux/amd64,linux/arm64"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
         for project in PROJECTS
     }
     patterns = {
-        "trainer-image/src/dtj_agent/__init__.py": r'^__version__ = "(.+)"$',
+        "agent/src/dtj_agent/__init__.py": r'^__version__ = "(.+)"$',
         "trainer-image/Dockerfile": r"^ARG VERSION=(.+)$",
         "Dockerfile": r"^ARG VERSION=(.+)$",
         "charts/dtj-operator/Chart.yaml": r"^version: (.+)$",
@@ -67,7 +67,7 @@ def version() -> str:
 
 
 def wheels() -> Iterator[Step]:
-    """The three wheels, built from the tree and uploaded to the package index that uv is configured for."""
+    """The wheels, built from the tree and uploaded to the package index that uv is configured for."""
     uv, python = str(ROOT / ".venv/bin/uv"), str(ROOT / ".venv/bin/python")
     for project in PROJECTS:
         # The build back end is the locked one of .venv.

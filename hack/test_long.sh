@@ -18,4 +18,4 @@ if [ "$(cat "$here/.stamp" 2>/dev/null || true)" != "$stamp" ]; then
 fi
 found=$("$here/bin/python" -c 'import torch; print(torch.__version__.partition("+")[0])')
 [ "$found" = "$version" ] || { echo "$here has torch $found, not $version" >&2; exit 1; }
-exec "$here/bin/python" -m pytest -q -n 2 --dist loadfile --durations=10 tests/trainer "$@"
+exec "$here/bin/python" -m pytest -q -n 2 --dist loadfile --durations=10 tests/unit/trainer "$@"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make .venv from the lock file (hashes checked), with the three distributions linked into it.
+# Make .venv from the lock file (hashes checked), with our distributions linked into it.
 # On a Debian machine where we are root, missing system packages are installed; elsewhere they are named.
 set -eu
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ if command -v flock >/dev/null 2>&1 && [ -z "${DTJ_VENV_LOCKED:-}" ]; then
     DTJ_VENV_LOCKED=1 exec flock --timeout 1800 .venv.lock "$0"
 fi
 
-stamp=$(cat requirements/install.lock requirements/dev.lock operator/pyproject.toml trainer-image/pyproject.toml client/pyproject.toml hack/venv.sh | sha256sum | cut -c1-32)
+stamp=$(cat requirements/install.lock requirements/dev.lock contract/pyproject.toml core/pyproject.toml agent/pyproject.toml operator/pyproject.toml trainer-image/pyproject.toml client/pyproject.toml hack/venv.sh | sha256sum | cut -c1-32)
 [ "$(cat .venv/.stamp 2>/dev/null || true)" = "$stamp" ] && exit 0
 
 usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] < (3, 11))' >/dev/null 2>&1; }
@@ -38,7 +38,7 @@ index=$(setting index-url) cert=$(setting cert)
 [ -z "$cert" ] || export SSL_CERT_FILE="${SSL_CERT_FILE:-$cert}"
 uv() { .venv/bin/uv pip install --quiet --python .venv/bin/python "$@"; }
 uv --require-hashes -r requirements/dev.lock
-uv --no-deps --no-build-isolation -e operator -e trainer-image -e client
+uv --no-deps --no-build-isolation -e contract -e core -e agent -e operator -e trainer-image -e client
 # Once, here: uv compiles nothing, and where PYTHONDONTWRITEBYTECODE is set every process would compile torch anew (3 s each).
 # A few files of other people's packages are templates or for another Python: they can't be compiled, and nobody imports them.
 .venv/bin/python -m compileall -qq -j 0 .venv/lib || true

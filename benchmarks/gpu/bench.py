@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dtj_trainer.components.activation_checkpoint import Recompute
+from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.examples import gpt
-from dtj_trainer.precision import PrecisionConfig
-from dtj_trainer.recompute import Recompute
 from dtj_trainer.trainer import Trainer
 
 Dtype = Literal["fp32", "bf16"]

@@ -15,13 +15,13 @@ import torch
 from benchmarks.gpu.bench import Bench, Turn
 from benchmarks.memory import Peak
 from benchmarks.report import Rows
-from dtj_trainer.batch_size import fits
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, leaves
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
+from dtj_trainer.components.activation_checkpoint import Recompute
+from dtj_trainer.components.batch_size import fits
 from dtj_trainer.examples import gpt
-from dtj_trainer.recompute import Recompute
 
 Tables = dict[str, Rows]
 BARE, OURS, COMPILED, TF32 = "bare loop, bf16", "Trainer, bf16", "Trainer, bf16, torch.compile", "Trainer, fp32 with TF32"

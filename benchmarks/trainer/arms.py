@@ -20,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.trainer.workloads import GPT, LOG_EVERY, LR, Run, Workload
+from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.optim import OptimizerConfig
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, StrategyConfig, blocks
 from dtj_trainer.trainer import Trainer

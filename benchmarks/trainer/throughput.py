@@ -20,8 +20,8 @@ import torch.distributed as dist
 from benchmarks.trainer.arms import ARMS, BARE_DDP, installed
 from benchmarks.trainer.group import Rows
 from benchmarks.trainer.workloads import GPT, MLP, Workload, same_losses
-from dtj_trainer.comm.clock import Clock
 from dtj_trainer.config import TrainerConfig
+from dtj_trainer.distributed.comm_timer import Clock
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, StrategyConfig
 from dtj_trainer.strategies.ddp import Ddp

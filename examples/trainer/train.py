@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dtj_trainer.cli import guarded
+from dtj_trainer.components.lr_schedule import ScheduleConfig
+from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
-from dtj_trainer.optim import OptimizerConfig
-from dtj_trainer.schedule import ScheduleConfig
 from dtj_trainer.trainer import Trainer
 
 EPOCHS = float(sys.argv[1]) if len(sys.argv) > 1 else 18

@@ -1,4 +1,4 @@
-"""Install a distribution from its source tree into an image: `install_tree.py PROJECT LIBRARY SCRIPTS [PACKAGE...]`.
+"""Install a distribution from its source tree into an image: `install_tree.py PROJECT LIBRARY SCRIPTS`.
 
 What an installer does with our wheels (packages, name and version for importlib.metadata, commands), without a build
 back end in the image and without the seconds that one takes. Compiled here, once: under a read-only root every process
@@ -24,12 +24,12 @@ sys.exit({function}())
 """
 
 
-def main(source: str, library: str, scripts: str, *packages: str) -> None:
+def main(source: str, library: str, scripts: str) -> None:
     project = tomllib.loads(Path(source, "pyproject.toml").read_text())["project"]
     target = Path(library)
     # By content, never checked again: no time stamp in the image decides anything.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    for package in packages or [path.name for path in Path(source, "src").iterdir() if path.is_dir()]:
+    for package in [path.name for path in Path(source, "src").iterdir() if path.is_dir()]:
         shutil.copytree(Path(source, "src", package), target / package)
         if not compileall.compile_dir(target / package, quiet=1, invalidation_mode=mode):
             raise SystemExit(f"{source}: not all of it compiles with Python {sys.version.split()[0]}")
@@ -40,11 +40,10 @@ def main(source: str, library: str, scripts: str, *packages: str) -> None:
     (information / "INSTALLER").write_text("dtj\n")
     for command, place in project.get("scripts", {}).items():
         module, function = place.split(":")
-        if not packages or module.partition(".")[0] in packages:
-            Path(scripts).mkdir(parents=True, exist_ok=True)
-            Path(scripts, command).write_text(COMMAND.format(module=module, function=function))
+        Path(scripts).mkdir(parents=True, exist_ok=True)
+        Path(scripts, command).write_text(COMMAND.format(module=module, function=function))
     # Whatever the umask of the checkout was.
-    for folder in (Path(library), Path(scripts)):
+    for folder in filter(Path.exists, (Path(library), Path(scripts))):
         for path in [folder, *folder.rglob("*")]:
             os.chmod(path, 0o755 if path.is_dir() or folder == Path(scripts) else 0o644)
 

@@ -34,8 +34,9 @@ OPERATOR = Image(
     inputs=(
         "requirements/operator.lock",
         "hack/images/install_tree.py",
-        "trainer-image/pyproject.toml",
-        "trainer-image/src/dtj_agent",
+        "contract",
+        "core",
+        "agent",
         "operator",
     ),
 )
@@ -53,6 +54,8 @@ TRAINER = Image(
         *TORCH.inputs,
         "requirements/trainer.lock",
         "hack/images/install_tree.py",
+        "contract",
+        "agent",
         "trainer-image/pyproject.toml",
         "trainer-image/src",
     ),

@@ -92,7 +92,7 @@ class Job:
     spec: Object = field(default_factory=dict)
 
     def create(self) -> Job:
-        from dtj_agent import names
+        from dtj_contract import names
 
         self.kubectl.apply(
             {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": self.name}, "spec": self.spec}

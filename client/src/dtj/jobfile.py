@@ -10,9 +10,9 @@ import yaml
 
 from dtj.errors import InputError
 from dtj.slips import explained
-from dtj_agent import names
-from dtj_operator import api
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core import api
+from dtj_core.plan.model import Object
 
 
 class _Loader(yaml.SafeLoader):

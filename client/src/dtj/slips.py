@@ -6,8 +6,8 @@ import difflib
 import re
 from typing import Any
 
-from dtj_operator import api
-from dtj_operator.plan.model import Object
+from dtj_core import api
+from dtj_core.plan.model import Object
 
 CONTAINER = "spec.template.spec.containers[0]"
 ELSEWHERE = {

@@ -11,22 +11,22 @@ import sys
 import time
 from collections.abc import Sequence
 
-from dtj_agent import names
+from dtj_contract import names
+from dtj_core.plan import plan
 from dtj_operator import errors, logs, settings
+from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
-from dtj_operator.events import EventRecorder
-from dtj_operator.handlers import Watches, quiet_at_the_end, watch
 from dtj_operator.health import Server
-from dtj_operator.kube.agent import AgentClient
-from dtj_operator.kube.apply import World
 from dtj_operator.kube.client import Client
+from dtj_operator.kube.event_recorder import EventRecorder
+from dtj_operator.kube.executor import World
 from dtj_operator.kube.login import Login
-from dtj_operator.kube.observe import Key, Observer
+from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.kube.resources import JOB
 from dtj_operator.metrics import Metrics
-from dtj_operator.plan import plan
-from dtj_operator.queue import WorkQueue
 from dtj_operator.resync import Resync
+from dtj_operator.watches import Watches, quiet_at_the_end, watch
+from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
 KOPF_STOP_SECONDS = 5.0

@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Callable
 
+from dtj_core.plan.model import Object, Observed, Plan, Settings
 from dtj_operator import errors, logs
-from dtj_operator.kube.apply import Rejected, World
-from dtj_operator.kube.observe import Key, Observer
+from dtj_operator.admission_backoff import Refusals, with_refusal
+from dtj_operator.kube.executor import Rejected, World
+from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.metrics import Metrics, phase_of
-from dtj_operator.plan.model import Object, Observed, Plan, Settings
-from dtj_operator.queue import WorkQueue
-from dtj_operator.refusals import Refusals, with_refusal
+from dtj_operator.workqueue import WorkQueue
 
 RECONCILE_SECONDS = 60.0
 Planner = Callable[[Object, Observed, float, Settings], Plan]

@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Literal
 
-from dtj_operator.plan.model import Object
+from dtj_core.plan.model import Object
 
 # The job whose reconcile the current task is in: the code below it need not pass it on.
 _job: contextvars.ContextVar[dict[str, object] | None] = contextvars.ContextVar("job", default=None)

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client import platform_collector as platform
 from prometheus_client import process_collector as process
 
-from dtj_agent import names
-from dtj_operator.kube import agent
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
+from dtj_operator import agent_client
 
 PHASES = (names.PENDING, names.RUNNING, names.RESTARTING, names.SUSPENDED, names.COMPLETE, names.FAILED)
 RESULTS = ("success", "requeue", "conflict", "error", "bug", "gone")
@@ -72,7 +72,7 @@ class Metrics:
         # A rate() over a series that appears with its first count misses that count.
         for result in RESULTS:
             self.reconcile.labels(result)
-        for result in agent.RESULTS:
+        for result in agent_client.RESULTS:
             self.agent_polls.labels(result)
         for phase in PHASES:
             self.jobs.labels(phase)
@@ -99,7 +99,7 @@ class Metrics:
         self.requests.labels(verb, resource, code).inc()
         self.request_seconds.labels(verb, resource).observe(seconds)
 
-    # As dtj_operator.queue.Watcher.
+    # As dtj_operator.workqueue.Watcher.
     def added(self) -> None:
         self.adds.inc()
 

@@ -7,7 +7,7 @@ administrator's rights all the same: who may create pods may mount any Secret an
 
 from __future__ import annotations
 
-from dtj_agent import names
+from dtj_contract import names
 
 # (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may not be there yet.
 RULES: dict[tuple[str, str], tuple[str, ...]] = {

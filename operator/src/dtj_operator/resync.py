@@ -8,14 +8,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
+from dtj_core.plan.model import Object
 from dtj_operator import errors
-from dtj_operator.handlers import Watches, job_digest
 from dtj_operator.kube.client import Client
-from dtj_operator.kube.observe import Key, Observer
+from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.kube.resources import JOB, job_key
 from dtj_operator.metrics import Metrics, phase_of
-from dtj_operator.plan.model import Object
-from dtj_operator.queue import WorkQueue
+from dtj_operator.watches import Watches, job_digest
+from dtj_operator.workqueue import WorkQueue
 
 RETRY_SECONDS = 5.0
 TOLD_SECONDS = 120.0  # a watch that has not told of a job's change after this long is dead

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dtj_core.plan.model import Settings
 from dtj_operator.errors import ConfigError
-from dtj_operator.plan.model import Settings
 
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32

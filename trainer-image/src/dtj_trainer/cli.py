@@ -24,14 +24,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dtj_agent import names
-from dtj_trainer import mismatch
+from dtj_contract import names
 from dtj_trainer.checkpoint.export import export
+from dtj_trainer.components.validation import Measure
 from dtj_trainer.config import TrainerConfig
+from dtj_trainer.config_parser import build, flags, override, read_yaml
 from dtj_trainer.data.loader import StreamData
+from dtj_trainer.distributed import config_check
 from dtj_trainer.errors import CheckpointInvalid, ConfigError, RankMismatch
-from dtj_trainer.evaluation import Measure
-from dtj_trainer.load import build, flags, override, read_yaml
 from dtj_trainer.trainer import Data, Loss, Trainer
 
 
@@ -84,7 +84,7 @@ def make_task(spelled: object, arguments: object) -> Task:
 def task_facts(spelled: object, arguments: object) -> dict[str, str]:
     """What must be the same on every rank, beside the config: the task, its arguments and the file it stands in."""
     source = inspect.getsourcefile(find_task(spelled))
-    digest = mismatch.digest([Path(source)] if source else [])
+    digest = config_check.digest([Path(source)] if source else [])
     return {"task": str(spelled), "arguments": repr(arguments), f"code of {spelled}": digest}
 
 
@@ -100,7 +100,7 @@ def train(config_file: Path, given: Sequence[str]) -> int:
     torch.manual_seed(config.seed)  # all ranks build the same model
     task = make_task(spelled, arguments)
     with Trainer(config) as trainer:
-        mismatch.check(task_facts(spelled, arguments), trainer.group)
+        config_check.check(task_facts(spelled, arguments), trainer.group)
         result = trainer.fit(
             task.model,
             task.data,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dtj_trainer.compile import Compile
+from dtj_trainer.components.activation_checkpoint import Recompute
+from dtj_trainer.components.compile import Compile
+from dtj_trainer.components.early_stopping import EarlyStopConfig
+from dtj_trainer.components.lr_schedule import ScheduleConfig
+from dtj_trainer.components.optimizer import OptimizerConfig
+from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.data.loader import LoaderConfig
-from dtj_trainer.early_stop import EarlyStopConfig
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.optim import OptimizerConfig
-from dtj_trainer.precision import PrecisionConfig
-from dtj_trainer.recompute import Recompute
-from dtj_trainer.schedule import ScheduleConfig
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, FsdpScratchConfig, StrategyConfig
 from dtj_trainer.telemetry.sinks import TelemetryConfig

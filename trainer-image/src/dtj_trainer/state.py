@@ -25,16 +25,16 @@ from typing import Any, Literal
 
 import torch
 
-from dtj_agent import names
-from dtj_trainer import mismatch
-from dtj_trainer.agreement import Agreement, Signs
+from dtj_contract import names
 from dtj_trainer.checkpoint.config import DEFAULT_EVERY_STEPS, CheckpointConfig
+from dtj_trainer.checkpoint.manager import Saves
 from dtj_trainer.checkpoint.store import CheckpointStore
-from dtj_trainer.comm.group import Group
-from dtj_trainer.env import WorkerEnv
+from dtj_trainer.distributed import config_check
+from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.distributed.stop_consensus import Agreement, Signs
+from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
-from dtj_trainer.progress import Progress
-from dtj_trainer.saves import Saves
+from dtj_trainer.telemetry.progress import Progress
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
 from dtj_trainer.telemetry.sinks import Background
 from dtj_trainer.telemetry.startup import process_age
@@ -82,8 +82,8 @@ class State:
         return self
 
     def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, parts: dict[str, object]) -> None:
-        facts = mismatch.facts(config, group, env, config.checkpoint)
-        mismatch.check(facts | {"state parts": ", ".join(sorted(parts))}, group)
+        facts = config_check.facts(config, group, env, config.checkpoint)
+        config_check.check(facts | {"state parts": ", ".join(sorted(parts))}, group)
         self.step = 0
         """Optimizer steps done."""
         self.total: int | None = None

@@ -19,31 +19,33 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dtj_trainer import mismatch, schedule, strategies
-from dtj_trainer.batch_size import is_out_of_memory, out_of_memory
+from dtj_trainer import strategies
+from dtj_trainer.auto_batch import micro_batch_size
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.comm.broadcast import broadcast_buffers
-from dtj_trainer.comm.group import Group
-from dtj_trainer.compile import check_compiler, compile_forward
+from dtj_trainer.components import lr_schedule
+from dtj_trainer.components.activation_checkpoint import recompute
+from dtj_trainer.components.batch_size import is_out_of_memory, out_of_memory
+from dtj_trainer.components.compile import check_compiler, compile_forward
+from dtj_trainer.components.early_stopping import EarlyStop
+from dtj_trainer.components.ema import Ema
+from dtj_trainer.components.optimizer import check_element_wise, make_optimizer
+from dtj_trainer.components.precision import Precision
+from dtj_trainer.components.validation import Measure, evaluate
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import Cut, LoaderConfig, StreamData, StreamOrder, batches
 from dtj_trainer.data.nested import to_device
 from dtj_trainer.data.order import DataOrder, edges
 from dtj_trainer.data.source import BatchDataset, MapDataset, check_data
-from dtj_trainer.early_stop import EarlyStop
-from dtj_trainer.ema import Ema
-from dtj_trainer.env import WorkerEnv
+from dtj_trainer.distributed import config_check
+from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
+from dtj_trainer.distributed.device_memory import device_bytes
+from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.evaluation import Measure, evaluate
-from dtj_trainer.memory import device_bytes
-from dtj_trainer.optim import check_element_wise, make_optimizer
-from dtj_trainer.precision import Precision
-from dtj_trainer.recompute import recompute
-from dtj_trainer.rehearsal import micro_batch_size
 from dtj_trainer.state import State
 from dtj_trainer.strategies import StrategyConfig
 from dtj_trainer.telemetry.meter import Meter
-from dtj_trainer.telemetry.profile import Window
+from dtj_trainer.telemetry.profiler import Window
 from dtj_trainer.telemetry.record import Sink
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 
@@ -102,7 +104,7 @@ class Trainer:
             torch.set_float32_matmul_precision(config.precision.matmul)
         check_compiler(config.compile, self.env.local_rank)
         self.group = Group.open(self.env, timeout=timedelta(seconds=config.state.collective_timeout_seconds))
-        mismatch.check(mismatch.facts(config, self.group, self.env, config.state.checkpoint), self.group)
+        config_check.check(config_check.facts(config, self.group, self.env, config.state.checkpoint), self.group)
 
     def fit(
         self,
@@ -146,12 +148,12 @@ class Trainer:
             global_batch_size=config.global_batch_size, rank=group.rank, world_size=group.world_size, micro_batch_size=micro
         )
         strategy = strategies.make(decided, config.blocks)
-        mismatch.check(strategies.shapes(model), group)
+        config_check.check(strategies.shapes(model), group)
         wrapped = strategy.wrap(model, group)
         trains = optimizer(wrapped) if optimizer else make_optimizer(wrapped, config.optimizer)
         if isinstance(decided, strategies.FsdpScratchConfig):
             check_element_wise(trains)
-        scheduler = schedule.make_schedule(trains, config.schedule, total, config.global_batch_size)
+        scheduler = lr_schedule.make_schedule(trains, config.schedule, total, config.global_batch_size)
         early = EarlyStop(config.early_stop) if config.early_stop else None
         ema = Ema(wrapped, config.ema_decay) if config.ema_decay else None
         optional = {"ema": ema, "early_stop": early}
@@ -324,7 +326,9 @@ class Trainer:
         if config.mlflow:
             job = self.env.job or "run"
             out.append(
-                Background("MLflow", partial(Mlflow, config.mlflow, config.mlflow_experiment, job, mismatch.flat(self.config)))
+                Background(
+                    "MLflow", partial(Mlflow, config.mlflow, config.mlflow_experiment, job, config_check.flat(self.config))
+                )
             )
         return out
 

@@ -16,9 +16,9 @@ from urllib.parse import quote, urlencode
 import yaml
 
 from dtj.errors import ClusterError, InputError, NoCluster, NotFound, NotInstalled
-from dtj_agent import names
-from dtj_operator.api.encoding import APPLY_CONTENT, apply_body
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.api.encoding import APPLY_CONTENT, apply_body
+from dtj_core.plan.model import Object
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0

@@ -15,9 +15,9 @@ from dtj.cluster.client import Cluster
 from dtj.cluster.verbs import connect, pods
 from dtj.cluster.wait import said
 from dtj.errors import ClusterError, DtjError, NotFound
-from dtj_agent import names
-from dtj_operator.api import trainer_of
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.api import trainer_of
+from dtj_core.plan.model import Object
 
 LOOK_SECONDS = 2.0  # for pods that have come back
 QUIET_SECONDS = 3600.0  # without a line, before the connection is made anew

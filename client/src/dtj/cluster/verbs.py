@@ -13,8 +13,8 @@ import yaml
 from dtj import durations, jobfile
 from dtj.cluster.client import TABLE, Cluster, job_path
 from dtj.errors import InputError, NotFound, WaitTimeout
-from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
 
 QUALIFIED = f"{names.SINGULAR}.{names.GROUP}"
 POLL_SECONDS = 0.5  # of the pods that a deleted job leaves behind; a watch would not see them all go

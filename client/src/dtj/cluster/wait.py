@@ -15,8 +15,8 @@ from dtj.cluster.verbs import QUALIFIED, connect
 from dtj.errors import InputError, NotFound, WaitTimeout
 from dtj.view.model import Sight
 from dtj.view.plain import line
-from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
 
 WATCH_SECONDS = 30.0  # of one watch; then the job is read anew, so that no lost event is waited for
 UNSERVED_SECONDS = 30.0  # an operator writes a status within a second

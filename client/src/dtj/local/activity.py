@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtj_operator.plan.model import Object
+from dtj_core.plan.model import Object
 
 STARTING_AGENTS = "starting the agents"
 GATHERING = "waiting for the agents to meet"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import http.client
 import json
 from typing import Any
 
 from dtj.local.container import LOOPBACK
+from dtj_contract.status_token import status_token
 
 TIMEOUT_SECONDS = 2.0
 
@@ -20,7 +19,7 @@ async def status(port: int, key: str) -> dict[str, Any] | None:
 
 
 def _get(port: int, key: str) -> dict[str, Any] | None:
-    token = hmac.new(key.encode(), b"status", hashlib.sha256).hexdigest()
+    token = status_token(key.encode())
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/status", headers={"Authorization": f"Bearer {token}"})

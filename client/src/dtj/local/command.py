@@ -26,10 +26,10 @@ from dtj.view.model import View
 from dtj.view.plain import PlainView
 from dtj.view.summary import summary
 from dtj.view.table import TableView
-from dtj_agent import names
-from dtj_operator.api import DistributedTrainingJob
-from dtj_operator.plan.model import Object, Observed, Plan, Settings
-from dtj_operator.plan.plan import plan
+from dtj_contract import names
+from dtj_core.api import DistributedTrainingJob
+from dtj_core.plan.model import Object, Observed, Plan, Settings
+from dtj_core.plan.plan import plan
 
 NAMESPACE = "default"
 NVIDIA = Path("/dev/nvidiactl")  # there if and only if the driver is

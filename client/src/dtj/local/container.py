@@ -13,9 +13,9 @@ from pathlib import Path
 
 from dtj.errors import InputError
 from dtj.local import volumes
-from dtj_agent import names
-from dtj_operator.api import trainer_of
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.api import trainer_of
+from dtj_core.plan.model import Object
 
 LOOPBACK = "127.0.0.1"
 HOST_VOLUMES = frozenset({names.VOLUME_AGENT, names.VOLUME_TMP, names.VOLUME_SHM})  # /tmp and /dev/shm are the machine's own

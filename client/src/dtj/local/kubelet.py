@@ -11,8 +11,8 @@ from datetime import datetime
 from dtj.errors import LocalRunError
 from dtj.local import pods, processes
 from dtj.local.container import Container
-from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
 
 FIRST_BACKOFF_SECONDS = 0.1  # a kubelet waits 10 s and more; here nobody shares the node
 LAST_BACKOFF_SECONDS = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from datetime import UTC, datetime
 
-from dtj_operator.plan.model import Object
+from dtj_core.plan.model import Object
 
 WINDOW_SECONDS = 20.0  # that the speed is taken over
 

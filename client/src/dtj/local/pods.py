@@ -7,8 +7,8 @@ import signal
 from datetime import datetime
 
 from dtj.local.container import LOOPBACK, trainer
-from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
 
 
 def timestamp(now: datetime) -> str:

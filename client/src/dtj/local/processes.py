@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dtj.errors import LocalRunError
-from dtj_agent import names
+from dtj_contract import names
 
 PROC = Path("/proc")
 KILL_DEADLINE_SECONDS = 5.0  # SIGKILL is not asked but done: only a process in uninterruptible I/O outlives it

@@ -22,8 +22,8 @@ from dtj.local.pace import Pace
 from dtj.local.ports import Ports
 from dtj.local.world import LocalWorld
 from dtj.view.model import PodRow, Sight, View, restarts
-from dtj_agent import names
-from dtj_operator.plan.model import Object, Observed, Plan
+from dtj_contract import names
+from dtj_core.plan.model import Object, Observed, Plan
 
 LOOK_SECONDS = 0.25  # an agent on loopback answers in a millisecond
 FAULT_LOOK_SECONDS = 0.05  # while a fault waits for its step

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dtj.errors import InputError, LocalRunError
-from dtj_agent import names
-from dtj_operator.api import Spec
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.api import Spec
+from dtj_core.plan.model import Object
 
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 

@@ -15,8 +15,8 @@ from typing import Any
 from dtj.local import agent_status, container, pods, processes
 from dtj.local.kubelet import LocalPod
 from dtj.local.ports import Ports
-from dtj_agent import names
-from dtj_operator.plan.model import Apply, Delete, Event, Object, Observed, Plan
+from dtj_contract import names
+from dtj_core.plan.model import Apply, Delete, Event, Object, Observed, Plan
 
 DEFAULT_GRACE_SECONDS = 30  # of a pod whose template does not say
 

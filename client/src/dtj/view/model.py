@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from dtj import durations
-from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
 
 
 @dataclass(frozen=True, kw_only=True)

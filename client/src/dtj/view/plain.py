@@ -6,7 +6,7 @@ from typing import TextIO
 
 from dtj import durations
 from dtj.view.model import Sight, activity, is_current, progress, seconds_left, steps
-from dtj_agent import names
+from dtj_contract import names
 
 PROGRESS_SECONDS = 5.0  # between two lines that say nothing but the progress
 STILL_SECONDS = 15.0  # between two lines where no step is done: the run is waited for, not hung

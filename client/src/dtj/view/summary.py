@@ -7,8 +7,8 @@ from typing import Any
 
 from dtj import durations
 from dtj.view.model import progress, restarts, steps
-from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
 
 MORE_METRICS = 4
 SHORTEST_SECONDS = 0.005  # of a phase that is shown

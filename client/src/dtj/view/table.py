@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dtj import durations
 from dtj.view.model import PodRow, Sight, activity, is_current, progress, seconds_left, steps
-from dtj_agent import names
+from dtj_contract import names
 
 LINES = 8  # of events below the table; all of them are in the run's folder
 FEWEST_LINES = 3  # of events, however many pods there are

@@ -16,12 +16,12 @@ import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.rest import RESTResponse
 
-from dtj_agent import names
+from dtj_contract import names
+from dtj_core.api.encoding import APPLY_CONTENT, apply_body
+from dtj_core.plan.model import Object
 from dtj_operator import errors
-from dtj_operator.api.encoding import APPLY_CONTENT, apply_body
 from dtj_operator.kube.login import Login
 from dtj_operator.kube.resources import Resource
-from dtj_operator.plan.model import Object
 
 REQUEST_SECONDS = 10.0
 WRITE_SECONDS = 15.0  # an admission webhook that hangs is given 10 s by default: the API server's answer names it

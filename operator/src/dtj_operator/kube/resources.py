@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from dtj_agent import names
-from dtj_operator.plan.model import Object
+from dtj_contract import names
+from dtj_core.plan.model import Object
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dtj_trainer.comm.broadcast import broadcast_buffers
-from dtj_trainer.comm.group import Group
-from dtj_trainer.comm.parts import Part
+from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
+from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
 Tree = dict[str, Any]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtj_agent import names
+from dtj_contract import names
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, ConfigError, LeaseLost
 
 _STEP = re.compile(r"step-(\d{8,})$")

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from dtj_trainer.comm.parts import Part
+from dtj_trainer.distributed.flat_shard import Part
 
 Tree = dict[str, Any]
 

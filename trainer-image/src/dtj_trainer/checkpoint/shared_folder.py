@@ -7,7 +7,7 @@ import secrets
 import time
 from pathlib import Path
 
-from dtj_trainer.comm.group import Group
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
 VISIBLE_SECONDS = 5.0  # what a client of a network file system may take to see a name that another one made

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from dtj_agent import names
+from dtj_contract import names
 from dtj_trainer.checkpoint import folder, rng, shared_folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Contents, Tree, assign, share_of
@@ -29,7 +29,7 @@ from dtj_trainer.checkpoint.folder import Checkpoint
 from dtj_trainer.checkpoint.planner import LoadPlanner
 from dtj_trainer.checkpoint.task import Task
 from dtj_trainer.checkpoint.write import PRIVATE_FILE, SHARED_FILE, SaveResult, Staged, Writer, first, reason
-from dtj_trainer.comm.group import Group
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError
 
 Notify = Callable[[Literal["Normal", "Warning"], str, str], None]

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from dtj_agent import names
+from dtj_contract import names
 from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import Tree, leaves
@@ -28,8 +28,8 @@ from dtj_trainer.checkpoint.files import HashedFiles
 from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.planner import SavePlanner
 from dtj_trainer.checkpoint.retention import to_remove
-from dtj_trainer.comm.group import Group
-from dtj_trainer.comm.parts import Part
+from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, LeaseLost
 from dtj_trainer.torch_private import write_through
 

@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.cli import Task, guarded
+from dtj_trainer.components.lr_schedule import ScheduleConfig
+from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.text import VOCABULARY, TokenData, token_file
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.optim import OptimizerConfig
-from dtj_trainer.schedule import ScheduleConfig
 from dtj_trainer.state import StateConfig
 from dtj_trainer.trainer import Trainer
 

@@ -6,9 +6,9 @@ from dtj_trainer.strategies.auto import AutoConfig, Choice, Facts, choose
 from dtj_trainer.strategies.base import Strategy, tensor_bytes
 from dtj_trainer.strategies.blocks import blocks, described
 from dtj_trainer.strategies.ddp import Ddp, DdpConfig
-from dtj_trainer.strategies.ddp_scratch import DdpScratch, DdpScratchConfig
 from dtj_trainer.strategies.fsdp import Fsdp, FsdpConfig, HsdpConfig
-from dtj_trainer.strategies.fsdp_scratch import FsdpScratch, FsdpScratchConfig
+from dtj_trainer.strategies.scratch.ddp import DdpScratch, DdpScratchConfig
+from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, FsdpScratchConfig
 from dtj_trainer.strategies.start import check_not_meta, shapes
 
 StrategyConfig = DdpConfig | FsdpConfig | HsdpConfig | DdpScratchConfig | FsdpScratchConfig | AutoConfig

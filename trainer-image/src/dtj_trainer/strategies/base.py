@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dtj_trainer.comm.clock import Communication
-from dtj_trainer.comm.group import Group
+from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.process_group import Group
 
 
 class Strategy(Protocol):

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer import torch_private
-from dtj_trainer.comm.clock import Communication
-from dtj_trainer.comm.group import Group
+from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
 SAMPLE_EVERY = 4  # steps
@@ -129,6 +129,6 @@ def _settle_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def _hooks() -> dict[str, Callable[[Any, Any], Any]]:
-    from dtj_trainer.comm.hooks import compress  # only who compresses pays for the import
+    from dtj_trainer.strategies.comm_hooks import compress  # only who compresses pays for the import
 
     return {"fp16": compress(torch.float16), "bf16": compress(torch.bfloat16)}

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from dtj_trainer.comm.clock import Clock, Communication
-from dtj_trainer.comm.group import Group
+from dtj_trainer.distributed.comm_timer import Clock, Communication
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.blocks import blocks
 from dtj_trainer.strategies.start import FromFirst

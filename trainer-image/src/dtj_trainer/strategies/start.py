@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dtj_trainer.comm.group import Group
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
 

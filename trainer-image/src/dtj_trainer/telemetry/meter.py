@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dtj_trainer.comm.clock import Communication
-from dtj_trainer.comm.group import Group
-from dtj_trainer.memory import peak_bytes
+from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.device_memory import peak_bytes
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.telemetry.gpu import GpuMeter, peak_flops
 
 PARTS = ("data", "compute", "checkpoint")

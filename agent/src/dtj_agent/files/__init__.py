@@ -1,0 +1,1 @@
+"""What an agent keeps on disk: the writer lease, its own state, log files."""

@@ -1,0 +1,63 @@
+"""One attempt's members, and what became of each. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Set
+
+from dtj_agent.group import root_cause
+from dtj_agent.group.effects import Peer
+from dtj_agent.group.messages import Now
+from dtj_agent.group.root_cause import Json, Loss
+from dtj_contract.names import Reason
+
+
+class Attempt:
+    """`number` 0 has no members: nothing was started yet."""
+
+    def __init__(self, number: int, ordinals: List[int], processes: int) -> None:
+        self.number = number
+        self.node_ranks: Dict[int, int] = {ordinal: rank for rank, ordinal in enumerate(sorted(ordinals))}
+        """Ordinal -> node rank: contiguous, in the order of the ordinals."""
+        self.done: Set[int] = set()
+        """Members whose workers have all exited with 0."""
+        self.lost: Dict[int, Loss] = {}
+        """Members that went away before that and are not back."""
+        self._processes = processes
+        self._evidence: List[Json] = []  # workers that failed, in order of arrival
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.done) == len(self.node_ranks)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.node_ranks) * self._processes
+
+    def needs(self, peer: Peer) -> bool:
+        """Would the attempt break without it?"""
+        return peer.ordinal in self.node_ranks and peer.ordinal not in self.done
+
+    def lose(self, peer: Peer, reason: str = Reason.POD_LOST, what: str = "") -> None:
+        self.lost[peer.ordinal] = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, what)
+
+    def fail(self, peer: Peer, failures: List[Any]) -> None:
+        """A member tells of workers that have failed."""
+        for failure in failures:
+            if root_cause.is_evidence(failure):
+                self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
+
+    def root_failure(self, progressed: bool, now: Now) -> Optional[Json]:
+        """The first cause among the failures; None if no worker failed by itself."""
+        return root_cause.root(self._evidence, self.number, progressed, now)
+
+    def loss_failures(self, now: Now) -> List[Json]:
+        """The members that are lost, as failures."""
+        return [root_cause.of_loss(ordinal, loss, self.number, now) for ordinal, loss in sorted(self.lost.items())]
+
+    def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
+        """A member is back in the same pod: its agent had died, or the connection to it."""
+        loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
+        return root_cause.of_loss(hello["ordinal"], loss, self.number, now)
+
+    def _loss(self, ordinal: int, incarnation: str, pod: str, node: str, reason: str, what: str = "") -> Loss:
+        return Loss(incarnation, pod, node, self.node_ranks.get(ordinal, ordinal) * self._processes, reason, what)

@@ -1,0 +1,170 @@
+"""What a job remembers through every restart. Pure.
+
+The coordinator writes it; every member keeps the newest copy and hands it back in its hello. So it outlives each pod,
+pod 0 included, and there is no store that could be lost.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Optional, Tuple
+
+from dtj_contract import names
+
+Json = Dict[str, Any]
+
+
+class History:
+    """All fields are JSON values. `revision` grows with each change that must reach the members at once."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.attempt = 0
+        """The greatest attempt that was ever started."""
+        self.restarts = {"inPlace": 0, "pod": 0, "counted": 0}
+        self.spent: List[float] = []
+        """Unix times of the restarts that weigh on the budget."""
+        self.losses: List[float] = []
+        """Unix times of the connections that were lost since the last progress (flapping.py)."""
+        self.lived = 0.0
+        """Seconds that the longest attempt lasted before it broke."""
+        self.saved: Optional[float] = None
+        """Modification time of the newest file that a script has saved unreported; None: not looked at yet."""
+        self.furthest = 0
+        """The greatest step that any attempt has done."""
+        self.recoveries: List[Json] = []
+        self.failures: List[Json] = []
+        self.events: List[Json] = []
+        self.event_id = 0
+        self.progress: Optional[Json] = None
+        self.checkpoint: Optional[Json] = None
+        self.productive = 0.0
+        """Seconds of training whose result was kept (by a checkpoint, or by the end)."""
+        self.start_time: Optional[float] = None
+        """When attempt 1 began, Unix seconds."""
+
+    @property
+    def progressed(self) -> bool:
+        """Has any attempt ever done a step?"""
+        return bool((self.progress or {}).get("step")) or self.checkpoint is not None
+
+    @property
+    def established(self) -> bool:
+        """Has any attempt shown that the script works: by a step, or by its age where steps are not reported?"""
+        return self.progressed or self.lived > names.EARLY_SECONDS
+
+    def ends_in_a_row(self, reason: str) -> int:
+        """How many of the last failures have this reason, the last one included."""
+        count = 0
+        for failure in reversed(self.failures):
+            if failure.get("reason") != reason:
+                break
+            count += 1
+        return count
+
+    def event(self, type_: str, reason: str, message: str, wall: float) -> None:
+        self.event_id += 1
+        self.events.append({"type": type_, "reason": reason, "message": message, "time": wall, "id": self.event_id})
+        del self.events[: -names.KEEP_EVENTS]
+        self._changed()
+
+    def failure(self, failure: Json) -> None:
+        """Add a failure; of a member that was lost and is back, in place of its loss: now we know better."""
+        if failure["reason"] in (names.Reason.AGENT_CRASHED, names.Reason.CONNECTION_LOST):
+            loss = (failure["attempt"], failure["ordinal"], names.Reason.POD_LOST)
+            self.failures = [f for f in self.failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != loss]
+        self.failures.append(failure)
+        del self.failures[: -names.KEEP_FAILURES]
+        self._changed()
+
+    def recovery(self, recovery: Json) -> None:
+        """Add the recovery of an attempt, or replace what is known of it so far."""
+        if recovery in self.recoveries:
+            return
+        self.recoveries = [r for r in self.recoveries if r.get("attempt") != recovery["attempt"]] + [recovery]
+        del self.recoveries[: -names.KEEP_RECOVERIES]
+        self._changed()
+
+    def _changed(self) -> None:
+        """Forgets the oldest events, then failures, until the rest fits a message: JSON makes up to 12 bytes of a character."""
+        self.revision += 1
+        while self.events and self._size() > names.MAX_HISTORY_BYTES:
+            del self.events[0]
+        while len(self.failures) > 1 and self._size() > names.MAX_HISTORY_BYTES:
+            del self.failures[0]
+
+    def _size(self) -> int:
+        return len(json.dumps([self.events, self.failures, self.recoveries]))
+
+    def live(self) -> Json:
+        """The part that changes all the time: small enough for every heartbeat."""
+        return {"progress": self.progress, "checkpoint": self.checkpoint, "productiveSeconds": self.productive}
+
+    def apply_live(self, live: Json) -> None:
+        self.progress = _object(live.get("progress")) or self.progress
+        self.furthest = max(self.furthest, int(number((self.progress or {}).get("step"))))
+        self.checkpoint = _object(live.get("checkpoint")) or self.checkpoint
+        self.productive = max(self.productive, number(live.get("productiveSeconds")))
+
+    def to_json(self) -> Json:
+        return {
+            "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts), "spent": list(self.spent),
+            "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived, "saved": self.saved,
+            "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
+            "eventId": self.event_id, "startTime": self.start_time, **self.live(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Json) -> History:
+        """Whatever is missing (another version wrote it, or nobody yet) takes its default."""
+        history = cls()
+        history.revision = int(number(data.get("revision")))
+        history.attempt = int(number(data.get("attempt")))
+        restarts = _object(data.get("restarts")) or {}
+        history.restarts = {key: int(number(restarts.get(key))) for key in history.restarts}
+        history.spent = [number(time) for time in _list(data.get("spent"))]
+        history.losses = [number(time) for time in _list(data.get("losses"))]
+        history.lived = number(data.get("lived"))
+        history.saved = None if data.get("saved") is None else number(data["saved"])
+        history.furthest = int(number(data.get("furthest")))
+        history.recoveries = _objects(data.get("recoveries"))[-names.KEEP_RECOVERIES :]
+        history.failures = _objects(data.get("failures"))[-names.KEEP_FAILURES :]
+        history.events = _objects(data.get("events"))[-names.KEEP_EVENTS :]
+        history.event_id = int(number(data.get("eventId")))
+        history.start_time = number(data.get("startTime")) or None
+        history.apply_live(data)
+        return history
+
+    @property
+    def version(self) -> Tuple[int, int]:
+        """One coordinator writes at a time, and starts attempts on the newest copy: of two copies the later holds everything."""
+        return self.attempt, self.revision
+
+    def newer_than(self, other: History) -> bool:
+        return self.version > other.version
+
+    def take_over(self, other: History, copied: History) -> None:
+        """Adds the failures and events that were noted in `other` since it was `copied`."""
+        revision = max(self.revision, other.revision)
+        for failure in [failure for failure in other.failures if failure not in copied.failures]:
+            self.failure(failure)
+        for event in [event for event in other.events if event not in copied.events]:
+            self.event(event["type"], event["reason"], event["message"], event["time"])
+        self.revision = revision + 1
+
+
+def number(value: Any) -> float:
+    """A number from another agent; 0 for anything else, and for what is no finite number (JSON may say NaN, or 400 digits)."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 2**53 else 0.0
+
+
+def _list(value: Any) -> List[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _objects(value: Any) -> List[Json]:
+    return [item for item in _list(value) if isinstance(item, dict)]
+
+
+def _object(value: Any) -> Optional[Json]:
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,69 @@
+"""What agents say to each other, and what every inbound message must hold. Pure.
+
+A member dials the coordinator (the agent of ordinal 0; the one in the same pod too) and says `hello`. From then on:
+
+    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, beat
+    coordinator -> member   start, stop, finish, history, beat
+    anyone -> anyone        announce, answered by `known`: where an agent is, and where the coordinator, when DNS is behind
+
+`attempt` fences: whoever gets a message about another attempt than its own drops it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Tuple, Union
+
+from dtj_agent.errors import WireError
+from dtj_contract import names
+
+Message = Dict[str, Any]
+
+PROTOCOL_VERSION = 1
+
+# states of a member
+IDLE, RUNNING, STOPPING, DONE, FINISHED = "idle", "running", "stopping", "done", "finished"
+STUCK = names.MEMBER_STUCK  # stopping, and SIGKILL does not end it
+
+
+class Now(NamedTuple):
+    """One reading of both clocks: `mono` measures, `wall` (Unix seconds) is only written down."""
+
+    mono: float
+    wall: float
+
+
+_INT: Tuple[type, ...] = (int,)
+_REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
+    "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,), "address": (str,),
+              "port": _INT,
+              "state": (str,), "attempt": _INT, "history": (dict,), "crashed": (bool,)},
+    "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT, "started": _INT},
+    "known": {},
+    "start": {"attempt": _INT, "nodeRank": _INT, "nodes": _INT, "masterAddr": (str,), "masterPort": _INT, "history": (dict,)},
+    "stop": {"attempt": _INT, "grace": (int, float)},
+    "finish": {"outcome": (dict,)},
+    "history": {"history": (dict,)},
+    "failed": {"attempt": _INT, "failures": (list,)},
+    "done": {"attempt": _INT, "port": _INT},
+    "stopped": {"attempt": _INT, "port": _INT},
+    "stuck": {"attempt": _INT, "what": (str,)},
+    "progress": {"attempt": _INT, "progress": (dict,)},
+    "event": {"event": (dict,)},
+    "leaving": {"grace": (int, float)},
+    "finished": {},
+    "beat": {},
+}  # fmt: skip
+
+
+def check(message: Union[Message, Any]) -> Message:
+    """Return the message if it is one that we know with the fields that we read without looking; raise WireError."""
+    if not isinstance(message, dict):
+        raise WireError("a message must be a JSON object")
+    required = _REQUIRED.get(str(message.get("type")))
+    if required is None:
+        raise WireError("unknown message type %.40r" % message.get("type"))
+    for field, types in required.items():
+        value = message.get(field)
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise WireError("message %s: field %s is %.40r" % (message["type"], field, value))
+    return message

@@ -1,0 +1,68 @@
+"""How a job ended: one object, decided once by the coordinator, the same in every agent, file and termination message. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Optional
+
+from dtj_agent.group.history import History, number
+from dtj_contract import names
+
+SUCCEEDED, FAILED = "Succeeded", "Failed"
+OUTCOME_VERSION = 1
+
+
+def build(
+    uid: str,
+    result: str,
+    reason: str,
+    message: str,
+    failure: Optional[Dict[str, Any]],
+    history: History,
+    wall: float,
+    floor: int = 1,
+) -> Dict[str, Any]:
+    """Returns the outcome of the contract.
+
+    Its attempt fences it: at least that of the run before this one, whose attempts are below `floor`.
+    """
+    return {
+        "version": OUTCOME_VERSION, "uid": uid, "result": result, "reason": reason, "message": message,
+        "attempt": max(history.attempt, floor - 1), "restarts": dict(history.restarts), "failure": failure,
+        "progress": history.progress, "checkpoint": history.checkpoint, "recoveries": history.recoveries[-3:],
+        "productiveSeconds": round(history.productive, 3), "startTime": history.start_time, "time": wall,
+    }  # fmt: skip
+
+
+def attempt_of(outcome: Dict[str, Any]) -> int:
+    """Returns the attempt that the outcome ends: who knows of a later one drops the outcome."""
+    return int(number(outcome.get("attempt")))
+
+
+def exit_code(outcome: Dict[str, Any]) -> int:
+    return 0 if outcome.get("result") == SUCCEEDED else 1
+
+
+def termination_message(outcome: Dict[str, Any], limit: int = names.TERMINATION_LOG_BYTES) -> bytes:
+    """JSON of at most `limit` bytes: the log tail loses its oldest lines first, then recoveries and metrics go."""
+    slim: Dict[str, Any] = json.loads(json.dumps(outcome))
+    tail = str((slim["failure"] or {}).get("logTail", ""))
+    for drop in ("", "recoveries", "progress", "checkpoint"):
+        if drop:
+            slim[drop] = [] if drop == "recoveries" else None
+        size = len(_encode(slim))
+        if size > limit and tail:
+            # What JSON makes of a character is 1 to 12 bytes: cut by what is too much, look again.
+            while tail and size > limit:
+                tail = tail[max(1, (size - limit) // 12) :]
+                slim["failure"]["logTail"] = tail
+                size = len(_encode(slim))
+        if size <= limit:
+            return _encode(slim)
+    slim["failure"] = None
+    slim["message"] = slim["message"][:300]
+    return _encode(slim)
+
+
+def _encode(outcome: Dict[str, Any]) -> bytes:
+    return json.dumps(outcome, separators=(",", ":")).encode()

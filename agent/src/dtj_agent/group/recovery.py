@@ -1,0 +1,71 @@
+"""One recovery, timed by phase: detect, stop, schedule, rendezvous, load, firstStep. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from dtj_agent.group.messages import Now
+from dtj_contract.names import RECOVERY_PHASES as PHASES
+
+IN_PLACE, POD = "InPlace", "Pod"
+
+
+class Recovery:
+    """From the moment that an attempt broke to the first step of the next one; each phase ends where the next begins."""
+
+    def __init__(self, kind: str, reason: str, now: Now, detect: float, last_step: Optional[int]) -> None:
+        self.kind = kind
+        self.reason = reason
+        self.counted = False
+        self.flapped = False
+        """A connection was lost and came back: one network trouble, however many connections broke with it."""
+        self.attempt = 0
+        """The attempt that the recovery led to; 0 until it starts."""
+        self.time = now.wall - detect
+        self.last_step = last_step
+        self.resumed_step: Optional[int] = None
+        self.seconds: Dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.seconds["detect"] = max(0.0, detect)
+        self._since = now.mono
+        self._phase = 1  # index into PHASES of the phase that runs now
+
+    def enter(self, phase: str, now: Now) -> None:
+        """`phase` begins, what ran until now ends. Members may come and go while a group gathers: time adds up."""
+        index = PHASES.index(phase)
+        if index != self._phase < len(PHASES):
+            self._close(now)
+            self._phase = index
+
+    def finished(self, now: Now) -> None:
+        """The first step is done: from here on nothing is measured."""
+        if self._phase < len(PHASES):
+            self._close(now)
+            self._phase = len(PHASES)
+
+    def ended(self, now: Now) -> None:
+        """The job ends. A script that has reported nothing by then has told nobody when its loading was over."""
+        if self._phase > PHASES.index("load"):
+            self.finished(now)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._phase == len(PHASES)
+
+    def _close(self, now: Now) -> None:
+        self.seconds[PHASES[self._phase]] += max(0.0, now.mono - self._since)
+        self._since = now.mono
+
+    def to_json(self) -> Dict[str, Any]:
+        """As /status shows it. Unknown yet: null for steps, absent for phases."""
+        lost = None
+        if self.last_step is not None and self.resumed_step is not None:
+            lost = max(0, self.last_step - self.resumed_step)
+        return {
+            "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted, "time": self.time,
+            "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
+            "seconds": {
+                phase: round(self.seconds[phase], 4)
+                for index, phase in enumerate(PHASES)
+                if index < self._phase or self.seconds[phase]
+            },
+        }  # fmt: skip

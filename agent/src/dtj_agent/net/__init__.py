@@ -1,0 +1,1 @@
+"""Sockets: the event loop, proven connections between agents, the listening port."""

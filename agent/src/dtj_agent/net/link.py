@@ -1,0 +1,91 @@
+"""A proven connection between two agents: messages both ways, dead after silence."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+from dtj_agent.errors import AgentError
+from dtj_agent.group.messages import Message, check
+from dtj_agent.net.auth import Session
+from dtj_agent.net.loop import Loop
+from dtj_agent.net.stream import Stream
+from dtj_agent.settings import Address
+from dtj_contract import names
+
+_serial = 0
+
+
+class Link:
+    """`on_open` once proven, `on_message` for each one, and once, in any case, `on_close(reason, seconds of silence)`."""
+
+    def __init__(self, loop: Loop, stream: Stream, secret: bytes, client: bool) -> None:
+        global _serial
+        _serial += 1
+        self.number = _serial
+        """Distinct in this process: what the coordinator calls a connection."""
+        self.on_open: Callable[[], None] = lambda: None
+        self.on_message: Callable[[Message], None] = lambda message: None
+        self.on_close: Callable[[str, float], None] = lambda reason, silence: None
+        self.is_open = False
+        self._loop = loop
+        self._stream = stream
+        self._session = Session(secret, client)
+        self._heard = loop.clock()
+        self.peer_address: Address = stream.peer
+        stream.on_data = self._data
+        stream.on_close = self._closed
+        if client:
+            stream.on_connect = lambda: stream.write(self._session.greeting())
+        self._deadline = loop.later(names.HANDSHAKE_SECONDS, self._judge)
+
+    def send(self, message: Message) -> None:
+        if self.is_open:
+            self._stream.write(self._session.seal(message))
+
+    def close(self, reason: str = "") -> None:
+        self._stream.close(reason)
+
+    def close_when_written(self) -> None:
+        self._stream.close_when_written()
+
+    @property
+    def has_greeted(self) -> bool:
+        """The other side, which dialled, has sent its whole greeting."""
+        return self._session.has_greeted
+
+    @property
+    def pending(self) -> int:
+        return self._stream.pending
+
+    def _data(self, data: bytes) -> None:
+        self._heard = self._loop.clock()
+        try:
+            messages = self._session.feed(data)
+            reply = self._session.take_reply()
+            if reply:
+                self._stream.write(reply)
+            if self._session.proven and not self.is_open:
+                self.is_open = True
+                self._deadline.cancel()
+                self._deadline = self._loop.later(names.PEER_DEAD_SECONDS, self._judge)
+                self.on_open()
+            for message in messages:
+                if not self._stream.closed:
+                    self.on_message(check(message))
+        except AgentError as error:  # AuthError or WireError: this peer is not one that we talk to
+            self._stream.close(str(error))
+
+    def _judge(self) -> None:
+        """The deadline of the handshake, or of the next heartbeat, has come."""
+        silence = self._loop.clock() - self._heard
+        if not self.is_open:
+            self._stream.close("it did not prove itself within %.0f s" % names.HANDSHAKE_SECONDS)
+        elif silence >= names.PEER_DEAD_SECONDS:
+            self._stream.close("nothing was heard of it for %.1f s" % silence)
+        else:
+            self._deadline = self._loop.later(names.PEER_DEAD_SECONDS - silence, self._judge)
+
+    def _closed(self, reason: str) -> None:
+        self._deadline.cancel()
+        self.is_open = False
+        self.on_close(reason, self._loop.clock() - self._heard)

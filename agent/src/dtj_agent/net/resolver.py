@@ -1,0 +1,61 @@
+"""Names to addresses without stopping the loop: getaddrinfo may block for many seconds, so helper threads call it."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from typing import Callable, List, Tuple
+
+from dtj_agent.net.loop import Loop
+from dtj_agent.settings import Address
+
+THREADS = 4
+Answer = Callable[[List[Address], str], None]
+
+
+class Resolver:
+    """Threads start when they are first needed: never, where all peers are given as numeric addresses."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._questions: queue.SimpleQueue[Tuple[Address, Answer]] = queue.SimpleQueue()
+        self._threads = 0
+
+    def resolve(self, address: Address, answer: Answer) -> None:
+        """`answer(numeric addresses, "")`, or `answer([], why)`, in the loop's thread. A name that isn't there yet is normal."""
+        if is_numeric(address[0]):
+            answer([address], "")
+            return
+        if self._threads < THREADS:
+            try:
+                threading.Thread(target=self._work, name="dtj-resolver", daemon=True).start()
+            except RuntimeError as error:  # the workers have taken all processes that the pod may have
+                if not self._threads:
+                    self._loop.soon(lambda why=str(error): answer([], why))  # type: ignore[misc]
+                    return
+            else:
+                self._threads += 1
+        self._questions.put((address, answer))
+
+    def _work(self) -> None:
+        while True:
+            (host, port), answer = self._questions.get()
+            found: List[Address] = []
+            why = ""
+            try:
+                for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                    found.append((str(info[4][0]), port))
+            except (OSError, UnicodeError) as error:
+                why = "%s does not resolve (%s)" % (host, error)
+            self._loop.soon(lambda found=found, why=why, answer=answer: answer(found, why))  # type: ignore[misc]
+
+
+def is_numeric(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+            return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,1 @@
+"""The HTTP pages of an agent: /status, /metrics, /healthz."""

@@ -1,0 +1,165 @@
+"""DTJ_* environment -> Settings. Every error names the variable and what to set."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from dtj_agent.errors import SettingsError
+from dtj_contract import names
+
+Address = Tuple[str, int]
+
+
+class Settings(NamedTuple):
+    """What the operator (or `dtj run`) tells an agent. Times in seconds."""
+
+    job: str
+    uid: str
+    namespace: str
+    replicas: int
+    processes: int
+    """Worker processes a pod."""
+    ordinal: int
+    pod: str
+    address: str
+    """Where the other pods reach this one; MASTER_ADDR when this pod has node rank 0."""
+    node: str
+    peers: str
+    listen: Address
+    attempt_floor: int
+    max_restarts: int
+    window: float
+    backend: str
+    secret: bytes
+    state_dir: str
+    termination_log: str
+    grace: float
+    """SIGTERM to SIGKILL of the workers when the pod ends."""
+    stop_grace: float
+    """The same when the group has failed."""
+    rendezvous_timeout: float
+    """0: the group is waited for as long as the job is there."""
+    checkpoint_dir: Optional[str]
+    die_with_parent: bool
+    command: Tuple[str, ...]
+
+    def peer(self, ordinal: int) -> Address:
+        """Name and port of another agent: from the template, or from the list by ordinal."""
+        text = self.peers.format(ordinal) if "{}" in self.peers else self.peers.split(",")[ordinal]
+        return parse_address(names.ENV_PEERS, text)
+
+    @property
+    def peer_count(self) -> int:
+        """How many agents can be called by name: the replicas, or all of an explicit list (spares too)."""
+        return self.replicas if "{}" in self.peers else len(self.peers.split(","))
+
+
+def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
+    """Raise SettingsError for the first variable that is missing or wrong."""
+    if not command:
+        raise SettingsError("no worker command: call the agent as `agent.pyz -- COMMAND...`")
+    replicas = _integer(environ, names.ENV_REPLICAS, least=1)
+    ordinal = _integer(environ, names.ENV_ORDINAL, least=0)
+    listen = parse_address(names.ENV_LISTEN, environ.get(names.ENV_LISTEN, "0.0.0.0:%d" % names.AGENT_PORT))
+    job = _text(environ, names.ENV_JOB)
+    settings = Settings(
+        job=job,
+        uid=_text(environ, names.ENV_JOB_UID),
+        namespace=environ.get(names.ENV_NAMESPACE, "default"),
+        replicas=replicas,
+        processes=_integer(environ, names.ENV_PROCESSES_PER_POD, least=1, default=1),
+        ordinal=ordinal,
+        pod=environ.get(names.ENV_POD_NAME) or "%s-%d" % (job, ordinal),
+        address=_own_address(environ, listen),
+        node=environ.get(names.ENV_NODE_NAME, ""),
+        peers=_peers(environ, replicas, ordinal),
+        listen=listen,
+        attempt_floor=_integer(environ, names.ENV_ATTEMPT_FLOOR, least=1, default=1),
+        max_restarts=_integer(environ, names.ENV_MAX_RESTARTS, least=0, default=10),
+        window=_seconds(environ, names.ENV_RESTART_WINDOW, default=3600.0),
+        backend=environ.get(names.ENV_BACKEND, "auto"),
+        secret=_secret(environ),
+        state_dir=environ.get(names.ENV_STATE_DIR, names.STATE_DIR),
+        termination_log=environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG),
+        grace=_seconds(environ, names.ENV_GRACE_SECONDS, default=25.0),
+        stop_grace=_seconds(environ, names.ENV_STOP_GRACE_SECONDS, default=names.STOP_GRACE_SECONDS),
+        rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=0.0),
+        checkpoint_dir=environ.get(names.ENV_CHECKPOINT_DIR) or None,
+        die_with_parent=environ.get(names.ENV_DIE_WITH_PARENT) == "1",
+        command=tuple(command),
+    )
+    for other in range(settings.peer_count):
+        settings.peer(other)  # a wrong entry is an error now, not when that peer is first called
+    return settings
+
+
+def parse_address(variable: str, text: str) -> Address:
+    """`host:port` or `[v6]:port`."""
+    host, _, port = text.strip().rpartition(":")
+    if not host or not port.isdigit() or not 0 <= int(port) < 65536:
+        raise SettingsError("%s: %r is not host:port; write e.g. 10.0.0.5:29400 or [::]:29400" % (variable, text))
+    return host.strip("[]"), int(port)
+
+
+def _text(environ: Mapping[str, str], variable: str) -> str:
+    value = environ.get(variable, "").strip()
+    if not value:
+        raise SettingsError("%s is not set: the operator's pod template or `dtj run` sets it" % variable)
+    return value
+
+
+def _integer(environ: Mapping[str, str], variable: str, least: int, default: Optional[int] = None) -> int:
+    if default is not None and not environ.get(variable):
+        return default
+    text = _text(environ, variable)
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise SettingsError("%s: %r must be a whole number of at least %d" % (variable, text, least))
+    return value
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    text = environ.get(variable) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:  # also refuses nan
+        raise SettingsError("%s: %r must be a number of seconds, 0 or more" % (variable, text))
+    return value
+
+
+def _own_address(environ: Mapping[str, str], listen: Address) -> str:
+    address = environ.get(names.ENV_POD_IP) or listen[0]
+    if address in ("0.0.0.0", "::", ""):
+        raise SettingsError("%s is not set: set it to the address at which the other pods reach this one" % names.ENV_POD_IP)
+    return address
+
+
+def _peers(environ: Mapping[str, str], replicas: int, ordinal: int) -> str:
+    peers = _text(environ, names.ENV_PEERS)
+    if "{}" not in peers and len(peers.split(",")) <= max(replicas - 1, ordinal):
+        raise SettingsError(
+            "%s: %r lists %d agents, but there are %d replicas and this is ordinal %d; list host:port of every one by ordinal,"
+            " or write a template with {} in the place of the ordinal"
+            % (names.ENV_PEERS, peers, len(peers.split(",")), replicas, ordinal)
+        )
+    return peers
+
+
+def _secret(environ: Mapping[str, str]) -> bytes:
+    path = environ.get(names.ENV_SECRET_FILE) or os.path.join(names.SECRET_DIR, names.SECRET_KEY)
+    try:
+        with open(path, "rb") as file:
+            secret = file.read(4096).strip()
+    except OSError as error:
+        raise SettingsError("%s: can't read %s (%s)" % (names.ENV_SECRET_FILE, path, error.strerror)) from error
+    if len(secret) < 32:
+        raise SettingsError(
+            "%s: %s must hold at least 32 characters, e.g. of `openssl rand -hex 32`" % (names.ENV_SECRET_FILE, path)
+        )
+    return secret

@@ -1,0 +1,1 @@
+"""The rendezvous store of an attempt, which outlives every rank."""

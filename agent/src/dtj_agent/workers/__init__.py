@@ -1,0 +1,1 @@
+"""The worker processes of this pod: their environment, output, reports and end."""

@@ -1,0 +1,68 @@
+"""What a worker's `@record` has written to TORCHELASTIC_ERROR_FILE: its last exception, also where stderr went elsewhere.
+
+The file is the worker's: its kind, its size and every value in it are checked before any of it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any, Dict, NamedTuple, Optional
+
+from dtj_contract import names
+
+MAX_BYTES = 64 * 1024
+MAX_MESSAGE = 300
+
+
+class Recorded(NamedTuple):
+    """`message` is one line; `traceback` may be empty."""
+
+    message: str
+    traceback: str
+
+
+def read(path: str) -> Optional[Recorded]:
+    """Returns what the file says; None if there is none, or it is not what torch writes."""
+    try:
+        # No wait at a pipe, and nothing behind a link that the worker has laid there.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        data = os.read(descriptor, MAX_BYTES + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return parse(data) if len(data) <= MAX_BYTES else None
+
+
+def parse(data: bytes) -> Optional[Recorded]:
+    """Returns what torch's error file format says: {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}."""
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    outer = _object(raw).get("message")
+    inner = _object(outer)
+    message = inner.get("message") if inner else outer
+    if not isinstance(message, str) or not message.strip():
+        return None
+    traceback = _object(inner.get("extraInfo")).get("py_callstack")
+    return Recorded(
+        _clean(message.strip().splitlines()[0])[:MAX_MESSAGE],
+        _clean(traceback)[-names.LOG_TAIL_BYTES :] if isinstance(traceback, str) else "",
+    )
+
+
+def _clean(text: str) -> str:
+    """Text that UTF-8 can hold: JSON may escape half a surrogate pair."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _object(value: Any) -> Dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,63 @@
+"""What a worker's environment holds: what torchrun 2.13 gives, and a few DTJ_* for the trainer library. Pure."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping
+
+from dtj_agent.group.member import Spawn
+from dtj_agent.settings import Settings
+from dtj_contract import names
+
+# The agent's own; a worker has no use for them, and a script that copies its environment into a log must not show them.
+AGENT_ONLY = (
+    names.ENV_PEERS, names.ENV_LISTEN, names.ENV_SECRET_FILE, names.ENV_STATE_DIR, names.ENV_TERMINATION_LOG,
+    names.ENV_GRACE_SECONDS, names.ENV_STOP_GRACE_SECONDS,
+    names.ENV_ATTEMPT_FLOOR, names.ENV_RENDEZVOUS_TIMEOUT, names.ENV_DIE_WITH_PARENT,
+)  # fmt: skip
+
+
+def has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Does the agent serve the rendezvous store? Not if the user, or a launcher in the command, serves MASTER_PORT."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
+
+
+def ranks(settings: Settings, spawn: Spawn) -> range:
+    """The global ranks of this pod."""
+    first = spawn.node_rank * settings.processes
+    return range(first, first + settings.processes)
+
+
+def of_worker(
+    settings: Settings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str
+) -> Dict[str, str]:
+    """`inherited` with everything that torchrun sets. RESTART_COUNT is attempt - 1: the first attempt is 1."""
+    world = spawn.nodes * settings.processes
+    rank = ranks(settings, spawn)[local_rank]
+    environment = {key: value for key, value in inherited.items() if key not in AGENT_ONLY}
+    if settings.processes > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environment.update({
+        "MASTER_ADDR": spawn.master_addr,
+        "MASTER_PORT": str(spawn.master_port),
+        "WORLD_SIZE": str(world),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(settings.processes),
+        "GROUP_RANK": str(spawn.node_rank),
+        "NODE_RANK": str(spawn.node_rank),  # torchrun does not set it; Composer and others ask for it
+        "GROUP_WORLD_SIZE": str(spawn.nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": settings.uid,
+        "TORCHELASTIC_RESTART_COUNT": str(spawn.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store(inherited)),
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        names.ENV_ATTEMPT: str(spawn.attempt),
+        names.ENV_AGENT_SOCKET: socket,
+        names.ENV_BACKEND: settings.backend,
+        names.ENV_JOB: settings.job,
+    })  # fmt: skip
+    return environment

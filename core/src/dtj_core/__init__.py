@@ -1,0 +1,1 @@
+"""The DistributedTrainingJob API (`api`) and the pure planner (`plan`): what the operator and `dtj run` share."""

@@ -1,0 +1,22 @@
+"""The API types of training.dtj.dev: the one source of the CRD and of its reference page.
+
+`read` is for a stored object (an operator may be older than the CRD: fields it does not know are left alone), `validate`
+is for what a person wrote (unknown fields and broken rules are errors, each with its path, as the API server would).
+"""
+
+from dtj_core.api.errors import ApiError, InvalidJob, Violation
+from dtj_core.api.read import read, salvage, validate, violations
+from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec, trainer_of
+
+__all__ = [
+    "ApiError",
+    "DistributedTrainingJob",
+    "InvalidJob",
+    "Spec",
+    "Violation",
+    "read",
+    "salvage",
+    "trainer_of",
+    "validate",
+    "violations",
+]

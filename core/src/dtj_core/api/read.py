@@ -1,0 +1,91 @@
+"""Reading a DistributedTrainingJob: strictly what a person wrote, tolerantly what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from dtj_core.api.errors import InvalidJob, Violation
+from dtj_core.api.rules import TOLERANT, Model
+from dtj_core.api.template import PodTemplate
+from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec
+
+
+def validate(obj: dict[str, Any]) -> DistributedTrainingJob:
+    """What `kubectl apply` would accept. Raises InvalidJob with every violation otherwise."""
+    return _parse(obj, None)
+
+
+def read(obj: dict[str, Any]) -> DistributedTrainingJob:
+    """A stored object: fields that this version does not know are ignored. Raises InvalidJob if a rule is broken, which
+    happens only where the CRD that let it in was another one."""
+    return _parse({k: v for k, v in obj.items() if k != "status"}, TOLERANT)
+
+
+def salvage(obj: dict[str, Any]) -> Spec:
+    """The spec of a stored object that `read` refuses, without the fields that this version can't read. No rule is checked.
+
+    It says enough to follow a job that runs: when it is suspended or over, and which container trains.
+    """
+    spec = dict(obj.get("spec") or {})
+    while True:
+        try:
+            found = Spec.model_validate(spec, context=TOLERANT, by_alias=True, by_name=False)
+            break
+        except ValidationError as error:
+            unread = {each["loc"][0] for each in error.errors() if each["loc"]} & spec.keys()
+            spec = {name: value for name, value in spec.items() if name not in unread} if unread else {}
+    try:
+        found.trainer.get("name")
+    except (AttributeError, LookupError, TypeError):
+        found = found.model_copy(update={"template": None})
+    replicas = (obj.get("spec") or {}).get("replicas")
+    return found.model_copy(update={"replicas": replicas}) if type(replicas) is int and replicas > 0 else found
+
+
+def violations(obj: dict[str, Any]) -> tuple[Violation, ...]:
+    """Everything that is wrong with what a person wrote; () if nothing is."""
+    try:
+        validate(obj)
+    except InvalidJob as error:
+        return error.violations
+    return ()
+
+
+def _parse(obj: dict[str, Any], context: str | None) -> DistributedTrainingJob:
+    try:
+        job = DistributedTrainingJob.model_validate(obj, context=context, by_alias=True, by_name=False)
+        template = PodTemplate.model_validate(job.spec.template or {}, by_alias=True, by_name=False)
+    except ValidationError as error:
+        prefix = ("spec", "template") if error.title == PodTemplate.__name__ else ()
+        raise InvalidJob(tuple(Violation(_path((*prefix, *e["loc"])), _message(e)) for e in error.errors())) from None
+    broken = (*_broken(job, ()), *_broken(template, ("spec", "template")))
+    if broken:
+        raise InvalidJob(broken)
+    return job
+
+
+def _broken(model: Model, at: tuple[str | int, ...]) -> Iterator[Violation]:
+    """The rules of a model and of all models in it that do not hold."""
+    for rule in model.rules:
+        if rule.holds is not None and not rule.holds(model):
+            yield Violation(_path((*at, rule.field) if rule.field else at), rule.message)
+    for name, info in type(model).model_fields.items():
+        value = getattr(model, name)
+        for index, item in enumerate(value) if isinstance(value, list) else ((None, value),):
+            if isinstance(item, Model):
+                yield from _broken(item, (*at, info.alias or name, *(() if index is None else (index,))))
+
+
+def _path(loc: tuple[str | int, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".") or "object"
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown field"
+    if error["type"] == "missing":
+        return "required, but not there"
+    return str(error["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,73 @@
+"""A rule of the API, once: the CEL that the API server runs and the Python that `dtj run` and the operator run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationInfo, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+VALIDATIONS = "x-kubernetes-validations"
+TOLERANT = "tolerant"  # the pydantic validation context of `read`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`cel` and `holds` say the same about `self`; tests/unit/api/test_verdicts.py holds them to it."""
+
+    cel: str
+    message: str
+    """What is wrong and what to write instead."""
+    holds: Callable[[Any], bool] | None
+    """The same in Python. None for a rule about an update (`oldSelf`), which only a server sees."""
+    field: str | None = None
+    """The field that it is about, if it is not the whole object."""
+
+    def as_crd(self) -> dict[str, Any]:
+        path = {"fieldPath": f".{self.field}"} if self.field else {}
+        return {"rule": self.cel, "message": self.message, **path}
+
+
+class Model(BaseModel):
+    """Base of all API types: camelCase outside, no coercion of types (the API server does none either)."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prune(cls, data: Any, info: ValidationInfo) -> Any:
+        """The API server drops a null where the field is not nullable, and none of ours is. A tolerant reader also drops
+        what it does not know, except where everything is kept as written."""
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias for field in cls.model_fields.values()}
+        drop_unknown = info.context == TOLERANT and cls.model_config.get("extra") == "forbid"
+        return {k: v for k, v in data.items() if v is not None and (k in known or not drop_unknown)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core))
+        if cls.rules:
+            schema[VALIDATIONS] = [rule.as_crd() for rule in cls.rules]
+        if cls.model_config.get("extra") == "allow":
+            schema[PRESERVE] = True
+        return schema
+
+
+class OpenModel(Model):
+    """A part of a Kubernetes type: the fields that our rules look at; all others are kept as written."""
+
+    model_config = ConfigDict(extra="allow")

@@ -1,0 +1,51 @@
+"""The environment of the agent (docs/reference/contract.md, "Environment of the agent")."""
+
+from __future__ import annotations
+
+from dtj_contract import names
+from dtj_core.plan.job import Job
+from dtj_core.plan.model import Object, Settings
+
+STOP_MARGIN_SECONDS = 5  # of the pod's grace period, kept for the agent's own end
+
+
+def agent_environment(
+    job: Job, settings: Settings, *, attempt_floor: int, grace_seconds: int, termination_log: str
+) -> list[Object]:
+    """The `env` entries, every name of which begins with DTJ_."""
+    values = {
+        names.ENV_JOB: job.name,
+        names.ENV_JOB_UID: job.uid,
+        names.ENV_NAMESPACE: job.namespace,
+        names.ENV_REPLICAS: str(job.spec.replicas),
+        names.ENV_PROCESSES_PER_POD: str(job.spec.processes),
+        names.ENV_PEERS: f"{job.name}-{{}}.{job.name}:{settings.agent_port}",
+        names.ENV_LISTEN: f"{settings.listen_host}:{settings.agent_port}",
+        names.ENV_ATTEMPT_FLOOR: str(attempt_floor),
+        names.ENV_MAX_RESTARTS: str(job.spec.restart.max_restarts),
+        names.ENV_RESTART_WINDOW: str(job.spec.restart.window_seconds),
+        names.ENV_BACKEND: job.spec.resolved_backend,
+        names.ENV_SECRET_FILE: f"{names.SECRET_DIR}/{names.SECRET_KEY}",
+        names.ENV_STATE_DIR: names.STATE_DIR,
+        names.ENV_TERMINATION_LOG: termination_log,
+        names.ENV_GRACE_SECONDS: str(max(1, grace_seconds - STOP_MARGIN_SECONDS)),
+    }
+    if job.spec.restart.stop_grace_seconds is not None:  # else the agent's own, and the pods of older jobs stay as they are
+        values[names.ENV_STOP_GRACE_SECONDS] = str(job.spec.restart.stop_grace_seconds)
+    if job.spec.checkpoint:
+        root = job.spec.checkpoint.mount_path.rstrip("/")
+        values |= {
+            names.ENV_CHECKPOINT_DIR: f"{root}/{job.namespace}/{job.name}",
+            names.ENV_CHECKPOINT_EVERY: str(job.spec.checkpoint.every_steps),
+            names.ENV_CHECKPOINT_KEEP: str(job.spec.checkpoint.keep),
+        }
+    fields = {
+        names.ENV_ORDINAL: f"metadata.labels['{names.LABEL_POD_INDEX}']",
+        names.ENV_POD_NAME: "metadata.name",
+        names.ENV_POD_IP: "status.podIP",
+        names.ENV_NODE_NAME: "spec.nodeName",
+    }
+    return [
+        *({"name": name, "value": value} for name, value in values.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+    ]

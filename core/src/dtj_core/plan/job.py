@@ -1,0 +1,86 @@
+"""The job as the policies see it: identity, typed spec, and the status that was written last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dtj_contract import names
+from dtj_core import api
+from dtj_core.api.v1alpha1 import Spec
+from dtj_core.plan import shape
+from dtj_core.plan.model import Object
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: Spec
+    status: Object
+    """As stored; {} at first. Never changed in place."""
+    stored_spec: Object = field(repr=False)
+    """As stored, with what this version does not know."""
+
+    unreadable: str | None = None
+    """What this version can't read in the spec; None: all of it is valid."""
+
+    @classmethod
+    def of(cls, obj: Object) -> Job:
+        """Raises api.InvalidJob if the stored object breaks a rule (another version of the CRD let it in)."""
+        return cls._of(obj, api.read(obj).spec)
+
+    @classmethod
+    def salvaged(cls, obj: Object, unreadable: str) -> Job:
+        """The job without what is unreadable in its spec: enough to follow it, not to make its pods."""
+        return cls._of(obj, api.salvage(obj), unreadable)
+
+    @classmethod
+    def _of(cls, obj: Object, spec: Spec, unreadable: str | None = None) -> Job:
+        metadata = obj["metadata"]
+        return cls(
+            name=metadata["name"],
+            namespace=metadata.get("namespace", "default"),
+            uid=metadata["uid"],
+            generation=metadata.get("generation", 1),
+            spec=spec,
+            status=obj.get("status") or {},
+            stored_spec=obj.get("spec") or {},
+            unreadable=unreadable,
+        )
+
+    @cached_property
+    def spec_hash(self) -> str:
+        """Digests of the part of the spec that shapes pods (shape.py), which every version of the operator reads alike."""
+        return shape.of(self.stored_spec)
+
+    @property
+    def trainer_container(self) -> str:
+        """Name of the container that trains."""
+        return str(self.spec.trainer.get("name", names.CONTAINER))
+
+    @property
+    def secret_name(self) -> str:
+        """Name of the Secret that holds the agents' key."""
+        return f"{self.name}-dtj-agent"  # not a name that somebody else's Secret is likely to have: ours is applied by force
+
+    @property
+    def owner_reference(self) -> Object:
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+
+    def owns(self, child: Object) -> bool:
+        return is_owned(child, self.uid)
+
+
+def is_owned(child: Object, uid: str) -> bool:
+    """An owner of `child` has this uid."""
+    return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences") or ())

@@ -1,0 +1,61 @@
+"""How far the training is, how fast, and which share of the time was of use."""
+
+from __future__ import annotations
+
+from dtj_core.plan.agent_report import Report
+from dtj_core.plan.model import Object
+from dtj_core.plan.times import rfc3339, unix
+
+MIN_SPEED_SECONDS = 1.0  # between two reports that a speed is taken from
+
+
+def merge(status: Object, report: Report, now: float) -> Object:
+    """`status` with the progress, the checkpoint and the goodput of `report`."""
+    merged = dict(status)
+    if report.progress:
+        merged["progress"] = _progress(status.get("progress") or {}, report.progress)
+    if report.checkpoint.get("step", -1) >= (status.get("checkpoint") or {}).get("step", -1) and report.checkpoint:
+        merged["checkpoint"] = report.checkpoint
+    return with_goodput(merged, now)
+
+
+def active_seconds(status: Object, now: float) -> float:
+    """Time that the job was not suspended."""
+    started = unix(status.get("startTime"))
+    return float(status.get("activeSeconds", 0.0)) + (max(0.0, now - started) if started is not None else 0.0)
+
+
+def with_goodput(status: Object, now: float) -> Object:
+    """Share of the active time in which steps were done that were not lost later; unknown while nothing is reported."""
+    active = active_seconds(status, now)
+    silent = not status.get("productiveSeconds") and not status.get("checkpoint") and "step" not in (status.get("progress") or {})
+    if active <= 0 or silent or "productiveSeconds" not in status:
+        return status
+    return {**status, "goodput": round(min(1.0, status["productiveSeconds"] / active), 4)}
+
+
+def _progress(before: Object, report: Object) -> Object:
+    step, total = report.get("step"), report.get("totalSteps")
+    # An attempt that resumes at the last step has nothing left to do, and no loss to report: the one of that step stands.
+    same = before if step is not None and step == before.get("step") else {}
+    progress = {k: same[k] for k in ("loss", "samplesPerSecond", "metrics") if k in same} | report
+    speed = _speed(before, report)
+    if speed is not None:
+        progress["stepsPerSecond"] = speed
+    if step is None or not total or total < 0:
+        return progress
+    progress["percent"] = round(min(100.0, 100.0 * step / total), 1)
+    reported = unix(report.get("time"))
+    if speed and reported is not None and step < total and (total - step) / speed < 10 * 365 * 86400:
+        progress["eta"] = rfc3339(reported + (total - step) / speed)
+    return progress
+
+
+def _speed(before: Object, report: Object) -> float | None:
+    """Steps a second since the last report that was written; the old speed where that can't be said (a restart)."""
+    then, now = unix(before.get("time")), unix(report.get("time"))
+    old: float | None = before.get("stepsPerSecond")
+    if then is None or now is None or "step" not in before or "step" not in report:
+        return old
+    steps, seconds = report["step"] - before["step"], now - then
+    return round(steps / seconds, 4) if steps > 0 and seconds >= MIN_SPEED_SECONDS else old

@@ -1,0 +1,73 @@
+"""Which part of a spec shapes pods, in a form that all versions of the operator and of the CRD read alike.
+
+A running job must survive that the operator or the CRD becomes newer, or older again. So a shape is made of the spec as it is
+stored, not of this version's models, and it holds one digest a field. Two versions compare the fields that both know.
+
+FIELDS is frozen: an entry keeps its default for the life of v1alpha1, whatever the CRD's default becomes. A field that is not
+there and one that has the default of the table are the same, because the API server fills in a default that its CRD gained
+after the job was stored. A field that is added to the API is added here with the default that it is born with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from dtj_core.plan.model import Object
+
+FIELDS: dict[str, Any] = {
+    "replicas": 1,
+    "processesPerPod": None,
+    "backend": "auto",
+    "entrypoint.script": None,
+    "entrypoint.module": None,
+    "entrypoint.args": [],
+    "image": None,
+    "template": None,
+    "checkpoint.volume.claimName": None,
+    "checkpoint.volume.hostPath.path": None,
+    "checkpoint.volume.hostPath.type": "Directory",
+    "checkpoint.volume.source": None,
+    "checkpoint.mountPath": "/checkpoints",
+    "checkpoint.everySteps": 100,
+    "checkpoint.keep": 3,
+    "restart.maxRestarts": 10,
+    "restart.windowSeconds": 3600,
+    "restart.stopGraceSeconds": None,
+}
+DIGITS = 12
+DEFAULT = "default"
+
+
+def of(spec: Object) -> str:
+    """The shape of a stored spec, as text: `field=digest` of every field of the table."""
+    return ",".join(f"{path}={_digest(spec, path)}" for path in FIELDS)
+
+
+def differ(one: str, other: str) -> bool:
+    """Tells whether two shapes differ in a field that both of them know."""
+    first, second = _fields(one), _fields(other)
+    return any(first[path] != second[path] for path in first.keys() & second.keys())
+
+
+def _digest(spec: Object, path: str) -> str:
+    value: Any = spec
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    value = _without_nulls(value)
+    if value is None or value == FIELDS[path]:
+        return DEFAULT
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def _without_nulls(value: Any) -> Any:
+    """The API server drops a null where its CRD names the field, and keeps it where the CRD does not."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _fields(shape: str) -> dict[str, str]:
+    """A text without fields, such as the single digest of an operator before 0.2, has nothing to compare."""
+    return dict(part.split("=", 1) for part in shape.split(",") if "=" in part)

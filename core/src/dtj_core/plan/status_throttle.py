@@ -1,0 +1,103 @@
+"""When a status is worth a write: what matters at once, what merely moves on (progress) once in a while.
+
+Writes are bounded by a token bucket whose level is kept in the status itself, since a pod decides what its agent reports:
+an agent that reports another state at each poll costs one write in WRITE_SECONDS once the bucket is empty. The end of a
+job, and each step of a suspension or a changed spec, is written whatever the bucket holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtj_contract import names
+from dtj_contract.names import Reason
+from dtj_core.plan import conditions, suspend
+from dtj_core.plan.job import Job
+from dtj_core.plan.model import Object, Plan, Settings
+from dtj_core.plan.times import rfc3339, unix
+
+QUIET_REASONS = {Reason.PODS_PENDING, Reason.RENDEZVOUS}  # steps of a start that goes well
+WRITE_BURST = 10.0  # writes that a job may make one after the other
+WRITE_SECONDS = 10.0  # until it may make another one then
+
+
+def paced(job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings) -> Plan:
+    """`wanted`, its status held back where it can wait, and with the time of the next look at the latest."""
+    old, new = job.status, wanted.status
+    times = [wanted.requeue_after, until_deadline if "startTime" in new else None]
+    stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
+    pause = 0.0 if decisive(old) != decisive(new) else _pause(old, new, now, settings)
+    if new | stamp == old:
+        status = old
+    elif pause == 0:
+        status = _spent(old, new, now) | {"lastUpdateTime": rfc3339(now)}
+    else:
+        status = old
+        times = [pause, *(pause if time == 0 else time for time in times)]
+    return replace(
+        wanted,
+        status=status,
+        events=wanted.events if status is not old else (),
+        requeue_after=min((time for time in times if time is not None), default=None),
+    )
+
+
+def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
+    """Seconds until `new` may be written. A clock that was set back does not prolong them."""
+    missing = max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
+    if urgent(old) != urgent(new):
+        return missing
+    if _event_time(old) != _event_time(new) and _tokens(old, now) >= WRITE_BURST / 2:
+        return 0.0
+    last = unix(old.get("lastUpdateTime"))
+    past = settings.progress_write_seconds if last is None else now - last
+    return max(missing, settings.progress_write_seconds - past, 0.0) if past >= 0 else missing
+
+
+def _tokens(status: Object, now: float) -> float:
+    """How many writes the job may make at once. A job that was never written has all of them."""
+    last, left = unix(status.get("lastUpdateTime")), status.get("writesLeft")
+    if last is None or left is None:
+        return WRITE_BURST
+    return min(WRITE_BURST, float(left) + max(0.0, now - last) / WRITE_SECONDS)
+
+
+def _spent(old: Object, new: Object, now: float) -> Object:
+    """`new` with what the bucket holds after this write."""
+    return {**new, "writesLeft": round(max(0.0, _tokens(old, now) - 1.0), 3)}
+
+
+def _event_time(status: Object) -> object:
+    """When the agent gave the newest of the warnings that were made events."""
+    return (status.get("agent") or {}).get("eventTime")
+
+
+def decisive(status: Object) -> Object:
+    """What the next step of the operator, or somebody who waits for the end, depends on: it is never held back."""
+    return {
+        "ends": [conditions.is_true(status, kind) for kind in (names.COMPLETE, names.FAILED, names.SUSPENDED)],
+        "stopping": suspend.was_announced(status),
+        "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
+    }
+
+
+def urgent(status: Object) -> Object:
+    """What somebody waits for: a change of it is written at once, as long as the bucket is not empty.
+
+    An agent's own warnings are not among it: they are written at once while half of the bucket is there, so that a pod
+    which warns at each poll leaves the other half to changes of the job.
+    """
+    return {
+        "conditions": [
+            (c.get("type"), c.get("status"), "" if c.get("reason") in QUIET_REASONS else c.get("reason"))
+            for c in status.get("conditions") or ()
+        ],
+        "attempt": status.get("attempt", 0),
+        "restarts": (status.get("restarts") or {}).get("total", 0),
+        "failures": [(f.get("attempt"), f.get("ordinal"), f.get("rank")) for f in status.get("failures") or ()],
+        # Once when it is known and once when its cost is.
+        "recoveries": [
+            (r.get("attempt"), bool((r.get("seconds") or {}).get("firstStep"))) for r in status.get("recoveries") or ()
+        ],
+        "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
+    }

@@ -1,0 +1,155 @@
+"""Kubernetes events about jobs: one object per thing that happened, however often it happens.
+
+An event that repeats is counted in the `series` of the one that is there; of one job no more than a handful an hour are
+written, so that a job that flaps can't flood etcd. Events are for people: one that can't be written is logged, and no
+reconcile fails for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dtj_contract import names
+from dtj_core.plan.model import Event, Object
+from dtj_operator import errors
+from dtj_operator.kube.client import Client
+from dtj_operator.kube.resources import EVENT
+
+BURST = 20.0
+REFILL_SECONDS = 60.0  # one more event of a job each minute
+SERIES_SECONDS = 60.0  # a repetition is written no more often; those between are in the next one's count
+REMEMBERED = 4096
+NOTE_BYTES = 1024  # the API's limit: it says characters and counts bytes
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Series:
+    count: int = 1
+    written: float = 0.0
+
+
+@dataclass
+class _Bucket:
+    tokens: float = BURST
+    time: float = 0.0
+
+
+@dataclass
+class _Memory:
+    series: OrderedDict[str, _Series] = field(default_factory=OrderedDict)
+    buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
+
+
+class EventRecorder:
+    """Writes events.k8s.io/v1. What it remembers only saves calls: the name of an event says what it is about."""
+
+    def __init__(
+        self,
+        client: Client,
+        instance: str,
+        *,
+        now: Callable[[], float] = time.time,
+        dropped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._instance = instance
+        self._now = now
+        self._dropped = dropped
+        self._memory = _Memory()
+
+    async def record(self, job: Object, event: Event) -> None:
+        """One call to the API server, or none."""
+        uid = job["metadata"]["uid"]
+        name = event_name(job, event)
+        now = self._now()
+        series = self._memory.series.get(name)
+        if series is not None:
+            series.count += 1
+            if now - series.written < SERIES_SECONDS:
+                return
+        if not self._take(uid, now):
+            self._dropped()
+            logger.info("event %s is left out: this job has had its share", event.reason)
+            return
+        series = _remember(self._memory.series, name, series or _Series())
+        series.written = now
+        try:
+            if series.count == 1:
+                await self._create(job, event, name, now)
+            else:
+                await self._repeat(job, name, series, now)
+        except errors.KubeError as error:
+            # Nor is it there to be counted on: the next one is a first one again. NotFound: it has expired.
+            self._memory.series.pop(name, None)
+            logger.warning("event %s could not be written: %s", event.reason, error)
+
+    async def _create(self, job: Object, event: Event, name: str, now: float) -> None:
+        metadata = job["metadata"]
+        body = {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "eventTime": micro_time(now),
+            "type": event.type,
+            "reason": event.reason,
+            "action": event.reason,
+            "note": event.message.encode(errors="replace")[:NOTE_BYTES].decode(errors="ignore"),
+            "reportingController": names.GROUP + "/" + names.MANAGER,
+            "reportingInstance": self._instance,
+            "regarding": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+        }
+        try:
+            await self._client.create(EVENT, metadata["namespace"], body)
+        except errors.Conflict:  # written by the operator before us
+            series = self._memory.series[name]
+            series.count = 2
+            await self._repeat(job, name, series, now)
+
+    async def _repeat(self, job: Object, name: str, series: _Series, now: float) -> None:
+        patch = {"series": {"count": series.count, "lastObservedTime": micro_time(now)}}
+        await self._client.merge(EVENT, job["metadata"]["namespace"], name, patch)
+
+    def _take(self, uid: str, now: float) -> bool:
+        bucket = _remember(self._memory.buckets, uid, self._memory.buckets.get(uid) or _Bucket(time=now))
+        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.time) / REFILL_SECONDS)
+        bucket.time = now
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
+
+
+def _remember(memory: OrderedDict[str, T], key: str, value: T) -> T:
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > REMEMBERED:
+        memory.popitem(last=False)
+    return value
+
+
+def event_name(job: Object, event: Event) -> str:
+    """The same for the same event of the same job, from whichever operator process: so a repetition finds the first."""
+    said = "\0".join((job["metadata"]["uid"], event.type, event.reason, event.message))
+    return f"{job['metadata']['name']}.{hashlib.sha256(said.encode(errors='replace')).hexdigest()[:16]}"
+
+
+def micro_time(seconds: float) -> str:
+    """metav1.MicroTime."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,99 @@
+"""What there is of a job now: read anew from the API server, and asked of its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from dtj_core.plan.model import Object, Observed
+from dtj_operator import errors
+from dtj_operator.agent_client import AgentClient, pod_to_ask
+from dtj_operator.kube.client import Client
+from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
+
+Key = tuple[str, str]
+
+REUSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class _Seen:
+    job: Object
+    observed: Observed
+    time: float
+
+
+class Observer:
+    """Reads by name and by label, never from a watch's memory: kopf keeps ghosts after a re-list.
+
+    A job that runs is looked at every 2 s for its progress, which only the agent knows. While nothing was heard of its
+    objects, and we wrote nothing, that look reuses what was read at most `reuse_seconds` ago: 4 reads in 30 s instead of 60.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        agents: AgentClient,
+        *,
+        reuse_seconds: float = REUSE_SECONDS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._agents = agents
+        self._reuse = reuse_seconds
+        self._now = now
+        self._seen: dict[Key, _Seen] = {}
+        self._reading: set[Key] = set()  # begun, and nothing heard since
+
+    def forget(self, key: Key) -> None:
+        """Something of this job has changed: what was read of it is old."""
+        self._seen.pop(key, None)
+        self._reading.discard(key)
+
+    def keep(self, keys: Iterable[Key]) -> None:
+        """Drop what is known of all other jobs: they are gone, and their end went unheard."""
+        wanted = set(keys)
+        self._seen = {key: seen for key, seen in self._seen.items() if key in wanted}
+        self._agents.keep(wanted)
+
+    async def job(self, key: Key) -> Object | None:
+        """The job, None if there is none."""
+        seen = self._seen.get(key)
+        if seen is not None and self._now() - seen.time < self._reuse:
+            return seen.job
+        self._seen.pop(key, None)
+        # Before the first read: what is heard of while the reads are under way makes them old.
+        self._reading.add(key)
+        return await self._get(JOB, *key)
+
+    async def observe(self, job: Object) -> Observed:
+        """The children of a job from `job`, and what its agent says."""
+        key = job["metadata"]["namespace"], job["metadata"]["name"]
+        seen = self._seen.get(key)
+        if seen is not None and seen.job is job:
+            observed = seen.observed
+        else:
+            started = self._now()
+            namespace, name = key
+            stateful_set, service, pods = await asyncio.gather(
+                self._get(STATEFUL_SET, namespace, name),
+                self._get(SERVICE, namespace, name),
+                self._client.list(POD, namespace, job_selector(name)),
+            )
+            observed = Observed(stateful_set=stateful_set, service=service, pods=tuple(pods))
+            if key in self._reading and pod_to_ask(job, observed.stateful_set, observed.pods) is not None:
+                self._seen[key] = _Seen(job, observed, started)
+            self._reading.discard(key)
+        pod = pod_to_ask(job, observed.stateful_set, observed.pods)
+        if pod is None:
+            return observed
+        agent = await self._agents.status(job, pod)
+        return replace(observed, agent=agent, agent_silent_seconds=self._agents.silent_seconds(job))
+
+    async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        try:
+            return await self._client.get(resource, namespace, name)
+        except errors.NotFound:
+            return None

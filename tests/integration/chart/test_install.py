@@ -1,0 +1,158 @@
+"""The chart on a real API server: installed, upgraded, uninstalled, installed again."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_contract import names
+from dtj_operator.kube.client import Client
+from dtj_operator.kube.login import Login
+from dtj_operator.kube.resources import SECRET
+from hack.cluster.controlplane import ControlPlane
+from tests.integration.chart.conftest import Kubectl
+from tests.integration.chart.kit import CHART, NAMESPACE, helm, pod, render, render_text
+
+pytestmark = pytest.mark.controlplane
+
+CRD = f"customresourcedefinition/{names.PLURAL}.{names.GROUP}"
+JOB: dict[str, Any] = {
+    "apiVersion": names.API_VERSION,
+    "kind": names.KIND,
+    "metadata": {"name": "j", "namespace": "team"},
+    "spec": {"replicas": 1, "image": "trainer:test", "entrypoint": {"module": "m"}},
+}
+
+
+@pytest.fixture(scope="module")
+def install(plane: ControlPlane) -> Callable[..., str]:
+    def call(*arguments: str) -> str:
+        command = ["upgrade", "--install", "dtj", str(CHART), "-n", NAMESPACE, *arguments]
+        done = helm(*command, kubeconfig=plane.kubeconfig)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def notes(install: Callable[..., str]) -> str:
+    """The chart installed; what helm printed."""
+    return install()
+
+
+def master_key(kubectl: Kubectl) -> str:
+    done = kubectl("-n", NAMESPACE, "get", "secret", "dtj-operator-master-key", "-o", "jsonpath={.data.key}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def eventually(what: str, probe: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not probe():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.1)
+
+
+def test_the_api_server_accepts_every_object_of_it(kubectl: Kubectl) -> None:
+    # The deployment's pod too, which nothing but a restricted namespace's admission would look at.
+    spec = pod(render()) | {"serviceAccountName": "default"}
+    one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": NAMESPACE}, "spec": spec}
+    for text in (render_text({}), json.dumps(one)):
+        done = kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text)
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr, done.stderr
+
+
+def test_the_notes_name_the_next_three_commands(notes: str) -> None:
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("  kubectl")]
+    assert len(commands) == 3
+    assert commands[0].startswith("kubectl -n dtj-system rollout status deployment/dtj-operator")
+
+
+def test_an_upgrade_keeps_the_master_key(notes: str, install: Callable[..., str], kubectl: Kubectl) -> None:
+    before = master_key(kubectl)
+    install("--set", "metrics.port=9090")
+    assert master_key(kubectl) == before
+
+
+def test_the_crd_is_served(notes: str, kubectl: Kubectl) -> None:
+    done = kubectl("wait", CRD, "--for=condition=Established", "--timeout=60s")
+    assert done.returncode == 0, done.stderr
+
+
+def test_who_may_edit_a_namespace_may_submit_jobs_there_and_viewers_may_look(
+    notes: str, plane: ControlPlane, kubectl: Kubectl
+) -> None:
+    kubectl("wait", CRD, "--for=condition=Established", "--timeout=60s")
+    kubectl("create", "namespace", "team")
+    logins = {role: str(plane.kubeconfig_for(f"a-{role}", [])) for role in ("edit", "view")}
+    for role in logins:
+        kubectl("-n", "team", "create", "rolebinding", role, f"--clusterrole={role}", f"--user=a-{role}")
+    # A controller joins the chart's roles to the cluster's.
+    eventually(
+        "an editor may submit", lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0
+    )
+    eventually("a viewer may look", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0)
+    refused = kubectl("-n", "team", "delete", "dtj", "j", login=logins["view"])
+    assert "forbidden" in refused.stderr
+    status = '{"status": {"phase": "Complete"}}'
+    forged = kubectl(
+        "-n", "team", "patch", "dtj", "j", "--subresource=status", "--type=merge", "-p", status, login=logins["edit"]
+    )
+    assert "forbidden" in forged.stderr, "a status is the operator's to write"
+
+
+def test_an_uninstall_leaves_jobs_and_key_and_the_next_install_takes_them_up(
+    notes: str, plane: ControlPlane, install: Callable[..., str], kubectl: Kubectl
+) -> None:
+    before = master_key(kubectl)
+    uninstalled = helm("uninstall", "dtj", "-n", NAMESPACE, kubeconfig=plane.kubeconfig)
+    assert uninstalled.returncode == 0, uninstalled.stderr
+    assert kubectl("-n", NAMESPACE, "get", "deployment", "dtj-operator").returncode != 0
+    assert kubectl("get", CRD).returncode == 0
+    install()
+    assert master_key(kubectl) == before
+
+
+def test_the_operators_service_account_may_do_what_its_table_says_and_not_get_secrets(
+    notes: str, plane: ControlPlane, kubectl: Kubectl
+) -> None:
+    login = str(plane.kubeconfig_for_service_account(NAMESPACE, "dtj-operator"))
+
+    def may(verb: str, resource: str) -> bool:
+        return kubectl("auth", "can-i", verb, resource, "-n", "default", login=login).stdout.strip() == "yes"
+
+    assert may("patch", "statefulsets.apps")
+    assert may("watch", f"{names.PLURAL}.{names.GROUP}")
+    assert not may("get", "secrets")
+    assert not may("list", "secrets")
+    assert not may("delete", "nodes")
+    assert not may("update", f"customresourcedefinitions.apiextensions.k8s.io/{Path(CRD).name}")
+
+
+def test_the_operators_service_account_can_read_a_secret_by_an_empty_patch_as_the_docs_say(
+    notes: str, plane: ControlPlane, kubectl: Kubectl
+) -> None:
+    """A limit of RBAC, that docs/decisions/0002 states: without it `patch` would be no right to write by server-side apply."""
+    assert kubectl("-n", "default", "create", "secret", "generic", "theirs", "--from-literal=password=hunter2").returncode == 0
+    login = str(plane.kubeconfig_for_service_account(NAMESPACE, "dtj-operator"))
+    assert "forbidden" in kubectl("-n", "default", "get", "secret", "theirs", login=login).stderr
+
+    async def patched() -> Any:
+        account = Login(login)
+        await account.load()
+        client = Client(account, lambda *_: None)
+        try:
+            return await client.merge(SECRET, "default", "theirs", {})
+        finally:
+            await client.close()
+
+    assert base64.b64decode(asyncio.run(patched())["data"]["password"]) == b"hunter2"

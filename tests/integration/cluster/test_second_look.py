@@ -1,0 +1,73 @@
+"""hack/tests.sh: what fails twice fails the stage, what passes alone is named."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+TESTS = """
+from pathlib import Path
+
+def test_green():
+    pass
+
+def test_flaky():
+    seen = Path(__file__).with_name("seen")
+    if not seen.exists():
+        seen.touch()
+        raise AssertionError("beside others")
+"""
+RED = "def test_red_{0}():\n    raise AssertionError('always')\n"
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """Returns a function that runs a stage over the given source in a tree that has the script and this tree's .venv."""
+    (tmp_path / "hack").mkdir()
+    (tmp_path / "hack/tests.sh").write_text((ROOT / "hack/tests.sh").read_text())
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+
+    def run(source: str, **env: str) -> tuple[int, str]:
+        (tmp_path / "test_it.py").write_text(source)
+        command = ["bash", "hack/tests.sh", "fast", "--durations=1", "--", "test_it.py"]
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST") and key != "STRICT"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**clean, **env}, capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_test_that_passes_alone_is_named_flaky_and_passes_the_stage(stage, tmp_path):
+    code, output = stage(TESTS)
+    assert code == 0, output
+    flaky = "FLAKY (failed beside other tests, passed alone): test_it.py::test_flaky"
+    assert flaky in output
+    assert (tmp_path / "build/flaky.txt").read_text().splitlines() == [flaky]
+
+
+def test_test_that_fails_twice_fails_the_stage(stage):
+    code, output = stage(TESTS + RED.format(1))
+    assert code == 1, output
+    assert "FLAKY" not in output
+    assert output.count("always") >= 2
+
+
+def test_four_failed_tests_get_no_second_look(stage):
+    code, output = stage("".join(RED.format(number) for number in range(4)))
+    assert code == 1, output
+    assert "second look" not in output
+
+
+def test_strict_run_has_no_second_look(stage):
+    code, output = stage(TESTS, STRICT="1")
+    assert code == 1, output
+    assert "second look" not in output
+
+
+def test_stage_that_collects_nothing_fails(stage):
+    assert stage("")[0] == 5

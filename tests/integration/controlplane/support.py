@@ -1,0 +1,301 @@
+"""What the tests on a real API server share: the operator as a process, a kubelet that pretends, and waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from dtj_contract import names
+from dtj_contract.status_token import status_token
+from dtj_core.plan.children import agent_key
+from dtj_core.plan.model import Settings
+from dtj_operator import rbac
+from hack.cluster.controlplane import ControlPlane
+from hack.cluster.shell import ClusterError
+
+T = TypeVar("T")
+MASTER_KEY = b"0123456789abcdef0123456789abcdef"
+SERVICE_ACCOUNT = "dtj-operator"
+
+
+def eventually(what: str, probe: Callable[[], T], *, seconds: float = 60) -> T:
+    """The first true answer of `probe`; fails with `what` after the deadline. A call that fails counts as no."""
+    deadline = time.monotonic() + seconds
+    said: object = None
+    while time.monotonic() < deadline:
+        try:
+            answer = probe()
+        except (ClusterError, OSError, http.client.HTTPException) as error:
+            said = error
+        else:
+            if answer:
+                return answer
+            said = answer
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds:g} s: {what} (last: {said!r})")
+
+
+def agent_address() -> str:
+    """An address of this machine for the pods; another in each process that runs tests at the same time."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return f"127.0.{int(worker.removeprefix('gw')) + 1}.1"
+
+
+def grant(plane: ControlPlane, namespace: str) -> None:
+    """A service account with exactly the operator's rules, in this namespace alone."""
+    base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": SERVICE_ACCOUNT}})
+    plane.request("POST", f"{base}/roles", {"metadata": {"name": SERVICE_ACCOUNT}, "rules": rbac.rules()})
+    binding = {
+        "metadata": {"name": SERVICE_ACCOUNT},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": SERVICE_ACCOUNT},
+        "subjects": [{"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": namespace}],
+    }
+    plane.request("POST", f"{base}/rolebindings", binding)
+
+
+class Objects:
+    """Reading one namespace as the administrator."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane = plane
+        self.namespace = namespace
+
+    def path(self, plural: str, name: str = "") -> str:
+        api = {
+            "distributedtrainingjobs": "apis/training.dtj.dev/v1alpha1",
+            "statefulsets": "apis/apps/v1",
+            "events": "apis/events.k8s.io/v1",
+        }.get(plural, "api/v1")
+        return f"/{api}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def get(self, plural: str, name: str) -> Any:
+        """None if there is none."""
+        try:
+            return self.plane.request("GET", self.path(plural, name))
+        except ClusterError as error:
+            if ": 404 " in str(error):
+                return None
+            raise
+
+    def list(self, plural: str) -> list[Any]:
+        items: list[Any] = self.plane.request("GET", self.path(plural))["items"]
+        return items
+
+    def dump(self) -> str:
+        """What there is, for a failed test."""
+        lines = []
+        for plural in ("distributedtrainingjobs", "statefulsets", "pods"):
+            try:
+                lines += [f"{plural} {o['metadata']['name']}: {json.dumps(o.get('status'))}" for o in self.list(plural)]
+            except (ClusterError, OSError, http.client.HTTPException) as error:
+                lines.append(f"{plural}: {error}")
+        return "\n".join(lines)
+
+    def condition(self, name: str, kind: str) -> Any:
+        """The condition if it is True."""
+        job = self.get("distributedtrainingjobs", name) or {}
+        for condition in job.get("status", {}).get("conditions", []):
+            if condition["type"] == kind and condition["status"] == "True":
+                return condition
+        return None
+
+
+class Operator:
+    """`dtj-operator` as a process, logged in as its service account."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        namespace: str,
+        log: Path,
+        flags: Sequence[str] = (),
+        *,
+        served: str | None = None,
+        program: Sequence[str] = ("-m", "dtj_operator.app"),
+    ) -> None:
+        """`served`: what --namespace gets, "" for the whole cluster. `program`: what python runs."""
+        self.plane = plane
+        self.namespace = namespace
+        self.log = log
+        key = log.with_suffix(".key")
+        key.write_bytes(MASTER_KEY)
+        self.kubeconfig = plane.kubeconfig_for_service_account(namespace, SERVICE_ACCOUNT)
+        command = [sys.executable, *program, "--agent-image", "dtj-operator:test"]
+        for each in (namespace if served is None else served).split():
+            command += ["--namespace", each]
+        command += ["--kubeconfig", str(self.kubeconfig), "--master-key-file", str(key), "--metrics-port", "0", *flags]
+        self.started = time.monotonic()
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(command, stderr=stderr)
+
+    @property
+    def user(self) -> str:
+        return f"system:serviceaccount:{self.namespace}:{SERVICE_ACCOUNT}"
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The log, parsed: every whole line must be JSON."""
+        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def ready(self) -> Operator:
+        eventually("the operator is ready", lambda: self.get("/readyz")[0] == 200)
+        return self
+
+    def port(self) -> int:
+        def said() -> int:
+            found = re.search(r"; port (\d+)", self.log.read_text())
+            if found is None and self.process.poll() is not None:
+                raise AssertionError(f"the operator ended with {self.process.returncode}: {self.log.read_text()}")
+            return int(found[1]) if found else 0
+
+        return eventually("the operator says its port", said)
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=5)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    def rss_mib(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) / 1024
+
+    def cpu_seconds(self) -> float:
+        """User and system time since its start."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Its requests, from the API server's audit log, without discovery."""
+        return [
+            event for event in self.plane.audit_events() if event["user"].get("username") == self.user and event.get("objectRef")
+        ]
+
+    def writes(self) -> list[dict[str, Any]]:
+        """Those that wrote: not reads, not dry runs."""
+        reading = ("get", "list", "watch")
+        return [e for e in self.calls() if e["verb"] not in reading and "dryRun=All" not in e["requestURI"]]
+
+    def terminate(self, seconds: float = 60) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def check_log(self) -> None:
+        """Every line is JSON, and there is no traceback."""
+        traced = [line for line in self.lines() if "traceback" in line or "Traceback" in line["message"]]
+        assert not traced, traced
+
+
+class Agents:
+    """The agents of all pods 0: answers GET /status to who shows the right key of a job that it has a word of."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, Any] = {}
+        """By job uid."""
+        self.asked = 0
+        self.refused = 0
+        settings = Settings(agent_image="", master_key=MASTER_KEY)
+        agents = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                agents.asked += 1
+                shown = self.headers.get("Authorization")
+                for uid, word in agents.words.items():
+                    if shown == "Bearer " + status_token(agent_key(uid, settings).encode()):
+                        body = json.dumps(word | {"version": 1, "uid": uid}).encode()
+                        self.send_response(200)
+                        self.send_header("Content-Length", str(len(body)))
+                        self.end_headers()
+                        self.wfile.write(body)
+                        return
+                agents.refused += 1
+                self.send_error(401)
+
+            def log_message(self, *_: object) -> None:
+                """No log."""
+
+        self._server = http.server.ThreadingHTTPServer((agent_address(), names.AGENT_PORT), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="agents")
+
+    def __enter__(self) -> Agents:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join(10)
+        self._server.server_close()
+
+
+class Kubelet:
+    """Marks the namespace's pods as scheduled and running, with addresses of this machine; ends those that are deleted."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.objects = Objects(plane, namespace)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet")
+        self.container_states: dict[str, Any] = {}
+        """By pod name, instead of running."""
+        self.held: set[str] = set()
+        """Uids of pods whose containers don't end."""
+
+    def __enter__(self) -> Kubelet:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            with contextlib.suppress(ClusterError, OSError, http.client.HTTPException):
+                for pod in self.objects.list("pods"):
+                    self._tend(pod)
+
+    def _tend(self, pod: Any) -> None:
+        name, plane = pod["metadata"]["name"], self.objects.plane
+        if "deletionTimestamp" in pod["metadata"]:
+            if pod["metadata"]["uid"] in self.held:
+                return
+            options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
+            plane.request("DELETE", self.objects.path("pods", name), options)
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        state = self.container_states.get(name, {"state": {"running": {"startedAt": now}}})
+        status = pod.get("status", {})
+        known = [{k: c[k] for k in c if k in ("state", "lastState")} for c in status.get("containerStatuses", [])]
+        if known and (name not in self.container_states or known[0] == state):
+            return
+        container = {"name": "trainer", "ready": True, "restartCount": 0, "image": "i", "imageID": "i"} | state
+        pod["status"] = {
+            "phase": "Running",
+            "podIP": agent_address(),
+            "podIPs": [{"ip": agent_address()}],
+            "startTime": now,
+            "conditions": [{"type": t, "status": "True"} for t in ("PodScheduled", "Ready", "ContainersReady")],
+            "containerStatuses": [container],
+        }
+        plane.request("PUT", self.objects.path("pods", name) + "/status", pod)

@@ -1,0 +1,232 @@
+"""Real quotas, limit ranges, policies and pod security in the way of a child: a condition says so, and heals when they do."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtj_contract import names
+from hack.cluster.controlplane import ControlPlane
+from hack.cluster.shell import ClusterError
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.test_life import running
+
+JOBS = names.PLURAL
+
+
+def set_quota(plane: ControlPlane, namespace: str, what: str, number: int) -> None:
+    """And wait until the API server's admission has it. Each namespace has a ConfigMap and perhaps a Secret of its own."""
+    base = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    body = {"metadata": {"name": "q"}, "spec": {"hard": {what: str(number)}}}
+    plane.request("POST", base, body)
+    eventually("the quota is counted", lambda: plane.request("GET", base + "/q").get("status", {}).get("used"))
+
+
+@pytest.mark.parametrize("what", ["secrets", "services", "count/statefulsets.apps"])
+def test_a_quota_on_a_child_is_a_condition_with_the_servers_words_and_heals(
+    what: str,
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+) -> None:
+    set_quota(plane, namespace, what, 0)
+    operator = start_operator().ready()
+    submit()
+
+    def told() -> Any:
+        conditions = (objects.get(JOBS, "j").get("status") or {}).get("conditions") or []
+        return next((c for c in conditions if c["reason"] == "ChildRefused"), None)
+
+    said = eventually("the status says it", told)
+    assert (said["type"], said["status"]) == ("Running", "False")
+    assert f"exceeded quota: q, requested: {what}=1, used: {what}=0, limited: {what}=0" in said["message"]
+    assert objects.get("statefulsets", "j") is None
+    eventually("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
+    status = objects.get(JOBS, "j")["status"]
+    assert (status["phase"], "startTime" in status) == ("Pending", True)
+    plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
+    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=60)
+    refused = [line for line in operator.lines() if "refuses" in line["message"]]
+    assert 1 <= len(refused) <= 8, "asked again later and later"
+
+
+def test_a_repair_that_a_quota_refuses_is_not_tried_at_every_poll(
+    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any],
+    objects: Objects, kubelet: Kubelet, agents: Agents,
+) -> None:  # fmt: skip
+    """The agent is asked every 2 seconds; the Service is tried after 1, 2, 4, ... 60."""
+    operator = start_operator("--resync-seconds", "1").ready()
+    job = submit()
+    agents.words[job["metadata"]["uid"]] = running()
+    eventually("it runs", lambda: objects.condition("j", "Running"))
+    set_quota(plane, namespace, "services", 0)
+    plane.request("DELETE", objects.path("services", "j"))
+    refused = lambda: [line for line in operator.lines() if "refuses" in line["message"]]  # noqa: E731
+    eventually("refused twice", lambda: len(refused()) >= 2)
+    asked = agents.asked
+    eventually("many looks later", lambda: agents.asked >= asked + 10)
+    assert len(refused()) <= 7, "that many take a minute"
+    assert objects.condition("j", "Running"), "the training goes on"
+    plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
+    eventually("it is repaired", lambda: objects.get("services", "j"), seconds=60)
+
+
+def refused(objects: Objects, name: str = "j") -> Any:
+    """The condition ChildRefused; None while there is none."""
+    conditions = (objects.get(JOBS, name).get("status") or {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] == "Running" and c["reason"] == "ChildRefused"), None)
+
+
+def change(plane: ControlPlane, path: str, make: Callable[[Any], None]) -> None:
+    """Write an object anew, once more if somebody else has written it meanwhile."""
+
+    def once() -> bool:
+        whole = plane.request("GET", path)
+        make(whole)
+        plane.request("PUT", path, whole)
+        return True
+
+    eventually(f"{path} is changed", once)
+
+
+def is_refused(plane: ControlPlane, namespace: str, container: Any, words: str) -> bool:
+    """The API server's admission knows of the obstacle, which it learns of a moment after it was made."""
+    body = {"metadata": {"name": "dry-run"}, "spec": {"containers": [{"image": "i"} | container]}}
+    try:
+        plane.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
+    except ClusterError as error:
+        return words in str(error)
+    return False
+
+
+def pod_security(plane: ControlPlane, namespace: str) -> Callable[[], None]:
+    def enforce(level: str) -> None:
+        label = {"pod-security.kubernetes.io/enforce": level}
+        change(plane, f"/api/v1/namespaces/{namespace}", lambda whole: whole["metadata"]["labels"].update(label))
+
+    enforce("restricted")
+    return lambda: enforce("privileged")
+
+
+def limit_range(plane: ControlPlane, namespace: str) -> Callable[[], None]:
+    base = f"/api/v1/namespaces/{namespace}/limitranges"
+    limits = [{"type": "Container", "min": {"memory": "100Gi"}}]
+    plane.request("POST", base, {"metadata": {"name": "l"}, "spec": {"limits": limits}})
+    return lambda: plane.request("DELETE", base + "/l")
+
+
+def webhook(plane: ControlPlane, namespace: str, port: int = 1) -> Callable[[], None]:
+    """One that nobody answers for."""
+    base = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    hook = {
+        "name": "images.example.org",
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+    }
+    plane.request("POST", base, {"metadata": {"name": namespace}, "webhooks": [hook]})
+    return lambda: plane.request("DELETE", f"{base}/{namespace}")
+
+
+def policy(plane: ControlPlane, namespace: str) -> Callable[[], None]:
+    base = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    spec = {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": "false", "message": "not today"}]}
+    plane.request("POST", base + "ies", {"metadata": {"name": namespace}, "spec": spec})
+    selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": selector}
+    plane.request("POST", base + "ybindings", {"metadata": {"name": namespace}, "spec": binding})
+    return lambda: plane.request("DELETE", base + "ybindings/" + namespace)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "words"),
+    [
+        (pod_security, "violates PodSecurity"),
+        (limit_range, "minimum memory usage per Container is 100Gi"),
+        (webhook, "failed calling webhook"),
+        (policy, "not today"),
+    ],
+)
+def test_what_may_pass_is_a_condition_with_the_servers_words_and_heals(
+    obstacle: Callable[[ControlPlane, str], Callable[[], Any]],
+    words: str,
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+) -> None:
+    start_operator().ready()
+    heal = obstacle(plane, namespace)
+    container = {"name": "trainer", "securityContext": {"privileged": True}, "resources": {"limits": {"memory": "8Gi"}}}
+    eventually("it is in the way", lambda: is_refused(plane, namespace, container, words), seconds=60)
+    submit(template={"spec": {"containers": [container]}})
+    said = eventually("the status says it", lambda: refused(objects))
+    assert words in said["message"]
+    assert objects.get("statefulsets", "j") is None
+    heal()
+    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=90)
+    assert not objects.condition("j", "Failed")
+
+
+def test_a_webhook_that_hangs_as_long_as_it_may_is_a_condition_too(
+    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+) -> None:
+    """Kubernetes gives a webhook 10 seconds where its configuration says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        heal = webhook(plane, namespace, silent.getsockname()[1])
+        container = {"name": "trainer"}
+        eventually("it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), seconds=60)
+        hooks = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{namespace}"
+        change(plane, hooks, lambda whole: whole["webhooks"][0].update(timeoutSeconds=10))
+        start_operator().ready()
+        submit()
+        said = eventually("the status says it", lambda: refused(objects), seconds=60)
+        assert "failed calling webhook" in said["message"]
+        heal()
+
+
+def test_a_refusal_that_lasts_is_bounded_by_the_deadline(
+    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+) -> None:
+    set_quota(plane, namespace, "services", 0)
+    start_operator().ready()
+    submit(activeDeadlineSeconds=4)
+    eventually("the status says why", lambda: refused(objects))
+    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"), seconds=60)
+    assert failed["reason"] == "DeadlineExceeded"
+
+
+def test_a_training_that_has_run_is_not_ended_by_a_refusal_when_it_is_resumed(
+    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any],
+    objects: Objects, kubelet: Kubelet, agents: Agents,
+) -> None:  # fmt: skip
+    start_operator().ready()
+    job = submit()
+    agents.words[job["metadata"]["uid"]] = running()
+    eventually("it runs", lambda: objects.condition("j", "Running"))
+
+    def suspend(value: bool) -> None:
+        change(plane, objects.path(JOBS, "j"), lambda whole: whole["spec"].update(suspend=value))
+
+    suspend(True)
+    eventually("it is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
+    heal = limit_range(plane, namespace)
+    words = "minimum memory usage per Container is 100Gi"
+    container = {"name": "trainer", "resources": {"requests": {"memory": "1Mi"}}}
+    eventually("it is in the way", lambda: is_refused(plane, namespace, container, words), seconds=60)
+    suspend(False)
+    said = eventually("it is refused", lambda: refused(objects))
+    assert words in said["message"]
+    heal()
+    eventually("it runs again", lambda: objects.condition("j", "Running"), seconds=90)

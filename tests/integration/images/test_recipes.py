@@ -1,0 +1,85 @@
+"""A tag follows the content, and nothing else. No Docker is needed for that."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hack.cluster.shell import ClusterError
+from hack.images import build, recipes
+from hack.images.recipes import IMAGES, OPERATOR, ROOT, TORCH, TRAINER, Image
+
+
+def tag(image: Image, context: Path) -> str:
+    return recipes.tag(image, context, "base:1", "sha256:1")
+
+
+@pytest.mark.parametrize(
+    ("image", "file"),
+    [
+        (OPERATOR, "operator/src/dtj_operator/app.py"),
+        (OPERATOR, "contract/src/dtj_contract/names.py"),
+        (OPERATOR, "requirements/operator.lock"),
+        (OPERATOR, "Dockerfile"),
+        (TORCH, "requirements/torch.lock"),
+        (TRAINER, "trainer-image/src/dtj_trainer/__init__.py"),
+        (TRAINER, "requirements/torch.lock"),
+        (TRAINER, "requirements/trainer.lock"),
+        (TRAINER, ".dockerignore"),
+    ],
+)
+def test_a_changed_file_changes_the_tag(image: Image, file: str, tmp_path: Path) -> None:
+    recipes.snapshot(image, tmp_path)
+    before = tag(image, tmp_path)
+    assert tag(image, tmp_path) == before
+    with (tmp_path / file).open("a") as handle:
+        handle.write("\n#\n")
+    assert tag(image, tmp_path) != before
+
+
+def test_the_base_image_and_torchs_index_change_the_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
+    recipes.snapshot(TORCH, tmp_path)
+    before = tag(TORCH, tmp_path)
+    assert recipes.tag(TORCH, tmp_path, "base:1", "sha256:2") != before
+    monkeypatch.setenv("TORCH_INDEX_URL", "https://example.org/cpu")
+    assert tag(TORCH, tmp_path) != before
+
+
+def test_what_python_leaves_beside_the_sources_is_no_content(tmp_path: Path) -> None:
+    recipes.snapshot(TRAINER, tmp_path)
+    assert not [p for p in tmp_path.rglob("*") if p.name == "__pycache__" or p.suffix == ".pyc"]
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
+def test_the_build_gets_all_that_its_dockerfile_copies(image: Image, tmp_path: Path) -> None:
+    recipes.snapshot(image, tmp_path)
+    text = (ROOT / image.dockerfile).read_text()
+    if image is TORCH:
+        text = text.split("FROM torch AS libraries")[0]
+    copied = [name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M) for name in line.split()]
+    assert copied
+    assert [name for name in copied if not (tmp_path / name).exists()] == []
+
+
+@pytest.mark.parametrize(("dockerfile", "project"), [("Dockerfile", "operator"), ("trainer-image/Dockerfile", "trainer-image")])
+def test_the_images_default_version_is_the_distributions(dockerfile: str, project: str) -> None:
+    version = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]["version"]
+    assert f"ARG VERSION={version}\n" in (ROOT / dockerfile).read_text()
+
+
+@pytest.mark.parametrize("dockerfile", ["Dockerfile", "trainer-image/Dockerfile"])
+def test_the_classic_builder_can_build_it(dockerfile: str) -> None:
+    text = (ROOT / dockerfile).read_text()
+    for only_buildkit in ("--mount", "--link", "--chmod", "--exclude", "--security", "<<", "# syntax", "TARGETPLATFORM"):
+        assert only_buildkit not in text
+    assert "ARG BASE_IMAGE=" in text.split("FROM")[0]
+
+
+def test_names_are_asked_for_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "STATE", tmp_path / "images.json")
+    with pytest.raises(ClusterError, match="run `make images` first"):
+        build.names()

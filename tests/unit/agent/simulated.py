@@ -1,0 +1,313 @@
+"""What the simulator's worlds are made of: workers, links, pods with the real machines in them, a network. See simulator.py."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dtj_agent.group import effects as group
+from dtj_agent.group import member
+from dtj_agent.group.coordinator import Coordinator
+from dtj_agent.group.history import History
+from dtj_agent.group.member import Identity, Member
+from dtj_agent.group.messages import Now, check
+from dtj_contract import names
+
+if TYPE_CHECKING:
+    from tests.unit.agent.simulator import World
+
+UID = "job-uid"
+WALL = 1_700_000_000.0
+
+
+class Violation(AssertionError):
+    """An invariant does not hold; the message has the seed."""
+
+
+class Worker:
+    def __init__(self, rank: int, attempt: int) -> None:
+        self.rank = rank
+        self.attempt = attempt
+        self.asked = False
+        self.exit_code: int | None = None
+        self.held = False
+        """In a system call that no signal ends."""
+
+
+class Link:
+    """A member's connection to a coordinator's agent. Delivery in order; nothing after it broke."""
+
+    serial = 0
+
+    def __init__(self, pod: Pod, hub: Pod) -> None:
+        Link.serial += 1
+        self.number = Link.serial
+        self.pod, self.hub = pod, hub
+        self.agents = (pod.life, hub.life)
+        self.up = True
+        self.next_free = {True: 0.0, False: 0.0}
+
+
+class Pod:
+    """A pod of the StatefulSet; `life` counts its agent processes, so that what was meant for a dead one is not delivered.
+
+    `generation` counts the pods of its ordinal. One that was replaced may live on as a twin of the pod that the API knows.
+    """
+
+    def __init__(self, world: World, ordinal: int, generation: int = 0) -> None:
+        self.world, self.ordinal, self.generation = world, ordinal, generation
+        self.is_twin = False
+        self.hint: Pod | None = None
+        """Where the coordinator was last said to be."""
+        self.life = 0
+        self.alive = False
+        self.saved: dict[str, Any] = {}
+        self.final: dict[str, Any] | None = None
+        self.workers: dict[int, Worker] = {}
+        self.link: Link | None = None
+        self.member: Any = None
+        self.coordinator: Coordinator | None = None
+        self.conns: dict[int, Link] = {}
+        self.leaving = False
+
+    def boot(self) -> None:
+        world = self.world
+        self.life += 1
+        self.alive, self.leaving, self.link, self.conns = True, False, None, {}
+        me = Identity(
+            UID, self.ordinal, f"{self}.{self.life}", f"j-{self.ordinal}", "n", f"10.{self.generation}.0.{self.ordinal}", 3.0
+        )
+        self.member = Member(me, dict(self.saved), self.final)
+        self.member.port = world.rng.randrange(20000, 30000)
+        self.coordinator = None
+        if self.ordinal == 0:
+            history = History.from_json(self.member.history.to_json())
+            self.coordinator = Coordinator(world.rules, history, self.final, world.now())
+        world.after(0.0, self.life_of(self.dial))
+        world.after(1.0, self.life_of(self.second))
+
+    def __str__(self) -> str:
+        return f"{self.ordinal}" + "'" * self.generation
+
+    def life_of(self, call: Callable[[], None]) -> Callable[[], None]:
+        """The call, if this very agent process still lives by then."""
+        life = self.life
+
+        def run() -> None:
+            if self.alive and self.life == life:
+                call()
+
+        return run
+
+    def second(self) -> None:
+        self.world.after(1.0, self.life_of(self.second))
+        self.send_up({"type": "beat"})
+        if self.coordinator is not None:
+            for link in list(self.conns.values()):
+                self.world.deliver(link, False, {"type": "beat", "live": self.coordinator.history.live()})
+            self.world.coordinator_does(self, self.coordinator.tick(self.world.now()))
+            self.call_missing()
+        elif self.link is None:
+            self.ask_around()
+
+    # --- calls, as agent.py and announce.py make them ------------------------------------------------------------
+
+    def call_missing(self) -> None:
+        world, coordinator = self.world, self.coordinator
+        if coordinator is None:  # it crashed in the middle of the tick
+            return
+        for ordinal in [o for o in range(1, world.replicas) if o not in coordinator.peers]:
+            world.call(self, world.lookup(ordinal), lambda other, started=coordinator.announced: other.called(self, started))  # type: ignore[misc]
+        if coordinator.is_replaced and world.lookup(0) is self:
+            world.coordinator_does(self, coordinator.named(world.now()))
+
+    def ask_around(self) -> None:
+        others = [ordinal for ordinal in range(1, self.world.replicas) if ordinal != self.ordinal]
+        for ordinal in self.world.rng.sample(others, min(len(others), names.ANNOUNCE_FANOUT)):
+            self.world.call(self, self.world.lookup(ordinal), lambda other: other.asked(self))
+
+    def called(self, caller: Pod, started: int) -> None:
+        """A coordinator says where it is, and is answered with the attempt that is known here."""
+        if self.member.follows(started) or self.world.lookup(0) is caller:
+            self.go_to(caller)
+        known = self.member.known_attempt
+        self.world.call(self, caller, lambda hub: hub.heard_of(known))
+
+    def heard_of(self, attempt: int) -> None:
+        if self.coordinator is not None:
+            self.world.coordinator_does(self, self.coordinator.heard_of(attempt, self.world.now()))
+
+    def asked(self, caller: Pod) -> None:
+        """A member that has no coordinator asks where it is."""
+        link = self.link
+        if link is not None:
+            self.world.call(self, caller, lambda other: other.go_to(link.hub) if other.link is None else None)
+
+    def go_to(self, hub: Pod) -> None:
+        if self.link is not None and self.link.hub is hub:
+            return
+        self.hint = hub
+        if self.link is not None:
+            if hub.is_twin and self.world.lookup(0) is self.link.hub:
+                self.world.fail(f"pod {self} leaves the pod 0 that the API server knows for one that was replaced")
+            self.world.leave(self.link)
+        else:
+            self.dial()
+
+    def dial(self) -> None:
+        world = self.world
+        if self.link is not None:
+            return
+        hub, self.hint = self.hint or world.lookup(0), None
+        if self.ordinal == 0:
+            hub = self
+        if hub.alive and world.reachable(self, hub):
+            link = self.link = Link(self, hub)
+            hub.conns[link.number] = link
+            world.member_does(self, self.member.connected(world.now()))
+        else:
+            world.after(world.rng.uniform(0.05, 1.0), self.life_of(self.dial))
+
+    def send_up(self, message: dict[str, Any]) -> None:
+        if self.link is not None:
+            self.world.deliver(self.link, True, message)
+
+    def kill(self) -> None:
+        """The agent process and, with it, the container: all its workers are dead at once."""
+        self.alive = False
+        self.world.workers_die(self, list(self.workers.values()))
+        self.workers = {}
+        for link in [*self.conns.values(), *([self.link] if self.link else [])]:
+            self.world.cut(link)
+
+
+class Network:
+    """Time, and what passes between the pods."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.time = 0.0
+        self.log: list[str] = []
+        self.pods: list[Pod] = []
+        """Those that the API server knows, by ordinal."""
+        self.twins: list[Pod] = []
+        """Those that were replaced and live on."""
+        self.names: list[Pod] = []
+        """Where the names lead, by ordinal."""
+        self.blocked: set[Pod] = set()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def member_does(self, pod: Pod, effects: list[member.Effect]) -> None:
+        raise NotImplementedError
+
+    def coordinator_does(self, pod: Pod, effects: list[group.Effect]) -> None:
+        raise NotImplementedError
+
+    def now(self) -> Now:
+        return Now(self.time, WALL + self.time)
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.time + seconds, self._count, call))
+
+    def say(self, text: str) -> None:
+        self.log.append(f"{self.time:8.3f} {text}")
+
+    def fail(self, text: str) -> None:
+        log = "\n".join(self.log[-60:])
+        raise Violation(f"seed {self.seed}: {text}\n{log}")
+
+    def reachable(self, a: Pod, b: Pod) -> bool:
+        return a is b or not ({a, b} & self.blocked)
+
+    def lookup(self, ordinal: int) -> Pod:
+        """The pod that this name leads to: the one that the API server knows, or for a while the one before it."""
+        return self.names[ordinal]
+
+    @property
+    def everyone(self) -> list[Pod]:
+        return self.pods + self.twins
+
+    def call(self, caller: Pod, other: Pod, what: Callable[[Pod], None]) -> None:
+        """A connection for one question or answer."""
+        lives = caller.life
+
+        def arrive() -> None:
+            if caller.alive and caller.life == lives and other.alive and self.reachable(caller, other):
+                what(other)
+
+        self.after(self.rng.choice((0.0, 0.01, 0.2)) * self.rng.random(), arrive)
+
+    def deliver(self, link: Link, up: bool, message: dict[str, Any]) -> None:
+        message = dict(check(message))
+        at = max(link.next_free[up], self.time + self.rng.choice((0.0, 0.001, 0.01, 0.2)) * self.rng.random())
+        link.next_free[up] = at
+
+        def arrive() -> None:
+            if not link.up or not self.same_lives(link):
+                return
+            if not up:
+                self.member_does(link.pod, link.pod.member.received(message, self.now()))
+            elif message["type"] == "hello":
+                self.coordinator_does(link.hub, link.hub.coordinator.joined(link.number, message, self.now()))  # type: ignore[union-attr]
+            else:
+                self.coordinator_does(link.hub, link.hub.coordinator.received(link.number, message, self.now()))  # type: ignore[union-attr]
+
+        self.after(at - self.time, arrive)
+
+    def same_lives(self, link: Link) -> bool:
+        return (link.pod.life, link.hub.life) == link.agents and link.pod.alive and link.hub.alive
+
+    def cut(self, link: Link) -> None:
+        """The link is dead; each side that lives learns of it by a closed connection or by silence."""
+        if not link.up:
+            return
+        link.up = False
+        for pod, life in ((link.pod, link.agents[0]), (link.hub, link.agents[1])):
+            silence = self.rng.choice((0.0, 0.01, self.rng.uniform(0, names.PEER_DEAD_SECONDS)))
+            self.after(silence, self._notice(link, pod, life, silence))
+
+    def leave(self, link: Link) -> None:
+        """The member closes it."""
+        link.up = False
+        self._notice(link, link.pod, link.agents[0], 0.0)()
+        self.after(self.rng.choice((0.0, 0.01)), self._notice(link, link.hub, link.agents[1], 0.0))
+
+    def _notice(self, link: Link, pod: Pod, life: int, silence: float) -> Callable[[], None]:
+        def run() -> None:
+            if not pod.alive or pod.life != life:
+                return
+            if pod is link.pod and pod.link is link:
+                pod.link = None
+                self.member_does(pod, pod.member.disconnected(silence, self.now()))
+                self.after(self.rng.uniform(0.02, 0.05), pod.life_of(pod.dial))
+            if pod is link.hub and pod.conns.pop(link.number, None) is not None:
+                assert pod.coordinator is not None
+                self.coordinator_does(pod, pod.coordinator.left(link.number, silence, self.now()))
+
+        return run
+
+
+def check_counted(world: World, final: dict[str, Any]) -> None:
+    """Of attempts that broke by one kind of fault alone: a worker's failure is counted, the loss of a pod never."""
+    free = {"pod", "leave"}
+    told = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
+    surely = 0
+    for attempt in world.started[:-1]:
+        faults = set(world.faults.get(attempt, ()))
+        # A cut connection may be noticed when the next attempt runs already.
+        clean = set(world.faults.get(attempt - 1, ())) <= free | {"worker"}
+        recovery = told.get(attempt + 1)
+        if clean and faults == {"worker"} and attempt in world.failed:
+            surely += 1
+            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != ("WorkerFailed", "InPlace", True):
+                world.fail(f"a worker of attempt {attempt} failed, and it is said: {recovery}")
+        if clean and faults and faults <= free and recovery and (recovery["kind"], recovery["counted"]) != ("Pod", False):
+            world.fail(f"attempt {attempt} broke by {faults} alone, and it is said: {recovery}")
+    at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
+    if not surely <= final["restarts"]["counted"] <= at_most:
+        world.fail(f"{surely} to {at_most} restarts cost something, and {final['restarts']['counted']} are counted")

@@ -1,0 +1,385 @@
+"""A deterministic world for the two state machines: virtual clock, network, volumes, processes and pods; a seed replays it.
+
+The machines are the real ones. What is simulated: links that break (noticed at once or after the heartbeat's silence), messages
+that take their time (in order on one link, in any order between links), workers that die, hang, finish or can't be killed,
+agents that crash (between two effects of one decision too), pods that are deleted, evicted or lost with their disks, pods that
+are replaced and live on beside the new ones, names that lead to the old ones for a while, calls between agents, a lease file on
+a volume that is slow or fails. simulated.py has the parts.
+After every event the invariants are checked; when the faults stop, the job must end and every pod must hold the same outcome.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from dtj_agent.group import effects as group
+from dtj_agent.group import member
+from dtj_agent.group.effects import Rules
+from dtj_agent.group.member import Exited
+from dtj_agent.group.messages import FINISHED, STUCK
+from dtj_contract import names
+from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
+
+FAULT_SECONDS = 60.0
+PATIENCE_SECONDS = 400.0
+
+
+class World(Network):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        rng = self.rng
+        self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
+        self.processes = rng.choice((1, 2))
+        self.rules = Rules(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
+        self.work = rng.uniform(1.0, 20.0)
+        self.has_volume = rng.random() < 0.5
+        self.lease = 0
+        self.started: list[int] = []
+        self.faults: dict[int, list[str]] = {}
+        """What was done to the group while an attempt was the last one."""
+        self.failed: set[int] = set()
+        """Attempts of which a worker ended by itself."""
+        self.outcomes: list[dict[str, Any]] = []
+        self.pods = [Pod(self, ordinal) for ordinal in range(self.replicas)]
+        self.names = list(self.pods)
+        self.group: dict[int, dict[int, Worker]] = {}  # attempt -> rank -> worker
+
+    # --- effects --------------------------------------------------------------------------------------------------
+
+    def coordinator_does(self, pod: Pod, effects: list[group.Effect]) -> None:
+        starts = [e for e in effects if isinstance(e, group.Send) and e.message["type"] == "start"]
+        if starts:
+            self.check_start(pod, starts)
+        life = pod.life
+        for effect in effects:
+            if self.crashes(pod, life):
+                return
+            if isinstance(effect, group.Send):
+                if effect.conn in pod.conns:
+                    self.deliver(pod.conns[effect.conn], False, effect.message)
+            elif isinstance(effect, group.Close):
+                if effect.conn in pod.conns:
+                    link = pod.conns.pop(effect.conn)
+                    self.cut(link)
+            elif isinstance(effect, group.WriteLease):
+                self.after(self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(lambda e=effect: self.write_lease(pod, e.attempt)))  # type: ignore[misc]
+            else:
+                self.say(f"  coordinator in {pod}: {effect.text}")
+
+    def crashes(self, pod: Pod, life: int) -> bool:
+        """Is the agent gone between two effects of one decision?"""
+        if not pod.alive or pod.life != life:
+            return True
+        if self.time < FAULT_SECONDS and not pod.leaving and self.rng.random() < 0.0005:
+            self.note("agent", pod)
+            self.bring_back(pod, keep_disk=True)
+            return True
+        return False
+
+    def write_lease(self, pod: Pod, attempt: int) -> None:
+        assert pod.coordinator is not None
+        taken, error = None, None
+        if not self.has_volume:
+            self.lease = attempt
+        elif self.time < FAULT_SECONDS and self.rng.random() < 0.1:
+            error = "Input/output error"
+        elif self.lease >= attempt:
+            taken = self.lease
+        else:
+            self.lease = attempt
+        self.coordinator_does(pod, pod.coordinator.lease_done(attempt, taken, error, self.now()))
+
+    def member_does(self, pod: Pod, effects: list[member.Effect]) -> None:
+        life = pod.life
+        for effect in effects:
+            if self.crashes(pod, life):
+                return
+            if isinstance(effect, member.Send):
+                pod.send_up(effect.message)
+            elif isinstance(effect, member.Spawn):
+                self.spawn(pod, effect)
+            elif isinstance(effect, member.Stop):
+                self.stop(pod, effect.grace)
+            elif isinstance(effect, member.Save):
+                pod.saved = pod.member.saved()
+            elif isinstance(effect, member.Finish):
+                self.finish(pod, effect.outcome)
+            elif isinstance(effect, member.Forget):
+                pod.final = None
+            elif isinstance(effect, member.Exit):
+                self.exit(pod, effect.code, self.time + names.FAREWELL_SECONDS)
+            else:
+                self.say(f"  pod {pod}: {effect.text}")
+
+    def finish(self, pod: Pod, final: dict[str, Any]) -> None:
+        if pod.final is not None and pod.final != final:
+            self.fail(f"the outcome of pod {pod} changed")
+        pod.final = final
+        if final["result"] == "Succeeded":
+            ranks = self.group.get(final["attempt"], {})
+            codes = [worker.exit_code for worker in ranks.values()]
+            if codes != [0] * (self.replicas * self.processes):
+                self.fail(f"attempt {final['attempt']} is said to have succeeded, but its workers ended with {codes}")
+        if pod.is_twin:
+            return  # nobody reads what it says
+        if final["result"] == "Succeeded":
+            check_counted(self, final)
+        self.outcomes.append(final)
+        if any(outcome != self.outcomes[0] for outcome in self.outcomes):
+            self.fail(f"two outcomes: {self.outcomes}")
+
+    def exit(self, pod: Pod, code: int, deadline: float) -> None:
+        waiting = pod.coordinator is not None and pod.coordinator.outcome is not None and not pod.coordinator.released
+        if waiting and self.time < deadline:
+            self.after(0.02, pod.life_of(lambda: self.exit(pod, code, deadline)))
+            return
+        self.say(f"pod {pod}: the agent exits with {code}")
+        if any(worker.exit_code is None and not worker.held for worker in pod.workers.values()):
+            self.fail(f"pod {pod}: the agent exits while workers run")
+
+        def gone() -> None:
+            # An outcome that a leaving pod was the first to hold stands in its status: the operator knows it from there.
+            self.bring_back(pod, keep_disk=not pod.leaving or pod.final is not None)
+
+        self.after(0.2, pod.life_of(gone))  # its last words are on their way
+
+    def bring_back(self, pod: Pod, keep_disk: bool) -> None:
+        pod.kill()
+        if not keep_disk:
+            pod.saved, pod.final = {}, pod.final if pod.final is None else None
+        pause = self.rng.uniform(0.1, 12.0)
+        self.after(pause, lambda: None if pod.alive or pod not in self.everyone else pod.boot())
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def spawn(self, pod: Pod, effect: member.Spawn) -> None:
+        if any(worker.exit_code is None for worker in pod.workers.values()):
+            self.fail(f"pod {pod} runs two attempts at once")
+        first = effect.node_rank * self.processes
+        pod.workers = {rank: Worker(rank, effect.attempt) for rank in range(first, first + self.processes)}
+        pod.member.spawned(list(pod.workers))
+        world = self.group.setdefault(effect.attempt, {})
+        if set(world) & set(pod.workers):
+            self.fail(f"attempt {effect.attempt} has a rank twice")
+        world.update(pod.workers)
+        for worker in pod.workers.values():
+            self.after(self.work * self.rng.uniform(0.9, 1.1), lambda w=worker: self.complete(pod, w))  # type: ignore[misc]
+
+    def complete(self, pod: Pod, worker: Worker) -> None:
+        """A rank can finish only with all the others; else it hangs in a collective until it is killed."""
+        if self.has_volume and self.lease > worker.attempt:  # its last checkpoint can't be committed
+            return self.end(pod, worker, 1)
+        mates = self.group[worker.attempt]
+        whole = len(mates) == self.replicas * self.processes
+        if worker.exit_code is None and whole and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values()):
+            self.end(pod, worker, 0)
+        return None
+
+    def end(self, pod: Pod, worker: Worker, code: int) -> None:
+        if worker.exit_code is not None or worker.held:
+            return
+        worker.exit_code = code
+        if code != 0 and not worker.asked:
+            self.say(f"pod {pod}: rank {worker.rank} of attempt {worker.attempt} ends with {code}")
+            self.workers_die(pod, [worker])
+        exited = Exited(worker.rank, code, worker.asked, "", False)
+        self.member_does(pod, pod.member.exited(worker.attempt, [exited], self.now()))
+
+    def workers_die(self, pod: Pod, workers: list[Worker]) -> None:
+        """Their peers lose a connection: some fail of that, some hang."""
+        for worker in workers:
+            worker.exit_code = worker.exit_code if worker.exit_code is not None else -9
+            for other in self.everyone:
+                for mate in other.workers.values():
+                    if mate.attempt == worker.attempt and mate.exit_code is None and self.rng.random() < 0.5:
+                        self.after(self.rng.uniform(0.0, 0.1), other.life_of(lambda o=other, m=mate: self.end(o, m, 1)))  # type: ignore[misc]
+
+    def stop(self, pod: Pod, grace: float) -> None:
+        for worker in pod.workers.values():
+            if worker.exit_code is None and worker.held:
+                worker.asked = True
+                self.after(grace + names.STUCK_SECONDS, pod.life_of(lambda: self.held(pod)))
+            elif worker.exit_code is None:
+                worker.asked = True
+                dies = self.rng.choice((0.0, 0.01, grace, grace))
+                self.after(min(dies, grace), pod.life_of(lambda w=worker: self.end(pod, w, -15)))  # type: ignore[misc]
+        self.after(grace + 0.02, pod.life_of(lambda: self.swept(pod)))
+        self.swept(pod)
+
+    def hold(self, worker: Worker) -> None:
+        """It enters a system call that hangs. Who waits for it in a collective fails of that after a while."""
+        mates = [
+            (p, mate) for p in self.everyone for mate in p.workers.values() if mate.attempt == worker.attempt and mate != worker
+        ]
+        waiting = [(p, mate) for p, mate in mates if mate.exit_code is None and not mate.held]
+        if waiting and worker.exit_code is None:
+            pod, mate = self.rng.choice(waiting)
+            worker.held = True
+            self.after(self.rng.uniform(1.0, 15.0), pod.life_of(lambda: self.end(pod, mate, 1)))
+
+    def held(self, pod: Pod) -> None:
+        """SIGKILL did not help; the operator reads it from the coordinator and has the pod replaced, or what held it lets go."""
+        held = [worker for worker in pod.workers.values() if worker.held and worker.exit_code is None]
+        if not held or pod.member.state != "stopping":
+            return
+        self.member_does(pod, pod.member.workers_stuck("processes do not die", self.now()))
+
+        def operator() -> None:
+            hub = self.pods[0]
+            peer = hub.coordinator.peers.get(pod.ordinal) if hub.alive and hub.coordinator else None
+            if any(worker.exit_code is None for worker in held) and pod.alive:
+                if peer is not None and peer.state == STUCK and self.others_know(pod) and self.rng.random() < 0.7:
+                    self.say(f"the operator replaces pod {pod}")
+                    self.bring_back(pod, keep_disk=False)
+                elif self.rng.random() < 0.2:
+                    for worker in held:
+                        worker.held = False
+                        self.end(pod, worker, -9)
+                    self.swept(pod)
+                else:
+                    self.after(2.0, pod.life_of(operator))
+
+        self.after(2.0, pod.life_of(operator))
+
+    def swept(self, pod: Pod) -> None:
+        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state in ("stopping", STUCK):
+            pod.workers = {}
+            pod.member.port += 1
+            self.member_does(pod, pod.member.workers_gone(self.now()))
+
+    # --- faults ---------------------------------------------------------------------------------------------------
+
+    def fault(self) -> None:
+        if self.time >= FAULT_SECONDS:
+            return
+        self.after(self.rng.expovariate(1 / 6.0), self.fault)
+        pod = self.rng.choice(self.everyone)
+        kind = self.rng.choice(("worker", "worker", "agent", "pod", "leave", "link", "partition", "held", "twin"))
+        if not pod.alive or pod.leaving:
+            return
+        if kind in ("pod", "leave", "twin") and (pod.is_twin or not self.others_know(pod)):
+            return  # the last that knows what the job was: in a cluster the operator has read that by now
+        if kind in ("pod", "leave") and self.twins and not self.has_volume:
+            return  # without a lease nothing but memory fences, and a new pod that meets the twin first has none
+        if kind == "twin" and not self.may_replace(pod):
+            return
+        self.note(kind, pod)
+        if kind == "worker" and pod.workers:
+            worker = self.rng.choice(list(pod.workers.values()))
+            if worker.exit_code is None and not worker.asked and not worker.held:
+                self.failed.add(worker.attempt)
+            self.end(pod, worker, self.rng.choice((-9, 1, -11)))
+        elif kind == "held" and pod.workers and pod.member.state == "running":
+            self.hold(self.rng.choice(list(pod.workers.values())))
+        elif kind == "agent":
+            self.bring_back(pod, keep_disk=True)
+        elif kind == "pod":
+            self.bring_back(pod, keep_disk=False)
+        elif kind == "twin":
+            self.replace(pod)
+        elif kind == "leave":
+            pod.leaving = True
+            self.member_does(pod, pod.member.terminate(self.now()))
+        elif kind == "link" and pod.link is not None:
+            self.cut(pod.link)
+        elif kind == "partition":
+            self.blocked.add(pod)
+            for other in self.everyone:
+                if other.link is not None and not self.reachable(other, other.link.hub):
+                    self.cut(other.link)
+            self.after(self.rng.uniform(0.1, 10.0), lambda: self.blocked.discard(pod))
+
+    def note(self, kind: str, pod: Pod) -> None:
+        self.say(f"FAULT {kind}, pod {pod}")
+        self.faults.setdefault(max(self.started, default=0), []).append(kind)
+
+    def may_replace(self, pod: Pod) -> bool:
+        """Twins of one ordinal at a time, and never of a whole group: those could go on among themselves, which nobody notices
+        while there is no epoch that more than half of the pods have agreed on."""
+        return self.replicas > 1 and all(twin.ordinal == pod.ordinal for twin in self.twins)
+
+    def replace(self, pod: Pod) -> None:
+        """The API server makes the pod anew, and the old one lives on: the control plane has lost its node, and no more."""
+        pod.is_twin = True
+        new = self.pods[pod.ordinal] = Pod(self, pod.ordinal, pod.generation + 1)
+        self.twins.append(pod)
+        self.after(self.rng.uniform(0.1, 12.0), new.boot)
+        stale = self.rng.choice((0.0, 1.0, 10.0))
+        self.after(stale, lambda: self.names.__setitem__(pod.ordinal, self.pods[pod.ordinal]))
+        self.after(self.rng.uniform(5.0, 40.0), lambda: self.remove(pod))
+
+    def remove(self, twin: Pod) -> None:
+        """Its node has been cleaned up."""
+        self.twins.remove(twin)
+        self.blocked.discard(twin)
+        twin.kill()
+
+    def others_know(self, pod: Pod) -> bool:
+        """Does the job's memory survive the loss of this pod's disk?"""
+        others = [other for other in self.pods if other is not pod and not other.leaving and not other.is_twin]
+        if self.outcomes:
+            return any(other.final is not None for other in others)
+        return not self.group or any(other.saved.get("attempt") == max(self.group) for other in others)
+
+    # --- invariants -----------------------------------------------------------------------------------------------
+
+    def check_start(self, pod: Pod, starts: list[group.Send]) -> None:
+        attempts = {effect.message["attempt"] for effect in starts}
+        ranks = [
+            (pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"]) for effect in starts if effect.conn in pod.conns
+        ]
+        if len(attempts) != 1 or sorted(ranks) != [(o, o) for o in range(self.replicas)]:
+            self.fail(f"a start with attempts {attempts} and ranks {ranks}")
+        attempt = attempts.pop()
+        # Without a lease file nobody may remember an attempt that reached nobody: then its number is as good as new.
+        before = max(self.started if self.has_volume else self.group, default=0)
+        if attempt <= before:
+            self.fail(f"attempt {attempt} after {before}")
+        if self.lease != attempt:
+            self.fail(f"attempt {attempt} starts with lease {self.lease}")
+        for effect in starts:
+            other = pod.conns[effect.conn].pod
+            if self.same_lives(pod.conns[effect.conn]) and any(w.exit_code is None for w in other.workers.values()):
+                self.fail(f"attempt {attempt} starts while pod {other} still runs another")
+        if self.outcomes:
+            self.fail(f"attempt {attempt} starts after the outcome")
+        self.started.append(attempt)
+
+    def check(self) -> None:
+        if self.outcomes and self.outcomes[0]["result"] == "Succeeded":
+            restarts = self.outcomes[0]["restarts"]
+            told = restarts["inPlace"] + restarts["pod"]  # an attempt that was started may have reached nobody
+            if not len(self.group) - 1 <= told <= len(self.started) - 1:
+                self.fail(f"{len(self.group)} attempts ran, but the history tells of {restarts}")
+        counted = max((pod.coordinator.history.restarts["counted"] for pod in self.everyone if pod.coordinator), default=0)
+        if counted > self.rules.max_restarts:
+            self.fail(f"{counted} counted restarts of {self.rules.max_restarts}")
+
+    @property
+    def is_over(self) -> bool:
+        return (
+            self.time > FAULT_SECONDS
+            and not self.twins
+            and all(
+                pod.alive
+                and pod.final is not None
+                and pod.member.state == FINISHED
+                and not any(worker.exit_code is None and not worker.held for worker in pod.workers.values())
+                for pod in self.pods
+            )
+        )
+
+    def run(self) -> World:
+        for pod in self.pods:
+            self.after(self.rng.uniform(0.0, 2.0), pod.boot)
+        self.after(self.rng.expovariate(1 / 6.0), self.fault)
+        while not self.is_over:
+            if not self._events or self.time > FAULT_SECONDS + PATIENCE_SECONDS:
+                states = [(p.alive, p.member and p.member.state, p.final and p.final["reason"]) for p in self.pods]
+                hub = self.pods[0].coordinator
+                self.fail(f"the job does not end: {states}, coordinator {hub and (hub.phase, hub.phase_reason, hub.waiting_for)}")
+            self.time, _, call = heapq.heappop(self._events)
+            call()
+            self.check()
+        return self

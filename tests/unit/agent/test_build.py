@@ -1,0 +1,105 @@
+"""The agent as it is shipped: one file, always the same, for any Python from 3.9 on, with little in its memory."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dtj_agent
+import dtj_contract
+from dtj_agent.build import build
+
+AGENT = Path(dtj_agent.__file__).parent
+SOURCES = sorted([*AGENT.rglob("*.py"), *Path(dtj_contract.__file__).parent.rglob("*.py")])
+HEAVY = {
+    "asyncio",
+    "ssl",
+    "hashlib",
+    "_hashlib",
+    "hmac",
+    "subprocess",
+    "http.server",
+    "dataclasses",
+    "inspect",
+    "logging",
+    "email",
+    "random",
+    "urllib",
+}
+
+
+def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(tmp_path: Path) -> None:
+    started = time.process_time()
+    build(str(tmp_path / "a.pyz"))
+    assert time.process_time() - started < 3
+    build(str(tmp_path / "b.pyz"))
+    assert (tmp_path / "a.pyz").read_bytes() == (tmp_path / "b.pyz").read_bytes()
+    names = zipfile.ZipFile(tmp_path / "a.pyz").namelist()
+    assert "dtj_agent/main.py" in names
+    assert "dtj_agent/build.py" not in names
+
+
+def test_the_zipapp_says_what_it_lacks(tmp_path: Path) -> None:
+    build(str(tmp_path / "agent.pyz"))
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "agent.pyz"), "--", "true"], env={}, capture_output=True, text=True, timeout=150
+    )
+    assert run.returncode == 2
+    assert "DTJ_REPLICAS is not set" in run.stdout
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_the_sources_are_python_3_9(source: Path) -> None:
+    """Grammar by the parser; annotations are strings (PEP 563), so only what runs must exist in 3.9."""
+    tree = ast.parse(source.read_text(), feature_version=(3, 9))
+    if source.name not in ("__init__.py", "names.py"):
+        assert "from __future__ import annotations" in source.read_text()
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.Match)
+        strict = [word.arg for word in getattr(node, "keywords", []) if isinstance(node, ast.Call)]
+        assert not {"kw_only", "slots", "strict"} & set(strict), f"line {getattr(node, 'lineno', 0)}"
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, dtj_agent.main; print(' '.join(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=150)
+    assert not HEAVY & set(run.stdout.split())
+
+
+PURE = sorted([
+    *(path for path in AGENT.glob("group/*.py") if path.name != "__init__.py"),
+    *(AGENT / f"{name}.py" for name in (
+        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/lines", "workers/progress_board",
+        "workers/worker_env",
+    )),
+])  # fmt: skip
+DOES_IO = {"os", "socket", "selectors", "threading", "time", "select", "sys", "shutil"}
+
+
+def imported(source: Path) -> set[str]:
+    """Names of modules that it imports."""
+    found = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (AGENT.parent / str(node.module).replace(".", "/")).is_dir():
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+    return found
+
+
+@pytest.mark.parametrize("source", PURE, ids=lambda path: str(path.relative_to(AGENT)))
+def test_a_decision_knows_neither_clocks_nor_sockets(source: Path) -> None:
+    """So that the simulator can run it: pure modules import pure ones only (of settings, the values that they define)."""
+    modules = imported(source)
+    assert not modules & DOES_IO
+    pure = {"dtj_agent." + ".".join(path.relative_to(AGENT).with_suffix("").parts) for path in PURE}
+    ours = {module for module in modules if module.startswith("dtj_agent.")}
+    assert ours <= pure | {"dtj_agent.settings"}, ours - pure

@@ -1,0 +1,86 @@
+"""What the coordinator remembers: sent on to its members, kept over a crash, bounded, and safe against garbage."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtj_agent.group.history import History
+from dtj_contract import names
+from tests.unit.agent.bench import WALL, Bench
+
+
+def test_a_change_of_the_history_reaches_every_member() -> None:
+    bench = Bench(2).running()
+    bench.say(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": "step 5"})
+    assert [ordinal for ordinal, _ in bench.messages("history")] == [0, 1]
+    assert bench.messages("history")[0][1]["history"]["events"][-1]["reason"] == "CheckpointTorn"
+
+
+def test_a_new_process_of_pod_0_keeps_what_its_members_learned_last() -> None:
+    """It notes its own crash before it hears them, which makes its copy no newer than theirs."""
+    copy = History()
+    copy.attempt, copy.revision, copy.spent = 1, 3, [WALL]
+    newest = History.from_json(copy.to_json())
+    newest.event("Warning", "CheckpointTorn", "step 5", WALL)
+    newest.spent = []
+    bench = Bench(2, history=copy)
+    broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}
+    bench.join(0, attempt=1, crashed=True, interrupted=broke, history=copy.to_json())
+    bench.join(1, attempt=1, interrupted=broke, history=newest.to_json())
+    history = bench.messages("start")[-1][1]["history"]
+    assert [event["reason"] for event in history["events"]] == ["CheckpointTorn"]
+    assert [failure["reason"] for failure in history["failures"]] == ["AgentCrashed"]
+    assert len(history["spent"]) == 1, "the checkpoint refilled the budget, and the crash was counted"
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\U0001f4a5"])
+def test_the_longest_history_fits_a_message(character: str) -> None:
+    history = History()
+    for number in range(names.KEEP_EVENTS):
+        history.event("Warning", "r" * 80, character * 500, WALL)
+        failure = dict.fromkeys(("pod", "node", "message"), character * 253) | {"logTail": character * names.LOG_TAIL_BYTES}
+        history.failure({**failure, "reason": "WorkerFailed", "attempt": number, "ordinal": 0})
+    size = len(json.dumps(history.to_json()))
+    assert size < names.MAX_FRAME_BYTES / 2
+    assert history.failures[-1]["attempt"] == names.KEEP_EVENTS - 1
+
+
+GARBAGE = {
+    "wrong types": {
+        "revision": "x",
+        "attempt": [],
+        "restarts": 5,
+        "spent": {},
+        "recoveries": [1],
+        "failures": "f",
+        "startTime": "t",
+    },
+    "nested": {
+        "attempt": 2,
+        "restarts": {"pod": "many"},
+        "spent": ["a"],
+        "progress": 4,
+        "checkpoint": [],
+        "productiveSeconds": {},
+    },
+    "no finite numbers": {"attempt": 2, "revision": float("nan"), "productiveSeconds": float("inf"), "eventId": 10**400},
+    "foreign objects": {"attempt": 2, "checkpoint": {"x": 1}, "failures": [{}], "recoveries": [{"x": 1}], "events": [{}]},
+}
+
+
+@pytest.mark.parametrize("history", GARBAGE.values(), ids=GARBAGE)
+def test_a_peer_of_another_version_cant_bring_the_coordinator_down(history: dict[str, Any]) -> None:
+    bench = Bench(2)
+    broke = {"attempt": history["attempt"], "silence": "x", "ago": None, "step": "5"}
+    bench.join(0, history=history, interrupted=broke, crashed=True)
+    bench.join(1, history=history, interrupted="?")
+    assert bench.coordinator.phase == "Running"
+    attempt = bench.messages("start")[0][1]["attempt"]
+    bench.say(0, "failed", attempt=attempt, failures=[5, {}, {"rank": "0"}, {"rank": 1, "exitCode": 1}])
+    bench.say(1, "progress", attempt=attempt, progress={"rank": "x", "step": [], "checkpoint": {}, "events": [4]})
+    bench.say(1, "progress", attempt=attempt, progress={"checkpoint": {"step": 1, "path": "p", "time": 1.0}})
+    bench.stopped(0, 1, attempt=attempt)
+    assert bench.messages("start")[-1][1]["attempt"] == attempt + 1

@@ -1,0 +1,167 @@
+"""Handshakes that take their time: neither hints nor other agents' handshakes break them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dtj_agent.net import http_response
+from dtj_agent.net.auth import Session
+from dtj_agent.net.dialer import Dialer
+from dtj_agent.net.link import Link
+from dtj_agent.net.loop import Loop
+from dtj_agent.net.resolver import Resolver
+from dtj_agent.net.server import Server
+from dtj_contract import names
+
+SECRET = b"5e" * 32
+PATIENCE = 90.0
+
+
+class Running:
+    """A loop in a thread, and a server on it."""
+
+    def __init__(self, peers: int) -> None:
+        self.loop = Loop()
+        self.links: list[Link] = []
+        self.linked = threading.Event()
+        pages = {"/healthz": lambda request: http_response.text(200, "ok\n")}
+        self.server = Server(self.loop, ("127.0.0.1", 0), SECRET, pages, self._link, *([peers] if peers else []))
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+
+    def _link(self, link: Link, address: str) -> None:
+        self.links.append(link)
+        self.linked.set()
+
+    def do(self, what: Callable[[], object]) -> None:
+        """Runs it in the loop's thread, and returns when it has run."""
+        done = threading.Event()
+        self.loop.soon(lambda: (what(), done.set()))  # type: ignore[func-returns-value, arg-type, return-value]
+        assert done.wait(PATIENCE)
+
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), PATIENCE, (source, 0))
+
+    def close(self) -> None:
+        self.do(self.server.close)
+        self.loop.soon(self.loop.stop)
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(params=[0], ids=[""])
+def running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr(names, "HANDSHAKE_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr(names, "CONNECT_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr(names, "MAX_UNPROVEN_CONNECTIONS", 8)
+    running = Running(request.param)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def listeners() -> Iterator[list[socket.socket]]:
+    """Coordinators that accept and say nothing by themselves."""
+    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    for listener in found:
+        listener.settimeout(PATIENCE)
+    yield found
+    for listener in found:
+        listener.close()
+
+
+def answer(conn: socket.socket) -> None:
+    """The coordinator's side of the handshake, at last."""
+    session = Session(SECRET, client=False)
+    conn.settimeout(PATIENCE)
+    while not session.proven:
+        data = conn.recv(4096)
+        assert data, "the caller has given up"
+        session.feed(data)
+        conn.sendall(session.take_reply())
+
+
+def dialling(running: Running, listener: socket.socket) -> tuple[Dialer, threading.Event]:
+    opened = threading.Event()
+    dialer = Dialer(running.loop, Resolver(running.loop), SECRET, listener.getsockname())
+    dialer.on_open = lambda link: opened.set()
+    running.do(dialer.start)
+    return dialer, opened
+
+
+def test_hints_at_the_address_that_is_being_called_leave_the_call_alone(running: Running, listeners: list[socket.socket]) -> None:
+    """Every member that has found a slow coordinator hints at it once a second."""
+    dialer, opened = dialling(running, listeners[0])
+    conn, _ = listeners[0].accept()
+    with conn:
+        for _ in range(5):
+            running.do(lambda: dialer.hint(listeners[0].getsockname()))
+        answer(conn)
+        assert opened.wait(PATIENCE)
+    running.do(dialer.stop)
+
+
+def test_a_round_is_diverted_by_one_hint_and_no_other(running: Running, listeners: list[socket.socket]) -> None:
+    dialer, opened = dialling(running, listeners[0])
+    first, _ = listeners[0].accept()
+    with first:
+        running.do(lambda: dialer.hint(listeners[1].getsockname()))
+        second, _ = listeners[1].accept()
+    with second:
+        running.do(lambda: dialer.hint(listeners[2].getsockname()))
+        answer(second)
+        assert opened.wait(PATIENCE)
+    running.do(dialer.stop)
+
+
+def greet(running: Running, source: str = "127.0.0.1") -> tuple[socket.socket, Session]:
+    """A caller that has greeted and got its answer, and has proven nothing yet."""
+    session = Session(SECRET, client=True)
+    sock = running.connect(source)
+    sock.sendall(session.greeting())
+    session.feed(sock.recv(4096))
+    return sock, session
+
+
+def prove(running: Running, sock: socket.socket, session: Session) -> None:
+    running.linked.clear()
+    sock.sendall(session.take_reply())
+    assert running.linked.wait(PATIENCE)
+
+
+def close(*socks: socket.socket) -> None:
+    for sock in socks:
+        sock.close()
+
+
+@pytest.mark.parametrize("running", [20], indirect=True, ids=["20 peers"])
+def test_all_members_may_shake_hands_at_once(running: Running) -> None:
+    callers = [greet(running) for _ in range(40)]
+    for sock, session in callers:
+        prove(running, sock, session)
+    assert len(running.links) == 40
+    close(*[sock for sock, _ in callers])
+
+
+def test_who_has_not_greeted_goes_before_who_has(running: Running) -> None:
+    caller, session = greet(running)
+    silent = [running.connect() for _ in range(8)]
+    assert silent[0].recv(1) == b""
+    prove(running, caller, session)
+    close(caller, *silent)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
+def test_one_address_takes_no_room_from_the_others(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "MAX_UNPROVEN_OF_SOURCE", 2)
+    silent = running.connect()
+    greedy = [greet(running, "127.0.0.2")[0] for _ in range(12)]
+    assert greedy[0].recv(1) == b""
+    silent.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert silent.recv(4096).startswith(b"HTTP/1.1 200")
+    close(silent, *greedy)

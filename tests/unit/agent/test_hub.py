@@ -1,0 +1,79 @@
+"""The shell around the coordinator: whatever goes wrong with one effect, the next ones are done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtj_agent.coordinator_shell import Hub
+from dtj_agent.errors import WireError
+from dtj_agent.group import effects
+from dtj_agent.net.auth import Session
+from dtj_contract import names
+
+
+class Coordinator:
+    """Answers each join with the effects that it was given."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[effects.Effect]] = []
+
+    def joined(self, conn: int, hello: Any, now: Any) -> list[effects.Effect]:
+        return self.answers.pop(0)
+
+    def left(self, conn: int, silence: float, now: Any) -> list[effects.Effect]:
+        return [effects.Log(f"{conn} left")]
+
+
+class Link:
+    """Seals as a real one does."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.sent: list[Any] = []
+        self.closed = ""
+        self.on_close: Any = None
+
+    def send(self, message: Any) -> None:
+        Session(b"k" * 32, client=False).seal(message)
+        self.sent.append(message)
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+        self.on_close(reason, 0.0)
+
+
+class Loop:
+    def clock(self) -> float:
+        return 0.0
+
+
+def hub() -> tuple[Hub, Coordinator, list[str]]:
+    log: list[str] = []
+    coordinator = Coordinator()
+    return Hub(Loop(), coordinator, None, log.append), coordinator, log  # type: ignore[arg-type]
+
+
+def test_a_message_too_long_ends_the_link_that_it_was_for_and_no_other() -> None:
+    one, coordinator, log = hub()
+    first, second = Link(1), Link(2)
+    huge = {"type": "history", "history": "x" * names.MAX_FRAME_BYTES}
+    coordinator.answers = [[], [effects.Send(1, huge), effects.Send(2, {"type": "beat"})]]
+    one.join(first, {})  # type: ignore[arg-type]
+    one.join(second, {})  # type: ignore[arg-type]
+    assert "too long" in first.closed
+    assert (second.closed, second.sent) == ("", [{"type": "beat"}])
+    assert [line for line in log if "can't be sent" in line]
+    assert "1 left" in log
+
+
+def test_an_effect_that_raises_does_not_stop_those_after_it() -> None:
+    one, coordinator, _ = hub()
+    one._log = lambda text: (_ for _ in ()).throw(WireError(text))  # type: ignore[method-assign]
+    coordinator.answers = [[effects.Log("breaks")], [effects.Send(2, {"type": "beat"})]]
+    with pytest.raises(WireError):
+        one.join(Link(1), {})  # type: ignore[arg-type]
+    second = Link(2)
+    one.join(second, {})  # type: ignore[arg-type]
+    assert second.sent == [{"type": "beat"}]

@@ -1,0 +1,111 @@
+"""A launcher in the command serves MASTER_PORT itself, so the agent must leave it free."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtj_agent.workers.launchers import is_launcher
+from tests.unit.agent.harness import running
+
+LAUNCHERS = {
+    "torchrun": ["torchrun", "--nnodes", "2", "train.py"],
+    "torchrun by its path": ["/opt/venv/bin/torchrun", "train.py"],
+    "python -m": ["python3", "-u", "-m", "torch.distributed.run", "train.py"],
+    "the old name": ["python", "-m", "torch.distributed.launch", "--use_env", "train.py"],
+    "accelerate": ["accelerate", "launch", "train.py"],
+    "accelerate as a module": ["python3", "-m", "accelerate.commands.launch", "train.py"],
+    "deepspeed": ["deepspeed", "--num_gpus", "8", "train.py"],
+    "a shell": ["bash", "-c", "cd /app && exec torchrun --master_port=$MASTER_PORT train.py"],
+    "a shell and a module": ["sh", "-c", "python -m torch.distributed.run train.py"],
+    "behind env": ["env", "A=1", "torchrun", "train.py"],
+    "behind numactl": ["numactl", "--cpunodebind=0", "accelerate", "launch", "train.py"],
+}
+OTHERS = {
+    "python": ["python3", "-u", "train.py", "--launcher", "torchrun"],
+    "a module": ["python3.11", "-u", "-m", "train", "-m", "torch.distributed.run"],
+    "a strategy of that name": ["python3", "train.py", "--strategy", "deepspeed"],
+    "a shell": ["bash", "-c", "python train.py"],
+    "a shell and a longer name": ["bash", "-c", "python my-torchrun-free.py --deepspeed_config=x"],
+    "accelerate's other commands": ["bash", "-c", "accelerate env; python train.py"],
+    "a missing script": ["bash", "/no/such/run.sh"],
+    "python -m without a name": ["python3", "-m"],
+}
+
+
+@pytest.mark.parametrize("command", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_a_command_with_a_launcher_is_found(command: list[str]) -> None:
+    assert is_launcher(command)
+
+
+@pytest.mark.parametrize("command", OTHERS.values(), ids=OTHERS)
+def test_a_command_without_a_launcher_is_none(command: list[str]) -> None:
+    assert not is_launcher(command)
+
+
+def test_a_launcher_in_a_shell_script_is_found(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/bash\nset -e\ntorchrun \\\n  train.py\n")
+    assert is_launcher(["bash", str(script)])
+    assert is_launcher([str(script)])
+    script.write_text("#!/bin/bash\n# once: torchrun train.py\npython train.py\n")
+    assert not is_launcher(["bash", str(script)])
+    script.write_bytes(b"\0 torchrun ")
+    assert not is_launcher([str(script)])
+
+
+INNER = """
+import os, socket, sys
+served = os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+sock = socket.socket(socket.AF_INET6)
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+sock.bind(("::", int(os.environ["MASTER_PORT"])))
+sock.listen()
+print("served by the agent: " + served, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "environ"),
+    [("torchrun", {}), ("serves.py", {"TORCHELASTIC_USE_AGENT_STORE": "False"})],
+    ids=["a launcher", "a script that says so"],
+)
+def test_master_port_is_free_for_who_serves_it_itself(tmp_path: Path, name: str, environ: dict[str, str]) -> None:
+    """As torchrun's static rendezvous does: on every address."""
+    if not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("no IPv6 here")
+    script = tmp_path / name
+    script.write_text(f"#!{sys.executable}\n{INNER}")
+    script.chmod(0o755)
+    with running(tmp_path, 1, [str(script)], DTJ_MAX_RESTARTS="0", **environ) as group:
+        assert group.wait_exit(0) == 0, group.logs()
+        assert "served by the agent: False" in group.log(0)
+
+
+REDUCE = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum %d" % total.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+def test_a_torchrun_in_each_pod_meets_the_others_on_master_port(tmp_path: Path) -> None:
+    """The command that Kubeflow's users write."""
+    script = tmp_path / "reduce.py"
+    script.write_text(REDUCE)
+    torchrun = (
+        f"exec {sys.executable} -m torch.distributed.run --nnodes=$WORLD_SIZE --nproc-per-node=1 --node-rank=$RANK"
+        f" --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT {script}"
+    )
+    environ = {"GLOO_SOCKET_IFNAME": "lo", "DTJ_MAX_RESTARTS": "0"}
+    with running(tmp_path, 2, ["bash", "-c", torchrun], **environ) as group:
+        assert [group.wait_exit(0, 240), group.wait_exit(1, 240)] == [0, 0], group.logs()
+        assert [group.log(ordinal).count("sum 2") for ordinal in (0, 1)] == [1, 1]

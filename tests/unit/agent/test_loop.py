@@ -1,0 +1,63 @@
+"""The event loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+from dtj_agent.net.loop import READ, Loop
+
+
+def test_a_socket_that_a_callback_has_closed_is_not_called_though_it_was_ready() -> None:
+    """Nor is another one that has got its file descriptor meanwhile."""
+    loop = Loop()
+    ends = [socket.socketpair() for _ in range(2)]
+    called: list[str] = []
+    fresh: list[socket.socket] = []
+
+    def first(other: int) -> None:
+        called.append("once")
+        loop.unwatch(ends[other][0])
+        ends[other][0].close()
+        fresh.append(socket.socket())
+        loop.watch(fresh[0], READ, lambda events: called.append("fresh"))
+
+    loop.watch(ends[0][0], READ, lambda events: first(1))
+    loop.watch(ends[1][0], READ, lambda events: first(0))
+    for _, writer in ends:
+        writer.send(b"x")
+    loop.run_once()
+    assert called == ["once"]
+    for sock in (*fresh, *[end for pair in ends for end in pair]):
+        sock.close()
+
+
+def test_timers_run_in_order_of_time_then_of_asking_and_after_input() -> None:
+    time = [0.0]
+    loop = Loop(clock=lambda: time[0])
+    called: list[str] = []
+    loop.later(2.0, lambda: called.append("late"))
+    loop.later(1.0, lambda: called.append("a"))
+    loop.later(1.0, lambda: called.append("b"))
+    loop.later(1.0, lambda: called.append("cancelled")).cancel()
+    reader, writer = socket.socketpair()
+    loop.watch(reader, READ, lambda events: (called.append("input"), loop.unwatch(reader))[0])
+    writer.send(b"x")
+    time[0] = 5.0  # a long pause: what was sent meanwhile is read before anyone is called dead
+    loop.run_once()
+    assert called == ["input", "a", "b", "late"]
+    reader.close()
+    writer.close()
+
+
+def test_a_signal_is_a_callback_of_the_loop() -> None:
+    loop = Loop()
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        loop.on_signal(signal.SIGUSR1, loop.stop)
+        loop.later(0.0, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        loop.run()
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,192 @@
+"""Pod 0 is replaced and lives on: the control plane has lost its node, while its kubelet and the pod network work.
+
+Real agents. Their names are looked up in a file, which stands for the cluster's DNS: pod 0's name leads to the pod that the
+API server knows. Each pod has a loopback address of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_contract import names
+from tests.lib.ports import free_port
+from tests.unit.agent.harness import Group, is_alive, kill, token, wait_for
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
+
+# An agent whose names lead where $HOSTS says at the moment; each question is noted.
+PROGRAM = """
+import os, socket
+real = socket.getaddrinfo
+def lookup(host, port, *args, **kwargs):
+    with open(os.environ["HOSTS"]) as file:
+        hosts = dict(line.split() for line in file)
+    if host in hosts:
+        with open(os.environ["ASKED"], "a") as file:
+            file.write(host + "\\n")
+    return real(hosts.get(host, host), port, *args, **kwargs)
+socket.getaddrinfo = lookup
+from dtj_agent.main import main
+main()
+"""
+
+
+class Named(Group):
+    """A group whose pods have names and addresses; `replace_pod_0` leaves the old one alive."""
+
+    def __init__(self, folder: Path, replicas: int, **environ: str) -> None:
+        super().__init__(folder, replicas, program=[sys.executable, "-c", PROGRAM], **environ)
+        self.addresses = [f"127.0.7.{10 + ordinal}" for ordinal in range(replicas)]
+        self.port = common_port([*self.addresses, "127.0.7.99"])
+        self.peers = f"j-{{}}.test:{self.port}"
+        self.hosts = folder / "hosts"
+        self.point()
+
+    def point(self) -> None:
+        """DNS answers with where the pods are now."""
+        (self.folder / "hosts.new").write_text("".join(f"j-{o}.test {a}\n" for o, a in enumerate(self.addresses)))
+        (self.folder / "hosts.new").rename(self.hosts)
+
+    def start(self, *ordinals: int, **environ: str) -> None:
+        for ordinal in ordinals or range(self.replicas):
+            asked = {"ASKED": str(self.folder / f"asked-{ordinal}"), "HOSTS": str(self.hosts)}
+            listen = {names.ENV_LISTEN: f"{self.addresses[ordinal]}:{self.port}"}
+            super().start(ordinal, **{**listen, **asked, **environ})
+
+    def replace_pod_0(self) -> None:
+        """The API's pod 0 is a new one, without a memory, at another address."""
+        self.addresses[0] = "127.0.7.99"
+        self.start(0, **{names.ENV_STATE_DIR: str(self.folder / "new-disk")})
+        self.point()
+
+    def start_old_pod_0(self) -> None:
+        """Its kubelet starts its container again."""
+        new = self.agents[0]
+        self.start(0, **{names.ENV_LISTEN: f"127.0.7.10:{self.port}", names.ENV_TERMINATION_LOG: str(self.folder / "old-end")})
+        self.agents[0] = new
+
+    def get(self, ordinal: int, path: str, authorization: str = "") -> bytes:
+        return self.get_at(self.addresses[ordinal], path, authorization)
+
+    def get_at(self, address: str, path: str, authorization: str = "") -> bytes:
+        request = f"GET {path} HTTP/1.1\r\nAuthorization: {authorization}\r\n\r\n".encode()
+        with socket.create_connection((address, self.port), 20) as sock:
+            sock.sendall(request)
+            answer = b"".join(iter(lambda: sock.recv(65536), b""))
+        if not answer:
+            raise ConnectionResetError("no answer")
+        return answer.partition(b"\r\n\r\n")[2]
+
+    def old_status(self) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = json.loads(self.get_at("127.0.7.10", "/status", token()))
+        except (OSError, ValueError):
+            return {}
+        return status
+
+    def asked(self, ordinal: int) -> int:
+        """How often this agent has looked pod 0's name up."""
+        path = self.folder / f"asked-{ordinal}"
+        return path.read_text().count("j-0.test") if path.exists() else 0
+
+
+def common_port(addresses: list[str]) -> int:
+    """A port that is free on all of them, below those that the kernel hands out: nothing else takes it meanwhile."""
+    for _ in range(500):
+        port = free_port()
+        sockets = [socket.socket() for _ in addresses]
+        try:
+            for sock, address in zip(sockets, addresses, strict=True):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind((address, port))
+            return port
+        except OSError:
+            continue
+        finally:
+            for sock in sockets:
+                sock.close()
+    raise AssertionError("no port is free")
+
+
+@contextmanager
+def running(folder: Path, replicas: int, **environ: str) -> Iterator[Named]:
+    group = Named(folder, replicas, **environ)
+    try:
+        group.start()
+        yield group
+    finally:
+        group.close()
+        pids = [int(path.read_text() or 0) for path in group.plan.glob("pid-*")]
+        wait_for(lambda: not any(is_alive(pid) for pid in pids if pid), why="workers outlive their agents")
+
+
+def ends_well(group: Named, attempt: int) -> None:
+    status = group.status()
+    assert (status["attempt"], status["phase"], len(status["members"])) == (attempt, "Running", group.replicas), group.logs()
+    group.tell("finish")
+    assert [group.wait_exit(ordinal) for ordinal in range(group.replicas)] == [0] * group.replicas
+    assert [(group.outcome(o)["result"], group.outcome(o)["attempt"]) for o in range(group.replicas)] == [
+        ("Succeeded", attempt)
+    ] * group.replicas
+
+
+def test_a_coordinator_that_was_replaced_but_lives_on_gets_no_member_back(tmp_path: Path) -> None:
+    with running(tmp_path, 3) as group:
+        group.wait_attempt(1)
+        group.replace_pod_0()
+        group.wait_attempt(2)
+        replaced = "another coordinator of this job has begun attempt 2"
+        wait_for(lambda: group.old_status().get("phaseMessage") == replaced, why=group.logs())
+        ends_well(group, 2)
+
+
+def test_a_replaced_coordinator_that_starts_again_gets_no_member_back(tmp_path: Path) -> None:
+    """Its process is new, its pod is not."""
+    with running(tmp_path, 3) as group:
+        group.wait_attempt(1)
+        old = group.agents[0]
+        group.replace_pod_0()
+        group.wait_attempt(2)
+        kill(old.pid)
+        old.wait()
+        asked = [group.asked(ordinal) for ordinal in (1, 2)]
+        group.start_old_pod_0()
+
+        def called() -> bool:
+            """It calls its members each second; each of them looks up to whom pod 0's name leads, and stays."""
+            return all(group.asked(o) >= before + 3 for o, before in zip((1, 2), asked, strict=True))
+
+        wait_for(lambda: called() or group.old_status().get("attempt", 0) > 1, why=group.logs())
+        status = wait_for(group.old_status, why=group.logs())
+        assert (status["attempt"], status["outcome"]) == (1, None)
+        ends_well(group, 2)
+
+
+def test_an_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> None:
+    """A pod was told it by a coordinator that had been replaced."""
+    with running(tmp_path, 2) as group:
+        group.wait_attempt(1)
+        kill(group.worker(1))
+        group.wait_attempt(2)
+        group.agents[1].kill()
+        group.wait_exit(1)
+        final = {
+            "version": 1, "uid": "uid-1", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "attempt": 1,
+            "restarts": {"inPlace": 0, "pod": 0, "counted": 0}, "failure": None, "progress": None, "checkpoint": None,
+            "recoveries": [], "productiveSeconds": 0.0, "time": 0.0,
+        }  # fmt: skip
+        disk = tmp_path / "told"
+        disk.mkdir()
+        (disk / names.OUTCOME_FILE).write_text(json.dumps(final))
+        group.start(1, **{names.ENV_STATE_DIR: str(disk)})
+        group.wait_attempt(3)
+        assert not (disk / names.OUTCOME_FILE).exists()
+        ends_well(group, 3)

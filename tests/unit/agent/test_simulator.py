@@ -1,0 +1,49 @@
+"""The group as a whole, run through many worlds: see simulator.py for what is simulated and which invariants hold."""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import pytest
+
+from tests.unit.agent.simulator import World
+
+SEEDS = int(os.environ.get("DTJ_SIMULATOR_SEEDS", "600"))
+BATCHES = 12
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_whatever_breaks_the_group_keeps_its_invariants_and_the_job_ends(batch: int) -> None:
+    """Attempts grow, ranks are contiguous, no pod runs two attempts, the outcome is one and final; and it comes."""
+    for seed in range(batch, SEEDS, BATCHES):
+        World(seed).run()
+
+
+def test_the_worlds_are_worth_running() -> None:
+    """They restart in place and after lost pods, end in success and in failure: the invariants were under load."""
+    seen: collections.Counter[str] = collections.Counter()
+    for seed in range(40):
+        world = World(seed).run()
+        outcome = world.outcomes[0]
+        seen[outcome["reason"]] += 1
+        for recovery in outcome["recoveries"]:
+            seen[recovery["kind"]] += 1
+            seen[recovery["reason"]] += 1
+    assert {
+        "AllWorkersSucceeded",
+        "RestartBudgetSpent",
+        "InPlace",
+        "Pod",
+        "WorkerFailed",
+        "PodLost",
+        "AgentCrashed",
+        "ConnectionLost",
+        "WorkerStuck",
+    } <= set(seen), seen
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = World(7).run(), World(7).run()
+    assert first.log == second.log
+    assert first.time == second.time

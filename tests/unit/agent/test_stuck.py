@@ -1,0 +1,136 @@
+"""A worker that SIGKILL can't end, for real: it sleeps in a volume that hangs. Its pod is given up, not the group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtj_contract import names
+from tests.unit.agent.bench import Bench
+from tests.unit.agent.harness import Group, kill, wait_for
+from tests.unit.agent.hung_volume import hung_volume, possible
+
+# An agent that is less patient than a real one; nothing else of it differs.
+IMPATIENT = "from dtj_contract import names; names.STUCK_SECONDS = 0.5; from dtj_agent.main import main; main()"
+# A rank that is told to reads the volume, and is never seen again.
+READER = """
+import os, sys
+sys.path.insert(0, os.environ["PLAN"] + "/..")
+def read():
+    if os.environ["RANK"] == "1" and os.environ["DTJ_ATTEMPT"] == "1":
+        open(os.environ["VOLUME"] + "/data").read()
+        open(os.environ["PLAN"] + "/woke", "w").close()
+import threading
+threading.Thread(target=read).start()
+exec(open(os.environ["PLAN"] + "/../worker.py").read())
+"""
+
+needs_root = pytest.mark.skipif(not possible(), reason="mounting a file system needs root and /dev/fuse")
+
+
+def state_of(pid: int) -> str:
+    """As ps shows it; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def stuck_group(tmp_path: Path) -> Group:
+    """Two agents, the first attempt of which is running, with rank 1 in the volume's hands."""
+    (tmp_path / "reader.py").write_text(READER)
+    command = [sys.executable, "-u", str(tmp_path / "reader.py")]
+    program = [sys.executable, "-c", IMPATIENT]
+    group = Group(tmp_path, 2, command, program, VOLUME=str(tmp_path / "volume"))
+    group.start()
+    group.wait_attempt(1)
+    return group
+
+
+@needs_root
+def test_the_group_goes_on_in_a_new_pod_while_the_old_ones_worker_still_does_not_die(tmp_path: Path) -> None:
+    with hung_volume(tmp_path / "volume"):
+        group = stuck_group(tmp_path)
+        try:
+            pid = group.worker(1)
+            kill(group.worker(0))
+            status = wait_for(lambda: (s := group.status()).get("phaseReason") == "WorkerStuck" and s, why=group.logs())
+            assert state_of(pid) in "DZ"
+            assert [t for t in os.listdir(f"/proc/{pid}/task") if "D" in state_of(int(t))], "it sleeps uninterruptibly"
+            assert (status["phase"], status["waitingFor"]) == ("Rendezvous", [1])
+            assert [member["state"] for member in status["members"]] == ["idle", names.MEMBER_STUCK]
+            failure = status["failures"][-1]
+            assert (failure["reason"], failure["pod"]) == ("WorkerStuck", "j-1")
+            assert f"processes {pid} do not die of SIGKILL" in failure["message"]
+
+            group.agents[1].send_signal(signal.SIGTERM)  # the operator deletes the pod
+            assert group.wait_exit(1) == names.EXIT_TERMINATED
+            group.start(1, DTJ_STATE_DIR=str(tmp_path / "new-pod"))
+            group.wait_attempt(2)
+            assert state_of(pid), "the old one is still there"
+            (recovery,) = group.status()["recoveries"]
+            assert (recovery["kind"], recovery["reason"], recovery["counted"]) == ("Pod", "WorkerStuck", True)
+        finally:
+            group.close()
+    wait_for(lambda: state_of(pid) in ("", "Z"), why="the volume has let go")
+    assert not (group.plan / "woke").exists(), "the signal was the first that it got"
+
+
+@needs_root
+def test_a_worker_that_is_let_go_in_time_costs_no_pod(tmp_path: Path) -> None:
+    with hung_volume(tmp_path / "volume") as volume:
+        group = stuck_group(tmp_path)
+        try:
+            kill(group.worker(0))
+            wait_for(lambda: group.status().get("phaseReason") == "WorkerStuck", why=group.logs())
+            volume.kill()
+            group.wait_attempt(2)
+            assert group.agents[1].poll() is None
+        finally:
+            group.close()
+
+
+def test_a_new_pod_takes_the_place_of_a_stuck_one_that_still_talks() -> None:
+    """The old one's node can't end it either, and its agent goes on with its heartbeats."""
+    bench = Bench(2).running()
+    bench.fail(0)
+    bench.stopped(0)
+    bench.say(1, "stuck", attempt=1, what="processes 7 do not die")
+    assert bench.coordinator.phase == "Rendezvous"
+    bench.join(1, generation=1, incarnation="new")
+    assert bench.closed == [1]
+    assert [ordinal for ordinal, message in bench.messages("start") if message["attempt"] == 2] == [0, 1]
+
+
+def test_it_is_counted_as_a_failure_and_once_though_a_worker_failed_too() -> None:
+    bench = Bench(2, max_restarts=0).running()
+    bench.fail(0)
+    bench.stopped(0)
+    bench.say(1, "stuck", attempt=1, what="processes 7 do not die")
+    final = bench.coordinator.outcome
+    assert final is not None
+    assert (final["reason"], final["failure"]["reason"]) == ("RestartBudgetSpent", "WorkerStuck")
+    assert "processes 7 do not die" in final["message"]
+    assert [failure["reason"] for failure in bench.coordinator.history.failures] == ["WorkerStuck"]
+
+
+def test_an_agent_that_never_says_what_became_of_its_workers_is_not_waited_for_without_end() -> None:
+    bench = Bench(2).running()
+    bench.fail(0)
+    bench.stopped(0)
+    bench.wait(2 * names.STUCK_SECONDS)
+    assert bench.coordinator.phase == "Stopping"
+    bench.wait(1)
+    assert (bench.coordinator.phase, bench.coordinator.waiting_for) == ("Rendezvous", [1])
+
+
+def test_a_stuck_member_still_takes_the_outcome_and_stays_to_tell_it() -> None:
+    """Its container could not end, so its termination message would never be read."""
+    bench = Bench(1, max_restarts=0).running()
+    bench.fail(0)
+    bench.say(0, "stuck", attempt=1, what="processes 7 do not die")
+    assert [ordinal for ordinal, _ in bench.messages("finish")] == [0]

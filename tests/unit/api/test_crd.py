@@ -1,0 +1,87 @@
+"""The CustomResourceDefinition is structural, small, and what the repository has in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dtj_core.api import crd, docs
+from dtj_core.api.rules import VALIDATIONS
+
+ROOT = Path(__file__).parents[3]
+
+
+def nodes(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+        for value in node.values():
+            yield from nodes(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from nodes(value)
+
+
+def test_generated_files_are_up_to_date() -> None:
+    done = subprocess.run([sys.executable, ROOT / "hack/generate.py", "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_fails_on_a_file_that_differs(tmp_path: Path) -> None:
+    copy = tmp_path / "crd.yaml"
+    copy.write_text("old")
+    command = [sys.executable, ROOT / "hack/generate.py", "--check", "--chart", copy]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert str(copy) in done.stderr
+    assert copy.read_text() == "old"
+
+
+def test_the_crd_fits_into_the_annotation_of_kubectl_apply_many_times() -> None:
+    assert len(crd.render().encode()) <= 96 * 1024
+
+
+def test_the_schema_is_structural() -> None:
+    for node in nodes(crd.schema()):
+        if "type" in node and isinstance(node["type"], str):
+            assert not {"$ref", "anyOf", "title", "additionalProperties"} & {k for k, v in node.items() if v in (True, False)}
+        assert "$ref" not in node
+        assert "anyOf" not in node
+
+
+def test_every_list_and_text_that_a_rule_looks_at_is_bounded() -> None:
+    spec = crd.schema()["properties"]["spec"]
+    for node in nodes(spec):
+        if node.get("type") == "array":
+            assert "maxItems" in node
+        if node.get("type") == "string":
+            assert {"maxLength", "enum"} & set(node) or node == {"type": "string"}, node
+
+
+def test_every_rule_has_a_message_that_reads_as_one_sentence() -> None:
+    rules = [rule for node in nodes(crd.schema()) for rule in node.get(VALIDATIONS, ())]
+    assert len(rules) > 20
+    for rule in rules:
+        assert 10 < len(rule["message"]) <= 160, rule
+        assert "\n" not in rule["message"]
+
+
+def test_conditions_are_a_list_map_by_type() -> None:
+    conditions = crd.schema()["properties"]["status"]["properties"]["conditions"]
+    assert conditions["x-kubernetes-list-type"] == "map"
+    assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+
+
+def test_the_yaml_is_what_the_models_say() -> None:
+    assert yaml.safe_load(crd.render()) == crd.crd()
+
+
+def test_the_reference_page_names_every_field() -> None:
+    page = docs.render()
+    for node in nodes(crd.schema()["properties"]["spec"]):
+        for name in node.get("properties", ()) if isinstance(node.get("properties"), dict) else ():
+            assert f"`{name}`" in page, name

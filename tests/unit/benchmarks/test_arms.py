@@ -1,0 +1,39 @@
+"""Every arm of the throughput benchmark trains, and has the bare loop's losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trainer.ranks import finished
+
+
+def short_trial() -> None:
+    from benchmarks.trainer import throughput
+    from benchmarks.trainer.arms import installed
+    from benchmarks.trainer.workloads import mlp
+    from dtj_trainer.config import TrainerConfig
+    from dtj_trainer.trainer import Trainer
+
+    with Trainer(TrainerConfig(steps=1)) as trainer:
+        rows = throughput.measure_in(trainer, 0, mlp(8, steps=10))  # the round before the first trial; raises where losses differ
+        assert list(rows) == installed()
+
+
+@pytest.mark.torch
+def test_all_arms_do_the_same_work(tmp_path: Path) -> None:
+    finished(2, short_trial, tmp_path)
+
+
+def one_save_each(folder: str) -> None:
+    from benchmarks.trainer.checkpoint import BEST_DCP, Bench, _stalls
+
+    rows = _stalls(Bench(Path(folder), width=8), 1)
+    assert BEST_DCP in rows
+    assert all(len(stalls) == 1 for stalls in rows.values()), rows
+
+
+@pytest.mark.torch
+def test_every_way_to_save_runs_for_one_trial(tmp_path: Path) -> None:
+    finished(2, one_save_each, tmp_path, str(tmp_path / "saves"))

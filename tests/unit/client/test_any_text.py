@@ -1,0 +1,34 @@
+"""A job file in JSON or YAML gives the texts that kubectl would send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj import jobfile
+from tests.unit.api.texts import ANY_TEXT, as_stored
+
+JOB: dict[str, Any] = {
+    "apiVersion": "training.dtj.dev/v1alpha1",
+    "kind": "DistributedTrainingJob",
+    "metadata": {"name": "j"},
+    "spec": {"image": "i", "entrypoint": {"script": "/train.py"}},
+}
+
+
+@pytest.mark.parametrize("text", ANY_TEXT.values(), ids=ANY_TEXT)
+def test_any_text_of_a_json_file_is_read_as_the_api_server_reads_it(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(JOB | {"spec": {"image": "i", "entrypoint": {"script": "/train.py", "args": [text]}}}))
+    job = jobfile.load_one(str(file))
+    assert job["spec"]["entrypoint"]["args"] == [as_stored(text)]
+    jobfile.check(job, str(file))
+
+
+def test_an_unquoted_date_of_a_yaml_file_is_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(JOB).replace('"metadata": {', '"metadata": {"annotations": {"since": 2026-11-22}, '))
+    assert jobfile.load_one(str(file))["metadata"]["annotations"] == {"since": "2026-11-22"}

@@ -1,0 +1,104 @@
+"""`dtj run` refuses what the API server would refuse, with exit code 2 and the field's name, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtj.main import main
+from tests.unit.client.support import job_yaml
+
+TOO_LONG = "n" * 60
+JOBS = {
+    "unknown field": (job_yaml(more="  replica: 3"), "spec.replica: unknown field; did you mean replicas?"),
+    "a number as an argument": (
+        job_yaml().replace('["60"]', "[--epochs, 30]"),
+        'spec.entrypoint.args[1]: must be a text, not 30; quote it: "30"',
+    ),
+    "another backend": (job_yaml().replace("gloo", "mpi"), "'gloo', not 'mpi'"),
+    "resources in the spec": (
+        job_yaml(more="  resources: {limits: {cpu: 1}}"),
+        "spec.resources: unknown field; write it in spec.template.spec.containers[0].resources",
+    ),
+    "a claim without its volume": (
+        job_yaml().replace("volume: {claimName: shared}", "claimName: shared"),
+        "spec.checkpoint.claimName: unknown field; write volume: {claimName: …}",
+    ),
+    "an emptyDir": (
+        job_yaml().replace("claimName: shared", "emptyDir: {}"),
+        "spec.checkpoint.volume.emptyDir: unknown field; an emptyDir is lost with its pod",
+    ),
+    "out of range": (job_yaml(more="  activeDeadlineSeconds: 0"), "spec.activeDeadlineSeconds: "),
+    "a rule": (job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"), "metadata.name must have at most 52 characters"),
+    "suspended": (job_yaml(more="  suspend: true"), "spec.suspend: the job would never start"),
+    "no YAML": ("a: [", "not valid YAML: line 1, column 5: "),
+    "a tab": ("a:\n\tb: 1", "not valid YAML: line 2, column 1: found character '\\t'"),
+    "not a job": (
+        "kind: Pod\napiVersion: v1\nmetadata: {name: x}",
+        "not a job but v1, Pod; write apiVersion: training.dtj.dev/v1alpha1",
+    ),
+    "a list": ("[1]", "not a job but list"),
+    "no name": (job_yaml().replace("{name: count}", "{}"), "metadata.name: required"),
+    "a namespace that is a path": (
+        job_yaml().replace("{name: count}", "{name: count, namespace: ../..}"),
+        "metadata.namespace '../..': write a name of a-z, 0-9",
+    ),
+    "a claim that is a path": (
+        job_yaml().replace("claimName: shared", "claimName: /home"),
+        "spec.checkpoint.volume.claimName '/home': write a name",
+    ),
+    "empty": ("", "empty; it must hold a DistributedTrainingJob"),
+    "two jobs": (job_yaml() + "---\n" + job_yaml(), "holds 2 jobs; dtj run takes one"),
+}
+FAULTS = {
+    "no step": ("worker:1", "write worker:RANK@step=STEP"),
+    "no such rank": ("worker:3@step=1", "the job has workers 0 to 2"),
+    "no such pod": ("pod:7@step=1", "the job has pods 0 to 2"),
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("text", "message"), JOBS.values(), ids=JOBS.keys())
+def test_a_bad_job_is_exit_code_2_and_the_field(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    Path("job.yaml").write_text(text)
+    assert main(["run", "job.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("dtj: job.yaml: ")
+    assert message in err
+    assert out == ""
+    assert [path.name for path in folder.iterdir()] == ["job.yaml"], "nothing was made"
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_fault_that_can_not_be_is_exit_code_2(capsys: pytest.CaptureFixture[str], fault: str, message: str) -> None:
+    Path("job.yaml").write_text(job_yaml())
+    assert main(["run", "job.yaml", "--kill", fault]) == 2
+    assert f"dtj: --kill {fault}: {message}" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "none.yaml"]) == 2
+    assert capsys.readouterr().err == "dtj: none.yaml: No such file or directory\n"
+
+
+def test_all_that_is_wrong_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(job_yaml(more="  replica: 3\n  ttl: 4"))
+    assert main(["run", "job.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("dtj: job.yaml: spec.") for line in lines)
+
+
+def test_a_file_that_is_not_utf_8_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_bytes(job_yaml().encode() + b"# caf\xe9\n")
+    assert main(["run", "job.yaml"]) == 2
+    line = 1 + job_yaml().count("\n")
+    assert capsys.readouterr().err == f"dtj: job.yaml: not valid YAML: line {line} is not UTF-8\n"

@@ -1,0 +1,60 @@
+"""The promise of a recovery, on a real training: the losses are those of a run that nobody disturbed, to the last bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.client.support import LocalRun
+
+DEMO = Path(__file__).parents[3] / "examples" / "demo.yaml"
+STEPS = 67  # 3 epochs of 1437 samples, 64 at a time
+
+
+def digits() -> str:
+    """The demo's job, smaller, with every step's loss in the log."""
+    job = yaml.safe_load(DEMO.read_text())
+    job["spec"]["replicas"] = 2
+    job["spec"]["entrypoint"]["args"] = ["--epochs", "3", "--step-time-ms", "20", "--log-every", "1"]
+    return yaml.safe_dump(job)
+
+
+def losses(run: LocalRun) -> list[tuple[int, str]]:
+    """(step, loss as printed) in the order of the log: steps done twice stand there twice."""
+    return [
+        (int(step), loss)
+        for step, loss in re.findall(r" step=(\d+) (?:.* )?loss=(\S+)", (run.run_dir / "demo-0.log").read_text())
+    ]
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+    for name in ("calm", "rough"):
+        (tmp_path / name).mkdir()
+    calm = start(folder=tmp_path / "calm", job=digits())
+    code, job = calm.wait(120)
+    assert code == 0, calm.lines()
+    assert job["status"]["attempt"] == 1
+    expected = dict(losses(calm))
+    assert sorted(expected) == list(range(1, STEPS + 1))
+
+    rough = start("--kill", "worker:1@step=30", folder=tmp_path / "rough", job=digits())
+    code, job = rough.wait(120)
+    assert code == 0, rough.lines()
+    assert job["status"]["attempt"] == 2
+    (recovery,) = job["status"]["recoveries"]
+    assert recovery["resumedStep"] >= 20
+    assert recovery["lostSteps"] <= 20, "at most one checkpoint interval of work"
+    seen = losses(rough)
+    assert {step for step, _ in seen} == set(expected)
+    assert [pair for pair in seen if pair[1] != expected[pair[0]]] == []
+    assert len(seen) > len(expected) or recovery["lostSteps"] == 0
+    final = [
+        float(accuracy) for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "demo-0.log").read_text())
+    ]
+    assert final[0] > 0.8

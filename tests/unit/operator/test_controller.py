@@ -1,0 +1,180 @@
+"""A reconcile's ways to end: done, again later, gone, refused, failed, and a bug of ours that must not hide or spread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
+from dtj_operator import errors
+from dtj_operator.agent_client import AgentClient
+from dtj_operator.controller import Controller
+from dtj_operator.kube.executor import World
+from dtj_operator.kube.observer import Key, Observer
+from dtj_operator.metrics import Metrics
+from dtj_operator.workqueue import WorkQueue
+from tests.unit.operator.fakes import FakeClient, job
+from tests.unit.operator.test_apply import SET, Recorded
+
+SETTINGS = Settings(agent_image="i", master_key=b"k" * 32)
+KEY = ("ns", "j")
+
+
+class Shell:
+    """A controller on a fake client, and its queue."""
+
+    def __init__(self, client: FakeClient, planner: Callable[[Object, Observed, float, Settings], Plan]) -> None:
+        self.metrics = Metrics("1")
+        self.queue: WorkQueue[Key] = WorkQueue(self.metrics, first_backoff=0.01)
+        self.agents = AgentClient(SETTINGS)
+        observer = Observer(client, self.agents)  # type: ignore[arg-type]
+        world = World(client, observer, Recorded(client))  # type: ignore[arg-type]
+        self.controller = Controller(self.queue, observer, world, planner, SETTINGS, self.metrics, now=lambda: 7.0)
+
+    def results(self) -> dict[str, float]:
+        samples = next(iter(self.metrics.reconcile.collect())).samples
+        return {s.labels["result"]: s.value for s in samples if s.value}
+
+    async def until(self, done: Callable[[], bool], *keys: Key) -> None:
+        """Work on these keys until `done`."""
+        for key in keys or (KEY,):
+            self.queue.add(key)
+        worker = asyncio.ensure_future(self.controller.work())
+        try:
+            async with asyncio.timeout(60):
+                while not done():
+                    await asyncio.sleep(0.001)
+        finally:
+            self.queue.close()
+            await worker
+            await self.agents.close()
+
+
+def client_with(*jobs: Any) -> FakeClient:
+    client = FakeClient()
+    for each in jobs or (job(),):
+        client.objects["distributedtrainingjobs", each["metadata"]["name"]] = each
+    return client
+
+
+def test_the_planner_gets_what_there_is_and_the_time_and_its_plan_is_carried_out() -> None:
+    client, seen = client_with(), []
+
+    def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
+        seen.append((obj["metadata"]["name"], observed.stateful_set, now, settings))
+        return Plan(actions=(Apply(body=SET),), status={"phase": "Pending"})
+
+    async def main() -> None:
+        shell = Shell(client, planner)
+        await shell.until(lambda: bool(shell.results()))
+        assert shell.results() == {"success": 1}
+
+    asyncio.run(main())
+    assert seen == [("j", None, 7.0, SETTINGS)]
+    assert client.calls[-1] == ("apply", "distributedtrainingjobs/status", "j")
+
+
+def test_a_plan_with_0_seconds_is_looked_at_again_at_once() -> None:
+    client = client_with()
+
+    async def main() -> None:
+        shell = Shell(client, lambda *_: Plan(requeue_after=0))
+        await shell.until(lambda: shell.results().get("requeue", 0) >= 3)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("there", [[], [job(deletionTimestamp="now")]])
+def test_a_job_that_is_gone_or_going_is_left_alone(there: list[Any]) -> None:
+    client = client_with(*there) if there else FakeClient()
+
+    async def main() -> None:
+        shell = Shell(client, lambda *_: pytest.fail("nothing to plan"))
+        await shell.until(lambda: bool(shell.results()))
+        assert shell.results() == {"gone": 1}
+
+    asyncio.run(main())
+    assert client.calls == [("get", "distributedtrainingjobs", "j")]
+
+
+def test_a_child_that_is_invalid_is_planned_again_at_once_with_the_servers_words() -> None:
+    client = client_with()
+    client.refuse["apply", "statefulsets", "j"] = errors.Invalid('StatefulSet "j" is invalid: spec', status=422)
+    told = []
+
+    def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
+        told.append(observed.rejection)
+        return Plan(status={"phase": "Failed"}) if observed.rejection else Plan(actions=(Apply(body=SET),))
+
+    async def main() -> None:
+        shell = Shell(client, planner)
+        await shell.until(lambda: bool(shell.results()))
+        assert shell.results() == {"requeue": 1}
+
+    asyncio.run(main())
+    assert told == [None, 'StatefulSet "j" is invalid: spec']
+    assert client.bodies[-1]["status"] == {"phase": "Failed"}
+
+
+def test_what_is_refused_for_now_is_said_at_each_look_and_asked_again_later_and_later() -> None:
+    client = client_with()
+    client.refuse["apply", "statefulsets", "j"] = errors.Forbidden("exceeded quota: q", status=403)
+    told: list[str | None] = []
+
+    def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
+        told.append(observed.refusal)
+        return Plan(actions=() if observed.refusal else (Apply(body=SET),), requeue_after=0)
+
+    async def main() -> None:
+        shell = Shell(client, planner)
+        await shell.until(lambda: shell.results().get("requeue", 0) >= 20)
+        assert shell.results().keys() == {"requeue"}, "no error: it is known what is wrong"
+
+    asyncio.run(main())
+    tries = client.calls.count(("apply", "statefulsets", "j"))
+    assert (told[0], tries) == (None, 1), "20 looks within a second ask the API server once"
+    assert set(told[1:]) == {"exceeded quota: q"}
+
+
+def test_an_error_is_one_line_and_tried_again_until_it_works(caplog: pytest.LogCaptureFixture) -> None:
+    client = client_with()
+    client.refuse["get", "distributedtrainingjobs", "j"] = errors.Transient("no answer in 10 s")
+
+    async def main() -> None:
+        shell = Shell(client, lambda *_: Plan())
+
+        def healed() -> bool:
+            if shell.results().get("error", 0) >= 2:
+                client.refuse.clear()
+            return "success" in shell.results()
+
+        await shell.until(healed)
+        assert shell.queue.add_rate_limited(KEY) == 0.01, "a success ends the back-off"
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    lines = [r for r in caplog.records if "no answer in 10 s" in r.getMessage()]
+    assert len(lines) >= 2
+    assert all(record.exc_info is None for record in lines)
+
+
+def test_a_bug_is_shown_with_its_traceback_once_and_stops_no_other_job(caplog: pytest.LogCaptureFixture) -> None:
+    client = client_with(job(), job(name="k"))
+
+    def planner(obj: Object, *_: Any) -> Plan:
+        if obj["metadata"]["name"] == "j":
+            raise ZeroDivisionError("the planner's mistake")
+        return Plan()
+
+    async def main() -> None:
+        shell = Shell(client, planner)
+        await shell.until(lambda: shell.results().get("bug", 0) >= 3, KEY, ("ns", "k"))
+        assert shell.results()["success"] == 1
+
+    asyncio.run(main())
+    lines = [record for record in caplog.records if "the planner's mistake" in record.getMessage()]
+    assert [bool(record.exc_info) for record in lines[:3]] == [True, False, False]

@@ -1,0 +1,29 @@
+"""docs/reference/operator.md names everything that a person can set, call, read or grant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dtj_operator import rbac, settings
+from dtj_operator.metrics import Metrics
+
+PAGE = (Path(__file__).parents[3] / "docs/reference/operator.md").read_text()
+
+
+def test_every_flag_is_on_the_page() -> None:
+    assert [flag for flag in settings.FLAGS if f"`--{flag}`" not in PAGE] == []
+
+
+def test_every_metric_is_on_the_page_and_no_other() -> None:
+    short = re.compile(r"`_([a-z_]+)`")
+    named = set(re.findall(r"`(dtj_[a-z_]+)`", PAGE)) | {"dtj_workqueue_" + name for name in short.findall(PAGE)}
+    families = {f.name + ("_total" if f.type == "counter" else "") for f in Metrics("1").registry.collect()}
+    assert named - {"dtj_operator"} == {name for name in families if name.startswith("dtj_")}
+
+
+def test_every_right_is_on_the_page() -> None:
+    for (_, resource), verbs in rbac.RULES.items():
+        row = next((line for line in PAGE.splitlines() if line.startswith(f"| `{resource}`")), None)
+        assert row is not None, resource
+        assert row.split("|")[2].strip() == ", ".join(verbs), resource

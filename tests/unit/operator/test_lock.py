@@ -1,0 +1,64 @@
+"""A plan that somebody else has overtaken: it is dropped, and the job is read again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
+from dtj_operator import errors
+from tests.unit.operator.fakes import FakeClient, job
+from tests.unit.operator.test_apply import SERVICE, SET, carry_out
+from tests.unit.operator.test_controller import KEY, Shell, client_with
+
+MADE = Plan(actions=(Apply(body=SERVICE), Apply(body=SET)), status={"phase": "Pending"})
+
+
+def test_a_status_is_written_under_the_version_that_was_planned_on() -> None:
+    client = FakeClient()
+    carry_out(client, Plan(status={"phase": "Pending"}), job(resourceVersion="7"))
+    assert client.bodies[0]["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [job(resourceVersion="8"), job(resourceVersion="7", uid="another"), None],
+    ids=["changed", "another job of that name", "deleted"],
+)
+def test_a_stateful_set_of_an_overtaken_plan_is_not_made(stored: Any) -> None:
+    client = client_with(stored) if stored else FakeClient()
+    with pytest.raises(errors.Conflict, match="meanwhile"):
+        carry_out(client, MADE, job(resourceVersion="7"))
+    assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == []
+
+
+def test_a_stateful_set_of_the_plan_of_the_stored_job_is_made() -> None:
+    client = client_with(job(resourceVersion="7"))
+    carry_out(client, MADE, job(resourceVersion="7"))
+    assert [call[:2] for call in client.calls][-2:] == [("apply", "statefulsets"), ("apply", "distributedtrainingjobs/status")]
+
+
+def test_a_conflict_of_a_status_write_reads_the_job_again_and_plans_on_it() -> None:
+    client = client_with(job(resourceVersion="7"))
+    write = ("apply", "distributedtrainingjobs/status", "j")
+    client.refuse[write] = errors.Conflict("the object has been modified", status=409)
+    versions: list[str] = []
+
+    def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
+        versions.append(obj["metadata"]["resourceVersion"])
+        client.objects["distributedtrainingjobs", "j"] = job(resourceVersion="8")
+        if len(versions) == 2:
+            client.refuse.clear()
+        return Plan(status={"phase": "Running"})
+
+    async def main() -> None:
+        shell = Shell(client, planner)
+        await shell.until(lambda: "success" in shell.results())
+        assert shell.results() == {"conflict": 1, "success": 1}
+        assert shell.queue.add_rate_limited(KEY) == 0.01, "the back-off is over"
+
+    asyncio.run(main())
+    assert versions == ["7", "8"]
+    assert client.calls.count(("get", "distributedtrainingjobs", "j")) == 2

@@ -1,0 +1,63 @@
+"""A resync that finds what no watch has told of calls the watches dead; a job that merely went on is no reason to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from unittest.mock import Mock
+
+import pytest
+
+from dtj_operator.kube.observer import Observer
+from dtj_operator.metrics import Metrics
+from dtj_operator.resync import Resync
+from dtj_operator.watches import Watches
+from dtj_operator.workqueue import WorkQueue
+from tests.unit.operator.fakes import FakeClient, job
+
+JOB = ("distributedtrainingjobs", "j")
+
+
+def deleted(client: FakeClient, watches: Watches) -> None:
+    del client.objects[JOB]
+    watches.job("ADDED", job())  # as when kopf's first list is later than ours
+    watches.job("DELETED", job())
+
+
+def changed(client: FakeClient, watches: Watches) -> None:
+    client.objects[JOB] = job(generation=2)
+    watches.job("MODIFIED", job(generation=2))
+
+
+def told(client: FakeClient, watches: Watches) -> None:
+    watches.job(None, job())
+
+
+def silent(client: FakeClient, watches: Watches) -> None:
+    """Nothing is heard of it."""
+
+
+@pytest.mark.parametrize(("happens", "missed"), [(deleted, 0), (changed, 0), (told, 0), (silent, 1)])
+def test_watches_are_called_dead_for_a_job_that_is_as_it_was_and_was_never_told_of(
+    happens: Callable[[FakeClient, Watches], None], missed: int
+) -> None:
+    client, metrics = FakeClient(), Metrics("1")
+    client.objects[JOB] = job()
+    watches = Watches(lambda key: None, lambda plural: None)
+
+    async def main() -> None:
+        observer = Observer(client, Mock())  # type: ignore[arg-type]
+        resync = Resync(client, WorkQueue(metrics), observer, watches, metrics, (), 0.02)  # type: ignore[arg-type]
+        running = asyncio.ensure_future(resync.run())
+        try:
+            async with asyncio.timeout(60):
+                while not client.calls:
+                    await asyncio.sleep(0)
+                happens(client, watches)
+                while len(client.calls) < 3:
+                    await asyncio.sleep(0.001)
+        finally:
+            running.cancel()
+
+    asyncio.run(main())
+    assert min(next(iter(metrics.watch_missed.collect())).samples[0].value, 1) == missed

@@ -1,0 +1,64 @@
+"""`kubectl delete statefulset --cascade=orphan`: pods that nobody owns and that train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtj_contract import names
+from tests.unit.plan.build import NOW, UID, World, agent, job, pod, true_conditions
+
+
+def orphaned(uid: str = UID) -> tuple[World, tuple[Any, ...]]:
+    """A job that ran, its StatefulSet gone, and its pods left behind."""
+    world = World(job())
+    world.settle(NOW)
+    world.see(pods=tuple(pod(o, owner=world.set_uid) for o in range(3)), agent=agent())
+    world.settle(NOW + 1)
+    left = tuple(pod(o, owner=None) for o in range(3))
+    for each in left:
+        each["spec"]["containers"] = [{"name": "trainer", "env": [{"name": names.ENV_JOB_UID, "value": uid}]}]
+    world.see(stateful_set=None, pods=left, agent=None)
+    world.writes.clear()
+    return world, left
+
+
+def suspend(world: World) -> None:
+    assert world.job is not None
+    world.job["spec"]["suspend"] = True
+    world.job["metadata"]["generation"] += 1
+
+
+def test_a_suspended_job_ends_its_orphaned_pods_before_it_reports_that_it_has_none() -> None:
+    world, _ = orphaned()
+    suspend(world)
+    world.reconcile(NOW + 2)
+    assert true_conditions(world.status) == []
+    world.reconcile(NOW + 2)
+    assert world.writes.count("delete Pod") == 3
+    world.settle(NOW + 3)
+    assert true_conditions(world.status) == ["Suspended"]
+
+
+def test_an_orphaned_pod_that_is_still_ending_keeps_a_job_from_being_suspended() -> None:
+    world, left = orphaned()
+    left[1]["metadata"]["deletionTimestamp"] = "2200-01-01T00:00:00Z"
+    world.see(pods=left[1:2])
+    suspend(world)
+    world.settle(NOW + 2)
+    assert "delete Pod" not in world.writes
+    assert true_conditions(world.status) == []
+
+
+def test_a_pod_without_an_owner_that_is_not_the_jobs_is_left_alone() -> None:
+    world, _ = orphaned(uid="another")
+    suspend(world)
+    world.settle(NOW + 2)
+    assert "delete Pod" not in world.writes
+    assert true_conditions(world.status) == ["Suspended"]
+
+
+def test_orphaned_pods_of_a_job_that_is_to_run_are_left_to_its_next_statefulset() -> None:
+    world, _ = orphaned()
+    world.settle(NOW + 2)
+    assert "delete Pod" not in world.writes
+    assert "apply StatefulSet" in world.writes

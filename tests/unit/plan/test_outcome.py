@@ -1,0 +1,179 @@
+"""The end is what the agents say, wherever they say it; garbage is not an end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtj_core.plan import plan
+from dtj_core.plan.model import Observed, Plan
+from tests.unit.plan.build import (
+    NOW,
+    SETTINGS,
+    agent,
+    condition,
+    container,
+    ended,
+    job,
+    outcome,
+    pod,
+    service,
+    started,
+    true_conditions,
+)
+
+FAILURE = {
+    "attempt": 4,
+    "rank": 1,
+    "ordinal": 1,
+    "pod": "digits-1",
+    "exitCode": -9,
+    "signal": "SIGKILL",
+    "reason": "WorkerFailed",
+}
+
+
+def seen_with(*containers: Any, said: Any = None, **spec: Any) -> Plan:
+    stored, child = started(**spec)
+    found = tuple(pod(o, phase="Running", containerStatuses=[c]) for o, c in enumerate(containers))
+    return plan(stored, Observed(stateful_set=child, service=service(), pods=found, agent=said), NOW + 9, SETTINGS)
+
+
+@pytest.mark.parametrize("where", ["the last state", "the state", "a pod that is not the first", "/status"])
+def test_success_is_found_in(where: str) -> None:
+    end = ended(outcome())
+    plans = {
+        "the last state": lambda: seen_with(container(restarts=1, last=end)),
+        "the state": lambda: seen_with(container(terminated=end)),
+        "a pod that is not the first": lambda: seen_with(container(), container(restarts=1, last=end)),
+        "/status": lambda: seen_with(container(), said=agent(phase="Finished", outcome=outcome())),
+    }
+    assert true_conditions(plans[where]().status) == ["Complete"]
+
+
+SAID = {"phase": "Running", "attempt": 6, "startTime": NOW - 100}
+
+
+def told(now: Any, last: Any) -> Plan:
+    """The agents of attempt 6 were heard, then a pod ended with the outcome `last`; `now`: what the agents say then."""
+    stored, child = started()
+    found = tuple(pod(o, phase="Running", containerStatuses=[container()]) for o in range(3))
+    heard = Observed(stateful_set=child, service=service(), pods=found, agent=agent(**SAID))
+    status = plan(stored, heard, NOW + 1, SETTINGS).status
+    found = (*found[:2], pod(2, phase="Running", containerStatuses=[container(restarts=1, last=ended(last))]))
+    seen = Observed(stateful_set=child, service=service(), pods=found, agent=now and agent(**now))
+    return plan({**stored, "status": status}, seen, NOW + 9, SETTINGS)
+
+
+@pytest.mark.parametrize("begun", [SAID["startTime"], None], ids=["of the same memory", "before its first attempt"])
+def test_an_outcome_of_an_earlier_attempt_is_no_end(begun: Any) -> None:
+    """A pod 0 that was replaced lives on, and told it to a pod that knew no better."""
+    last = outcome("Failed", reason="RendezvousTimeout", attempt=1, startTime=begun)
+    assert true_conditions(told(SAID, last).status) == ["Running"]
+    assert "Failed" not in true_conditions(told(None, last).status), "whether the agents answer or not"
+
+
+def test_an_outcome_of_agents_that_crashed_before_any_attempt_is_the_end() -> None:
+    last = outcome("Failed", reason="RestartBudgetSpent", attempt=0, startTime=None)
+    assert true_conditions(told(None, last).status) == ["Failed"]
+
+
+def test_an_outcome_of_agents_that_had_lost_their_memory_is_the_end() -> None:
+    last = outcome(attempt=1, startTime=NOW - 10)
+    assert true_conditions(told(None, last).status) == ["Complete"]
+
+
+def test_of_two_outcomes_the_later_attempts_holds() -> None:
+    first, second = (ended(outcome(end, attempt=number)) for end, number in (("Failed", 1), ("Succeeded", 2)))
+    assert true_conditions(seen_with(container(last=first), container(last=second)).status) == ["Complete"]
+
+
+def test_a_failure_comes_with_its_evidence() -> None:
+    end = outcome("Failed", failure=FAILURE, attempt=4, restarts={"inPlace": 3, "pod": 0, "counted": 3})
+    status = seen_with(container(restarts=1, last=ended(end, 1))).status
+    assert true_conditions(status) == ["Failed"]
+    assert condition(status, "Failed")["reason"] == "RestartBudgetSpent"
+    assert condition(status, "Failed")["message"] == "rank 1 was ended by SIGKILL"
+    assert status["failures"] == [FAILURE]
+    assert status["restarts"] == {"total": 3, "inPlace": 3, "pod": 0, "counted": 3}
+    assert status["attempt"] == 4
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        json.dumps(outcome(uid="another-job")),
+        json.dumps(outcome())[:-20],
+        json.dumps(outcome(version=2)),
+        json.dumps(outcome(result="Maybe")),
+        json.dumps([outcome()]),
+        "[" * 100_000,
+        "null",
+        "",
+        "Traceback (most recent call last):",
+    ],
+    ids=["another uid", "cut short", "another version", "another result", "a list", "very deep", "null", "nothing", "a trace"],
+)
+def test_no_end_is_seen_in(message: str) -> None:
+    assert true_conditions(seen_with(container(restarts=1, last=ended(message))).status) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"restarts": "many", "progress": [], "checkpoint": 3, "recoveries": {"a": 1}, "failure": "x", "productiveSeconds": "y"},
+        {"restarts": {"inPlace": -1.5, "pod": True, "counted": 1e400}, "attempt": None, "message": 5, "reason": "two words"},
+        {"progress": {"step": 10**30, "loss": float("nan"), "time": -1, "metrics": {"a": "b", "c": 1}}, "reason": None},
+        {"failure": {"time": 1e18, "logTail": "x" * 100_000, "exitCode": "9", "signal": 9}},
+    ],
+    ids=["wrong types", "wrong numbers", "numbers that are none", "too much"],
+)
+def test_garbage_inside_an_outcome_is_left_out(fields: dict[str, Any]) -> None:
+    status = seen_with(container(restarts=1, last=ended(outcome(**fields)))).status
+    assert true_conditions(status) == ["Complete"]
+    assert condition(status, "Complete")["reason"] == "AllWorkersSucceeded"
+    assert len(json.dumps(status, allow_nan=False)) < 10_000
+
+
+def test_a_sidecar_s_termination_message_is_not_the_job_s() -> None:
+    sidecar = container("sidecar", restarts=1, last=ended(outcome()))
+    template = {"spec": {"containers": [{"name": "trainer"}, {"name": "sidecar", "image": "s"}]}}
+    stored, child = started(template=template)
+    found = (pod(0, phase="Running", containerStatuses=[sidecar, container()]),)
+    status = plan(stored, Observed(stateful_set=child, service=service(), pods=found), NOW, SETTINGS).status
+    assert true_conditions(status) == []
+
+
+def test_the_trainer_may_have_any_name_if_it_is_alone() -> None:
+    template = {"spec": {"containers": [{"name": "pytorch"}]}}
+    status = seen_with(container("pytorch", restarts=1, last=ended(outcome())), template=template).status
+    assert true_conditions(status) == ["Complete"]
+
+
+def test_an_end_that_came_before_the_deadline_was_noticed_counts() -> None:
+    stored, child = started(activeDeadlineSeconds=10)
+    found = (pod(0, phase="Running", containerStatuses=[container(restarts=1, last=ended(outcome()))]),)
+    status = plan(stored, Observed(stateful_set=child, service=service(), pods=found), NOW + 99, SETTINGS).status
+    assert true_conditions(status) == ["Complete"]
+
+
+@pytest.mark.parametrize("end", ["Succeeded", "Failed"])
+def test_terminal_is_terminal(end: str) -> None:
+    """Whatever is observed and whatever becomes of its spec, a finished job is never started again."""
+    over = seen_with(container(restarts=1, last=ended(outcome(end)))).status
+    for spec in ({}, {"suspend": True}, {"replicas": 5}, {"image": "b"}, {"entrypoint": None}, {"activeDeadlineSeconds": 1}):
+        for observed in (Observed(), Observed(service=service()), Observed(rejection="no"), Observed(pods=(pod(0),))):
+            after = plan(job(over, generation=7, **spec), observed, NOW + 9999, SETTINGS)
+            assert after.actions == ()
+            assert after.status == over | {"observedGeneration": 7}
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "ReplicaSet", "uid": "x"}]], ids=["nobody's", "a Deployment's"])
+def test_an_outcome_in_a_pod_that_no_statefulset_has_made_is_not_believed(owners: Any) -> None:
+    stored, child = started()
+    stranger = pod(0, phase="Running", containerStatuses=[container(restarts=1, last=ended(outcome()))])
+    stranger["metadata"]["ownerReferences"] = owners
+    seen = Observed(stateful_set=child, service=service(), pods=(stranger,))
+    assert true_conditions(plan(stored, seen, NOW + 1, SETTINGS).status) == []

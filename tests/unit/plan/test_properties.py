@@ -1,0 +1,181 @@
+"""Whatever happens in whatever order, with a crash after any step: what the planner promises at all times.
+
+A seed that fails is printed by hypothesis and replays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtj_contract import names
+from dtj_core.api.status import FAILURES, RECOVERIES, Status
+from dtj_core.plan import plan
+from dtj_core.plan.model import Object
+from dtj_core.plan.status_throttle import urgent
+from tests.unit.plan.build import NOW, World, agent, container, ended, job, outcome, pod, service, true_conditions
+
+garbage = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+counts = st.integers(0, 4)
+failure = st.fixed_dictionaries({"attempt": counts, "rank": counts, "reason": st.sampled_from(["WorkerFailed", "OOMKilled"])})
+recovery = st.fixed_dictionaries({"attempt": counts, "kind": st.just("Pod"), "seconds": st.just({"firstStep": 0.1})})
+status_page = st.fixed_dictionaries(
+    {
+        "attempt": counts,
+        "phase": st.sampled_from(["Rendezvous", "Running", "Stopping", "Finished"]),
+        "phaseReason": st.sampled_from(["WorkerFailed", "PodLost", "Rendezvous", "no such reason"]),
+        "startTime": st.sampled_from([NOW, NOW + 500, None]),
+        "restarts": st.fixed_dictionaries({"inPlace": counts, "pod": counts, "counted": counts}),
+        "productiveSeconds": st.floats(0, 1000),
+        "progress": st.none() | st.fixed_dictionaries({"step": counts, "totalSteps": counts, "time": st.floats(NOW, NOW + 9999)}),
+        "failures": st.lists(failure, max_size=7),
+        "recoveries": st.lists(recovery, max_size=7),
+    }
+).map(lambda fields: agent(**fields))
+broken_page = st.dictionaries(st.sampled_from(list(agent())), garbage, max_size=4).map(lambda fields: agent(**fields))
+
+container_states = st.sampled_from(
+    [
+        container(),
+        container(waiting={"reason": "ImagePullBackOff"}),
+        container(waiting={"reason": "ContainerCreating"}),
+        container(restarts=2, last=ended("x", 1), waiting={"reason": "CrashLoopBackOff"}),
+        container(terminated={"exitCode": 137, "reason": "OOMKilled"}),
+    ]
+)
+Pod = tuple[bool, Object]
+pod_states = st.lists(st.none() | st.tuples(st.booleans(), container_states), min_size=3, max_size=3)
+
+steps = st.one_of(
+    st.tuples(st.just("look"), st.none() | st.integers(0, 4)),
+    st.tuples(st.just("pods"), pod_states),
+    st.tuples(st.just("agent"), st.none() | status_page | broken_page),
+    st.tuples(st.just("wait"), st.sampled_from([0.0, 1.0, 31.0, 4000.0])),
+    st.tuples(st.just("spec"), st.sampled_from([
+        {"suspend": True}, {"suspend": False}, {"image": "b"}, {"replicas": 2}, {"cleanPodPolicy": "None"},
+        {"activeDeadlineSeconds": 50}, {"ttlSecondsAfterFinished": 20}, {"backend": "mpi"}, {"backend": "auto"},
+        {"replicas": 2000},
+    ])),
+    st.tuples(st.just("lose"), st.sampled_from(["stateful_set", "service"])),
+    st.tuples(st.just("foreign service"), st.none()),
+    st.tuples(st.just("rejection"), st.none()),
+    st.tuples(st.just("refusal"), st.sampled_from([None, "exceeded quota"])),
+    st.tuples(st.just("outcome"), st.sampled_from(["Succeeded", "Failed"])),
+    st.tuples(st.just("pods go"), st.none()),
+)  # fmt: skip
+
+
+class Run:
+    """A world that random steps are done to, and what must hold after each."""
+
+    def __init__(self) -> None:
+        self.world = World(job())
+        self.now = NOW
+        self.ended: Object | None = None
+        self.runs_at_end = 0
+        self.counters: dict[str, float] = {}
+
+    def step(self, kind: str, value: Any) -> None:
+        world = self.world
+        changes: dict[str, Callable[[], None]] = {
+            "look": lambda: self.look(value),
+            "pods": lambda: world.see(pods=tuple(self.pod(o, *p) for o, p in enumerate(value) if p)),
+            "agent": lambda: world.see(agent=value),
+            "wait": lambda: setattr(self, "now", self.now + value),
+            "spec": lambda: self.change(value),
+            "lose": lambda: world.see(**{value: None}),
+            "foreign service": lambda: world.see(service=service(owner_uid="other", name="other")),
+            "rejection": lambda: world.see(rejection="no"),
+            "refusal": lambda: world.see(refusal=value),
+            "outcome": lambda: world.see(
+                pods=(self.pod(0, False, container(restarts=1, last=ended(outcome(value, attempt=2), 1))),)
+            ),
+            "pods go": lambda: world.see(pods=(), agent=None),
+        }
+        changes[kind]()
+        self.check()
+
+    def pod(self, ordinal: int, deleted: bool, state: Object) -> Object:
+        owner = self.world.set_uid or "earlier"
+        return pod(ordinal, owner=owner, deleted=deleted, phase="Running", containerStatuses=[state])
+
+    def change(self, spec: Object) -> None:
+        if self.world.job is not None:
+            self.world.job["spec"] |= spec
+            self.world.job["metadata"]["generation"] += 1
+
+    def look(self, crash_after: int | None) -> None:
+        self.world.reconcile(self.now, crash_after=crash_after)
+
+    def check(self) -> None:
+        status = self.world.status
+        if self.world.job is None:
+            return
+        # What is written, the API server takes.
+        Status.model_validate(json.loads(json.dumps(status, allow_nan=False)), by_alias=True, by_name=False)
+        assert len(status.get("failures", ())) <= FAILURES
+        assert len(status.get("recoveries", ())) <= RECOVERIES
+        # At most one of the conditions is true, and the phase says which. Stalled stands beside it.
+        true = [kind for kind in true_conditions(status) if kind != names.STALLED]
+        assert len(true) <= 1, true
+        assert not status or status["phase"] == (true[0] if true else "Pending")
+        # Nothing that only grows ever shrinks.
+        sums = {**status.get("restarts", {}), "attempt": status.get("attempt", 0), "kept": status.get("productiveSeconds", 0.0)}
+        for name, value in sums.items():
+            assert value >= self.counters.get(name, 0), name
+        self.counters = sums
+        # The end is the end.
+        end = [c for c in status.get("conditions", ()) if c["type"] in (names.COMPLETE, names.FAILED)]
+        if self.ended is not None:
+            assert end == self.ended
+            assert self.world.runs == self.runs_at_end
+        elif end:
+            self.ended, self.runs_at_end = deepcopy(end), self.world.runs
+
+    def check_fixpoint(self) -> None:
+        """Carried out, a plan leaves nothing to do: no action, no write, no event."""
+        self.world.settle(self.now)
+        self.check()
+        if self.world.job is None:
+            return
+        again = plan(self.world.job, self.world.observed, self.now, self.world.settings)
+        assert (again.actions, again.events) == ((), ())
+        assert again.status == self.world.status
+        assert again.requeue_after is None or again.requeue_after > 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(steps, max_size=25))
+def test_the_promises_of_the_planner_hold_after_every_step(script: list[tuple[str, Any]]) -> None:
+    run = Run()
+    for kind, value in script:
+        run.step(kind, value)
+    run.check_fixpoint()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, max_size=12), st.lists(st.integers(0, 3), max_size=8))
+def test_crashes_on_the_way_change_nothing_about_where_a_job_arrives(script: list[tuple[str, Any]], crashes: list[int]) -> None:
+    straight, crashing = Run(), Run()
+    for kind, value in script:
+        if kind in ("look", "rejection"):  # both worlds are looked at in the same places
+            continue
+        straight.step(kind, value)
+        crashing.step(kind, value)
+    for steps_done in crashes:
+        crashing.look(steps_done)
+    straight.check_fixpoint()
+    crashing.check_fixpoint()
+    assert (crashing.world.job is None) == (straight.world.job is None)
+    # What is held back for a while, and the wording, depend on when it was first seen; nothing else does.
+    assert urgent(crashing.world.status) == urgent(straight.world.status)
+    assert crashing.world.observed == straight.world.observed

@@ -1,0 +1,111 @@
+"""Each release is one command, dry unless it is asked for, and what it builds carries names that are ours."""
+
+from __future__ import annotations
+
+import email
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hack import release
+
+ROOT = Path(__file__).parents[3]
+KINDS = ("wheels", "images", "chart")
+OURS = {"dtj-agent", "dtj-client", "dtj-contract", "dtj-core", "dtj-operator", "dtj-trainer"}
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: object, **_: object) -> None:
+        raise AssertionError(f"a dry run started {command}")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("nothing_runs")
+def test_a_release_is_a_dry_run_unless_it_is_asked_for(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert release.main([kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.startswith("dry run ") for line in lines)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_make_has_one_command_for_each_release(kind: str) -> None:
+    command = ["make", "--no-print-directory", f"release-{kind}", "REGISTRY=ghcr.io/you"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert all(line.startswith("dry run ") for line in done.stdout.splitlines())
+    if kind != "wheels":
+        assert "ghcr.io/you/" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_build_runs_nothing_that_leaves_the_machine(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(" ".join(command)))
+    assert release.main([kind, "--build"]) == 0
+    assert ran
+    assert not [command for command in ran if "push" in command or "publish" in command]
+    dry = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dry run ")]
+    assert all("push" in line or "publish" in line for line in dry)
+
+
+@pytest.mark.parametrize(
+    ("status", "tags", "arguments", "why"),
+    [
+        (" M README.md", "v0.1.0", ["chart", "--registry", "r"], "changes that are not committed"),
+        ("", "v0.0.9", ["wheels"], "does not carry the tag v"),
+        ("", "all", ["images"], "--registry"),
+    ],
+)
+def test_publishing_is_refused_without_a_clean_tagged_tree_and_a_registry(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    tags: str,
+    arguments: list[str],
+    why: str,
+) -> None:
+    marks = f"v{release.version()}" if tags == "all" else tags
+    monkeypatch.setattr(release, "_git", lambda verb, *_: status if verb == "status" else marks)
+    monkeypatch.setattr(release, "carry_out", lambda *_, **__: pytest.fail("something was published"))
+    assert release.main([*arguments, "--publish"]) == 1
+    assert why in capsys.readouterr().err
+
+
+def test_a_command_that_fails_ends_the_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))])
+    assert release.main(["chart", "--build"]) == 1
+    assert "exit code 3" in capsys.readouterr().err
+
+
+def test_every_file_states_the_same_version() -> None:
+    assert len(set(release.versions().values())) == 1, release.versions()
+
+
+def test_the_distributions_have_names_that_are_ours() -> None:
+    projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in release.PROJECTS]
+    assert {project["name"] for project in projects} == OURS
+    siblings = {word for project in projects for word in project["dependencies"] if word.startswith("dtj")}
+    assert siblings <= OURS
+    assert {command for project in projects for command in project.get("scripts", {})} >= {"dtj", "dtj-operator", "dtj-agent"}
+
+
+def test_the_wheels_are_built_with_the_command_dtj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "OUT", tmp_path)
+    assert release.main(["wheels", "--build"]) == 0
+    built = {path.name.partition("-")[0]: path for path in tmp_path.glob("*.whl")}
+    assert sorted(built) == sorted(name.replace("-", "_") for name in OURS)
+    with zipfile.ZipFile(built["dtj_client"]) as wheel:
+        folder = next(name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name)
+        assert "dtj = dtj.main:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+        metadata = email.message_from_bytes(wheel.read(f"{folder}/METADATA"))
+    assert metadata["Name"] == "dtj-client"
+    assert "dtj-core" in metadata.get_all("Requires-Dist", [])

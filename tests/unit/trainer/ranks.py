@@ -1,0 +1,167 @@
+"""Starts real ranks: processes with torchrun's environment, gloo on loopback, the agent's socket where a test wants one.
+
+They are forked from one server process that has imported torch, so that a group of ranks is up in a tenth of a second
+and not in the seconds that importing torch takes on a busy machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from dtj_trainer.telemetry.record import Record
+from tests.lib.ports import free_port
+
+DEADLINE = 300.0  # seconds for a whole group: generous, because the machine may be busy
+PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel", "dtj_trainer.examples.gpt"]
+_context = multiprocessing.get_context("forkserver")
+
+
+def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str) -> None:
+    """In the forked process: environment, output, then the module's main or the function."""
+    # A server's child would start its own children by a server too, and each loader's worker import torch anew, for a minute on
+    # a busy machine. A rank that torchrun starts has the platform's default.
+    multiprocessing.set_start_method(None, force=True)
+    for name in [n for n in os.environ if n.startswith("DTJ_")]:
+        del os.environ[name]
+    os.environ.update(env)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    if callable(target):
+        target(*arguments)
+    else:
+        sys.argv = [target[0], *target[1:]]
+        runpy.run_module(target[0], run_name="__main__", alter_sys=True)
+
+
+@dataclass
+class Ranks:
+    """A running group."""
+
+    processes: list[ForkServerProcess]
+    logs: list[Path]
+
+    def output(self, rank: int = 0) -> str:
+        return self.logs[rank].read_text()
+
+    def everything(self) -> str:
+        return "\n".join(f"--- rank {r}\n{self.output(r)[-3000:]}" for r in range(len(self.logs)))
+
+    def wait(self, seconds: float = DEADLINE) -> list[int | None]:
+        """Exit codes by rank; None for one that still runs at the deadline."""
+        deadline = time.monotonic() + seconds
+        for p in self.processes:
+            p.join(max(0.0, deadline - time.monotonic()))
+        return [p.exitcode for p in self.processes]
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
+        """Until `condition`, while at least one rank is alive."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            alive = any(p.is_alive() for p in self.processes)
+            assert alive or condition(), f"all ranks have ended\n{self.everything()}"
+            assert time.monotonic() < deadline, f"not within {seconds} s\n{self.everything()}"
+            time.sleep(0.002)
+
+    def signal(self, number: signal.Signals) -> None:
+        for p in self.processes:
+            if p.pid is not None and p.is_alive():
+                os.kill(p.pid, number)
+
+
+@contextlib.contextmanager
+def ranks(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> Iterator[Ranks]:
+    """`world` processes of `[module, argument...]` or of a function; whatever is left of them is killed at the end."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
+    _context.set_forkserver_preload(PRELOAD)
+    port, run = free_port(), len(list(folder.glob("log-*-0.txt")))
+    processes, logs = [], []
+    for rank in range(world):
+        own = {
+            "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        logs.append(folder / f"log-{run}-{rank}.txt")
+        logs[-1].touch()
+        environment = {k: str(v) for k, v in own.items()} | env
+        processes.append(_context.Process(target=_child, args=(target, arguments, environment, str(logs[-1]))))
+        processes[-1].start()
+    try:
+        yield Ranks(processes, logs)
+    finally:
+        for p in processes:
+            if p.is_alive():
+                p.kill()
+            p.join(10)
+
+
+def finished(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> str:
+    """Runs a group to its end, all ranks with exit code 0; rank 0's output."""
+    with ranks(world, target, folder, *arguments, **env) as group:
+        codes = group.wait()
+        assert codes == [0] * world, f"exit codes {codes}\n{group.everything()}"
+        return group.output()
+
+
+def history(directory: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl, over all attempts."""
+    try:
+        lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+class Records:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.records: list[Mapping[str, Any]] = []
+
+    def write(self, record: Record) -> None:
+        self.records.append(record.flat())
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class AgentSocket:
+    """What an agent would hear: every datagram of every rank."""
+
+    path: Path
+    heard: list[dict[str, Any]] = field(default_factory=list)
+    _socket: socket.socket = field(default_factory=lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+
+    def __enter__(self) -> AgentSocket:
+        self._socket.bind(str(self.path))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RD)
+        self._thread.join(5)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # the socket is shut down
+            while body := self._socket.recv(65536):
+                self.heard.append(json.loads(body))

@@ -1,0 +1,1 @@
+"""What a training is composed of: optimizer, learning rate, precision, compilation, validation."""

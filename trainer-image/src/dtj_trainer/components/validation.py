@@ -1,0 +1,44 @@
+"""Validation: means over a whole data set, on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from dtj_trainer.data.nested import to_device
+from dtj_trainer.data.source import BatchDataset, MapDataset, in_order
+from dtj_trainer.distributed.process_group import Group
+
+Measure = Callable[[nn.Module, Any], Mapping[str, torch.Tensor]]
+"""(model, batch) -> means over the batch, by name."""
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, data: MapDataset | BatchDataset, measure: Measure, *, group: Group, batch_size: int
+) -> dict[str, float]:
+    """Means of `measure` over `data`, each sample once, over all ranks; a collective. Computed in fp32, without autocast."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    sums: dict[str, torch.Tensor] = {}
+    count = 0
+    for batch, n in in_order(data, batch_size, group.rank, group.world_size):
+        for name, value in measure(model, to_device(batch, group.device)).items():
+            sums[name] = sums.get(name, 0.0) + torch.as_tensor(value).to(torch.float64) * n
+        count += n
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # without a backward its root stays whole, and would train on with what it has now: averages, say
+    for module, training in modes.items():
+        module.training = training  # one by one: what its owner had put into eval() stays there
+    everyone: dict[str, float] = {}
+    total = 0
+    for part, n in group.all_objects(({k: float(v) for k, v in sums.items()}, count)):
+        total += n
+        for name, value in part.items():
+            everyone[name] = everyone.get(name, 0.0) + value
+    return {name: value / total for name, value in everyone.items()}

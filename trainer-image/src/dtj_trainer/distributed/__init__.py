@@ -1,0 +1,1 @@
+"""Process groups, the rendezvous of the ranks, and what ranks agree on."""

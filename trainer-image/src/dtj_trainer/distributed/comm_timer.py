@@ -1,0 +1,105 @@
+"""How long one rank's collectives take: how long one was in flight, and how long the host stood and waited.
+
+Host times. On a CPU with gloo they are the truth; on a GPU the host only queues collectives, so nothing is told there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from dtj_trainer.distributed.process_group import Group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Communication:
+    """Seconds of collectives in one step on one rank."""
+
+    total: float
+    """At least one was in flight."""
+    exposed: float
+    """The part in which this rank did nothing else: it waited, for the wire or for a slower rank."""
+
+
+class Clock:
+    """Adds up the collectives of training steps. Those outside of `counting` (validation, checkpoints) are no part of a step."""
+
+    def __init__(self, group: Group) -> None:
+        self.told = group.device.type == "cpu" and group.world_size > 1
+        """Something is measured at all."""
+        self._counting = False
+        self._lock = threading.Lock()  # gloo's threads say when a collective has ended
+        self._flying, self._since = 0, 0.0
+        self._total = self._exposed = 0.0
+        self._steps = 0
+        self._last: Communication | None = None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """What is sent or waited for inside belongs to the step."""
+        self._counting = self.told
+        try:
+            yield
+        finally:
+            self._counting = False
+
+    def sent(self, work: dist.Work | None) -> None:
+        """A collective has left, and is in flight until its future is done; costs some 5 µs.
+
+        gloo's reduce-scatter has no future: of one only the wait for it counts, so `total` is the least that it can be.
+        """
+        if self._counting and work is not None:
+            self._began()
+            work.get_future().add_done_callback(lambda _: self._ended())
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The host waits inside for a collective, `sent` before or begun just now."""
+        if not self._counting:
+            yield
+            return
+        started = time.perf_counter()
+        self._began()
+        try:
+            yield
+        finally:
+            self._exposed += time.perf_counter() - started
+            self._ended()
+
+    def blocked(self, seconds: float) -> None:
+        """As `waiting`, measured elsewhere, while nothing was in flight."""
+        if self._counting:
+            self._exposed += seconds
+            with self._lock:
+                self._total += seconds
+
+    def step_done(self) -> None:
+        """Counts a step."""
+        self._steps += 1
+
+    def take(self) -> Communication | None:
+        """Means per step since the last call (the last ones again if there was no step); None where it is not measured."""
+        if self.told and self._steps:
+            with self._lock:
+                total, self._total = self._total, 0.0
+            exposed, self._exposed = self._exposed, 0.0
+            self._last = Communication(total=max(total, exposed) / self._steps, exposed=exposed / self._steps)
+            self._steps = 0
+        return self._last
+
+    def _began(self) -> None:
+        with self._lock:
+            if self._flying == 0:
+                self._since = time.perf_counter()
+            self._flying += 1
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._flying -= 1
+            if self._flying == 0:
+                self._total += time.perf_counter() - self._since

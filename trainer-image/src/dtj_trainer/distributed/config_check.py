@@ -1,0 +1,81 @@
+"""Ranks that were started differently are found before they train, and the difference is named."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dtj_contract import names
+from dtj_trainer.checkpoint.config import CheckpointConfig
+from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.distributed.worker_env import WorkerEnv
+from dtj_trainer.errors import RankMismatch
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, str]:
+    """A config's fields by dotted name."""
+    out: dict[str, str] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            out[f"{prefix}{f.name}"] = type(value).__name__
+            out |= flat(value, f"{prefix}{f.name}.")
+        else:
+            out[f"{prefix}{f.name}"] = repr(value)
+    return out
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of SHA-256 over the files' contents, 16 characters."""
+    sha = hashlib.sha256()
+    for path in files:
+        sha.update(path.read_bytes())
+    return sha.hexdigest()[:16]
+
+
+def code_digest() -> str:
+    """Of this package's sources and of the script that was started."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = [Path(main)] if main and Path(main).is_file() else []
+    return digest([*sorted(Path(__file__).parents[1].rglob("*.py")), *script])
+
+
+def facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfig) -> dict[str, str]:
+    """What must be the same on every rank: the config, what the environment adds to it, and the code."""
+    told: dict[str, object] = {names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep, names.ENV_ATTEMPT: env.attempt}
+    if checkpoint.directory is None:
+        told[names.ENV_CHECKPOINT_DIR] = env.checkpoint_dir
+    if checkpoint.every_steps is None:
+        told[names.ENV_CHECKPOINT_EVERY] = env.checkpoint_every
+    return (
+        flat(config)
+        | {name: "not set" if value is None else str(value) for name, value in told.items()}
+        | {
+            "world size": str(group.world_size),
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "code": code_digest(),
+            "device": group.device.type,
+            "backend": group.backend,
+        }
+    )
+
+
+def check(mine: Mapping[str, str], group: Group) -> None:
+    """A collective. Raises RankMismatch on every rank, with the first difference of each rank that differs from rank 0."""
+    first, *others = group.all_objects(dict(mine))
+    found = []
+    for rank, theirs in enumerate(others, start=1):
+        different = [k for k in sorted(first.keys() | theirs.keys()) if first.get(k) != theirs.get(k)]
+        if different:
+            key = different[0]
+            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+            found.append(f"rank {rank} has {key}={theirs.get(key)}, rank 0 has {key}={first.get(key)}{more}")
+    if found:
+        raise RankMismatch("ranks were started differently: " + "; ".join(found[:3]))

@@ -1,0 +1,70 @@
+"""What a worker is told by whoever started it: torchrun, our agent, or nobody (then it is rank 0 of 1)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtj_contract import names
+from dtj_trainer.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerEnv:
+    """The torchrun variables that we need, and the agent's own. `None`: not under our agent, or no checkpoint volume."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    launched: bool = False
+    """RANK and WORLD_SIZE were given, so MASTER_ADDR and MASTER_PORT must be used."""
+    backend: str = "auto"
+    job: str | None = None
+    attempt: int | None = None
+    agent_socket: Path | None = None
+    checkpoint_dir: Path | None = None
+    checkpoint_every: int | None = None
+    checkpoint_keep: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"RANK={self.rank} must be at least 0 and below WORLD_SIZE={self.world_size}")
+        if self.backend not in ("auto", "gloo", "nccl"):
+            raise ConfigError(f"{names.ENV_BACKEND}={self.backend!r}: write gloo, nccl or auto")
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> WorkerEnv:
+        """From the process environment. Raises ConfigError that names the variable."""
+        env = os.environ if environ is None else environ
+
+        def number(name: str, default: int) -> int:
+            try:
+                return int(env.get(name) or default)
+            except ValueError:
+                raise ConfigError(f"{name}={env[name]!r}: write a whole number") from None
+
+        def optional(name: str) -> int | None:
+            return number(name, 0) if env.get(name) else None
+
+        def path(name: str) -> Path | None:
+            return Path(env[name]) if env.get(name) else None
+
+        return cls(
+            rank=number("RANK", 0),
+            world_size=number("WORLD_SIZE", 1),
+            local_rank=number("LOCAL_RANK", 0),
+            local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            node_rank=number("GROUP_RANK", 0),
+            launched="RANK" in env and "WORLD_SIZE" in env,
+            backend=env.get(names.ENV_BACKEND) or "auto",
+            job=env.get(names.ENV_JOB),
+            attempt=optional(names.ENV_ATTEMPT),
+            agent_socket=path(names.ENV_AGENT_SOCKET),
+            checkpoint_dir=path(names.ENV_CHECKPOINT_DIR),
+            checkpoint_every=optional(names.ENV_CHECKPOINT_EVERY),
+            checkpoint_keep=optional(names.ENV_CHECKPOINT_KEEP),
+        )

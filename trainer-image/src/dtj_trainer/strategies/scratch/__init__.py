@@ -1,0 +1,1 @@
+"""DDP and FSDP written from torch.distributed primitives."""
