@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from dtj_agent.coordinator_shell import Hub
+from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files import state_file
-from dtj_agent.files.output import Output
+from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.unreported_saves import SavesWatch
 from dtj_agent.group import diagnose, member, outcome
 from dtj_agent.group import effects as group
@@ -26,15 +26,15 @@ from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.resolver import Resolver
-from dtj_agent.net.server import Server
+from dtj_agent.net.server import AgentServer
 from dtj_agent.pages import status
 from dtj_agent.pages.routes import pages
-from dtj_agent.settings import Address, Settings
+from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import error_file as errorfile
-from dtj_agent.workers import extensions, launchers, worker_env
-from dtj_agent.workers.reports import Reports
+from dtj_agent.workers import extension_locks, launchers, worker_env
+from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.supervisor import Workers
 from dtj_contract import names
 
@@ -45,13 +45,13 @@ ORPHANED_SECONDS = 2.0  # a local agent whose starter has died gives its workers
 class Agent:
     """One pod's agent. `run` returns the exit code."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], loop: Loop) -> None:
+    def __init__(self, settings: AgentSettings, environ: Mapping[str, str], loop: Loop) -> None:
         self.settings = settings
         self.loop = loop
         self._environ = dict(environ)
         if launchers.is_launcher(settings.command):
             self._environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-        self.output = Output(settings.checkpoint_dir, settings.pod)
+        self.output = PodOutput(settings.checkpoint_dir, settings.pod)
         self.log = self.output.log
         self._parent = os.getppid()
         self._exit_code: Optional[int] = None
@@ -59,7 +59,7 @@ class Agent:
 
         incarnation = os.urandom(8).hex()
         final = state_file.load_outcome(settings.state_dir, settings.uid)
-        saved = state_file.load(settings.state_dir, settings.uid)
+        saved = state_file.load_state(settings.state_dir, settings.uid)
         identity = member.Identity(
             settings.uid,
             settings.ordinal,
@@ -71,14 +71,14 @@ class Agent:
             settings.stop_grace,
         )
         self.member = Member(identity, saved, final)
-        self.hub: Optional[Hub] = None  # in the agent of pod 0
+        self.hub: Optional[CoordinatorShell] = None  # in the agent of pod 0
         if settings.ordinal == 0:
             rules = group.Rules(
                 settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts,
                 settings.window, settings.rendezvous_timeout, settings.job, settings.stop_grace,
             )  # fmt: skip
             coordinator = Coordinator(rules, History.from_json(self.member.history.to_json()), final, self._now())
-            self.hub = Hub(loop, coordinator, settings.checkpoint_dir, self.log)
+            self.hub = CoordinatorShell(loop, coordinator, settings.checkpoint_dir, self.log)
         self._saves: Optional[SavesWatch] = None
         if self.hub is not None and settings.checkpoint_dir:
             self._saves = SavesWatch(loop, settings.checkpoint_dir, self._saved)
@@ -88,7 +88,7 @@ class Agent:
 
         self._ports = PortHolder(settings.address)
         self._renew_port()
-        self._reports = Reports(loop, settings.state_dir)
+        self._reports = ReportSocket(loop, settings.state_dir)
         self._reports.on_news = self._report
         self.workers = Workers(loop, is_init=os.getpid() == 1)
         self.workers.on_exit = self._exited
@@ -100,7 +100,7 @@ class Agent:
         self._store = StoreHost(loop, kept, self.workers.spared)
         self._store.on_failed = self._no_store
         self._store.on_ended = lambda code: self.log("the rendezvous store has ended unasked (wait status %d)" % code)
-        self.server = Server(
+        self.server = AgentServer(
             loop, settings.listen, settings.secret, pages(settings.secret, self._status), self._accepted, settings.peer_count
         )
         self.server.on_refused = self.log
@@ -152,7 +152,7 @@ class Agent:
             elif isinstance(effect, member.Finish):
                 self._write_outcome(effect.outcome)
             elif isinstance(effect, member.Forget):
-                self._forget_outcome()
+                self._delete_outcome()
             elif isinstance(effect, member.Exit):
                 self._exit(effect.code)
             else:
@@ -165,13 +165,15 @@ class Agent:
         self.member.spawned(list(ranks))
         self._open_store(spawn)
         if spawn.attempt > 1:
-            for path in extensions.remove_stale_locks(extensions.folder(self._environ)):
+            for path in extension_locks.remove_stale_locks(extension_locks.folder(self._environ)):
                 self.log("removed %s: the worker that built an extension there was killed" % path)
         environments = {}
         for local_rank, rank in enumerate(ranks):
             error_file = self._error_file(local_rank)
             self._remove(error_file)
-            environments[rank] = worker_env.of_worker(settings, self._environ, spawn, local_rank, self._reports.path, error_file)
+            environments[rank] = worker_env.worker_environment(
+                settings, self._environ, spawn, local_rank, self._reports.path, error_file
+            )
         self.log(
             "attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], spawn.nodes * settings.processes)
         )
@@ -201,7 +203,7 @@ class Agent:
 
     def _save(self) -> None:
         try:
-            state_file.save(self.settings.state_dir, self.member.saved())
+            state_file.save_state(self.settings.state_dir, self.member.saved())
         except OSError as error:
             self.log("%s: the state can't be saved: %s" % (names.ENV_STATE_DIR, error))
 
@@ -212,9 +214,9 @@ class Agent:
             self.log("%s: the outcome can't be saved: %s" % (names.ENV_STATE_DIR, error))
         self._write_termination(final)
 
-    def _forget_outcome(self) -> None:
+    def _delete_outcome(self) -> None:
         try:
-            state_file.forget_outcome(self.settings.state_dir)
+            state_file.delete_outcome(self.settings.state_dir)
         except OSError as error:
             self.log("%s: the outcome can't be removed: %s" % (names.ENV_STATE_DIR, error))
 
@@ -392,8 +394,8 @@ class Agent:
 
     def _status(self) -> Dict[str, Any]:
         if self.hub is not None:
-            return status.of_coordinator(self.settings, self.hub.coordinator, self._now())
-        return status.of_member(self.settings, self.member)
+            return status.coordinator_status(self.settings, self.hub.coordinator, self._now())
+        return status.member_status(self.settings, self.member)
 
 
 def exit_now(code: int) -> None:

@@ -15,7 +15,7 @@ from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 
 
-class Hub:
+class CoordinatorShell:
     """`checkpoint_dir`: where the lease is written, None if there is no volume."""
 
     def __init__(self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ class Hub:
             if link is not None:
                 link.close("the coordinator let it go")
         elif isinstance(effect, group.WriteLease):
-            lease_file.write(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
+            lease_file.write_lease(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
         else:
             self._log(effect.text)
 

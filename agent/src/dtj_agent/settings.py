@@ -1,4 +1,4 @@
-"""DTJ_* environment -> Settings. Every error names the variable and what to set."""
+"""DTJ_* environment -> AgentSettings. Every error names the variable and what to set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtj_contract import names
 Address = Tuple[str, int]
 
 
-class Settings(NamedTuple):
+class AgentSettings(NamedTuple):
     """What the operator (or `dtj run`) tells an agent. Times in seconds."""
 
     job: str
@@ -55,7 +55,7 @@ class Settings(NamedTuple):
         return self.replicas if "{}" in self.peers else len(self.peers.split(","))
 
 
-def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
+def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
     """Raise SettingsError for the first variable that is missing or wrong."""
     if not command:
         raise SettingsError("no worker command: call the agent as `agent.pyz -- COMMAND...`")
@@ -63,7 +63,7 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
     ordinal = _integer(environ, names.ENV_ORDINAL, least=0)
     listen = parse_address(names.ENV_LISTEN, environ.get(names.ENV_LISTEN, "0.0.0.0:%d" % names.AGENT_PORT))
     job = _text(environ, names.ENV_JOB)
-    settings = Settings(
+    settings = AgentSettings(
         job=job,
         uid=_text(environ, names.ENV_JOB_UID),
         namespace=environ.get(names.ENV_NAMESPACE, "default"),

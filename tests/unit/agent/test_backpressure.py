@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from dtj_agent.files.log_file import Valve
-from dtj_agent.workers.lines import Lines
 from dtj_agent.workers.supervisor import CHUNK
+from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
 
 
@@ -30,20 +30,20 @@ def test_a_log_that_hangs_holds_up_for_a_second_and_no_more_until_it_has_drained
 
 
 def test_one_read_of_the_shortest_lines_fits_above_a_full_backlog() -> None:
-    prefixed = Lines("[rank 65535] ").feed(b"\n" * CHUNK)
+    prefixed = WorkerOutput("[rank 65535] ").feed(b"\n" * CHUNK)
     assert names.FULL_LOG_BACKLOG_BYTES + len(prefixed) < 2 * names.MAX_LOG_BACKLOG_BYTES
-    usual = Lines("[rank 0] ").feed(b"\n" * CHUNK)
+    usual = WorkerOutput("[rank 0] ").feed(b"\n" * CHUNK)
     assert names.FULL_LOG_BACKLOG_BYTES + len(usual) < names.MAX_LOG_BACKLOG_BYTES
 
 
 # Workers reap every child, so they have a process of their own here.
 BURST = """
 import os, sys, time
-from dtj_agent.files.log_file import Sink, Valve, Writer
+from dtj_agent.files.log_file import OutputSink, Valve, LogWriter
 from dtj_agent.net.loop import Loop
 from dtj_agent.workers.supervisor import Workers
 
-class Slow(Sink):
+class Slow(OutputSink):
     got = 0
     def write(self, data):
         time.sleep(0.02)
@@ -51,7 +51,7 @@ class Slow(Sink):
         self.got += data.count(b"\\n")
 
 loop, sink = Loop(), Slow()
-writer, valve = Writer(sink, print), Valve(600.0)
+writer, valve = LogWriter(sink, print), Valve(600.0)
 workers = Workers(loop, is_init=True)
 workers.on_output = writer.write
 workers.has_room = lambda: valve.is_open(writer.is_full, loop.clock())

@@ -75,7 +75,7 @@ def test_nothing_heavy_is_imported() -> None:
 PURE = sorted([
     *(path for path in AGENT.glob("group/*.py") if path.name != "__init__.py"),
     *(AGENT / f"{name}.py" for name in (
-        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/lines", "workers/progress_board",
+        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/worker_output", "workers/progress_board",
         "workers/worker_env",
     )),
 ])  # fmt: skip

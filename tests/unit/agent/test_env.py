@@ -8,8 +8,8 @@ import pytest
 
 from dtj_agent.errors import SettingsError
 from dtj_agent.group.member import Spawn
-from dtj_agent.settings import Settings, parse
-from dtj_agent.workers.worker_env import of_worker
+from dtj_agent.settings import AgentSettings, parse
+from dtj_agent.workers.worker_env import worker_environment
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def good(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def settings(environ: dict[str, str]) -> Settings:
+def settings(environ: dict[str, str]) -> AgentSettings:
     return parse(environ, ["python3", "t.py"])
 
 
@@ -92,7 +92,7 @@ RANKS = [((0, 0), "0"), ((0, 1), "1"), ((1, 0), "2"), ((2, 1), "5")]
 @pytest.mark.parametrize(("place", "rank"), RANKS)
 def test_rank_is_node_rank_times_processes_plus_local_rank(good: dict[str, str], place: tuple[int, int], rank: str) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
-    environment = of_worker(
+    environment = worker_environment(
         found, {"PATH": "/bin", "DTJ_SECRET_FILE": "x"}, Spawn(4, place[0], 3, "10.0.0.5", 20001), place[1], "s", "e"
     )
     assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]) == (rank, "6", "2")
@@ -106,6 +106,6 @@ def test_rank_is_node_rank_times_processes_plus_local_rank(good: dict[str, str],
 
 def test_a_users_own_omp_num_threads_is_kept(good: dict[str, str]) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
-    assert of_worker(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")["OMP_NUM_THREADS"] == "8"
+    assert worker_environment(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")["OMP_NUM_THREADS"] == "8"
     one = settings(good)
-    assert "OMP_NUM_THREADS" not in of_worker(one, {}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")
+    assert "OMP_NUM_THREADS" not in worker_environment(one, {}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")

@@ -13,24 +13,24 @@ import pytest
 
 from dtj_agent.files import state_file
 from dtj_agent.files.lease_file import raise_lease
-from dtj_agent.files.log_file import RotatingFile, Sink, Writer
+from dtj_agent.files.log_file import LogWriter, OutputSink, RotatingFileSink
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import cgroup
-from dtj_agent.workers.lines import Lines
+from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
 from tests.unit.agent.harness import wait_for
 
 
 def test_state_and_outcome_of_this_job_are_found_again_and_anothers_are_not(tmp_path: Path) -> None:
     folder = str(tmp_path / "state")
-    assert state_file.load(folder, "uid") == {}
-    state_file.save(folder, {"uid": "uid", "attempt": 3})
+    assert state_file.load_state(folder, "uid") == {}
+    state_file.save_state(folder, {"uid": "uid", "attempt": 3})
     state_file.save_outcome(folder, {"uid": "uid", "result": "Succeeded"})
-    assert state_file.load(folder, "uid")["attempt"] == 3
+    assert state_file.load_state(folder, "uid")["attempt"] == 3
     assert state_file.load_outcome(folder, "uid") == {"uid": "uid", "result": "Succeeded"}
-    assert (state_file.load(folder, "other"), state_file.load_outcome(folder, "other")) == ({}, None)
+    assert (state_file.load_state(folder, "other"), state_file.load_outcome(folder, "other")) == ({}, None)
     (tmp_path / "state" / names.STATE_FILE).write_text("{")
-    assert state_file.load(folder, "uid") == {}
+    assert state_file.load_state(folder, "uid") == {}
 
 
 def test_a_termination_message_that_cant_be_written_says_why(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_lease_only_grows(tmp_path: Path) -> None:
 
 
 def test_lines_are_prefixed_whole_and_long_ones_cut() -> None:
-    lines = Lines("[rank 7] ")
+    lines = WorkerOutput("[rank 7] ")
     assert lines.feed(b"one\ntw") == b"[rank 7] one\n"
     assert lines.feed(b"o\n\n") == b"[rank 7] two\n[rank 7] \n"
     long = lines.feed(b"x" * (names.MAX_LINE_BYTES + 10))
@@ -59,7 +59,7 @@ def test_lines_are_prefixed_whole_and_long_ones_cut() -> None:
 
 
 def test_the_tail_is_bounded_text_that_begins_with_a_whole_line() -> None:
-    lines = Lines("")
+    lines = WorkerOutput("")
     lines.feed("\n".join(f"line {n} é" for n in range(1000)).encode())
     assert len(lines.tail.encode()) <= names.LOG_TAIL_BYTES
     assert lines.tail.startswith("line ")
@@ -68,7 +68,7 @@ def test_the_tail_is_bounded_text_that_begins_with_a_whole_line() -> None:
     assert len(lines.tail.encode()) <= names.LOG_TAIL_BYTES
 
 
-class Stuck(Sink):
+class Stuck(OutputSink):
     """A volume that does not answer."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Stuck(Sink):
 
 def test_a_volume_that_hangs_never_blocks_and_what_is_dropped_is_counted() -> None:
     sink = Stuck()
-    writer = Writer(sink, lambda text: None, limit=1000)
+    writer = LogWriter(sink, lambda text: None, limit=1000)
     for n in range(100):
         writer.write(b"%099d\n" % n)
     assert not writer.flush(0.05)
@@ -100,7 +100,7 @@ def test_a_volume_that_fails_is_said_once_and_tried_again(tmp_path: Path) -> Non
     said: list[str] = []
     time = [0.0]
     (tmp_path / "logs").write_text("a file where the folder should be")
-    writer = Writer(RotatingFile(str(tmp_path / "logs" / "j-0.log"), clock=lambda: time[0]), said.append)
+    writer = LogWriter(RotatingFileSink(str(tmp_path / "logs" / "j-0.log"), clock=lambda: time[0]), said.append)
     for _ in range(3):
         writer.write(b"lost\n")
         assert writer.flush(5)
@@ -115,7 +115,7 @@ def test_a_volume_that_fails_is_said_once_and_tried_again(tmp_path: Path) -> Non
 def test_the_log_rotates_once_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "j-0.log"
     for n in range(3):
-        log = RotatingFile(str(path), limit=100)
+        log = RotatingFileSink(str(path), limit=100)
         log.write(b"%d" % n * 60)
     assert path.read_bytes() == b"2" * 60
     assert (tmp_path / "logs" / "j-0.log.1").read_bytes() == b"1" * 60

@@ -15,7 +15,7 @@ from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.resolver import Resolver
-from dtj_agent.net.server import Server
+from dtj_agent.net.server import AgentServer
 from dtj_contract import names
 
 SECRET = b"5e" * 32
@@ -30,7 +30,7 @@ class Running:
         self.links: list[Link] = []
         self.linked = threading.Event()
         pages = {"/healthz": lambda request: http_response.text(200, "ok\n")}
-        self.server = Server(self.loop, ("127.0.0.1", 0), SECRET, pages, self._link, *([peers] if peers else []))
+        self.server = AgentServer(self.loop, ("127.0.0.1", 0), SECRET, pages, self._link, *([peers] if peers else []))
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
 

@@ -11,7 +11,7 @@ from dtj_agent.group import outcome
 from dtj_agent.group.history import History
 from dtj_agent.pages import metrics
 from dtj_agent.workers import progress_board
-from dtj_agent.workers.progress_board import Board
+from dtj_agent.workers.progress_board import ProgressBoard
 
 BASE = {"rank": 1, "attempt": 2}
 REPORTS = {
@@ -64,7 +64,7 @@ def test_at_most_32_metrics_are_kept() -> None:
 
 
 def test_the_board_tells_the_lowest_ranks_values_and_everyones_milestones() -> None:
-    board = Board(2)
+    board = ProgressBoard(2)
     board.add({"rank": 0, "attempt": 2, "step": 7, "loss": 1.0})
     board.add({"rank": 1, "attempt": 2, "step": 9, "loss": 2.0, "checkpoint": {"step": 9, "path": "", "time": 0.0}})
     board.add({"rank": 0, "attempt": 1, "step": 99})
@@ -75,7 +75,7 @@ def test_the_board_tells_the_lowest_ranks_values_and_everyones_milestones() -> N
 
 
 def test_milestones_are_urgent_and_told_once_and_plain_steps_are_not() -> None:
-    board = Board(1)
+    board = ProgressBoard(1)
     seen = []
     for report in (
         {"phase": "loading"},
@@ -94,9 +94,9 @@ def test_milestones_are_urgent_and_told_once_and_plain_steps_are_not() -> None:
 
 def test_an_event_is_told_whatever_has_become_of_its_attempt() -> None:
     """A rank that loses its lease says so as it ends; by then another's end has started the next attempt."""
-    board = Board(1)
+    board = ProgressBoard(1)
     board.add({"rank": 1, "attempt": 1, "event": {"reason": "A"}})
-    board = Board(2, board.take_events())
+    board = ProgressBoard(2, board.take_events())
     board.add({"rank": 1, "attempt": 1, "step": 9, "event": {"reason": "B"}})
     assert board.urgent
     assert board.take() is None, "the step of another attempt is nobody's progress"

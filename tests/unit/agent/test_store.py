@@ -17,7 +17,7 @@ import pytest
 from dtj_agent.build import build
 from dtj_agent.net.loop import Loop
 from dtj_agent.store.host import TRIES, StoreHost
-from dtj_agent.store.key_store import MAX_VALUE_BYTES, Client, KeyStore, ProtocolError
+from dtj_agent.store.key_store import MAX_VALUE_BYTES, KeyStore, ProtocolError, StoreClient
 from dtj_agent.store.master_port import PortHolder
 from tests.unit.agent.harness import is_alive, running, wait_for
 
@@ -244,12 +244,12 @@ HOSTILE = {
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_what_no_client_sends_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Client(KeyStore()).feed(data)
+        StoreClient(KeyStore()).feed(data)
 
 
 def test_a_sum_with_a_text_is_refused_and_sums_wrap_like_int64() -> None:
     store = KeyStore()
-    client = Client(store)
+    client = StoreClient(store)
     add = b"\4" + (1).to_bytes(8, "little") + b"n"
     client.feed(HELLO + add + (2**63 - 1).to_bytes(8, "little") + add + (1).to_bytes(8, "little"))
     assert client.out[8:] == (2**63).to_bytes(8, "little")
@@ -259,7 +259,7 @@ def test_a_sum_with_a_text_is_refused_and_sums_wrap_like_int64() -> None:
 
 
 def test_requests_may_arrive_byte_by_byte() -> None:
-    client = Client(KeyStore())
+    client = StoreClient(KeyStore())
     text = (3).to_bytes(8, "little") + b"key"
     for byte in HELLO + b"\1" + text + text + b"\3" + text:
         client.feed(bytes([byte]))
@@ -268,12 +268,12 @@ def test_requests_may_arrive_byte_by_byte() -> None:
 
 def test_a_client_that_goes_while_it_waits_is_forgotten() -> None:
     store = KeyStore()
-    gone, there = Client(store), Client(store)
+    gone, there = StoreClient(store), StoreClient(store)
     key = (1).to_bytes(8, "little") + b"k"
     for client in (gone, there):
         client.feed(HELLO + b"\6" + (1).to_bytes(8, "little") + key)
     store.forget(gone)
-    Client(store).feed(HELLO + b"\1" + key + key)
+    StoreClient(store).feed(HELLO + b"\1" + key + key)
     assert store.woken == {there}
     assert (bytes(gone.out), bytes(there.out)) == (b"", b"\0")
 

@@ -19,7 +19,7 @@ from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.resolver import Resolver
-from dtj_agent.net.server import Server
+from dtj_agent.net.server import AgentServer
 from dtj_agent.net.stream import Stream
 from dtj_contract import names
 from dtj_contract.status_token import Mac, status_token
@@ -122,7 +122,7 @@ class Port:
             "/healthz": lambda request: http_response.text(200, "ok\n"),
             "/who": lambda request: http_response.text(200, request.authorization),
         }
-        self.server = Server(self.loop, ("127.0.0.1", 0), SECRET, pages, lambda link, address: self.links.append(link))
+        self.server = AgentServer(self.loop, ("127.0.0.1", 0), SECRET, pages, lambda link, address: self.links.append(link))
         self.server.on_refused = self.refused.append
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()

@@ -9,7 +9,7 @@ from typing import Callable, Optional
 from dtj_agent.net.loop import Loop
 from dtj_contract import names
 
-Answer = Callable[[int, Optional[int], Optional[str]], None]
+OnLease = Callable[[int, Optional[int], Optional[str]], None]
 
 
 def raise_lease(folder: str, attempt: int) -> Optional[int]:
@@ -87,7 +87,7 @@ def _remove(aside: str) -> None:
         pass  # renamed already, or a volume that does nothing any more: then the number is spent, and the next is asked for
 
 
-def write(loop: Loop, folder: Optional[str], attempt: int, answer: Answer) -> None:
+def write_lease(loop: Loop, folder: Optional[str], attempt: int, answer: OnLease) -> None:
     """`answer(attempt, taken, error)` in the loop's thread, when the volume has answered; a dead one costs this thread only."""
     if folder is None:
         loop.soon(lambda: answer(attempt, None, None))

@@ -13,14 +13,14 @@ from dtj_contract import names
 REOPEN_SECONDS = 30.0
 
 
-class Sink:
+class OutputSink:
     """Where a writer's bytes end. `write` may block and may raise OSError."""
 
     def write(self, data: bytes) -> None:
         raise NotImplementedError
 
 
-class Descriptor(Sink):
+class DescriptorSink(OutputSink):
     """An open file descriptor, e.g. stdout."""
 
     def __init__(self, descriptor: int) -> None:
@@ -31,7 +31,7 @@ class Descriptor(Sink):
             data = data[os.write(self._descriptor, data) :]
 
 
-class RotatingFile(Sink):
+class RotatingFileSink(OutputSink):
     """Appends to `path`; at `limit` bytes it becomes `path.1` and a new one begins. Opened at the first write, by the writer."""
 
     def __init__(self, path: str, limit: int = names.LOG_ROTATE_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,10 +95,10 @@ class Valve:
         return now - self._full_since >= self._patience
 
 
-class Writer:
+class LogWriter:
     """Feeds a sink from its own thread. `on_trouble(text)` is called from that thread, once for each kind of trouble."""
 
-    def __init__(self, sink: Sink, on_trouble: Callable[[str], None], limit: int = names.MAX_LOG_BACKLOG_BYTES) -> None:
+    def __init__(self, sink: OutputSink, on_trouble: Callable[[str], None], limit: int = names.MAX_LOG_BACKLOG_BYTES) -> None:
         self._sink = sink
         self._on_trouble = on_trouble
         self._limit = limit

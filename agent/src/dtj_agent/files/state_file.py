@@ -12,12 +12,12 @@ from dtj_contract import names
 Json = Dict[str, Any]
 
 
-def load(folder: str, uid: str) -> Json:
+def load_state(folder: str, uid: str) -> Json:
     """What the agent before this one saved, `{}` if there was none or it was another job's. Raise SettingsError."""
     return _read(os.path.join(folder, names.STATE_FILE), uid) or {}
 
 
-def save(folder: str, state: Json) -> None:
+def save_state(folder: str, state: Json) -> None:
     _replace(os.path.join(folder, names.STATE_FILE), json.dumps(state).encode())
 
 
@@ -29,7 +29,7 @@ def save_outcome(folder: str, outcome: Json) -> None:
     _replace(os.path.join(folder, names.OUTCOME_FILE), json.dumps(outcome).encode())
 
 
-def forget_outcome(folder: str) -> None:
+def delete_outcome(folder: str) -> None:
     """Removes the outcome file, if there is one."""
     try:
         os.unlink(os.path.join(folder, names.OUTCOME_FILE))

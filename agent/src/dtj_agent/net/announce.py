@@ -14,7 +14,7 @@ from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.resolver import Resolver
-from dtj_agent.settings import Address, Settings
+from dtj_agent.settings import Address, AgentSettings
 from dtj_contract import names
 
 
@@ -25,7 +25,7 @@ class Announcer:
         self,
         loop: Loop,
         resolver: Resolver,
-        settings: Settings,
+        settings: AgentSettings,
         incarnation: str,
         port: int,
         on_direction: Callable[[Address], None],

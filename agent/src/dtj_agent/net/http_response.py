@@ -8,7 +8,7 @@ METHOD = b"GET "
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     content_type: str
     body: bytes
@@ -19,11 +19,11 @@ class Request(NamedTuple):
     authorization: str
 
 
-Page = Callable[[Request], Answer]
+Page = Callable[[Request], Response]
 
 
-def text(status: int, body: str) -> Answer:
-    return Answer(status, "text/plain; charset=utf-8", body.encode())
+def text(status: int, body: str) -> Response:
+    return Response(status, "text/plain; charset=utf-8", body.encode())
 
 
 def parse(head: bytes) -> Optional[Request]:

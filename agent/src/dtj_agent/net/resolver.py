@@ -11,7 +11,7 @@ from dtj_agent.net.loop import Loop
 from dtj_agent.settings import Address
 
 THREADS = 4
-Answer = Callable[[List[Address], str], None]
+OnResolved = Callable[[List[Address], str], None]
 
 
 class Resolver:
@@ -19,10 +19,10 @@ class Resolver:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._questions: queue.SimpleQueue[Tuple[Address, Answer]] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[Tuple[Address, OnResolved]] = queue.SimpleQueue()
         self._threads = 0
 
-    def resolve(self, address: Address, answer: Answer) -> None:
+    def resolve(self, address: Address, answer: OnResolved) -> None:
         """`answer(numeric addresses, "")`, or `answer([], why)`, in the loop's thread. A name that isn't there yet is normal."""
         if is_numeric(address[0]):
             answer([address], "")

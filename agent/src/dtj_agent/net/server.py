@@ -18,7 +18,7 @@ from dtj_contract import names
 ACCEPT_PAUSE_SECONDS = 0.1
 
 
-class Stranger:
+class UnprovenConnection:
     """A connection that has not proven yet that it has the secret."""
 
     def __init__(self, stream: Stream, source: str) -> None:
@@ -32,7 +32,7 @@ class Stranger:
         return self.link is not None and self.link.has_greeted
 
 
-class Server:
+class AgentServer:
     """`on_link(link)` for every agent that dials; `pages` answer everyone else."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Server:
         self.on_refused: Callable[[str], None] = lambda text: None
         self._refusals = 0
         self._room = names.MAX_UNPROVEN_CONNECTIONS + 2 * peers
-        self._unproven: Dict[int, Stranger] = {}  # in order of arrival
+        self._unproven: Dict[int, UnprovenConnection] = {}  # in order of arrival
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -86,7 +86,7 @@ class Server:
         if len(self._unproven) >= self._room:
             self._least().stream.close("too many connections that say nothing")
         key = id(stream)
-        stranger = self._unproven[key] = Stranger(stream, str(address[0]))
+        stranger = self._unproven[key] = UnprovenConnection(stream, str(address[0]))
         buffer = bytearray()
         deadline = self._loop.later(names.HANDSHAKE_SECONDS, lambda: stream.close("it said nothing"))
 
@@ -109,13 +109,13 @@ class Server:
         stream.on_data = data
         stream.on_close = lambda reason: settled()
 
-    def _least(self) -> Stranger:
+    def _least(self) -> UnprovenConnection:
         """Returns whom to drop: of a source that has too many, before whom has not greeted yet, before the oldest."""
         held = Counter(stranger.source for stranger in self._unproven.values())
         greedy = {source for source, count in held.items() if count > names.MAX_UNPROVEN_OF_SOURCE}
         return min(self._unproven.values(), key=lambda stranger: (stranger.source not in greedy, stranger.has_greeted))
 
-    def _agent(self, stranger: Stranger, first: bytes, settled: Callable[[], None]) -> None:
+    def _agent(self, stranger: UnprovenConnection, first: bytes, settled: Callable[[], None]) -> None:
         """Hand the connection over to a link; until it has proven itself it still counts among the strangers."""
         stream, address = stranger.stream, stranger.source
         link = stranger.link = Link(self._loop, stream, self._secret, client=False)

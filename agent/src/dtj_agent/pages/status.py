@@ -8,13 +8,13 @@ from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Member
 from dtj_agent.group.messages import Now
-from dtj_agent.settings import Settings
+from dtj_agent.settings import AgentSettings
 
 Json = Dict[str, Any]
 STATUS_VERSION = 1
 
 
-def of_coordinator(settings: Settings, coordinator: Coordinator, now: Now) -> Json:
+def coordinator_status(settings: AgentSettings, coordinator: Coordinator, now: Now) -> Json:
     """The whole picture."""
     members = [
         {"ordinal": peer.ordinal, "pod": peer.pod, "node": peer.node, "address": peer.address, "state": peer.state}
@@ -27,7 +27,7 @@ def of_coordinator(settings: Settings, coordinator: Coordinator, now: Now) -> Js
     )  # fmt: skip
 
 
-def of_member(settings: Settings, member: Member) -> Json:
+def member_status(settings: AgentSettings, member: Member) -> Json:
     """What an agent that is not the coordinator knows: itself, and the history as of the last heartbeat."""
     phase = {
         "idle": "Rendezvous",
@@ -51,7 +51,7 @@ def of_member(settings: Settings, member: Member) -> Json:
 
 
 def _page(
-    settings: Settings, history: History, phase: str, reason: str, told: str, waiting: List[int], members: List[Json],
+    settings: AgentSettings, history: History, phase: str, reason: str, told: str, waiting: List[int], members: List[Json],
     productive: float, outcome: Optional[Json],
 ) -> Json:  # fmt: skip
     return {

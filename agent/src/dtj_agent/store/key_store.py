@@ -29,7 +29,7 @@ class ProtocolError(Exception):
     """A client sends what no TCPStore client sends; its connection is to be closed."""
 
 
-class Client:
+class StoreClient:
     """One connection: `feed` it what has arrived; `out` is what it is to be sent."""
 
     def __init__(self, store: KeyStore) -> None:
@@ -51,19 +51,19 @@ class KeyStore:
     """`woken` holds the clients that another client's request has answered; the server sends to them and empties it."""
 
     def __init__(self) -> None:
-        self.woken: Set[Client] = set()
+        self.woken: Set[StoreClient] = set()
         self._values: Dict[bytes, bytes] = {}
         self._queues: Dict[bytes, Deque[bytes]] = {}
-        self._waiting: Dict[bytes, List[Client]] = {}  # by key, in the order of asking
-        self._awaited: Dict[Client, Set[bytes]] = {}
+        self._waiting: Dict[bytes, List[StoreClient]] = {}  # by key, in the order of asking
+        self._awaited: Dict[StoreClient, Set[bytes]] = {}
 
-    def forget(self, client: Client) -> None:
+    def forget(self, client: StoreClient) -> None:
         """The client waits no more: it has cancelled, or its connection has ended."""
         for key in self._awaited.pop(client, ()):
             self._unwait(key, client)
         self.woken.discard(client)
 
-    def converse(self, client: Client) -> Parser:
+    def converse(self, client: StoreClient) -> Parser:
         """Parses the requests of one connection and answers them. Raises ProtocolError."""
         if (yield 1)[0] != VALIDATE or _uint32((yield 4)) != MAGIC:
             raise ProtocolError("not a client of torch.distributed.TCPStore")
@@ -81,12 +81,12 @@ class KeyStore:
 
     # --- values ---------------------------------------------------------------------------------------------------
 
-    def _set(self, client: Client) -> Parser:
+    def _set(self, client: StoreClient) -> Parser:
         key = yield from _key()
         self._values[key] = yield from _value()
         self._wake(key)
 
-    def _compare_set(self, client: Client) -> Parser:
+    def _compare_set(self, client: StoreClient) -> Parser:
         key, expected, desired = (yield from _key()), (yield from _value()), (yield from _value())
         present = self._values.get(key)
         if present is None and expected:
@@ -97,51 +97,51 @@ class KeyStore:
             client.out += _framed(self._values[key])
         self._wake(key)
 
-    def _get(self, client: Client) -> Parser:
+    def _get(self, client: StoreClient) -> Parser:
         client.out += _framed(self._values.get((yield from _key()), b""))
 
-    def _add(self, client: Client) -> Parser:
+    def _add(self, client: StoreClient) -> Parser:
         key = yield from _key()
         amount = _int64((yield 8))
         client.out += struct.pack("<q", self._increment(key, amount))
         self._wake(key)
 
-    def _count(self, client: Client) -> Parser:
+    def _count(self, client: StoreClient) -> Parser:
         client.out += struct.pack("<q", len(self._values))
         yield from ()
 
-    def _delete(self, client: Client) -> Parser:
+    def _delete(self, client: StoreClient) -> Parser:
         found = self._values.pop((yield from _key()), None)
         client.out += struct.pack("<q", 0 if found is None else 1)
 
-    def _append(self, client: Client) -> Parser:
+    def _append(self, client: StoreClient) -> Parser:
         key = yield from _key()
         self._values[key] = self._values.get(key, b"") + (yield from _value())
         self._wake(key)
 
-    def _multi_get(self, client: Client) -> Parser:
+    def _multi_get(self, client: StoreClient) -> Parser:
         keys = yield from _keys()
         for key in keys:
             client.out += _framed(self._values.get(key, b""))
 
-    def _multi_set(self, client: Client) -> Parser:
+    def _multi_set(self, client: StoreClient) -> Parser:
         for _ in range(_length((yield 8), MAX_KEYS)):
             yield from self._set(client)
 
-    def _list_keys(self, client: Client) -> Parser:
+    def _list_keys(self, client: StoreClient) -> Parser:
         client.out += struct.pack("<q", len(self._values)) + b"".join(_framed(key) for key in self._values)
         yield from ()
 
-    def _ping(self, client: Client) -> Parser:
+    def _ping(self, client: StoreClient) -> Parser:
         client.out += yield 4
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
-    def _check(self, client: Client) -> Parser:
+    def _check(self, client: StoreClient) -> Parser:
         keys = yield from _keys()
         client.out += READY if all(self._is_there(key) for key in keys) else NOT_READY
 
-    def _wait(self, client: Client) -> Parser:
+    def _wait(self, client: StoreClient) -> Parser:
         keys = yield from _keys()
         missing = {key for key in keys if not self._is_there(key)}
         if missing:
@@ -149,12 +149,12 @@ class KeyStore:
         else:
             client.out += STOP_WAITING
 
-    def _cancel_wait(self, client: Client) -> Parser:
+    def _cancel_wait(self, client: StoreClient) -> Parser:
         self.forget(client)
         client.out += WAIT_CANCELED
         yield from ()
 
-    def _barrier(self, client: Client) -> Parser:
+    def _barrier(self, client: StoreClient) -> Parser:
         key = yield from _key()
         world = _int64((yield 8))
         if self._increment(key, 1) >= world:
@@ -163,7 +163,7 @@ class KeyStore:
         else:
             self._await(client, {key})
 
-    def _await(self, client: Client, keys: Set[bytes]) -> None:
+    def _await(self, client: StoreClient, keys: Set[bytes]) -> None:
         self.forget(client)
         self._awaited[client] = set(keys)
         for key in keys:
@@ -179,7 +179,7 @@ class KeyStore:
                 client.out += STOP_WAITING
                 self.woken.add(client)
 
-    def _unwait(self, key: bytes, client: Client) -> None:
+    def _unwait(self, key: bytes, client: StoreClient) -> None:
         self._waiting[key].remove(client)
         if not self._waiting[key]:
             del self._waiting[key]
@@ -198,12 +198,12 @@ class KeyStore:
 
     # --- queues ---------------------------------------------------------------------------------------------------
 
-    def _queue_push(self, client: Client) -> Parser:
+    def _queue_push(self, client: StoreClient) -> Parser:
         key = yield from _key()
         self._queues.setdefault(key, deque()).append((yield from _value()))
         self._wake(key, most=1)
 
-    def _queue_pop(self, client: Client) -> Parser:
+    def _queue_pop(self, client: StoreClient) -> Parser:
         key = yield from _key()
         queue = self._queues.get(key)
         client.out += struct.pack("<q", len(queue) if queue else 0)
@@ -212,7 +212,7 @@ class KeyStore:
             if not queue:
                 del self._queues[key]
 
-    def _queue_length(self, client: Client) -> Parser:
+    def _queue_length(self, client: StoreClient) -> Parser:
         client.out += struct.pack("<q", len(self._queues.get((yield from _key()), ())))
 
 

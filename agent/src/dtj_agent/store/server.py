@@ -14,7 +14,7 @@ import sys
 from typing import Dict, List
 
 from dtj_agent.net.loop import READ, WRITE, Loop
-from dtj_agent.store.key_store import Client, KeyStore, ProtocolError
+from dtj_agent.store.key_store import KeyStore, ProtocolError, StoreClient
 
 CHUNK = 256 * 1024
 ACCEPTS_AT_ONCE = 64
@@ -25,7 +25,7 @@ class Connection:
     """A rank's connection. While an answer waits to be read nothing more is read from it, so that its memory is bounded."""
 
     def __init__(self, server: StoreServer, sock: socket.socket) -> None:
-        self.client = Client(server.store)
+        self.client = StoreClient(server.store)
         self._server = server
         self._sock = sock
         self._writing = False
@@ -77,7 +77,7 @@ class StoreServer:
     def __init__(self, loop: Loop, listeners: List[socket.socket]) -> None:
         self.loop = loop
         self.store = KeyStore()
-        self._connections: Dict[Client, Connection] = {}
+        self._connections: Dict[StoreClient, Connection] = {}
         self._listeners = listeners
         for listener in listeners:
             listener.setblocking(False)

@@ -36,7 +36,7 @@ def parse(datagram: bytes) -> Optional[Json]:
     return report
 
 
-class Board:
+class ProgressBoard:
     """What one pod's workers have reported in one attempt, folded into what the coordinator is told next.
 
     Events are of no attempt: one that a worker sends as it ends (its lease is lost, a save failed) may be the only explanation

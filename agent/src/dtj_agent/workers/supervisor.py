@@ -16,7 +16,7 @@ from dtj_agent.group import diagnose
 from dtj_agent.group.member import Exited
 from dtj_agent.net.loop import READ, Loop, Timer
 from dtj_agent.workers import cgroup
-from dtj_agent.workers.lines import Lines
+from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -40,7 +40,7 @@ class Worker:
         self.rank = rank
         self.pid = pid
         self.pipe: Optional[int] = pipe
-        self.lines = Lines("[rank %d] " % rank)
+        self.lines = WorkerOutput("[rank %d] " % rank)
         self.alive = True
         self.asked = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Mapping
 
 from dtj_agent.group.member import Spawn
-from dtj_agent.settings import Settings
+from dtj_agent.settings import AgentSettings
 from dtj_contract import names
 
 # The agent's own; a worker has no use for them, and a script that copies its environment into a log must not show them.
@@ -21,14 +21,14 @@ def has_agent_store(environ: Mapping[str, str]) -> bool:
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") != "False"
 
 
-def ranks(settings: Settings, spawn: Spawn) -> range:
+def ranks(settings: AgentSettings, spawn: Spawn) -> range:
     """The global ranks of this pod."""
     first = spawn.node_rank * settings.processes
     return range(first, first + settings.processes)
 
 
-def of_worker(
-    settings: Settings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str
+def worker_environment(
+    settings: AgentSettings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str
 ) -> Dict[str, str]:
     """`inherited` with everything that torchrun sets. RESTART_COUNT is attempt - 1: the first attempt is 1."""
     world = spawn.nodes * settings.processes

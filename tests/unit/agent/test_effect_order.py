@@ -6,7 +6,7 @@ import socket
 import struct
 from typing import Any
 
-from dtj_agent.coordinator_shell import Hub
+from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.effects import Rules
 from dtj_agent.group.history import History
@@ -47,7 +47,7 @@ class Caller:
 def test_a_member_whose_connection_is_found_dead_while_the_start_is_sent_stops_those_who_get_it() -> None:
     """The stop must not overtake the start: who starts after its stop would run, alone and unknown, for ever."""
     loop = Loop()
-    hub = Hub(loop, Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0)), None, print)
+    hub = CoordinatorShell(loop, Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0)), None, print)
     callers = [Caller(loop), Caller(loop)]
     for ordinal, caller in enumerate(callers):
         hub.join(caller.link, Bench(2).hello(ordinal))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtj_agent.coordinator_shell import Hub
+from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.errors import WireError
 from dtj_agent.group import effects
 from dtj_agent.net.auth import Session
@@ -49,10 +49,10 @@ class Loop:
         return 0.0
 
 
-def hub() -> tuple[Hub, Coordinator, list[str]]:
+def hub() -> tuple[CoordinatorShell, Coordinator, list[str]]:
     log: list[str] = []
     coordinator = Coordinator()
-    return Hub(Loop(), coordinator, None, log.append), coordinator, log  # type: ignore[arg-type]
+    return CoordinatorShell(Loop(), coordinator, None, log.append), coordinator, log  # type: ignore[arg-type]
 
 
 def test_a_message_too_long_ends_the_link_that_it_was_for_and_no_other() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj_agent.workers import extensions
+from dtj_agent.workers import extension_locks
 from tests.unit.agent.harness import running
 
 
@@ -25,7 +25,7 @@ def test_locks_of_nobody_are_removed_at_both_depths_and_nothing_else(tmp_path: P
     others = [tmp_path / "op" / "op.so", tmp_path / "op" / "lock.txt", tmp_path / "lock"]
     for other in others:
         other.touch()
-    assert sorted(extensions.remove_stale_locks(str(tmp_path))) == sorted([str(deep), str(shallow)])
+    assert sorted(extension_locks.remove_stale_locks(str(tmp_path))) == sorted([str(deep), str(shallow)])
     assert not deep.exists()
     assert all(path.exists() for path in [too_deep, *others])
 
@@ -36,9 +36,9 @@ def test_a_lock_that_a_process_holds_open_stays(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder:
         assert builder.stdout is not None
         builder.stdout.readline()
-        assert extensions.remove_stale_locks(str(tmp_path)) == []
+        assert extension_locks.remove_stale_locks(str(tmp_path)) == []
         assert path.exists()
-    assert extensions.remove_stale_locks(str(tmp_path)) == [str(path)]
+    assert extension_locks.remove_stale_locks(str(tmp_path)) == [str(path)]
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.s3fs", "ceph", "9p"])
@@ -46,7 +46,7 @@ def test_a_folder_that_other_machines_share_is_not_touched(tmp_path: Path, kind:
     path = lock(tmp_path / "shared" / "op")
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path}/shared {kind} rw 0 0\ntmpfs {tmp_path}/share tmpfs rw 0 0\n")
-    assert extensions.remove_stale_locks(str(tmp_path / "shared"), str(mounts)) == []
+    assert extension_locks.remove_stale_locks(str(tmp_path / "shared"), str(mounts)) == []
     assert path.exists()
 
 
@@ -54,8 +54,8 @@ def test_a_link_is_not_followed_and_no_folder_is_no_error(tmp_path: Path) -> Non
     (tmp_path / "precious").touch()
     (tmp_path / "root" / "op").mkdir(parents=True)
     (tmp_path / "root" / "op" / "lock").symlink_to(tmp_path / "precious")
-    assert extensions.remove_stale_locks(str(tmp_path / "root")) == []
-    assert [extensions.remove_stale_locks(root) for root in ("", "relative", str(tmp_path / "none"))] == [[], [], []]
+    assert extension_locks.remove_stale_locks(str(tmp_path / "root")) == []
+    assert [extension_locks.remove_stale_locks(root) for root in ("", "relative", str(tmp_path / "none"))] == [[], [], []]
     assert (tmp_path / "precious").exists()
 
 
@@ -69,7 +69,7 @@ FOLDERS = {
 
 @pytest.mark.parametrize(("environ", "found"), FOLDERS.values(), ids=FOLDERS)
 def test_the_folder_is_where_torch_builds(environ: dict[str, str], found: str) -> None:
-    assert extensions.folder(environ) == found
+    assert extension_locks.folder(environ) == found
 
 
 BUILD = """

@@ -6,22 +6,22 @@ import os
 import time
 from typing import Callable, List, Optional, Tuple
 
-from dtj_agent.files.log_file import Descriptor, RotatingFile, Valve, Writer
+from dtj_agent.files.log_file import DescriptorSink, LogWriter, RotatingFileSink, Valve
 from dtj_contract import names
 
 
-class Output:
+class PodOutput:
     """Nothing here ever waits but `flush`."""
 
     def __init__(self, checkpoint_dir: Optional[str], pod: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._stdout = Writer(Descriptor(1), lambda text: None)
-        self._file: Optional[Writer] = None
+        self._stdout = LogWriter(DescriptorSink(1), lambda text: None)
+        self._file: Optional[LogWriter] = None
         if checkpoint_dir:
             path = os.path.join(checkpoint_dir, names.LOG_FOLDER, pod + ".log")
-            self._file = Writer(RotatingFile(path), lambda text: self._stdout.write(_line(text)))
+            self._file = LogWriter(RotatingFileSink(path), lambda text: self._stdout.write(_line(text)))
         writers = [writer for writer in (self._stdout, self._file) if writer is not None]
-        self._valves: List[Tuple[Writer, Valve]] = [(writer, Valve()) for writer in writers]
+        self._valves: List[Tuple[LogWriter, Valve]] = [(writer, Valve()) for writer in writers]
 
     def has_room(self) -> bool:
         """May more be read of the workers? Each of the two holds them up for a bounded time only."""

@@ -15,13 +15,13 @@ MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, 104 on macOS
 READS_AT_ONCE = 256  # then others get their turn
 
 
-class Reports:
+class ReportSocket:
     """`on_news()` when there is something that the coordinator should hear now; `take` is what. Raise SettingsError."""
 
     def __init__(self, loop: Loop, state_dir: str) -> None:
         self.on_news: Callable[[], object] = lambda: None
         self._loop = loop
-        self._board = progress_board.Board(0)
+        self._board = progress_board.ProgressBoard(0)
         self._last_taken = 0.0
         self.path = os.path.join(os.path.abspath(state_dir), names.SOCKET_FILE)
         if len(self.path.encode()) > MAX_SOCKET_PATH:
@@ -40,7 +40,7 @@ class Reports:
 
     def begin(self, attempt: int) -> None:
         """From now on only reports of this attempt count."""
-        self._board = progress_board.Board(attempt, self._board.take_events())
+        self._board = progress_board.ProgressBoard(attempt, self._board.take_events())
 
     def read(self) -> None:
         """Take in what has arrived; a worker that has ended may have reported just before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dtj_contract import names
 
 
-class Lines:
+class WorkerOutput:
     """Bytes of one worker in, prefixed lines out."""
 
     def __init__(self, prefix: str) -> None:
