@@ -69,7 +69,7 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
         group.tell("ignore-sigterm")
         group.wait_attempt(1)
         group.agents[0].terminate()
-        wait_for(lambda: "SIGTERM: this pod ends" in group.log(0))
+        wait_for(lambda: "SIGTERM: this pod is terminating" in group.log(0))
         group.agents[0].terminate()
         assert group.wait_exit(0, 45) == names.EXIT_TERMINATED, "before the grace is over"
 
