@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import List, Mapping, Optional
 
 from dtj_agent.announcements import Announcements
 from dtj_agent.coordinator_shell import CoordinatorShell
@@ -32,6 +32,7 @@ from dtj_agent.pages.routes import pages
 from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
 from dtj_contract import names
+from dtj_contract.agent_status import AgentStatus
 
 FLUSH_SECONDS = 1.0
 ORPHANED_SECONDS = 2.0  # grace after a local agent's parent died
@@ -226,7 +227,7 @@ class Agent:
     def _now(self) -> Now:
         return Now(self.loop.clock(), time.time())
 
-    def _status(self) -> Dict[str, Any]:
+    def _status(self) -> AgentStatus:
         if self.coordinator_shell is not None:
             return status.coordinator_status(self.settings, self.coordinator_shell.coordinator, self._now())
         return status.member_status(self.settings, self.member)

@@ -10,8 +10,8 @@ import pytest
 from dtj_agent.group import outcome
 from dtj_agent.group.history import History
 from dtj_agent.pages import metrics
-from dtj_agent.workers import progress_board
 from dtj_agent.workers.progress_board import ProgressBoard
+from dtj_contract import worker_report
 
 BASE = {"rank": 1, "attempt": 2}
 REPORTS = {
@@ -49,16 +49,16 @@ REPORTS = {
 
 @pytest.mark.parametrize(("raw", "clean"), REPORTS.values(), ids=REPORTS)
 def test_a_report_keeps_what_is_right_in_it(raw: dict[str, Any], clean: dict[str, Any]) -> None:
-    assert progress_board.parse(json.dumps({**BASE, **raw}).encode()) == {**BASE, **clean}
+    assert worker_report.parse(json.dumps({**BASE, **raw}).encode()) == {**BASE, **clean}
 
 
 @pytest.mark.parametrize("datagram", [b"", b"{", b"[]", b"5", b'{"rank": 0}', b'{"attempt": 1}', b"\xff", b"[" * 9000])
 def test_what_is_no_report_is_dropped(datagram: bytes) -> None:
-    assert progress_board.parse(datagram) is None
+    assert worker_report.parse(datagram) is None
 
 
 def test_at_most_32_metrics_are_kept() -> None:
-    report = progress_board.parse(json.dumps({**BASE, "metrics": {str(n): n for n in range(100)}}).encode())
+    report = worker_report.parse(json.dumps({**BASE, "metrics": {str(n): n for n in range(100)}}).encode())
     assert report is not None
     assert len(report["metrics"]) == 32
 

@@ -1,17 +1,21 @@
-"""The pages of an agent's port."""
+"""The pages of an agent's port, by path."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Mapping
+from typing import Callable, Mapping
 
 from dtj_agent.net import http_response
 from dtj_agent.pages import metrics
+from dtj_contract.agent_status import AgentStatus
 from dtj_contract.status_token import bearer_is_valid
 
 
-def pages(secret: bytes, status: Callable[[], Dict[str, Any]]) -> Mapping[str, http_response.Page]:
-    """`/healthz` and `/metrics` are open; `/status` shows logs and pod names, so it wants the job's token."""
+def pages(secret: bytes, status: Callable[[], AgentStatus]) -> Mapping[str, http_response.Page]:
+    """Returns the pages by path.
+
+    /healthz and /metrics are open; /status shows logs and pod names, so it needs the job's token.
+    """
 
     def show_status(request: http_response.Request) -> http_response.Response:
         if not bearer_is_valid(secret, request.authorization):
