@@ -86,7 +86,7 @@ class Agent:
             self._accept,
             settings.peer_count,
         )
-        self.server.on_refused = self.log
+        self.server.on_rejected = self.log
 
         resolver = Resolver(loop)
         self._link = CoordinatorLink(loop, resolver, settings.secret, self._coordinator_address(), self.log)
@@ -249,6 +249,6 @@ def group_rules(settings: AgentSettings) -> group.Rules:
 
 
 def exit_now(code: int) -> None:
-    """Ends the process at once: helper threads may hang in a dead volume or resolver, and sys.exit would wait for them."""
+    """Ends the process at once. sys.exit would wait for helper threads, which may hang in a dead volume or resolver."""
     sys.stdout.flush()
     os._exit(code)

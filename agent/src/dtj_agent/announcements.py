@@ -1,4 +1,4 @@
-"""Where the agents are when DNS is behind: announces this agent to its peers, and answers peers that announce themselves."""
+"""How agents find each other while DNS is behind: announces this agent, and answers peers that announce themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell around the coordinator: sends the coordinator's effects on the members' links, and passes on their messages."""
+"""The shell around the coordinator: carries out its effects on the members' links, and passes on their messages."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_an_agent_without_the_secret_is_refused_and_the_log_says_so_once_without
     try:
         group.start(0)
         group.start(1, **{names.ENV_SECRET_FILE: str(wrong)})
-        wait_for(lambda: "it does not have this job's secret" in group.log(1))
+        wait_for(lambda: "the peer does not have this job's secret" in group.log(1))
         time.sleep(1.0)  # many calls
         assert group.status()["waitingFor"] == [1]
         both = group.log(0) + group.log(1)

@@ -117,13 +117,13 @@ class Port:
     def __init__(self) -> None:
         self.loop = Loop()
         self.links: list[Link] = []
-        self.refused: list[str] = []
+        self.rejected: list[str] = []
         pages = {
             "/healthz": lambda request: http_response.text(200, "ok\n"),
             "/who": lambda request: http_response.text(200, request.authorization),
         }
         self.server = AgentServer(self.loop, ("127.0.0.1", 0), SECRET, pages, lambda link, address: self.links.append(link))
-        self.server.on_refused = self.refused.append
+        self.server.on_rejected = self.rejected.append
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
 
@@ -198,8 +198,8 @@ def test_strangers_cant_take_all_connections(port: Port) -> None:
 def test_a_wrong_secret_is_refused_and_said_once(port: Port) -> None:
     for _ in range(3):
         port.talk(b"DTJ1 " + b"0" * 32 + b"\n" + b"0" * 64 + b"\n")
-    assert len(port.refused) == 1
-    assert SECRET.decode() not in port.refused[0]
+    assert len(port.rejected) == 1
+    assert SECRET.decode() not in port.rejected[0]
     assert not port.links
 
 
@@ -214,7 +214,7 @@ def test_a_silent_peer_is_dead_after_the_bound(port: Port, monkeypatch: pytest.M
 
     port.loop.soon(dial)
     assert ended.wait(5)
-    assert "nothing was heard" in reasons[0] or "closed" in reasons[0]
+    assert "no heartbeat" in reasons[0] or "closed" in reasons[0]
 
 
 def test_an_announced_address_is_tried_at_once_though_dns_hangs(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
