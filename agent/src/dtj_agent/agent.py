@@ -1,7 +1,7 @@
 """The shell around the member: carries out the member's effects and reports to the member what happened.
 
-The coordinator, in the agent of pod 0, has a shell of its own (coordinator_shell.py), and so have the worker processes
-(worker_shell.py).
+The coordinator, in the agent of pod 0, has a shell of its own (coordinator_shell.py), and so have
+the worker processes (worker_shell.py).
 """
 
 from __future__ import annotations

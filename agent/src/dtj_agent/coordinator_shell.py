@@ -70,7 +70,8 @@ class CoordinatorShell:
     def _do(self, effects: List[group.Effect]) -> None:
         """Carries out effects in order.
 
-        An effect may cause others (sending finds a dead link, for example); those wait until all before them are done.
+        An effect may cause others (sending finds a dead link, for example); those wait until all
+        before them are done.
         """
         self._effects.extend(effects)
         while self._effects and not self._busy:

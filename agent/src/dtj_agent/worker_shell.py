@@ -17,8 +17,9 @@ from dtj_agent.workers.supervisor import Workers
 
 
 class WorkerShell:
-    """Calls back: `on_exit` with the workers that ended, `on_gone` once none is left after `stop`, `on_stuck` with why
-    SIGKILL does not end them, `on_reports` when reports are urgent, `on_store_failed` with why there is no store.
+    """Calls back: `on_exit` with the workers that ended, `on_gone` once none is left after `stop`,
+    `on_stuck` with why SIGKILL does not end them, `on_reports` when reports are urgent,
+    `on_store_failed` with why there is no store.
     """
 
     def __init__(self, loop: Loop, settings: AgentSettings, environ: Mapping[str, str], output: PodOutput) -> None:

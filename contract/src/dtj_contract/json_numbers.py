@@ -11,7 +11,8 @@ MAX_INT = 2**53
 def finite_number(value: Any, largest: float = 1e308) -> Optional[float]:
     """Returns `value` if it is a number of at most `largest`; None for anything else, booleans included.
 
-    An int stays an int. JSON can hold NaN, Infinity and an int of 400 digits, which is longer than any float.
+    An int stays an int. JSON can hold NaN, Infinity and an int of 400 digits, which is longer than
+    any float.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from _operator import _compare_digest as same  # what hmac.compare_digest is, without hmac
 
-# hashlib loads OpenSSL, 4 MB of every agent's memory; the interpreter has SHA-256 of its own (random.py does the same).
+# hashlib loads OpenSSL, 4 MB of every agent's memory; the interpreter has SHA-256 of its own
+# (random.py does the same).
 try:
     from _sha2 import sha256  # type: ignore[import-not-found]  # Python 3.12 and later
 except ImportError:

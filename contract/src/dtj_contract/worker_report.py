@@ -5,7 +5,8 @@
      "checkpoint": {"step": 50, "path": "/checkpoints/step-00000050", "time": 1690000000.0},
      "event": {"type": "Warning", "reason": "CheckpointSlow", "message": "..."}}
 
-`rank` and `attempt` are required; every other key is optional. Parsed once, here, so that everything behind is clean.
+`rank` and `attempt` are required; every other key is optional. Parsed once, here, so that
+everything behind is clean.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def test_a_store_that_cannot_start_is_tried_again_before_it_fails(served: Served
     with socket.create_connection(("127.0.0.1", served.port)):
         served.until(lambda: served.failed)
     assert len(tries) == TRIES
-    assert served.failed == ["the rendezvous store can't be started: Resource temporarily unavailable"]
+    assert served.failed == ["can't start the rendezvous store: Resource temporarily unavailable"]
 
 
 def test_a_store_that_nobody_calls_costs_no_process(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""What a pod says: the agent's own lines and its workers', to stdout and, with a checkpoint volume, to a file there."""
+"""The log of a pod: lines of the agent and its workers, to stdout and, with a checkpoint volume, to a file there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtj_contract import names
 
 
 class PodOutput:
-    """Nothing here ever waits but `flush`."""
+    """Writes to all logs of the pod. Only `flush` ever waits."""
 
     def __init__(self, checkpoint_dir: Optional[str], pod: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,23 +24,24 @@ class PodOutput:
         self._valves: List[Tuple[LogWriter, Valve]] = [(writer, Valve()) for writer in writers]
 
     def has_room(self) -> bool:
-        """May more be read of the workers? Each of the two holds them up for a bounded time only."""
+        """Returns whether more output may be read. Each of the two logs blocks the workers for a bounded time only."""
         now = self._clock()
-        rooms = [valve.is_open(writer.is_full, now) for writer, valve in self._valves]  # each has to hear of it
+        # Every valve must be asked each time, because it measures how long its log has been full.
+        rooms = [valve.is_open(writer.is_full, now) for writer, valve in self._valves]
         return all(rooms)
 
     def write(self, data: bytes) -> None:
-        """Whole lines."""
+        """Writes whole lines."""
         self._stdout.write(data)
         if self._file is not None:
             self._file.write(data)
 
     def log(self, text: str) -> None:
-        """A line of the agent's own."""
+        """Writes a line of the agent itself."""
         self.write(_line(text))
 
     def flush(self, seconds: float) -> None:
-        """Until all is written, at most so long for each of the two."""
+        """Waits until all is written, at most `seconds` for each of the two logs."""
         self._stdout.flush(seconds)
         if self._file is not None:
             self._file.flush(seconds)

@@ -1,4 +1,4 @@
-"""The agent's state dir, which lives as long as the pod: files in it survive restarts of the container, not of the pod."""
+"""The agent's state dir, which lives as long as the pod: its files survive restarts of the container, not of the pod."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def _read(path: str, uid: str) -> Optional[Json]:
         with open(path, "rb") as file:
             data = json.loads(file.read())
     except (FileNotFoundError, ValueError):
-        # The file is never torn, because it is replaced as a whole. A file that is not ours counts as none.
+        # The file is never torn, because it is replaced as a whole. A file that is not ours counts
+        # as none.
         return None
     except OSError as error:
         raise SettingsError("%s: can't read %s (%s)" % (names.ENV_STATE_DIR, path, error.strerror)) from error

@@ -1,7 +1,8 @@
 """Calls peers by name and announces this agent's address to them, when it starts and while a peer is missing.
 
-DNS may answer with the old address of a replaced pod for seconds. So the coordinator calls every member that it misses,
-and a member that can't find the coordinator asks a few peers for the coordinator's address.
+DNS may answer with the old address of a replaced pod for seconds. So the coordinator calls every
+member that it misses, and a member that can't find the coordinator asks a few peers for the
+coordinator's address.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dtj_contract import names
 
 
 class Announcer:
-    """Calls back when a peer answers: `on_direction(address)` with the coordinator's address as the peer knows it, and
-    `on_attempt(number)` with the greatest attempt that the peer knows of.
+    """Calls back when a peer answers: `on_direction(address)` with the coordinator's address as the
+    peer knows it, and `on_attempt(number)` with the greatest attempt that the peer knows of.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     client: <HMAC(secret, "client" + nonces)>
     then, in both directions, lines of `<MAC> <JSON>`, where the MAC covers direction and sequence number.
 
-The secret never crosses the network, a recorded session can't be replayed, and no line can be forged, dropped or moved.
-Messages are not encrypted: their content is in the job's status anyway.
+The secret never crosses the network, a recorded session can't be replayed, and no line can be
+forged, dropped or moved. Messages are not encrypted: their content is in the job's status anyway.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Session:
     def feed(self, data: bytes) -> List[Any]:
         """Returns the messages that are complete with these bytes. Handshake replies wait in `take_reply`.
 
-        Raises AuthError if the other side does not have the secret, WireError if it breaks the protocol.
+        Raises AuthError if the other side does not have the secret, WireError if it breaks the
+        protocol.
         """
         messages: List[Any] = []
         self._buffer += data

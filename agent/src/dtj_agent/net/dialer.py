@@ -19,7 +19,7 @@ def jittered(seconds: float) -> float:
 
 
 class Dialer:
-    """Calls `on_open(link)` with each connection and `on_closed(was_open, reason, silence)` at its end; then dials again.
+    """Calls `on_open(link)` with each connection, `on_closed(was_open, reason, silence)` at its end, and dials again.
 
     `once`: dials each address once, and not again.
     """
@@ -59,8 +59,9 @@ class Dialer:
     def hint(self, address: Address) -> None:
         """Tries `address` at once, whatever DNS answers: DNS may return the old address for a while.
 
-        Many peers may give the same hint just when the coordinator is slow to answer. So a call to the hinted address
-        continues, and in each round at most one call to another address is given up for a hint.
+        Many peers may give the same hint just when the coordinator is slow to answer. So a call to
+        the hinted address continues, and in each round at most one call to another address is given
+        up for a hint.
         """
         is_dialling = self._link is not None and not self._link.is_open
         if is_dialling and self._link is not None and self._link.peer_address == address:
@@ -136,7 +137,8 @@ class Dialer:
             if not was_open:
                 self._next("%s: %s" % (address[0], reason))
                 return
-            # A link that closes as soon as it opens means that the peer rejects this agent: keep the long pause then.
+            # A link that closes as soon as it opens means that the peer rejects this agent: keep
+            # the long pause then.
             if self._loop.clock() - opened_at >= names.RETRY_MAX_SECONDS:
                 self._pause = names.RETRY_MIN_SECONDS
             self.on_closed(True, reason, silence)

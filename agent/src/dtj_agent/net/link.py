@@ -16,8 +16,8 @@ _serial = 0
 
 
 class Link:
-    """Calls `on_open` once both sides are authenticated, `on_message` with each message, and exactly once
-    `on_close(reason, seconds of silence)`.
+    """Calls `on_open` once both sides are authenticated, `on_message` with each message, and
+    exactly once `on_close(reason, seconds of silence)`.
     """
 
     def __init__(self, loop: Loop, stream: Stream, secret: bytes, client: bool) -> None:

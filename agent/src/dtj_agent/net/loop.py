@@ -84,8 +84,8 @@ class Loop:
             self.run_once()
 
     def run_once(self) -> None:
-        # Input comes before timers: after a long pause (SIGSTOP, a starved CPU), messages that peers have sent
-        # meanwhile are read before any peer is declared dead.
+        # Input comes before timers: after a long pause (SIGSTOP, a starved CPU), messages that
+        # peers have sent meanwhile are read before any peer is declared dead.
         for key, events in self._selector.select(self._patience()):
             watched = self._selector.get_map().get(key.fd)
             # An earlier callback of this round may have closed the source.

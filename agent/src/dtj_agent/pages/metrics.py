@@ -1,4 +1,4 @@
-"""/metrics: the same facts as /status, as Prometheus text (exposition format 0.0.4). Pure."""
+"""/metrics: the facts of /status as Prometheus text (exposition format 0.0.4). Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The keys of one attempt's rendezvous store, and the protocol of torch.distributed.TCPStore that reaches them. Pure.
 
-A request is one byte of kind and its arguments; numbers are little endian, a text or value is preceded by its length (8 bytes).
-Semantics are those of torch 2.13's libuv server, which is what torchrun's agent runs.
+A request is one byte of kind and its arguments. Numbers are little endian; a text or value is
+preceded by its length (8 bytes). Semantics are those of torch 2.13's libuv server, which is what
+torchrun's agent runs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import deque
 from typing import Deque, Dict, Generator, List, Optional, Set
 
 MAGIC = 0x3C85F7CE
-MAX_KEY_BYTES = 1024 * 1024  # torch refuses keys above 8 KiB
-MAX_VALUE_BYTES = 256 * 1024 * 1024  # torch refuses values above 8 MiB
+MAX_KEY_BYTES = 1024 * 1024  # torch rejects keys above 8 KiB
+MAX_VALUE_BYTES = 256 * 1024 * 1024  # torch rejects values above 8 MiB
 MAX_KEYS = 128 * 1024
 READY, NOT_READY = b"\0", b"\1"
 STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
@@ -26,11 +27,11 @@ Parser = Generator[int, bytes, None]
 
 
 class ProtocolError(Exception):
-    """A client sends what no TCPStore client sends; its connection is to be closed."""
+    """A client sent bytes that no TCPStore client sends; its connection must be closed."""
 
 
 class StoreClient:
-    """One connection: `feed` it what has arrived; `out` is what it is to be sent."""
+    """One connection: `feed` takes the received bytes, `out` holds the bytes to send."""
 
     def __init__(self, store: KeyStore) -> None:
         self.out = bytearray()
@@ -48,17 +49,21 @@ class StoreClient:
 
 
 class KeyStore:
-    """`woken` holds the clients that another client's request has answered; the server sends to them and empties it."""
+    """The values, queues and waiting clients of one attempt.
+
+    `woken` holds the clients that another client's request has answered; the server sends to them
+    and empties it.
+    """
 
     def __init__(self) -> None:
         self.woken: Set[StoreClient] = set()
         self._values: Dict[bytes, bytes] = {}
         self._queues: Dict[bytes, Deque[bytes]] = {}
-        self._waiting: Dict[bytes, List[StoreClient]] = {}  # by key, in the order of asking
+        self._waiting: Dict[bytes, List[StoreClient]] = {}  # by key, in the order of requests
         self._awaited: Dict[StoreClient, Set[bytes]] = {}
 
     def forget(self, client: StoreClient) -> None:
-        """The client waits no more: it has cancelled, or its connection has ended."""
+        """Removes a client from every wait, because it has cancelled or its connection has ended."""
         for key in self._awaited.pop(client, ()):
             self._unwait(key, client)
         self.woken.discard(client)
@@ -90,7 +95,8 @@ class KeyStore:
         key, expected, desired = (yield from _key()), (yield from _value()), (yield from _value())
         present = self._values.get(key)
         if present is None and expected:
-            client.out += _framed(expected)  # torch answers so: the caller can't tell an absent key from an equal one
+            # As in torch: the caller can't distinguish an absent key from an equal one.
+            client.out += _framed(expected)
         else:
             if present is None or present == expected:
                 self._values[key] = desired
@@ -170,7 +176,7 @@ class KeyStore:
             self._waiting.setdefault(key, []).append(client)
 
     def _wake(self, key: bytes, most: Optional[int] = None) -> None:
-        """The key is there: whoever waits for it alone, or for it as the last of several, goes on."""
+        """Answers the clients that waited for this key alone, or for this key as the last of several."""
         for client in self._waiting.get(key, [])[:most]:
             self._unwait(key, client)
             self._awaited[client].discard(key)
@@ -191,7 +197,7 @@ class KeyStore:
         try:
             total = amount + int(self._values.get(key, b"0"))
         except ValueError:
-            raise ProtocolError("a value that is no number is to be added to") from None
+            raise ProtocolError("ADD to a value that is no number") from None
         total = (total + 2**63) % 2**64 - 2**63
         self._values[key] = b"%d" % total
         return total

@@ -14,8 +14,9 @@ Json = Dict[str, Any]
 class ProgressBoard:
     """Folds the reports of one attempt, and returns each piece of news once.
 
-    Events belong to no attempt: an event that a worker sends as it ends (its lease is lost, a save failed) may be the only
-    explanation of what follows. `events`: those that the previous board still had.
+    Events belong to no attempt: an event that a worker sends as it ends (its lease is lost, a save
+    failed) may be the only explanation of what follows. `events`: those that the previous board
+    still had.
     """
 
     def __init__(self, attempt: int, events: Sequence[Json] = ()) -> None:

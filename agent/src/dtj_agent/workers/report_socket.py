@@ -1,4 +1,4 @@
-"""The unix datagram socket that workers report to, and the pace at which reports go on to the coordinator."""
+"""The unix datagram socket that workers report to, and the pace at which their reports are sent to the coordinator."""
 
 from __future__ import annotations
 
