@@ -1,4 +1,4 @@
-"""Numbers that every JSON reader agrees on: neither infinite, NaN, nor too long."""
+"""Numbers that every JSON reader agrees on: finite, and not too long."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class RecordedError(NamedTuple):
 
 
 def read(path: str) -> Optional[RecordedError]:
-    """Returns the error in the file; None if there is no file, or torch has not written it."""
+    """Returns the error in the file; None if there is no file, or it is not in torch's format."""
     try:
         # The worker may have put a pipe or a link there: don't wait for a pipe, and don't follow a
         # link.
