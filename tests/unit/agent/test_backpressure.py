@@ -11,18 +11,18 @@ from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
 
 
-def test_a_log_with_room_never_holds_anyone_up() -> None:
+def test_log_with_room_never_blocks_workers() -> None:
     valve = Valve(1.0)
     assert all(valve.is_open(False, now / 10) for now in range(100))
 
 
-def test_a_log_that_drains_now_and_then_holds_up_for_as_long_as_it_is_full() -> None:
+def test_log_that_drains_now_and_then_blocks_while_it_is_full() -> None:
     valve = Valve(1.0)
     answers = [valve.is_open(now % 9 != 0, now / 10) for now in range(100)]
     assert [now for now, is_open in enumerate(answers) if is_open] == [now for now in range(100) if now % 9 == 0]
 
 
-def test_a_log_that_hangs_holds_up_for_a_second_and_no_more_until_it_has_drained() -> None:
+def test_hung_log_blocks_for_a_second_and_not_again_until_it_drained() -> None:
     valve = Valve(1.0)
     assert [valve.is_open(True, now / 4) for now in range(8)] == [False] * 4 + [True] * 4
     assert valve.is_open(False, 2.0)
@@ -70,7 +70,7 @@ print(sink.got)
 """
 
 
-def test_a_burst_on_a_slow_log_loses_no_line() -> None:
+def test_burst_on_a_slow_log_loses_no_line() -> None:
     """17 MB of two workers at once, far more than a backlog holds."""
     done = subprocess.run([sys.executable, "-c", BURST], capture_output=True, text=True, timeout=200)
     assert (done.stdout.strip(), done.returncode) == ("200000", 0), done.stderr

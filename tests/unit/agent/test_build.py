@@ -34,7 +34,7 @@ HEAVY = {
 }
 
 
-def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(tmp_path: Path) -> None:
+def test_zipapp_has_the_same_bytes_for_the_same_sources(tmp_path: Path) -> None:
     started = time.process_time()
     build(str(tmp_path / "a.pyz"))
     assert time.process_time() - started < 3
@@ -45,7 +45,7 @@ def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(t
     assert "dtj_agent/build.py" not in names
 
 
-def test_the_zipapp_says_what_it_lacks(tmp_path: Path) -> None:
+def test_zipapp_without_settings_exits_with_2_and_names_the_variable(tmp_path: Path) -> None:
     build(str(tmp_path / "agent.pyz"))
     run = subprocess.run(
         [sys.executable, str(tmp_path / "agent.pyz"), "--", "true"], env={}, capture_output=True, text=True, timeout=150
@@ -55,7 +55,7 @@ def test_the_zipapp_says_what_it_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_the_sources_are_python_3_9(source: Path) -> None:
+def test_sources_parse_as_python_3_9(source: Path) -> None:
     """Grammar by the parser; annotations are strings (PEP 563), so only what runs must exist in 3.9."""
     tree = ast.parse(source.read_text(), feature_version=(3, 9))
     if source.name not in ("__init__.py", "names.py"):
@@ -66,7 +66,7 @@ def test_the_sources_are_python_3_9(source: Path) -> None:
         assert not {"kw_only", "slots", "strict"} & set(strict), f"line {getattr(node, 'lineno', 0)}"
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_agent_imports_no_heavy_module() -> None:
     code = "import sys, dtj_agent.main; print(' '.join(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=150)
     assert not HEAVY & set(run.stdout.split())
@@ -96,7 +96,7 @@ def imported(source: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("source", PURE, ids=lambda path: str(path.relative_to(AGENT)))
-def test_a_decision_knows_neither_clocks_nor_sockets(source: Path) -> None:
+def test_pure_modules_import_no_clock_and_no_socket(source: Path) -> None:
     """So that the simulator can run it: pure modules import pure ones only (of settings, the values that they define)."""
     modules = imported(source)
     assert not modules & DOES_IO

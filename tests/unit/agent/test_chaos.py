@@ -35,7 +35,7 @@ def strike(group: Group, rng: random.Random, number: int, attempt: int) -> str:
     return f"{kind} {victims}"
 
 
-def test_whatever_is_killed_the_job_goes_on(tmp_path: Path) -> None:
+def test_job_succeeds_despite_random_kills(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     with running(tmp_path, 3, DTJ_MAX_RESTARTS="1000", DTJ_CHECKPOINT_DIR=str(tmp_path / "volume")) as group:
         done = []

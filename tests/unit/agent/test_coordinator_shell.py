@@ -55,7 +55,7 @@ def hub() -> tuple[CoordinatorShell, Coordinator, list[str]]:
     return CoordinatorShell(Loop(), coordinator, None, log.append), coordinator, log  # type: ignore[arg-type]
 
 
-def test_a_message_too_long_ends_the_link_that_it_was_for_and_no_other() -> None:
+def test_too_long_message_closes_only_its_own_link() -> None:
     one, coordinator, log = hub()
     first, second = Link(1), Link(2)
     huge = {"type": "history", "history": "x" * names.MAX_FRAME_BYTES}
@@ -68,7 +68,7 @@ def test_a_message_too_long_ends_the_link_that_it_was_for_and_no_other() -> None
     assert "1 left" in log
 
 
-def test_an_effect_that_raises_does_not_stop_those_after_it() -> None:
+def test_effect_that_raises_does_not_stop_later_effects() -> None:
     one, coordinator, _ = hub()
     one._log = lambda text: (_ for _ in ()).throw(WireError(text))  # type: ignore[method-assign]
     coordinator.answers = [[effects.Log("breaks")], [effects.Send(2, {"type": "beat"})]]

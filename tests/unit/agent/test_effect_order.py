@@ -44,7 +44,7 @@ class Caller:
         return messages
 
 
-def test_a_member_whose_connection_is_found_dead_while_the_start_is_sent_stops_those_who_get_it() -> None:
+def test_dead_link_found_while_starting_stops_the_members_that_started() -> None:
     """The stop must not overtake the start: who starts after its stop would run, alone and unknown, for ever."""
     loop = Loop()
     hub = CoordinatorShell(loop, Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0)), None, print)

@@ -19,7 +19,7 @@ def lock(folder: Path) -> Path:
     return folder / "lock"
 
 
-def test_locks_of_nobody_are_removed_at_both_depths_and_nothing_else(tmp_path: Path) -> None:
+def test_stale_locks_are_deleted_at_both_depths_and_nothing_else(tmp_path: Path) -> None:
     deep, shallow = lock(tmp_path / "py311_cpu" / "op"), lock(tmp_path / "op")
     too_deep = lock(tmp_path / "a" / "b" / "c")
     others = [tmp_path / "op" / "op.so", tmp_path / "op" / "lock.txt", tmp_path / "lock"]
@@ -30,7 +30,7 @@ def test_locks_of_nobody_are_removed_at_both_depths_and_nothing_else(tmp_path: P
     assert all(path.exists() for path in [too_deep, *others])
 
 
-def test_a_lock_that_a_process_holds_open_stays(tmp_path: Path) -> None:
+def test_lock_that_a_process_holds_open_stays(tmp_path: Path) -> None:
     path = lock(tmp_path / "op")
     code = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder:
@@ -42,7 +42,7 @@ def test_a_lock_that_a_process_holds_open_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.s3fs", "ceph", "9p"])
-def test_a_folder_that_other_machines_share_is_not_touched(tmp_path: Path, kind: str) -> None:
+def test_folder_on_a_network_volume_is_not_touched(tmp_path: Path, kind: str) -> None:
     path = lock(tmp_path / "shared" / "op")
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path}/shared {kind} rw 0 0\ntmpfs {tmp_path}/share tmpfs rw 0 0\n")
@@ -50,7 +50,7 @@ def test_a_folder_that_other_machines_share_is_not_touched(tmp_path: Path, kind:
     assert path.exists()
 
 
-def test_a_link_is_not_followed_and_no_folder_is_no_error(tmp_path: Path) -> None:
+def test_lock_that_is_a_link_is_not_followed_and_a_missing_folder_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     (tmp_path / "root" / "op").mkdir(parents=True)
     (tmp_path / "root" / "op" / "lock").symlink_to(tmp_path / "precious")
@@ -68,7 +68,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize(("environ", "found"), FOLDERS.values(), ids=FOLDERS)
-def test_the_folder_is_where_torch_builds(environ: dict[str, str], found: str) -> None:
+def test_folder_is_where_torch_builds(environ: dict[str, str], found: str) -> None:
     assert extension_locks.folder(environ) == found
 
 
@@ -83,7 +83,7 @@ sys.exit(5 if os.path.exists(path) else 0)
 """
 
 
-def test_a_rank_killed_while_it_builds_leaves_no_lock_to_the_next_attempt(tmp_path: Path) -> None:
+def test_rank_killed_while_building_leaves_no_lock_to_the_next_attempt(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUILD]
     with running(tmp_path, 1, command, TORCH_EXTENSIONS_DIR=str(tmp_path / "ext"), DTJ_MAX_RESTARTS="1") as group:
         assert group.wait_exit(0) == 0, group.logs()

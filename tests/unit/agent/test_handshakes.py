@@ -94,7 +94,7 @@ def dialling(running: Running, listener: socket.socket) -> tuple[Dialer, threadi
     return dialer, opened
 
 
-def test_hints_at_the_address_that_is_being_called_leave_the_call_alone(running: Running, listeners: list[socket.socket]) -> None:
+def test_hint_at_the_address_being_dialled_does_not_interrupt_the_call(running: Running, listeners: list[socket.socket]) -> None:
     """Every member that has found a slow coordinator hints at it once a second."""
     dialer, opened = dialling(running, listeners[0])
     conn, _ = listeners[0].accept()
@@ -106,7 +106,7 @@ def test_hints_at_the_address_that_is_being_called_leave_the_call_alone(running:
     running.do(dialer.stop)
 
 
-def test_a_round_is_diverted_by_one_hint_and_no_other(running: Running, listeners: list[socket.socket]) -> None:
+def test_only_the_first_hint_diverts_a_round(running: Running, listeners: list[socket.socket]) -> None:
     dialer, opened = dialling(running, listeners[0])
     first, _ = listeners[0].accept()
     with first:
@@ -140,7 +140,7 @@ def close(*socks: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("running", [20], indirect=True, ids=["20 peers"])
-def test_all_members_may_shake_hands_at_once(running: Running) -> None:
+def test_all_members_may_handshake_at_once(running: Running) -> None:
     callers = [greet(running) for _ in range(40)]
     for sock, session in callers:
         prove(running, sock, session)
@@ -148,7 +148,7 @@ def test_all_members_may_shake_hands_at_once(running: Running) -> None:
     close(*[sock for sock, _ in callers])
 
 
-def test_who_has_not_greeted_goes_before_who_has(running: Running) -> None:
+def test_connection_that_has_not_greeted_is_dropped_first(running: Running) -> None:
     caller, session = greet(running)
     silent = [running.connect() for _ in range(8)]
     assert silent[0].recv(1) == b""
@@ -157,7 +157,7 @@ def test_who_has_not_greeted_goes_before_who_has(running: Running) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
-def test_one_address_takes_no_room_from_the_others(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_cannot_crowd_out_the_others(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "MAX_UNPROVEN_OF_SOURCE", 2)
     silent = running.connect()
     greedy = [greet(running, "127.0.0.2")[0] for _ in range(12)]

@@ -40,7 +40,7 @@ def resident_kib(pid: int) -> tuple[int, int]:
     return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
 
 
-def test_an_agent_stays_within_20_mb_however_much_is_said(tmp_path: Path) -> None:
+def test_agent_stays_within_20_mb_in_a_busy_hour(tmp_path: Path) -> None:
     """The zipapp, as in a pod; reports, log lines and status calls of an hour, as fast as they go."""
     build(str(tmp_path / "agent.pyz"))
     script = tmp_path / "busy.py"
@@ -63,7 +63,7 @@ def test_an_agent_stays_within_20_mb_however_much_is_said(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
-def test_it_runs_a_job_under_every_python_that_is_installed_here(tmp_path: Path, version: str) -> None:
+def test_agent_runs_a_job_under_every_installed_python(tmp_path: Path, version: str) -> None:
     """The trainer's image is the user's: any Python from 3.9 on. Those that this machine lacks are checked by test_build."""
     python = interpreter(version)
     if python is None:

@@ -16,7 +16,7 @@ from dtj_contract import names
 from tests.unit.agent.harness import Group, is_alive, kill, running, wait_for
 
 
-def test_sigterm_lets_the_workers_of_the_whole_group_save_and_is_no_failure(tmp_path: Path) -> None:
+def test_sigterm_lets_all_workers_save_and_costs_no_budget(tmp_path: Path) -> None:
     """A pod is deleted: every rank gets SIGTERM, so that they can checkpoint together; it costs no budget."""
     with running(tmp_path, 2) as group:
         group.tell("handle-sigterm")
@@ -31,7 +31,7 @@ def test_sigterm_lets_the_workers_of_the_whole_group_save_and_is_no_failure(tmp_
         assert status["recoveries"][-1]["reason"] == "PodLost"
 
 
-def test_a_handler_that_saves_when_a_peer_has_failed_gets_the_stop_grace(tmp_path: Path) -> None:
+def test_handler_that_saves_after_a_peer_failed_gets_the_stop_grace(tmp_path: Path) -> None:
     """It takes three times as long as the half second that it has by default."""
     script = tmp_path / "saves.py"
     script.write_text(
@@ -54,7 +54,7 @@ def test_a_handler_that_saves_when_a_peer_has_failed_gets_the_stop_grace(tmp_pat
         assert (group.plan / "saved-0").exists()
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with running(tmp_path, 1, DTJ_GRACE_SECONDS="1") as group:
         group.tell("ignore-sigterm")
         group.wait_attempt(1)
@@ -64,7 +64,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path)
         assert 0.9 < time.monotonic() - started < 20, "the grace of a pod's end is 25 s by default"
 
 
-def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
+def test_second_sigterm_ends_the_agent_at_once(tmp_path: Path) -> None:
     with running(tmp_path, 1, DTJ_GRACE_SECONDS="60") as group:
         group.tell("ignore-sigterm")
         group.wait_attempt(1)
@@ -91,7 +91,7 @@ while not os.path.exists(os.path.join(plan, "finish")):
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["a worker that exits with 0", "a worker that is killed"])
-def test_nothing_of_a_worker_lives_on_and_no_zombie_stays(tmp_path: Path, finish: bool) -> None:
+def test_no_child_of_a_worker_survives_and_no_zombie_stays(tmp_path: Path, finish: bool) -> None:
     script = tmp_path / "family.py"
     script.write_text(FAMILY)
     with running(tmp_path, 1, [sys.executable, str(script)]) as group:
@@ -128,7 +128,7 @@ def test_orphans_are_reaped_while_the_worker_runs(tmp_path: Path) -> None:
         wait_for(lambda: children() == [worker], why="orphans, or their zombies, are left")
 
 
-def test_every_line_of_a_worker_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path) -> None:
+def test_every_worker_line_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path) -> None:
     code = "import os, sys; print('out'); sys.stderr.write('err\\nno end')"
     volume = tmp_path / "volume"
     command = [sys.executable, "-u", "-c", code]
@@ -142,7 +142,7 @@ def test_every_line_of_a_worker_has_its_rank_and_the_volume_has_a_copy(tmp_path:
                 assert {f"[rank {rank}] {word}" for rank in ranks for word in ("out", "err", "no end")} <= set(lines)
 
 
-def test_an_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> None:
+def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> None:
     """kill -9 of `dtj run`: its agents end by themselves, with their workers."""
     group = Group(tmp_path, 1)
     starter = (
@@ -175,7 +175,7 @@ def test_an_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -
     wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_a_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
+def test_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
     with running(tmp_path, 1) as group:
         group.wait_attempt(1)
         worker = group.worker(0)
@@ -195,7 +195,7 @@ BEYOND = {"NODE_RANK"}  # Composer and others ask for it, and bring launchers of
 
 
 @pytest.mark.torch
-def test_a_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
+def test_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
     """The same keys with the same values, but for what names a run; and nothing else of ours but the contract's DTJ_*."""
     theirs, ours, script = tmp_path / "theirs", tmp_path / "ours", tmp_path / "show.py"
     theirs.mkdir()

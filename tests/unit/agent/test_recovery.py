@@ -11,7 +11,7 @@ import pytest
 from tests.unit.agent.harness import free_ports, is_alive, kill, running, wait_for
 
 
-def test_a_killed_worker_restarts_the_group_in_place(tmp_path: Path) -> None:
+def test_killed_worker_restarts_the_group_in_place(tmp_path: Path) -> None:
     """No agent is touched; the next attempt has fresh ports, contiguous ranks and is counted."""
     with running(tmp_path, 2) as group:
         before = group.wait_attempt(1)
@@ -40,7 +40,7 @@ def test_a_killed_worker_restarts_the_group_in_place(tmp_path: Path) -> None:
         assert group.outcome()["attempt"] == 2
 
 
-def test_lost_steps_are_those_after_the_checkpoint_and_a_new_one_refills_the_budget(tmp_path: Path) -> None:
+def test_lost_steps_follow_the_checkpoint_and_a_new_one_refills_the_budget(tmp_path: Path) -> None:
     with running(tmp_path, 2, DTJ_MAX_RESTARTS="1") as group:
         for attempt in (1, 2, 3):
             step = group.wait_attempt(attempt)["progress"]["step"]
@@ -57,7 +57,7 @@ def test_lost_steps_are_those_after_the_checkpoint_and_a_new_one_refills_the_bud
 
 
 @pytest.mark.parametrize("ordinal", [1, 0], ids=["a member", "the coordinator"])
-def test_a_lost_pod_comes_back_and_the_group_re_forms_without_losing_its_history(tmp_path: Path, ordinal: int) -> None:
+def test_lost_pod_comes_back_and_the_group_keeps_its_history(tmp_path: Path, ordinal: int) -> None:
     """Its disk is gone, the survivors stop at once and wait in place; a pod's loss costs no budget."""
     with running(tmp_path, 3) as group:
         group.wait_attempt(1)
@@ -80,7 +80,7 @@ def test_a_lost_pod_comes_back_and_the_group_re_forms_without_losing_its_history
 
 
 @pytest.mark.parametrize("ordinal", [1, 0], ids=["a member", "the coordinator"])
-def test_an_agent_that_dies_in_a_pod_that_lives_on_is_counted_as_crashed(tmp_path: Path, ordinal: int) -> None:
+def test_agent_that_dies_in_a_living_pod_is_counted_as_crashed(tmp_path: Path, ordinal: int) -> None:
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)
         group.agents[ordinal].kill()
@@ -92,7 +92,7 @@ def test_an_agent_that_dies_in_a_pod_that_lives_on_is_counted_as_crashed(tmp_pat
         assert status["recoveries"][-1]["reason"] == "AgentCrashed"
 
 
-def test_a_replaced_coordinator_announces_where_it_is_now(tmp_path: Path) -> None:
+def test_replaced_coordinator_announces_its_new_address(tmp_path: Path) -> None:
     """Its name still leads to the old address for the others (a stale DNS record): nobody's recovery waits for that."""
     with running(tmp_path, 3) as group:
         group.wait_attempt(1)
@@ -107,7 +107,7 @@ def test_a_replaced_coordinator_announces_where_it_is_now(tmp_path: Path) -> Non
         print(f"coordinator at a new address -> next step: {time.monotonic() - started:.3f} s")
 
 
-def test_a_replaced_member_with_a_stale_name_of_the_coordinator_asks_the_others(tmp_path: Path) -> None:
+def test_replaced_member_with_a_stale_coordinator_name_asks_its_peers(tmp_path: Path) -> None:
     """Pods 0 and 2 are replaced together: 2 can't find 0 by name, but 1 knows where it is."""
     with running(tmp_path, 3) as group:
         group.wait_attempt(1)
@@ -124,7 +124,7 @@ def test_a_replaced_member_with_a_stale_name_of_the_coordinator_asks_the_others(
         group.wait_attempt(2)
 
 
-def test_a_worker_that_is_hung_by_sigterm_is_killed_soon_in_a_failed_group(tmp_path: Path) -> None:
+def test_worker_that_hangs_on_sigterm_is_killed_soon_in_a_failed_group(tmp_path: Path) -> None:
     """Its state is lost anyway: the grace of a pod's end is not for it."""
     with running(tmp_path, 2, DTJ_GRACE_SECONDS="60") as group:
         group.tell("ignore-sigterm")
@@ -134,7 +134,7 @@ def test_a_worker_that_is_hung_by_sigterm_is_killed_soon_in_a_failed_group(tmp_p
         assert 0.4 < stop < 30, "half a second, and not the 60 s of a pod's end"
 
 
-def test_a_frozen_agent_is_lost_after_the_heartbeats_silence(tmp_path: Path) -> None:
+def test_frozen_agent_is_lost_after_missed_heartbeats(tmp_path: Path) -> None:
     """A node that is gone closes no connection: only silence tells."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)
@@ -149,7 +149,7 @@ def test_a_frozen_agent_is_lost_after_the_heartbeats_silence(tmp_path: Path) -> 
         assert (recovery["reason"], recovery["counted"]) == ("ConnectionLost", False)
 
 
-def test_what_a_worker_says_as_it_ends_is_heard_though_the_coordinator_is_away(tmp_path: Path) -> None:
+def test_last_report_of_a_worker_arrives_though_the_coordinator_is_away(tmp_path: Path) -> None:
     """It may be the only word of why: a lost lease, a save that failed."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)

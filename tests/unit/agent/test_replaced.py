@@ -138,7 +138,7 @@ def ends_well(group: Named, attempt: int) -> None:
     ] * group.replicas
 
 
-def test_a_coordinator_that_was_replaced_but_lives_on_gets_no_member_back(tmp_path: Path) -> None:
+def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) -> None:
     with running(tmp_path, 3) as group:
         group.wait_attempt(1)
         group.replace_pod_0()
@@ -148,7 +148,7 @@ def test_a_coordinator_that_was_replaced_but_lives_on_gets_no_member_back(tmp_pa
         ends_well(group, 2)
 
 
-def test_a_replaced_coordinator_that_starts_again_gets_no_member_back(tmp_path: Path) -> None:
+def test_replaced_coordinator_that_restarts_gets_no_member_back(tmp_path: Path) -> None:
     """Its process is new, its pod is not."""
     with running(tmp_path, 3) as group:
         group.wait_attempt(1)
@@ -170,7 +170,7 @@ def test_a_replaced_coordinator_that_starts_again_gets_no_member_back(tmp_path: 
         ends_well(group, 2)
 
 
-def test_an_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> None:
+def test_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> None:
     """A pod was told it by a coordinator that had been replaced."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)

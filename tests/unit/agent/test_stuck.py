@@ -52,7 +52,7 @@ def stuck_group(tmp_path: Path) -> Group:
 
 
 @needs_root
-def test_the_group_goes_on_in_a_new_pod_while_the_old_ones_worker_still_does_not_die(tmp_path: Path) -> None:
+def test_group_resumes_in_a_new_pod_while_the_old_worker_is_stuck(tmp_path: Path) -> None:
     with hung_volume(tmp_path / "volume"):
         group = stuck_group(tmp_path)
         try:
@@ -81,7 +81,7 @@ def test_the_group_goes_on_in_a_new_pod_while_the_old_ones_worker_still_does_not
 
 
 @needs_root
-def test_a_worker_that_is_let_go_in_time_costs_no_pod(tmp_path: Path) -> None:
+def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> None:
     with hung_volume(tmp_path / "volume") as volume:
         group = stuck_group(tmp_path)
         try:
@@ -94,7 +94,7 @@ def test_a_worker_that_is_let_go_in_time_costs_no_pod(tmp_path: Path) -> None:
             group.close()
 
 
-def test_a_new_pod_takes_the_place_of_a_stuck_one_that_still_talks() -> None:
+def test_new_pod_replaces_a_stuck_pod_that_still_sends_heartbeats() -> None:
     """The old one's node can't end it either, and its agent goes on with its heartbeats."""
     bench = Bench(2).running()
     bench.fail(0)
@@ -106,7 +106,7 @@ def test_a_new_pod_takes_the_place_of_a_stuck_one_that_still_talks() -> None:
     assert [ordinal for ordinal, message in bench.messages("start") if message["attempt"] == 2] == [0, 1]
 
 
-def test_it_is_counted_as_a_failure_and_once_though_a_worker_failed_too() -> None:
+def test_stuck_worker_is_counted_once_though_a_worker_failed_too() -> None:
     bench = Bench(2, max_restarts=0).running()
     bench.fail(0)
     bench.stopped(0)
@@ -118,7 +118,7 @@ def test_it_is_counted_as_a_failure_and_once_though_a_worker_failed_too() -> Non
     assert [failure["reason"] for failure in bench.coordinator.history.failures] == ["WorkerStuck"]
 
 
-def test_an_agent_that_never_says_what_became_of_its_workers_is_not_waited_for_without_end() -> None:
+def test_agent_that_never_reports_its_workers_end_is_waited_for_a_bounded_time() -> None:
     bench = Bench(2).running()
     bench.fail(0)
     bench.stopped(0)
@@ -128,7 +128,7 @@ def test_an_agent_that_never_says_what_became_of_its_workers_is_not_waited_for_w
     assert (bench.coordinator.phase, bench.coordinator.waiting_for) == ("Rendezvous", [1])
 
 
-def test_a_stuck_member_still_takes_the_outcome_and_stays_to_tell_it() -> None:
+def test_stuck_member_takes_the_outcome_and_stays_to_serve_it() -> None:
     """Its container could not end, so its termination message would never be read."""
     bench = Bench(1, max_restarts=0).running()
     bench.fail(0)
