@@ -1,4 +1,4 @@
-"""Bursts of output: a log that is slow holds its workers up and loses nothing; one that hangs holds them up once, and shortly."""
+"""Bursts of output: a slow log blocks its workers and loses nothing; a hung log blocks them once, and shortly."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ def test_zipapp_without_settings_exits_with_2_and_names_the_variable(tmp_path: P
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_sources_parse_as_python_3_9(source: Path) -> None:
-    """Grammar by the parser; annotations are strings (PEP 563), so only what runs must exist in 3.9."""
+    """The parser checks the grammar; annotations are strings (PEP 563), so only code that runs must exist in 3.9."""
     tree = ast.parse(source.read_text(), feature_version=(3, 9))
     if source.name not in ("__init__.py", "names.py"):
         assert "from __future__ import annotations" in source.read_text()
     for node in ast.walk(tree):
         assert not isinstance(node, ast.Match)
-        strict = [word.arg for word in getattr(node, "keywords", []) if isinstance(node, ast.Call)]
+        strict = [keyword.arg for keyword in getattr(node, "keywords", []) if isinstance(node, ast.Call)]
         assert not {"kw_only", "slots", "strict"} & set(strict), f"line {getattr(node, 'lineno', 0)}"
 
 
@@ -83,7 +83,7 @@ DOES_IO = {"os", "socket", "selectors", "threading", "time", "select", "sys", "s
 
 
 def imported(source: Path) -> set[str]:
-    """Names of modules that it imports."""
+    """Returns the names of the modules that a source imports."""
     found = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
@@ -97,7 +97,7 @@ def imported(source: Path) -> set[str]:
 
 @pytest.mark.parametrize("source", PURE, ids=lambda path: str(path.relative_to(AGENT)))
 def test_pure_modules_import_no_clock_and_no_socket(source: Path) -> None:
-    """So that the simulator can run it: pure modules import pure ones only (of settings, the values that they define)."""
+    """The simulator can run pure modules only if they import pure ones only (of settings, the values)."""
     modules = imported(source)
     assert not modules & DOES_IO
     pure = {"dtj_agent." + ".".join(path.relative_to(AGENT).with_suffix("").parts) for path in PURE}

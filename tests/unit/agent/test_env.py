@@ -1,4 +1,4 @@
-"""The agent's environment: every mistake is named, with what to write instead."""
+"""The agent's environment: every error names the variable and what to write instead."""
 
 from __future__ import annotations
 

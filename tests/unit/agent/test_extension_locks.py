@@ -1,4 +1,4 @@
-"""Locks of builds that were killed: gone before the next attempt, but never one that somebody holds."""
+"""Locks of builds that were killed: deleted before the next attempt, unless a process holds them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_lock_that_is_a_link_is_not_followed_and_a_missing_folder_is_no_error(tm
 
 
 FOLDERS = {
-    "as the user says": ({"TORCH_EXTENSIONS_DIR": "/e", "HOME": "/h"}, "/e"),
+    "as the user sets it": ({"TORCH_EXTENSIONS_DIR": "/e", "HOME": "/h"}, "/e"),
     "in the user's cache": ({"XDG_CACHE_HOME": "/c", "HOME": "/h"}, "/c/torch_extensions"),
     "at home": ({"HOME": "/h"}, "/h/.cache/torch_extensions"),
     "unknown": ({}, ""),

@@ -1,4 +1,4 @@
-"""Workers that fail for good, and how the job ends, with real processes."""
+"""Permanent failures, and the end of the job, with real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.agent.harness import Group, kill, running, wait_for
 
 
 def ends(group: Group) -> dict:
-    """Every agent exits with 1 and the same outcome; return it."""
+    """Waits until every agent has exited with 1 and the same outcome. Returns the outcome."""
     assert [group.wait_exit(ordinal) for ordinal in range(group.replicas)] == [1] * group.replicas
     outcomes = [group.outcome(ordinal) for ordinal in range(group.replicas)]
     assert outcomes == [outcomes[0]] * group.replicas
@@ -59,7 +59,7 @@ sys.exit(1 if os.environ["DTJ_ATTEMPT"] == "1" else 0)
 
 
 def test_handled_import_error_does_not_fail_the_job(tmp_path: Path) -> None:
-    """The script trains without the package; it fails once for another reason and says nothing of that."""
+    """The script trains without the package; it fails once for another reason, without a traceback of that."""
     with running(tmp_path, 1, [sys.executable, "-u", "-c", HANDLED]) as group:
         assert group.wait_exit(0) == 0, group.logs()
         assert (group.outcome()["attempt"], group.outcome()["restarts"]["counted"]) == (2, 1)
@@ -81,7 +81,7 @@ def test_error_that_a_worker_recorded_is_the_message_of_its_failure(tmp_path: Pa
 
 
 def test_import_error_after_progress_is_not_permanent(tmp_path: Path) -> None:
-    """A node with a broken disk: another attempt may well succeed."""
+    """The node may have a broken disk, and another attempt may succeed."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)
         (tmp_path / "worker.py").rename(tmp_path / "away")
@@ -94,7 +94,7 @@ def test_import_error_after_progress_is_not_permanent(tmp_path: Path) -> None:
 
 
 def test_spent_budget_fails_the_job_with_the_last_failures_evidence(tmp_path: Path) -> None:
-    """maxRestarts 1: one restart, the second failure is the last; its traceback is the evidence."""
+    """With maxRestarts 1 the second failure is the last; its traceback is the evidence."""
     with running(tmp_path, 2, DTJ_MAX_RESTARTS="1") as group:
         group.wait_attempt(1)
         group.tell("raise-1", "first")
@@ -109,7 +109,7 @@ def test_spent_budget_fails_the_job_with_the_last_failures_evidence(tmp_path: Pa
 
 
 def test_agent_that_finds_an_outcome_serves_it_and_starts_nothing(tmp_path: Path) -> None:
-    """The kubelet restarts the container; a pod 0 that has lost the outcome hears it from the others."""
+    """The kubelet restarts the container; a pod 0 that has lost the outcome gets it from the others."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)
         group.tell("finish")
@@ -173,7 +173,7 @@ def test_lease_that_cannot_be_written_is_the_reason_for_waiting(tmp_path: Path) 
 
 
 def test_wrong_environment_is_named_in_the_termination_message(tmp_path: Path) -> None:
-    """Exit code 2: it is not the workers' fault, and a restart is of no use before someone changes it."""
+    """Exit code 2: the workers are not at fault, and no restart helps before someone changes the environment."""
     (tmp_path / "file").touch()
     group = Group(tmp_path, 1)
     wrong = {"DTJ_STATE_DIR": str(tmp_path / "file" / "x"), "DTJ_POD_IP": "192.0.2.1", "DTJ_LISTEN": "192.0.2.1:29400"}

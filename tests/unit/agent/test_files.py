@@ -1,4 +1,4 @@
-"""Files that an agent reads and writes: none may stop it, none may lie."""
+"""Files that an agent reads and writes: none may block it, none may be wrong."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_hung_volume_never_blocks_and_dropped_bytes_are_counted() -> None:
 
 
 def test_failing_volume_is_reported_once_and_tried_again(tmp_path: Path) -> None:
-    said: list[str] = []
+    reported: list[str] = []
     time = [0.0]
     (tmp_path / "logs").write_text("a file where the folder should be")
-    writer = LogWriter(RotatingFileSink(str(tmp_path / "logs" / "j-0.log"), clock=lambda: time[0]), said.append)
+    writer = LogWriter(RotatingFileSink(str(tmp_path / "logs" / "j-0.log"), clock=lambda: time[0]), reported.append)
     for _ in range(3):
         writer.write(b"lost\n")
         assert writer.flush(5)
-    assert len(said) == 1
+    assert len(reported) == 1
     (tmp_path / "logs").unlink()
     time[0] = 31.0
     writer.write(b"kept\n")
@@ -176,7 +176,7 @@ for attempt in range(1, attempts + 1):
 
 
 def test_two_coordinators_at_once_never_get_the_same_lease(tmp_path: Path) -> None:
-    """A pod 0 that was replaced and lives on: the same host name, the same process number, the same next attempt."""
+    """A replaced pod 0 that is alive has the same host name, process number and next attempt as its successor."""
     command = [sys.executable, "-c", RACE, str(tmp_path), "100"]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for each in both:
@@ -184,7 +184,7 @@ def test_two_coordinators_at_once_never_get_the_same_lease(tmp_path: Path) -> No
         each.stdin.write("go\n")
         each.stdin.flush()
     won = [[int(line) for line in each.communicate(timeout=300)[0].split()] for each in both]
-    assert [each.returncode for each in both] == [0, 0], "nobody trips over the other's file"
+    assert [each.returncode for each in both] == [0, 0], "neither fails because of the other's file"
     assert not set(won[0]) & set(won[1]), "an attempt has one coordinator"
     assert (tmp_path / names.LEASE_FILE).read_text() == "100\n"
     assert [path.name for path in tmp_path.iterdir()] == [names.LEASE_FILE], "nothing is left aside"
@@ -196,12 +196,12 @@ def test_lease_number_of_a_coordinator_that_died_writing_it_is_skipped(tmp_path:
     assert raise_lease(str(tmp_path), 4) is None
     assert [path.name for path in tmp_path.iterdir()] == [names.LEASE_FILE], "and swept up"
     (tmp_path / "attempt.9").touch()
-    assert raise_lease(str(tmp_path), 5) == 9, "it gives way to a greater one that is being written"
+    assert raise_lease(str(tmp_path), 5) == 9, "it yields to a greater number that is being written"
     assert (tmp_path / names.LEASE_FILE).read_text() == "4\n"
 
 
 def test_slow_coordinator_does_not_overwrite_a_later_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is stopped just before its rename, and meanwhile another writes the next number."""
+    """The coordinator is stopped just before its rename, and meanwhile another one writes the next number."""
     rename = os.replace
 
     def late(source: str, target: str) -> None:
@@ -210,5 +210,5 @@ def test_slow_coordinator_does_not_overwrite_a_later_lease(tmp_path: Path, monke
         rename(source, target)
 
     monkeypatch.setattr(os, "replace", late)
-    assert raise_lease(str(tmp_path), 5) == 5, "it has not got it"
+    assert raise_lease(str(tmp_path), 5) == 5, "it does not get the lease"
     assert (tmp_path / names.LEASE_FILE).read_text() == "6\n"

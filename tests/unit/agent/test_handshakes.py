@@ -1,4 +1,4 @@
-"""Handshakes that take their time: neither hints nor other agents' handshakes break them."""
+"""Slow handshakes: hints and other agents' handshakes don't break them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def listeners() -> Iterator[list[socket.socket]]:
-    """Coordinators that accept and say nothing by themselves."""
+    """Coordinators that accept and send nothing by themselves."""
     found = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     for listener in found:
         listener.settimeout(PATIENCE)
@@ -76,7 +76,7 @@ def listeners() -> Iterator[list[socket.socket]]:
 
 
 def answer(conn: socket.socket) -> None:
-    """The coordinator's side of the handshake, at last."""
+    """Completes the coordinator's side of the handshake."""
     session = Session(SECRET, client=False)
     conn.settimeout(PATIENCE)
     while not session.proven:
@@ -120,7 +120,7 @@ def test_only_the_first_hint_diverts_a_round(running: Running, listeners: list[s
 
 
 def greet(running: Running, source: str = "127.0.0.1") -> tuple[socket.socket, Session]:
-    """A caller that has greeted and got its answer, and has proven nothing yet."""
+    """Connects a caller that has greeted and got its answer, but has not proven the secret."""
     session = Session(SECRET, client=True)
     sock = running.connect(source)
     sock.sendall(session.greeting())

@@ -71,7 +71,7 @@ print("served by the agent: " + served, flush=True)
 @pytest.mark.parametrize(
     ("name", "environ"),
     [("torchrun", {}), ("serves.py", {"TORCHELASTIC_USE_AGENT_STORE": "False"})],
-    ids=["a launcher", "a script that says so"],
+    ids=["a launcher", "a script that sets it"],
 )
 def test_master_port_is_left_free_for_a_launcher_that_serves_it(tmp_path: Path, name: str, environ: dict[str, str]) -> None:
     """As torchrun's static rendezvous does: on every address."""

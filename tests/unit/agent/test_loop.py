@@ -10,7 +10,7 @@ from dtj_agent.net.loop import READ, Loop
 
 
 def test_socket_closed_by_an_earlier_callback_is_not_called() -> None:
-    """Nor is another one that has got its file descriptor meanwhile."""
+    """A new socket that has got the same file descriptor meanwhile is not called either."""
     loop = Loop()
     ends = [socket.socketpair() for _ in range(2)]
     called: list[str] = []
@@ -44,7 +44,8 @@ def test_timers_run_in_order_and_after_input() -> None:
     reader, writer = socket.socketpair()
     loop.watch(reader, READ, lambda events: (called.append("input"), loop.unwatch(reader))[0])
     writer.send(b"x")
-    time[0] = 5.0  # a long pause: what was sent meanwhile is read before anyone is called dead
+    # After a long pause, messages sent meanwhile are read before any peer is declared dead.
+    time[0] = 5.0
     loop.run_once()
     assert called == ["input", "a", "b", "late"]
     reader.close()

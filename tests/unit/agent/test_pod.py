@@ -1,4 +1,4 @@
-"""What an agent is to its pod: signals, zombies, logs, the worker's environment; with real processes."""
+"""The agent as PID 1 of its pod: signals, zombies, logs, the worker's environment; with real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.agent.harness import Group, is_alive, kill, running, wait_for
 
 
 def test_sigterm_lets_all_workers_save_and_costs_no_budget(tmp_path: Path) -> None:
-    """A pod is deleted: every rank gets SIGTERM, so that they can checkpoint together; it costs no budget."""
+    """When a pod is deleted, every rank gets SIGTERM, so that they can checkpoint together."""
     with running(tmp_path, 2) as group:
         group.tell("handle-sigterm")
         group.wait_attempt(1)
@@ -32,7 +32,7 @@ def test_sigterm_lets_all_workers_save_and_costs_no_budget(tmp_path: Path) -> No
 
 
 def test_handler_that_saves_after_a_peer_failed_gets_the_stop_grace(tmp_path: Path) -> None:
-    """It takes three times as long as the half second that it has by default."""
+    """The handler takes three times as long as the default grace of half a second."""
     script = tmp_path / "saves.py"
     script.write_text(
         "import os, signal, sys, time\n"
@@ -139,11 +139,11 @@ def test_every_worker_line_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path
             for text in (group.log(ordinal), (volume / names.LOG_FOLDER / f"j-{ordinal}.log").read_text()):
                 lines = text.splitlines()
                 assert all(line.startswith(("[agent] ", *(f"[rank {rank}] " for rank in ranks))) for line in lines), text
-                assert {f"[rank {rank}] {word}" for rank in ranks for word in ("out", "err", "no end")} <= set(lines)
+                assert {f"[rank {rank}] {end}" for rank in ranks for end in ("out", "err", "no end")} <= set(lines)
 
 
 def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> None:
-    """kill -9 of `dtj run`: its agents end by themselves, with their workers."""
+    """After kill -9 of `dtj run` its agents exit by themselves, with their workers."""
     group = Group(tmp_path, 1)
     starter = (
         "import subprocess, sys, os, time; p = subprocess.Popen([sys.executable, '-m', 'dtj_agent', '--', *sys.argv[1:]]);"
@@ -189,14 +189,15 @@ SHOW = """
 import json, os
 open(os.path.join(os.environ["SHOW"], os.environ["RANK"] + ".json"), "w").write(json.dumps(dict(os.environ)))
 """
-OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun tells its own agent by it, and leaks it
+OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun configures its own agent with it, and leaks it
 OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
-BEYOND = {"NODE_RANK"}  # Composer and others ask for it, and bring launchers of their own because torchrun does not set it
+# Composer and others read NODE_RANK, and have launchers of their own because torchrun does not set it.
+BEYOND = {"NODE_RANK"}
 
 
 @pytest.mark.torch
 def test_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
-    """The same keys with the same values, but for what names a run; and nothing else of ours but the contract's DTJ_*."""
+    """Keys and values are equal, except for those that name a run and the contract's DTJ_*."""
     theirs, ours, script = tmp_path / "theirs", tmp_path / "ours", tmp_path / "show.py"
     theirs.mkdir()
     ours.mkdir()

@@ -1,4 +1,4 @@
-"""Reports of workers: whatever a script sends, what leaves the agent is clean."""
+"""Reports of workers: whatever a script sends, the agent forwards only valid values."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def test_milestones_are_urgent_and_reported_once_unlike_plain_steps() -> None:
 
 
 def test_event_is_reported_even_after_its_attempt_has_ended() -> None:
-    """A rank that loses its lease says so as it ends; by then another's end has started the next attempt."""
+    """A rank that loses its lease reports that as it exits; by then the exit of another may have started the next attempt."""
     board = ProgressBoard(1)
     board.add({"rank": 1, "attempt": 1, "event": {"reason": "A"}})
     board = ProgressBoard(2, board.take_events())
     board.add({"rank": 1, "attempt": 1, "step": 9, "event": {"reason": "B"}})
     assert board.urgent
-    assert board.take() is None, "the step of another attempt is nobody's progress"
+    assert board.take() is None, "the step of another attempt is no progress"
     assert [event["reason"] for event in board.take_events()] == ["A", "B"]
     assert (board.take_events(), board.urgent) == ([], False)
 

@@ -69,7 +69,7 @@ class Served:
         return wait_for(turn, 300)
 
     def script(self, body: str, *arguments: str) -> Any:
-        """What a client script prints as its last line, as JSON."""
+        """Returns what a client script prints as its last line, as JSON."""
         with subprocess.Popen(
             [sys.executable, "-c", PROLOGUE + textwrap.dedent(body), str(self.port), *arguments],
             stdout=subprocess.PIPE,

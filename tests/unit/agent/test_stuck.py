@@ -1,4 +1,4 @@
-"""A worker that SIGKILL can't end, for real: it sleeps in a volume that hangs. Its pod is given up, not the group."""
+"""A worker that SIGKILL can't end, because it sleeps in a volume that hangs: its pod is given up, not the group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.agent.hung_volume import hung_volume, possible
 
 # An agent that is less patient than a real one; nothing else of it differs.
 IMPATIENT = "from dtj_contract import names; names.STUCK_SECONDS = 0.5; from dtj_agent.main import main; main()"
-# A rank that is told to reads the volume, and is never seen again.
+# Rank 1 of the first attempt reads the volume, and never returns from the read.
 READER = """
 import os, sys
 sys.path.insert(0, os.environ["PLAN"] + "/..")
@@ -33,7 +33,7 @@ needs_root = pytest.mark.skipif(not possible(), reason="mounting a file system n
 
 
 def state_of(pid: int) -> str:
-    """As ps shows it; "" if it is gone."""
+    """Returns the state of a process as ps shows it; "" if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -41,7 +41,7 @@ def state_of(pid: int) -> str:
 
 
 def stuck_group(tmp_path: Path) -> Group:
-    """Two agents, the first attempt of which is running, with rank 1 in the volume's hands."""
+    """Starts two agents and waits for the first attempt, in which rank 1 sleeps in the volume."""
     (tmp_path / "reader.py").write_text(READER)
     command = [sys.executable, "-u", str(tmp_path / "reader.py")]
     program = [sys.executable, "-c", IMPATIENT]
@@ -77,7 +77,7 @@ def test_group_resumes_in_a_new_pod_while_the_old_worker_is_stuck(tmp_path: Path
         finally:
             group.close()
     wait_for(lambda: state_of(pid) in ("", "Z"), why="the volume has let go")
-    assert not (group.plan / "woke").exists(), "the signal was the first that it got"
+    assert not (group.plan / "woke").exists(), "SIGKILL came before any further instruction"
 
 
 @needs_root
@@ -95,7 +95,7 @@ def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> N
 
 
 def test_new_pod_replaces_a_stuck_pod_that_still_sends_heartbeats() -> None:
-    """The old one's node can't end it either, and its agent goes on with its heartbeats."""
+    """The old pod's node can't end it either, and its agent continues to send heartbeats."""
     bench = Bench(2).running()
     bench.fail(0)
     bench.stopped(0)
@@ -129,7 +129,7 @@ def test_agent_that_never_reports_its_workers_end_is_waited_for_a_bounded_time()
 
 
 def test_stuck_member_takes_the_outcome_and_stays_to_serve_it() -> None:
-    """Its container could not end, so its termination message would never be read."""
+    """The container can't exit, so its termination message would never be read."""
     bench = Bench(1, max_restarts=0).running()
     bench.fail(0)
     bench.say(0, "stuck", attempt=1, what="processes 7 do not die")

@@ -1,4 +1,4 @@
-"""The port that everyone can reach: who is let in, and what no stranger can do there."""
+"""The port that everyone can reach: authentication, and the limits of unproven connections."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Port:
         self.thread.start()
 
     def talk(self, data: bytes) -> bytes:
-        """All that comes back until the end."""
+        """Returns all bytes that come back until the end."""
         with socket.create_connection(("127.0.0.1", self.server.port), 5) as sock:
             sock.sendall(data)
             answer = b""
@@ -187,7 +187,7 @@ def test_connection_that_sends_another_protocol_is_dropped_at_once(port: Port, d
 
 
 def test_unproven_connections_cannot_take_all_room(port: Port) -> None:
-    """Beyond the bound the oldest that has not proven itself goes."""
+    """Beyond the bound the oldest unproven connection is dropped."""
     strangers = [socket.create_connection(("127.0.0.1", port.server.port), 5) for _ in range(20)]
     assert strangers[0].recv(1) == b""
     assert port.talk(b"GET /healthz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200")
@@ -264,7 +264,7 @@ def test_name_that_does_not_resolve_yet_is_resolved_again(port: Port, monkeypatc
 
 
 def test_peer_that_closes_every_connection_is_called_less_and_less(port: Port) -> None:
-    """A second agent of an ordinal is refused as long as the first lives; it must not ask twenty times a second."""
+    """A second agent of an ordinal is rejected while the first lives; it must not dial twenty times a second."""
     opens: list[float] = []
     enough = threading.Event()
     dialer = Dialer(port.loop, Resolver(port.loop), SECRET, ("127.0.0.1", port.server.port))
