@@ -19,12 +19,12 @@ def parse(text: str, flag: str) -> float:
     raise InputError(f"{flag} {text}: write a duration such as 90s, 10m or 1h30m")
 
 
-def say(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """What something took: `0.35 s`, `42 s`, `3 m 05 s`, `2 h 10 m`."""
-    return f"{seconds:.2f} s" if seconds < 10 else rough(seconds)
+    return f"{seconds:.2f} s" if seconds < 10 else format_estimate(seconds)
 
 
-def rough(seconds: float) -> str:
+def format_estimate(seconds: float) -> str:
     """What something will take: `7 s`, `42 s`, `3 m 05 s`, `2 h 10 m`."""
     if round(seconds) < 100:
         return f"{seconds:.0f} s"

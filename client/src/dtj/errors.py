@@ -5,7 +5,7 @@ DtjError                     exit code 1
 ├── ClusterError             1: the cluster could not be asked, or said no
 │   ├── NoCluster            no kubeconfig, or nothing answers at its address
 │   ├── NotInstalled         the cluster does not know DistributedTrainingJob
-│   └── NotFound             no such job
+│   └── JobNotFound             no such job
 ├── LocalRunError            1: this machine can't carry the job out
 └── WaitTimeout              124: `dtj wait` gave up, as timeout(1) does
 """
@@ -35,7 +35,7 @@ class NotInstalled(ClusterError):
     """The cluster does not know the kind DistributedTrainingJob."""
 
 
-class NotFound(ClusterError):
+class JobNotFound(ClusterError):
     """No job of that name in that namespace."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from dtj.errors import InputError
-from dtj.slips import explained
+from dtj.field_hints import explain
 from dtj_contract import names
 from dtj_core import api
 from dtj_core.plan.model import Object
@@ -57,7 +57,7 @@ def check(job: Object, path: str) -> api.DistributedTrainingJob:
     try:
         return api.validate(job)
     except api.InvalidJob as error:
-        raise InputError("\n".join(f"{path}: {explained(violation, job)}" for violation in error.violations)) from error
+        raise InputError("\n".join(f"{path}: {explain(violation, job)}" for violation in error.violations)) from error
 
 
 def _as_stored(value: Any) -> Any:

@@ -20,49 +20,49 @@ LAST_SECONDS = 60.0  # so long at most until a quota that was raised is noticed
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class _Rejection:
     uid: str
     generation: int
-    said: Rejected
+    rejected: Rejected
     wait: float
     until: float
 
 
-class Refusals:
+class RejectionCache:
     """One a job: the last. Waits double from refusal to refusal."""
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._known: dict[Key, _Refusal] = {}
+        self._known: dict[Key, _Rejection] = {}
 
-    def add(self, job: Object, said: Rejected) -> None:
+    def add(self, job: Object, rejected: Rejected) -> None:
         """It was refused just now."""
         before = self._of(job)
         wait = FIRST_SECONDS if before is None else min(2 * before.wait, LAST_SECONDS)
         metadata = job["metadata"]
-        self._known[job_key(job)] = _Refusal(metadata["uid"], metadata.get("generation", 1), said, wait, self._now() + wait)
+        self._known[job_key(job)] = _Rejection(metadata["uid"], metadata.get("generation", 1), rejected, wait, self._now() + wait)
 
-    def told(self, job: Object, observed: Observed) -> Observed:
+    def annotate(self, job: Object, observed: Observed) -> Observed:
         """`observed` with what was refused, as long as that is not to be tried again."""
         known = self._of(job)
-        return observed if known is None or self._now() >= known.until else with_refusal(observed, known.said)
+        return observed if known is None or self._now() >= known.until else with_rejection(observed, known.rejected)
 
     def wait(self, job: Object) -> float | None:
         """Seconds until it is to be tried again; None if nothing was refused."""
         known = self._of(job)
         return None if known is None else max(0.0, known.until - self._now())
 
-    def forget(self, key: Key) -> None:
+    def clear(self, key: Key) -> None:
         """It went through, or the job is gone."""
         self._known.pop(key, None)
 
-    def _of(self, job: Object) -> _Refusal | None:
+    def _of(self, job: Object) -> _Rejection | None:
         """Of this very job as it is written now: another spec is another question."""
         known, metadata = self._known.get(job_key(job)), job["metadata"]
         same = known is not None and (known.uid, known.generation) == (metadata["uid"], metadata.get("generation", 1))
         return known if same else None
 
 
-def with_refusal(observed: Observed, said: Rejected) -> Observed:
+def with_rejection(observed: Observed, rejected: Rejected) -> Observed:
     """As the planner wants to be told."""
-    return replace(observed, rejection=str(said)) if said.for_good else replace(observed, refusal=str(said))
+    return replace(observed, rejection=str(rejected)) if rejected.permanent else replace(observed, refusal=str(rejected))

@@ -82,7 +82,7 @@ class AgentClient:
         silence = self._silent.get(job_key(job))
         return 0.0 if silence is None else self._now() - silence.since
 
-    def keep(self, keys: Iterable[tuple[str, str]]) -> None:
+    def keep_only(self, keys: Iterable[tuple[str, str]]) -> None:
         """Forget the agents of all other jobs."""
         wanted = set(keys)
         self._silent = {key: silence for key, silence in self._silent.items() if key in wanted}
@@ -162,7 +162,7 @@ def _identity(pod: Object) -> tuple[object, ...]:
     return (pod["metadata"].get("uid"), status.get("podIP"), *starts)
 
 
-def pod_to_ask(job: Object, stateful_set: Object | None, pods: tuple[Object, ...]) -> Object | None:
+def coordinator_pod(job: Object, stateful_set: Object | None, pods: tuple[Object, ...]) -> Object | None:
     """Pod 0, if it has an address and something in it runs.
 
     Only one that the job's own StatefulSet made: it gets the job's token, and is believed.

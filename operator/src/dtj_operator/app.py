@@ -16,16 +16,16 @@ from dtj_core.plan import plan
 from dtj_operator import errors, logs, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
-from dtj_operator.health import Server
+from dtj_operator.health import HealthServer
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
-from dtj_operator.kube.executor import World
+from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.login import Login
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.kube.resources import JOB
 from dtj_operator.metrics import Metrics
 from dtj_operator.resync import Resync
-from dtj_operator.watches import Watches, quiet_at_the_end, watch
+from dtj_operator.watches import WatchState, ignore_unclosed_watches, watch
 from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = settings.parse(sys.argv[1:] if arguments is None else arguments)
         logs.set_up(options.log_format, options.log_level)
         asyncio.run(run(options, plan))
-    except errors.ConfigError as error:
+    except errors.OptionError as error:
         print(f"dtj-operator: {error}", file=sys.stderr)  # noqa: T201  before there is a log, and for a person
         return 2
     except errors.OperatorError as error:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def run(options: settings.Options, planner: Planner) -> None:
     """Until SIGTERM or SIGINT. Raises OperatorError if it can't go on."""
-    asyncio.get_running_loop().set_exception_handler(quiet_at_the_end)
+    asyncio.get_running_loop().set_exception_handler(ignore_unclosed_watches)
     login = Login(options.kubeconfig, options.context)
     await login.load()
     operator = Operator(options, planner, login)
@@ -83,13 +83,13 @@ class Operator:
         self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
         self.observer = Observer(self.client, self.agents)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
-        world = World(self.client, self.observer, recorder)
-        self.controller = Controller(self.queue, self.observer, world, planner, options.settings, metrics)
-        self.watches = Watches(self._changed, lambda plural: metrics.watch_events.labels(plural).inc())
+        executor = PlanExecutor(self.client, self.observer, recorder)
+        self.controller = Controller(self.queue, self.observer, executor, planner, options.settings, metrics)
+        self.watches = WatchState(self._changed, lambda plural: metrics.watch_events.labels(plural).inc())
         self.resync = Resync(
             self.client, self.queue, self.observer, self.watches, metrics, options.namespaces, options.resync_seconds
         )
-        self.server = Server(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
+        self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
         self._kopf: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class Operator:
         try:
             await self.server.start()
         except OSError as error:
-            raise errors.ConfigError(f"--metrics-port: {error.strerror or error}; write another port") from error
+            raise errors.OptionError(f"--metrics-port: {error.strerror or error}; write another port") from error
         where = ", ".join(self.options.namespaces) or "all namespaces"
         logger.info("dtj-operator %s serves %s; port %d", self.version, where, self.server.port)
         if not await self._crd():
@@ -154,7 +154,7 @@ class Operator:
             await asyncio.sleep(KEY_SECONDS)
             try:
                 keys = self.options.read_keys()
-            except errors.ConfigError as error:  # it would not start with these
+            except errors.OptionError as error:  # it would not start with these
                 if str(error) != refused:
                     logger.error("the master key was replaced by one that is not taken: %s", error)
                 refused = str(error)
@@ -195,7 +195,7 @@ class Operator:
             loop.add_signal_handler(number, self.stop.set)
 
     def _changed(self, key: Key) -> None:
-        self.observer.forget(key)
+        self.observer.invalidate(key)
         self.queue.add(key)
 
     # The checks of /healthz. The API server being away is none of them: a restart would not bring it back.

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from dtj_core.plan.model import Object, Observed, Plan, Settings
 from dtj_operator import errors, logs
-from dtj_operator.admission_backoff import Refusals, with_refusal
-from dtj_operator.kube.executor import Rejected, World
+from dtj_operator.admission_backoff import RejectionCache, with_rejection
+from dtj_operator.kube.executor import PlanExecutor, Rejected
 from dtj_operator.kube.observer import Key, Observer
-from dtj_operator.metrics import Metrics, phase_of
+from dtj_operator.metrics import Metrics, phase_label
 from dtj_operator.workqueue import WorkQueue
 
 RECONCILE_SECONDS = 60.0
@@ -28,7 +28,7 @@ class Controller:
         self,
         queue: WorkQueue[Key],
         observer: Observer,
-        world: World,
+        executor: PlanExecutor,
         planner: Planner,
         settings: Settings,
         metrics: Metrics,
@@ -37,24 +37,24 @@ class Controller:
     ) -> None:
         self._queue = queue
         self._observer = observer
-        self._world = world
+        self._executor = executor
         self._planner = planner
         self._settings = settings
         self._metrics = metrics
         self._now = now
-        self._refusals = Refusals()
+        self._rejections = RejectionCache()
 
     async def work(self) -> None:
         """A worker: one job after the other until the queue is closed."""
         while (key := await self._queue.get()) is not None:
-            logs.about(*key)
+            logs.set_job(*key)
             try:
-                await self._once(key)
+                await self._process(key)
             finally:
                 self._queue.done(key)
-                logs.about_nothing()
+                logs.clear_job()
 
-    async def _once(self, key: Key) -> None:
+    async def _process(self, key: Key) -> None:
         began = time.monotonic()
         try:
             async with asyncio.timeout(RECONCILE_SECONDS):
@@ -64,7 +64,7 @@ class Controller:
             delay = self._back_off(key)
             what = str(error) or f"not done in {RECONCILE_SECONDS:g} s"
             # The world moves on under a reconcile: a job that is deleted meanwhile is no reason to warn anyone.
-            level = logging.INFO if isinstance(error, errors.NotFound | errors.Conflict) else logging.WARNING
+            level = logging.INFO if isinstance(error, errors.ObjectNotFound | errors.Conflict) else logging.WARNING
             logger.log(level, "reconcile failed, again in %g s: %s", delay, what)
         except Exception as error:  # a bug stops one job, not all: it is shown, counted and tried again
             result = "bug"
@@ -80,7 +80,7 @@ class Controller:
         self._metrics.reconcile_seconds.observe(time.monotonic() - began)
 
     def _back_off(self, key: Key) -> float:
-        self._observer.forget(key)
+        self._observer.invalidate(key)
         return self._queue.add_rate_limited(key)
 
     async def reconcile(self, key: Key) -> tuple[bool, float | None]:
@@ -88,32 +88,32 @@ class Controller:
 
         Raises KubeError; whatever was done before is found done by the next try.
         """
-        job = await self._observer.job(key)
+        job = await self._observer.get_job(key)
         if job is None or "deletionTimestamp" in job["metadata"]:
             # The children go by their owner references; there is nothing of ours to clean up.
-            self._observer.forget(key)
-            self._refusals.forget(key)
+            self._observer.invalidate(key)
+            self._rejections.clear(key)
             self._metrics.job_phase(key, None)
             return False, None
-        logs.attempt_of(job)
-        observed = self._refusals.told(job, await self._world.observe(job))
+        logs.set_attempt(job)
+        observed = self._rejections.annotate(job, await self._observer.observe(job))
         plan = self._planner(job, observed, self._now(), self._settings)
         try:
-            written = await self._world.carry_out(job, plan)
-        except Rejected as refused:
-            self._refusals.add(job, refused)
-            again = self._refusals.wait(job) or 0
-            logger.warning("the API server refuses what the job asks for, again in %.0f s: %s", again, refused)
-            plan = self._planner(job, with_refusal(observed, refused), self._now(), self._settings)
-            written = await self._world.carry_out(job, plan)
+            written = await self._executor.execute(job, plan)
+        except Rejected as rejected:
+            self._rejections.add(job, rejected)
+            again = self._rejections.wait(job) or 0
+            logger.warning("the API server refuses what the job asks for, again in %.0f s: %s", again, rejected)
+            plan = self._planner(job, with_rejection(observed, rejected), self._now(), self._settings)
+            written = await self._executor.execute(job, plan)
         else:
             if not (observed.rejection or observed.refusal):  # it was planned as if nothing had ever been refused
-                self._refusals.forget(key)
+                self._rejections.clear(key)
         if written is not None:
             before, after = job.get("status", {}), written.get("status", {})
             self._metrics.status_written(before, after)
             if (before.get("phase"), before.get("reason")) != (after.get("phase"), after.get("reason")):
                 logger.info("%s, because of %s", after.get("phase"), after.get("reason"))
-        self._metrics.job_phase(key, phase_of(written or job))
-        times = [time for time in (plan.requeue_after, self._refusals.wait(job)) if time is not None]
+        self._metrics.job_phase(key, phase_label(written or job))
+        times = [time for time in (plan.requeue_after, self._rejections.wait(job)) if time is not None]
         return True, min(times, default=None)

@@ -1,11 +1,11 @@
 """Everything that the operator raises.
 
 OperatorError
-├── ConfigError           a flag, a variable or a file of the operator's own is wrong: exit 2
+├── OptionError           a flag, a variable or a file of the operator's own is wrong: exit 2
 ├── NotServed             the API server doesn't serve our resource: the CRD is missing, exit 1
 ├── ShellEnded            kopf's watch loops ended by themselves: exit 1, the kubelet starts us again
 └── KubeError              the API server (or the way to it) said no
-    ├── NotFound          404
+    ├── ObjectNotFound          404
     ├── Conflict          409: another uid, or a name that is taken
     │   └── Overtaken     the stored job is not the one that was planned on
     ├── Invalid           400, 422: the object can't be as it is written
@@ -22,7 +22,7 @@ class OperatorError(Exception):
     """Base of all."""
 
 
-class ConfigError(OperatorError):
+class OptionError(OperatorError):
     """The message names the flag and what to write instead."""
 
 
@@ -44,7 +44,7 @@ class KubeError(OperatorError):
         self.reason = reason
 
 
-class NotFound(KubeError):
+class ObjectNotFound(KubeError):
     """404."""
 
 

@@ -11,7 +11,7 @@ Check = Callable[[], str | None]
 """What is wrong, None if nothing is."""
 
 
-class Server:
+class HealthServer:
     """Serves as long as it is entered; `port` is the one it has got."""
 
     def __init__(self, port: int, metrics: Callable[[], bytes], alive: Sequence[Check], ready: Sequence[Check]) -> None:

@@ -15,19 +15,19 @@ from dtj_core.plan.model import Object
 _job: contextvars.ContextVar[dict[str, object] | None] = contextvars.ContextVar("job", default=None)
 
 
-def about(namespace: str, name: str) -> None:
+def set_job(namespace: str, name: str) -> None:
     """From here on, what this task logs is about that job."""
     _job.set({"namespace": namespace, "name": name})
 
 
-def attempt_of(job: Object) -> None:
+def set_attempt(job: Object) -> None:
     """Name the attempt too, once the job has been read."""
     known, attempt = _job.get(), job.get("status", {}).get("attempt")
     if known is not None and attempt is not None:
         _job.set(known | {"attempt": attempt})
 
 
-def about_nothing() -> None:
+def clear_job() -> None:
     """The reconcile is over."""
     _job.set(None)
 

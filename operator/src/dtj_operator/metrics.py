@@ -95,11 +95,11 @@ class Metrics:
         self.depth.set_function(depth)
 
     def request(self, verb: str, resource: str, code: str, seconds: float) -> None:
-        """As dtj_operator.kube.client.Watcher."""
+        """As dtj_operator.kube.client.RequestObserver."""
         self.requests.labels(verb, resource, code).inc()
         self.request_seconds.labels(verb, resource).observe(seconds)
 
-    # As dtj_operator.workqueue.Watcher.
+    # As dtj_operator.workqueue.QueueObserver.
     def added(self) -> None:
         self.adds.inc()
 
@@ -174,7 +174,7 @@ def true_condition(status: Object, kind: str) -> Object | None:
     return None
 
 
-def phase_of(job: Object) -> str:
+def phase_label(job: Object) -> str:
     """The phase for the gauge: a job that nobody has looked at yet is Pending, and a made-up word is no label."""
     phase = job.get("status", {}).get("phase")
     return phase if phase in PHASES else names.PENDING

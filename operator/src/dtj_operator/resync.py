@@ -13,12 +13,12 @@ from dtj_operator import errors
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.kube.resources import JOB, job_key
-from dtj_operator.metrics import Metrics, phase_of
-from dtj_operator.watches import Watches, job_digest
+from dtj_operator.metrics import Metrics, phase_label
+from dtj_operator.watches import WatchState, job_digest
 from dtj_operator.workqueue import WorkQueue
 
 RETRY_SECONDS = 5.0
-TOLD_SECONDS = 120.0  # a watch that has not told of a job's change after this long is dead
+MISSED_AFTER_SECONDS = 120.0  # a watch that has not told of a job's change after this long is dead
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ class Resync:
         client: Client,
         queue: WorkQueue[Key],
         observer: Observer,
-        watches: Watches,
+        watches: WatchState,
         metrics: Metrics,
         namespaces: Sequence[str],
         seconds: float,
         *,
-        told_seconds: float = TOLD_SECONDS,
+        missed_after_seconds: float = MISSED_AFTER_SECONDS,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._client = client
@@ -46,7 +46,7 @@ class Resync:
         self._metrics = metrics
         self._namespaces: Sequence[str | None] = namespaces or [None]
         self._seconds = seconds
-        self._told_seconds = min(told_seconds, seconds)
+        self._told_seconds = min(missed_after_seconds, seconds)
         self._uniform = uniform
         self.listed = False
         self.stale = False
@@ -56,9 +56,9 @@ class Resync:
         while True:
             try:
                 jobs = await self.once()
-                untold = self._watches.untold(jobs)
+                unobserved = self._watches.unobserved(jobs)
                 await asyncio.sleep(self._told_seconds)
-                self._judge(await self._still_so(untold & self._watches.untold(jobs)))
+                self._judge(await self._still_so(unobserved & self._watches.unobserved(jobs)))
             except errors.KubeError as error:
                 logger.warning("jobs could not be listed, again in %g s: %s", RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -69,12 +69,12 @@ class Resync:
         """List all jobs and put them into the queue, spread over a tenth of the time between two resyncs."""
         jobs = await self._list()
         keys = [job_key(job) for job in jobs]
-        self._observer.keep(keys)
-        self._watches.keep(jobs)
-        self._metrics.all_job_phases({job_key(job): phase_of(job) for job in jobs})
+        self._observer.keep_only(keys)
+        self._watches.keep_only(jobs)
+        self._metrics.all_job_phases({job_key(job): phase_label(job) for job in jobs})
         self._metrics.resync.set(time.time())
         for key in keys:
-            self._observer.forget(key)
+            self._observer.invalidate(key)
             self._queue.add_after(key, self._uniform(0, self._seconds / 10) if self.listed else 0)
         self.listed = True
         return jobs
@@ -84,7 +84,7 @@ class Resync:
         for namespace in self._namespaces:
             try:
                 jobs += await self._client.list(JOB, namespace)
-            except errors.NotFound as error:
+            except errors.ObjectNotFound as error:
                 raise errors.NotServed(f"{JOB.plural} are no longer served: the CRD was deleted") from error
         return jobs
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from dtj_core.plan.model import Settings
-from dtj_operator.errors import ConfigError
+from dtj_operator.errors import OptionError
 
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32
@@ -44,16 +44,16 @@ class Options:
     previous_master_key_file: str | None
 
     def read_keys(self) -> tuple[bytes, bytes | None]:
-        """The present and the previous master key as they are in their files now. Raises ConfigError."""
+        """The present and the previous master key as they are in their files now. Raises OptionError."""
         return read_master_key(Path(self.master_key_file)), read_previous_key(self.previous_master_key_file)
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
-    """Raises ConfigError; ends the process on --help or an unknown flag, as argparse does."""
+    """Raises OptionError; ends the process on --help or an unknown flag, as argparse does."""
     given = _parser().parse_args([*_from(environ, arguments), *arguments])
     for flag, least in (("workers", 1), ("resync_seconds", 1), ("metrics_port", 0), ("crd_wait_seconds", 0)):
         if getattr(given, flag) < least:
-            raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
+            raise OptionError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
     return Options(
         settings=Settings(
             agent_image=given.agent_image,
@@ -89,32 +89,32 @@ def _from(environ: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]
 
 
 def resources(text: str) -> dict[str, str]:
-    """`cpu=100m,memory=64Mi` as a map; `none` is {}. Raises ConfigError."""
+    """`cpu=100m,memory=64Mi` as a map; `none` is {}. Raises OptionError."""
     if text == "none":
         return {}
     pairs = [pair.partition("=") for pair in text.split(",")]
     for name, _, quantity in pairs:
         if not name or not re.fullmatch(QUANTITY, quantity):
-            raise ConfigError(f"--agent-resources: {text} is no list such as {AGENT_RESOURCES}; write one, or none")
+            raise OptionError(f"--agent-resources: {text} is no list such as {AGENT_RESOURCES}; write one, or none")
     return {name: quantity for name, _, quantity in pairs}
 
 
 def read_master_key(path: Path) -> bytes:
-    """The secret that all jobs' agent keys are made from. Raises ConfigError."""
+    """The secret that all jobs' agent keys are made from. Raises OptionError."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(
+        raise OptionError(
             f"--master-key-file: {path} can't be read ({error.strerror}); mount the operator's Secret there, "
             f"or make one for a try: head -c {KEY_BYTES} /dev/urandom | base64 > {path}"
         ) from error
     if len(key) < KEY_BYTES:
-        raise ConfigError(f"--master-key-file: {path} holds {len(key)} bytes; it must hold {KEY_BYTES} random ones or more")
+        raise OptionError(f"--master-key-file: {path} holds {len(key)} bytes; it must hold {KEY_BYTES} random ones or more")
     return key
 
 
 def read_previous_key(file: str | None) -> bytes | None:
-    """The key before the present one; None if there is no such file. Raises ConfigError."""
+    """The key before the present one; None if there is no such file. Raises OptionError."""
     return read_master_key(Path(file)) if file is not None and Path(file).exists() else None
 
 

@@ -73,7 +73,7 @@ class _NoProgress(kopf.ProgressStorage):
         return essence
 
 
-class Watches:
+class WatchState:
     """What the watches have told, as digests: enough to leave out what says nothing new, such as our own status writes."""
 
     def __init__(self, wake: Callable[[Key], None], count: Callable[[str], None]) -> None:
@@ -82,7 +82,7 @@ class Watches:
         self._jobs: dict[Key, str] = {}
         self._children: dict[str, tuple[Key, str]] = {}
 
-    def job(self, kind: str | None, job: Object) -> None:
+    def on_job_event(self, kind: str | None, job: Object) -> None:
         """A job was added, changed (`kind` ADDED, MODIFIED, or None in the first list) or DELETED."""
         self._count(names.PLURAL)
         key, digest = job_key(job), job_digest(job)
@@ -94,7 +94,7 @@ class Watches:
             self._jobs[key] = digest
         self._wake(key)
 
-    def child(self, plural: str, kind: str | None, child: Object) -> None:
+    def on_child_event(self, plural: str, kind: str | None, child: Object) -> None:
         """The same for a StatefulSet or a pod."""
         self._count(plural)
         metadata = child["metadata"]
@@ -111,13 +111,13 @@ class Watches:
             self._children[uid] = key, digest
         self._wake(key)
 
-    def keep(self, jobs: Iterable[Object]) -> None:
+    def keep_only(self, jobs: Iterable[Object]) -> None:
         """Forget what belongs to no job of this list: after a re-list kopf doesn't tell what is gone."""
         keys = {job_key(job) for job in jobs}
         self._jobs = {key: digest for key, digest in self._jobs.items() if key in keys}
         self._children = {uid: known for uid, known in self._children.items() if known[0] in keys}
 
-    def untold(self, jobs: Iterable[Object]) -> set[tuple[Key, str]]:
+    def unobserved(self, jobs: Iterable[Object]) -> set[tuple[Key, str]]:
         """Which of these jobs are in a state that no watch has told of (yet)."""
         listed = {(job_key(job), job_digest(job)) for job in jobs}
         return listed - set(self._jobs.items())
@@ -147,25 +147,25 @@ def _digest(*parts: Any) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
 
-def registry(watches: Watches, login: Login) -> kopf.OperatorRegistry:
+def registry(watches: WatchState, login: Login) -> kopf.OperatorRegistry:
     """Our handlers, on a registry of our own: kopf's global one stays empty."""
     ours = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=ours)
     async def log_in(**_: Any) -> kopf.ConnectionInfo:
-        return await login.for_kopf()
+        return await login.kopf_connection()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=ours)
     async def on_job(event: kopf.RawEvent, **_: Any) -> None:
-        watches.job(event["type"], dict(event["object"]))
+        watches.on_job_event(event["type"], dict(event["object"]))
 
     @kopf.on.event("apps", "v1", STATEFUL_SET.plural, registry=ours)
     async def on_stateful_set(event: kopf.RawEvent, **_: Any) -> None:
-        watches.child(STATEFUL_SET.plural, event["type"], dict(event["object"]))
+        watches.on_child_event(STATEFUL_SET.plural, event["type"], dict(event["object"]))
 
     @kopf.on.event("", "v1", POD.plural, registry=ours)
     async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
-        watches.child(POD.plural, event["type"], dict(event["object"]))
+        watches.on_child_event(POD.plural, event["type"], dict(event["object"]))
 
     return ours
 
@@ -188,7 +188,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def quiet_at_the_end(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def ignore_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """An event loop's exception handler: a watch that kopf leaves open when it is told to stop is no error of ours.
 
     asyncio closes such a generator and the ones inside it at the same time, as the last thing that the loop does, and calls
@@ -201,7 +201,7 @@ def quiet_at_the_end(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 
 
 async def watch(
-    watches: Watches, login: Login, namespaces: Sequence[str], stop: asyncio.Event, started: Callable[[], None]
+    watches: WatchState, login: Login, namespaces: Sequence[str], stop: asyncio.Event, started: Callable[[], None]
 ) -> None:
     """Watch until `stop` is set. Raises ShellEnded if kopf ends before that. `started` is called when kopf has begun."""
     before = asyncio.all_tasks()

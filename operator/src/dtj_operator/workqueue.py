@@ -18,7 +18,7 @@ FIRST_BACKOFF = 0.5
 LAST_BACKOFF = 300.0
 
 
-class Watcher(Protocol):
+class QueueObserver(Protocol):
     """Where the queue's measurements go. All times in seconds."""
 
     def added(self) -> None: ...
@@ -33,8 +33,10 @@ class Watcher(Protocol):
 class WorkQueue(Generic[K]):
     """Keys to work on. Every method but `get` returns at once; all of them are for one event loop."""
 
-    def __init__(self, watcher: Watcher, *, first_backoff: float = FIRST_BACKOFF, last_backoff: float = LAST_BACKOFF) -> None:
-        self._watcher = watcher
+    def __init__(
+        self, observer: QueueObserver, *, first_backoff: float = FIRST_BACKOFF, last_backoff: float = LAST_BACKOFF
+    ) -> None:
+        self._observer = observer
         self.first_backoff = first_backoff
         self._last = last_backoff
         self._ready: deque[K] = deque()
@@ -54,7 +56,7 @@ class WorkQueue(Generic[K]):
         if self._closed or key in self._dirty:
             return
         self._dirty[key] = asyncio.get_running_loop().time()
-        self._watcher.added()
+        self._observer.added()
         if key not in self._processing:
             self._push(key)
 
@@ -78,7 +80,7 @@ class WorkQueue(Generic[K]):
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay: float = min(self.first_backoff * 2.0 ** min(failures, 64), self._last)
-        self._watcher.retried()
+        self._observer.retried()
         self.add_after(key, delay)
         return delay
 
@@ -102,7 +104,7 @@ class WorkQueue(Generic[K]):
             return None
         key = self._ready.popleft()
         now = asyncio.get_running_loop().time()
-        self._watcher.taken(now - self._dirty.pop(key))
+        self._observer.taken(now - self._dirty.pop(key))
         self._processing[key] = now
         # What is decided now says anew when to look again: an older wait would only cost a needless look.
         timer = self._timers.pop(key, None)
@@ -113,7 +115,7 @@ class WorkQueue(Generic[K]):
     def done(self, key: K) -> None:
         """The worker is finished with `key`; if it was added meanwhile it waits again from now on."""
         started = self._processing.pop(key)
-        self._watcher.worked(asyncio.get_running_loop().time() - started)
+        self._observer.worked(asyncio.get_running_loop().time() - started)
         if key in self._dirty and not self._closed:
             self._push(key)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dtj.local.logs import LogTail
+from dtj.local.log_tail import LogTail
 from tests.unit.client.support import WORKER, LocalRun, eventually, job_yaml, script_job
 
 Start = Callable[..., LocalRun]

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 import yaml
 
-from dtj.errors import ClusterError, InputError, NoCluster, NotFound, NotInstalled
+from dtj.errors import ClusterError, InputError, JobNotFound, NoCluster, NotInstalled
 from dtj_contract import names
 from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.plan.model import Object
@@ -77,18 +77,18 @@ class Cluster:
         return json.loads(text), status == 201
 
     def get(self, name: str) -> Object:
-        """Raises NotFound."""
+        """Raises JobNotFound."""
         return self.json(job_path(self.namespace, name))
 
     def delete(self, name: str) -> Object:
-        """Background deletion, as kubectl's. Raises NotFound."""
+        """Background deletion, as kubectl's. Raises JobNotFound."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         _, text = self._call("DELETE", job_path(self.namespace, name), {}, body)
         answer: Object = json.loads(text)
         return answer
 
     def versions(self, name: str, seconds: float) -> Iterator[Object | None]:
-        """The job as it is, then each of its versions for about `seconds`; None once it is deleted. Raises NotFound."""
+        """The job as it is, then each of its versions for about `seconds`; None once it is deleted. Raises JobNotFound."""
         job = self.get(name)
         yield job
         query = {
@@ -181,10 +181,10 @@ def failure(status: int, text: bytes, host: str, namespace: str | None = None) -
     if status == 404 and not said.get("details"):  # the path itself is unknown: no such kind here
         return NotInstalled(f"the cluster at {host} does not know {names.KIND}; {INSTALL_HINT}")
     if status == 404 and said["details"].get("kind") == "namespaces":
-        return NotFound(f"{message}; `kubectl get namespaces` lists those there are")
+        return JobNotFound(f"{message}; `kubectl get namespaces` lists those there are")
     if status == 404:
         where = f" in namespace {namespace}" if namespace else ""
-        return NotFound(f"{message}{where}; `dtj get -A` lists the jobs there are")
+        return JobNotFound(f"{message}{where}; `dtj get -A` lists the jobs there are")
     if status == 401:
         return ClusterError(f"{host} does not know who you are ({message}); log in again, as your kubeconfig's owner told you to")
     if status == 403:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dtj import durations
 from dtj.cluster.client import Cluster
 from dtj.cluster.verbs import connect, pods
-from dtj.cluster.wait import said
-from dtj.errors import ClusterError, DtjError, NotFound
+from dtj.cluster.wait import condition_text
+from dtj.errors import ClusterError, DtjError, JobNotFound
 from dtj_contract import names
 from dtj_core.api import trainer_of
 from dtj_core.plan.model import Object
@@ -101,7 +101,7 @@ class Followed:
     def _gone(self) -> bool:
         try:
             return ended(self._cluster.get(self._flags.name))
-        except NotFound:
+        except JobNotFound:
             return True
 
     def _follow(self, pod: Object) -> None:
@@ -159,7 +159,7 @@ def _read(cluster: Cluster, pod: Object, query: dict[str, str]) -> Iterator[Line
         for line in cluster.lines(path, query, quiet_seconds=QUIET_SECONDS):
             written, _, text = line.partition(" ")
             yield written, name, text
-    except NotFound:
+    except JobNotFound:
         return
     except ClusterError as error:
         if "waiting to start" not in str(error):
@@ -177,7 +177,7 @@ def _afterwards(job: Object, namespace: str) -> int:
     status = job["status"]
     if not status.get("attempt") and not status.get("failures"):
         kind = next(one["type"] for one in status["conditions"] if one["type"] in TERMINAL and one["status"] == "True")
-        print(f"dtj: {name} has no logs: it is {kind} and no worker of it ever ran: {said(job, kind)}", file=sys.stderr)
+        print(f"dtj: {name} has no logs: it is {kind} and no worker of it ever ran: {condition_text(job, kind)}", file=sys.stderr)
         return 1
     lines: Iterable[str] = _evidence(job)
     for line in lines:

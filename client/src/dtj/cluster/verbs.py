@@ -12,7 +12,7 @@ import yaml
 
 from dtj import durations, jobfile
 from dtj.cluster.client import TABLE, Cluster, job_path
-from dtj.errors import InputError, NotFound, WaitTimeout
+from dtj.errors import InputError, JobNotFound, WaitTimeout
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
@@ -118,7 +118,7 @@ def _dump(value: Object, form: str) -> str:
 def _resource_version(cluster: Cluster, namespace: str, name: str) -> str | None:
     try:
         found: str = cluster.json(job_path(namespace, name))["metadata"]["resourceVersion"]
-    except NotFound:
+    except JobNotFound:
         return None
     return found
 
@@ -126,6 +126,6 @@ def _resource_version(cluster: Cluster, namespace: str, name: str) -> str | None
 def _remains(cluster: Cluster, name: str) -> bool:
     try:
         cluster.get(name)
-    except NotFound:
+    except JobNotFound:
         return bool(pods(cluster, name))
     return True

@@ -12,8 +12,8 @@ from rich.console import Console
 from dtj import durations
 from dtj.cluster.client import Cluster
 from dtj.cluster.verbs import QUALIFIED, connect
-from dtj.errors import InputError, NotFound, WaitTimeout
-from dtj.view.model import Sight
+from dtj.errors import InputError, JobNotFound, WaitTimeout
+from dtj.view.model import Snapshot
 from dtj.view.plain import line
 from dtj_contract import names
 from dtj_core.plan.model import Object
@@ -52,12 +52,12 @@ def wait(flags: argparse.Namespace) -> int:
                 return 0
             ended = next((terminal for terminal in TERMINAL if terminal in held), None)
             if ended and wanted != DELETED:
-                console.print(f"{qualified} is {ended}: {said(job, ended)}", highlight=False, soft_wrap=True)
+                console.print(f"{qualified} is {ended}: {condition_text(job, ended)}", highlight=False, soft_wrap=True)
                 return 1
             if "status" not in job and time.monotonic() >= unserved:
                 unserved = float("inf")
                 console.print(f"{qualified} {UNSERVED}", highlight=False, soft_wrap=True)
-            status.update(line(Sight(job=job, now=datetime.now(UTC), rows=())))
+            status.update(line(Snapshot(job=job, now=datetime.now(UTC), rows=())))
     shown = f"dtj get {flags.name} -n {cluster.namespace} -o wide"
     raise WaitTimeout(f"{qualified} is not {wanted} after {flags.timeout}; `{shown}` shows where it stands")
 
@@ -72,7 +72,10 @@ def condition(text: str) -> str:
 
 
 def versions(cluster: Cluster, name: str, deadline: float) -> Iterator[Object | None]:
-    """The job now and whenever it changes, until the deadline; None, last, if it is deleted. Raises NotFound if it never was."""
+    """Yields the job now and after every change until the deadline, and None, last, once it is deleted.
+
+    Raises JobNotFound if there was no such job at the start.
+    """
     seen = False
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -81,14 +84,14 @@ def versions(cluster: Cluster, name: str, deadline: float) -> Iterator[Object | 
                 if job is None:
                     return
                 seen = True
-        except NotFound:
+        except JobNotFound:
             if not seen:
                 raise
             yield None
             return
 
 
-def said(job: Object, kind: str) -> str:
+def condition_text(job: Object, kind: str) -> str:
     """Reason and message of a condition."""
     found = next(one for one in job["status"]["conditions"] if one["type"] == kind)
     return f"{found['reason']}: {found['message']}"

@@ -15,7 +15,7 @@ FIRST_STEP = "waiting for the first step"
 UNTIL_START = ("detect", "stop", "schedule", "rendezvous")  # phases of a recovery that are over when its attempt starts
 
 
-def of(agent: Object | None) -> str:
+def group_activity(agent: Object | None) -> str:
     """What the group does instead of training, from pod 0's `/status`; "" while it trains or has finished."""
     if agent is None:
         return STARTING_AGENTS

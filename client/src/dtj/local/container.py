@@ -13,17 +13,17 @@ from pathlib import Path
 
 from dtj.errors import InputError
 from dtj.local import volumes
+from dtj.local.loopback import LOOPBACK
 from dtj_contract import names
 from dtj_core.api import trainer_of
 from dtj_core.plan.model import Object
 
-LOOPBACK = "127.0.0.1"
 HOST_VOLUMES = frozenset({names.VOLUME_AGENT, names.VOLUME_TMP, names.VOLUME_SHM})  # /tmp and /dev/shm are the machine's own
 _REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class HostEnvironment:
     """What stands in for the cluster, the same for all pods of a run."""
 
     job_uid: str
@@ -42,7 +42,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Container:
+class LocalContainer:
     """One process to start."""
 
     argv: tuple[str, ...]
@@ -54,42 +54,42 @@ class Container:
     log: Path
 
 
-def container(pod: Object, machine: Machine, ports: Sequence[int]) -> Container:
+def container(pod: Object, host: HostEnvironment, ports: Sequence[int]) -> LocalContainer:
     """The agent of this pod as a local process.
 
     `ports` holds the agents' ports by ordinal. Raises InputError where the template asks for a value that only a cluster has.
     """
     spec = trainer(pod["spec"])
     ordinal = pod["metadata"]["labels"][names.LABEL_POD_INDEX]
-    pod_dir = machine.scratch_dir / f"{ordinal}-{pod['metadata']['uid'][:8]}"
-    mounts = _mounts(pod, machine, pod_dir)
+    pod_dir = host.scratch_dir / f"{ordinal}-{pod['metadata']['uid'][:8]}"
+    mounts = _mounts(pod, host, pod_dir)
     termination_log = pod_dir / "termination-log"
     addresses = [f"{LOOPBACK}:{port}" for port in ports]
-    given = _environment(spec, pod, machine.environment, mounts)
+    given = _environment(spec, pod, host.environment, mounts)
     given |= {
         names.ENV_PEERS: ",".join(addresses),
         names.ENV_LISTEN: addresses[int(ordinal)],
         names.ENV_TERMINATION_LOG: str(termination_log),
         names.ENV_DIE_WITH_PARENT: "1",
-        names.ENV_LOCAL_POD: mark(pod, machine),
+        names.ENV_LOCAL_POD: pod_tag(pod, host),
     }
     # What an outer torchrun or dtj has set is not for this job. gloo would look the host's name up, and may get a dead address.
-    outer = {k: v for k, v in machine.environment.items() if k not in names.TORCHRUN_ENV and not k.startswith("DTJ_")}
+    outer = {k: v for k, v in host.environment.items() if k not in names.TORCHRUN_ENV and not k.startswith("DTJ_")}
     inherited = {"GLOO_SOCKET_IFNAME": "lo", **outer}
     words = [_localise(_expand(word, given), mounts) for word in spec["command"]]
-    return Container(
-        argv=tuple(_argv(words, machine.python)),
+    return LocalContainer(
+        argv=tuple(_argv(words, host.python)),
         environment={**inherited, **given},
-        working_dir=machine.working_dir,
+        working_dir=host.working_dir,
         folders=(pod_dir, *mounts.values()),
         termination_log=termination_log,
-        log=machine.run_dir / f"{pod['metadata']['name']}.log",
+        log=host.run_dir / f"{pod['metadata']['name']}.log",
     )
 
 
-def mark(pod: Object, machine: Machine) -> str:
+def pod_tag(pod: Object, host: HostEnvironment) -> str:
     """Value of names.ENV_LOCAL_POD in every process of the pod."""
-    return f"{machine.job_uid}/{pod['metadata']['uid']}"
+    return f"{host.job_uid}/{pod['metadata']['uid']}"
 
 
 def trainer(pod_spec: Object) -> Object:
@@ -97,7 +97,7 @@ def trainer(pod_spec: Object) -> Object:
     return trainer_of({"spec": pod_spec})
 
 
-def not_honoured(pod_spec: Object, environment: Mapping[str, str]) -> list[str]:
+def ignored_fields(pod_spec: Object, environment: Mapping[str, str]) -> list[str]:
     """What the template asks for and this machine does not give, in words for the user."""
     main = trainer(pod_spec)
     notes = [f"{field} is ignored" for field in ("nodeSelector", "schedulerName", "runtimeClassName") if pod_spec.get(field)]
@@ -124,7 +124,7 @@ def not_honoured(pod_spec: Object, environment: Mapping[str, str]) -> list[str]:
 _OBJECTS = frozenset({"configMap", "secret", "projected", "downwardAPI"})  # volumes made of what only a cluster has
 
 
-def _mounts(pod: Object, machine: Machine, pod_dir: Path) -> dict[str, Path]:
+def _mounts(pod: Object, host: HostEnvironment, pod_dir: Path) -> dict[str, Path]:
     """Local folder by mount path, the longest path first."""
     by_name = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
     found: dict[str, Path] = {}
@@ -135,13 +135,13 @@ def _mounts(pod: Object, machine: Machine, pod_dir: Path) -> dict[str, Path]:
             continue
         kind = volumes.kind(volume)
         if name == names.VOLUME_SECRET:
-            folder = machine.scratch_dir / "secret"
+            folder = host.scratch_dir / "secret"
         elif kind in ("emptyDir", "ephemeral"):
             folder = pod_dir / name
         elif kind in _OBJECTS:
-            continue  # not_honoured says so
+            continue  # ignored_fields says so
         else:
-            folder = volumes.folder(volume, machine.volumes_dir)
+            folder = volumes.folder(volume, host.volumes_dir)
         found[mount["mountPath"].rstrip("/")] = folder / mount.get("subPath", "")
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 

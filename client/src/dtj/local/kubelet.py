@@ -10,7 +10,7 @@ from datetime import datetime
 
 from dtj.errors import LocalRunError
 from dtj.local import pods, processes
-from dtj.local.container import Container
+from dtj.local.container import LocalContainer
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
@@ -32,10 +32,10 @@ class LocalPod:
     """
 
     def __init__(
-        self, pod: Object, container: Container, mark: str, *, now: Callable[[], datetime], changed: Callable[[], None]
+        self, pod: Object, container: LocalContainer, tag: str, *, now: Callable[[], datetime], changed: Callable[[], None]
     ) -> None:
         self.object = pod
-        self.mark = mark
+        self.tag = tag
         self._process: asyncio.subprocess.Process | None = None
         self._container = container
         self._now = now
@@ -72,8 +72,8 @@ class LocalPod:
         while not self._life.done():
             if time.monotonic() > deadline:
                 raise LocalRunError(f"pod {self.object['metadata']['name']} outlives SIGKILL")
-            processes.kill_all(self.mark)
-            # Again: for a moment in exec(2) a process has no environment, and so no mark.
+            processes.kill_all(self.tag)
+            # Again: for a moment in exec(2) a process has no environment, and so no tag.
             await asyncio.wait({self._life}, timeout=KILL_AGAIN_SECONDS)
 
     def _terminate(self) -> None:
@@ -124,7 +124,7 @@ class LocalPod:
             return await process.wait()
         finally:
             self._process = None
-            processes.kill_all(self.mark)  # a container ends with all that ran in it
+            processes.kill_all(self.tag)  # a container ends with all that ran in it
 
     def _termination_message(self) -> str:
         raw = self._container.termination_log.read_bytes()

@@ -6,7 +6,8 @@ import copy
 import signal
 from datetime import datetime
 
-from dtj.local.container import LOOPBACK, trainer
+from dtj.local.container import trainer
+from dtj.local.loopback import LOOPBACK
 from dtj_contract import names
 from dtj_core.plan.model import Object
 

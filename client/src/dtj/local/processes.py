@@ -29,18 +29,18 @@ def environment(pid: int) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
-def marked(mark: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(pid, environment) of every living process whose mark starts with `mark`: of a run, or of one of its pods."""
+def tagged(tag: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """(pid, environment) of every living process whose tag starts with `tag`: of a run, or of one of its pods."""
     for entry in PROC.iterdir():
         if entry.name.isdecimal():
             found = environment(int(entry.name))
-            if found.get(names.ENV_LOCAL_POD, "").startswith(mark):
+            if found.get(names.ENV_LOCAL_POD, "").startswith(tag):
                 yield int(entry.name), found
 
 
-def workers(mark: str) -> dict[str, dict[int, int]]:
-    """Process id of each worker by the mark of its pod and by its global rank."""
-    processes = dict(marked(mark))
+def workers(tag: str) -> dict[str, dict[int, int]]:
+    """Process id of each worker by the tag of its pod and by its global rank."""
+    processes = dict(tagged(tag))
     found: dict[str, dict[int, int]] = {}
     for pid, env in processes.items():
         # A worker's own children inherit RANK: the worker is the one whose parent has none.
@@ -58,15 +58,15 @@ def parent(pid: int) -> int:
         return 0
 
 
-def kill(pid: int, mark: str, number: signal.Signals = signal.SIGKILL) -> bool:
-    """Signal one process if it still carries the mark. False: it was gone (and its number may belong to another by now)."""
+def kill(pid: int, tag: str, number: signal.Signals = signal.SIGKILL) -> bool:
+    """Signal one process if it still carries the tag. False: it was gone (and its number may belong to another by now)."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
         # From here on the handle means this process alone, so the look at its environment can't be out of date.
-        if not environment(pid).get(names.ENV_LOCAL_POD, "").startswith(mark):
+        if not environment(pid).get(names.ENV_LOCAL_POD, "").startswith(tag):
             return False
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
@@ -76,17 +76,17 @@ def kill(pid: int, mark: str, number: signal.Signals = signal.SIGKILL) -> bool:
     return True
 
 
-def kill_all(mark: str) -> int:
-    """SIGKILL every marked process, and those that they start meanwhile. How many signals were sent.
+def kill_all(tag: str) -> int:
+    """SIGKILL every tagged process, and those that they start meanwhile. How many signals were sent.
 
     Raises LocalRunError if one is still there after KILL_DEADLINE_SECONDS.
     """
     sent = 0
     deadline = time.monotonic() + KILL_DEADLINE_SECONDS
-    while left := [pid for pid, _ in marked(mark)]:
+    while left := [pid for pid, _ in tagged(tag)]:
         if time.monotonic() > deadline:
             raise LocalRunError(f"processes {left} outlive SIGKILL: look at their state with `ps -o pid,stat,wchan,cmd`")
-        sent += sum(kill(pid, mark) for pid in left)
+        sent += sum(kill(pid, tag) for pid in left)
         time.sleep(0.005)
     return sent
 

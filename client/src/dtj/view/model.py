@@ -27,7 +27,7 @@ class PodRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Snapshot:
     """The run at one moment."""
 
     job: Object
@@ -43,13 +43,13 @@ class Sight:
 class View(Protocol):
     """Shows a run while it goes on. Use as a context manager."""
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """One line that stays: an event, a notice."""
 
-    def log(self, text: str) -> None:
+    def print_log(self, text: str) -> None:
         """One line that a worker wrote."""
 
-    def show(self, sight: Sight) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """The present state, in place of the one before."""
 
     def __enter__(self) -> View: ...
@@ -77,14 +77,14 @@ def restarts(job: Object) -> int:
     return int(counts.get("inPlace", 0)) + int(counts.get("pod", 0))
 
 
-def is_current(sight: Sight) -> bool:
+def is_current(snapshot: Snapshot) -> bool:
     """Whether loss and rates are of now: those of an attempt that is over are history."""
-    return not sight.activity and sight.job.get("status", {}).get("phase") != names.RESTARTING
+    return not snapshot.activity and snapshot.job.get("status", {}).get("phase") != names.RESTARTING
 
 
-def activity(sight: Sight) -> str:
+def activity(snapshot: Snapshot) -> str:
     """`stopping the workers (12 s)`, or ""."""
-    return f"{sight.activity} ({durations.rough(sight.activity_seconds)})" if sight.activity else ""
+    return f"{snapshot.activity} ({durations.format_estimate(snapshot.activity_seconds)})" if snapshot.activity else ""
 
 
 def seconds_left(job: Object, now: datetime) -> float | None:

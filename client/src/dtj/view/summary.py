@@ -29,7 +29,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     phase = str(status.get("phase", names.PENDING))
     reason = f" {status['reason']}" if phase == names.FAILED else ""
     state = f"{phase}{reason}" if phase in (names.COMPLETE, names.FAILED) else f"interrupted while {phase}"
-    lines = ["", f"{job['metadata']['name']}: {state} after {durations.say(seconds)}"]
+    lines = ["", f"{job['metadata']['name']}: {state} after {durations.format_duration(seconds)}"]
     failure = next(iter((status.get("failures") or [])[-1:]), None) if phase != names.COMPLETE else None
     if phase == names.FAILED:
         lines += [f"  cause        {cause}"] if failure and (cause := _cause(failure)) else []
@@ -45,7 +45,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     lines += [line for one in status.get("recoveries") or [] for line in _recovery(one)]
     if status.get("goodput") is not None:
         lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time went into steps that count")
-    # A run that was cut short while it kept failing is explained by what failed; one that completed has overcome it.
+    # A run that was cut short while it kept failing is explain by what failed; one that completed has overcome it.
     lines += _failure(failure) if failure else []
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
     if checkpoint_dir:
@@ -65,7 +65,7 @@ def _quality(metrics: dict[str, float]) -> list[tuple[str, float]]:
 def _recovery(one: dict[str, Any]) -> list[str]:
     spent = one.get("seconds") or {}
     took = [(PHASES[phase], spent[phase]) for phase in names.RECOVERY_PHASES if spent.get(phase, 0.0) >= SHORTEST_SECONDS]
-    phases = ", ".join(f"{phase} {durations.say(seconds)}" for phase, seconds in took) or "no phase took any time"
+    phases = ", ".join(f"{phase} {durations.format_duration(seconds)}" for phase, seconds in took) or "no phase took any time"
     lost = one.get("lostSteps")
     back = (
         f"{lost} steps done again, from step {one.get('resumedStep')}"
@@ -74,7 +74,8 @@ def _recovery(one: dict[str, Any]) -> list[str]:
     )
     return [
         f"  recovery     {one.get('reason')} ({one.get('kind')}) -> attempt {one.get('attempt')}: {back}",
-        f"               {durations.say(sum(spent.values()))}: {phases}" + ("" if "load" in spent else ", load unknown"),
+        f"               {durations.format_duration(sum(spent.values()))}: {phases}"
+        + ("" if "load" in spent else ", load unknown"),
     ]
 
 

@@ -36,7 +36,7 @@ _BY_STATUS: dict[int, type[errors.KubeError]] = {
     400: errors.Invalid,
     401: errors.NotAuthenticated,
     403: errors.Forbidden,
-    404: errors.NotFound,
+    404: errors.ObjectNotFound,
     409: errors.Conflict,
     410: errors.Gone,
     422: errors.Invalid,
@@ -46,7 +46,7 @@ _BY_STATUS: dict[int, type[errors.KubeError]] = {
 _NOT_TYPED = ("failed to create typed patch object", "failed to convert new object")
 
 
-class Watcher(Protocol):
+class RequestObserver(Protocol):
     """Called after every request; `code` is the HTTP status, or `timeout`, `unreachable`."""
 
     def __call__(self, verb: str, resource: str, code: str, seconds: float) -> None: ...
@@ -55,9 +55,9 @@ class Watcher(Protocol):
 class Client:
     """Every call has a deadline, raises the tree of dtj_operator.errors, and is one line of metrics."""
 
-    def __init__(self, login: Login, watcher: Watcher, *, concurrency: int = CONCURRENCY) -> None:
+    def __init__(self, login: Login, on_request: RequestObserver, *, concurrency: int = CONCURRENCY) -> None:
         self._login = login
-        self._watcher = watcher
+        self._on_request = on_request
         self._slots = asyncio.Semaphore(concurrency)
         login.configuration.connection_pool_maxsize = concurrency
         # With it aiohttp looks for proxies and .netrc in a thread, twice a request. A kubeconfig's proxy-url is heeded.
@@ -69,7 +69,7 @@ class Client:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """Raises NotFound."""
+        """Raises ObjectNotFound."""
         return _slim(await self._call("get", resource.plural, "GET", resource.path(namespace, name)))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
@@ -107,7 +107,7 @@ class Client:
         return await self._call("patch", resource.plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
-        """Background deletion of the object with this uid. Raises NotFound, and Conflict if another has its name."""
+        """Background deletion of the object with this uid. Raises ObjectNotFound, and Conflict if another has its name."""
         body: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -122,7 +122,7 @@ class Client:
         """Is there such a kind? Asked of discovery, which everyone may read: no right on CRDs is needed."""
         try:
             answer = await self._call("discover", resource.plural, "GET", "/apis/" + resource.api_version)
-        except errors.NotFound:
+        except errors.ObjectNotFound:
             return False
         return any(one["name"] == resource.plural for one in answer["resources"])
 
@@ -158,7 +158,7 @@ class Client:
             except (aiohttp.ClientError, OSError) as error:
                 raise errors.Transient(f"{method} {path}: {error}") from error
             finally:
-                self._watcher(verb, what, code, time.monotonic() - began)
+                self._on_request(verb, what, code, time.monotonic() - began)
         if response.status >= 300:
             failed = failure(response.status, text, method, path)
             if isinstance(failed, errors.NotAuthenticated):
@@ -170,11 +170,11 @@ class Client:
     async def _renew_login(self, failed: errors.KubeError) -> None:
         """Takes an exec plugin's or a file's newer token; the caller's next try has it.
 
-        Raises NotAuthenticated if there is none for now: the operator was started rightly, so that is no ConfigError.
+        Raises NotAuthenticated if there is none for now: the operator was started rightly, so that is no OptionError.
         """
         try:
             await self._login.load()
-        except errors.ConfigError as error:
+        except errors.OptionError as error:
             message = f"{failed.message}; the login could not be renewed: {error}"
             raise errors.NotAuthenticated(message, status=failed.status, reason=failed.reason) from error
 

@@ -90,7 +90,7 @@ class EventRecorder:
             else:
                 await self._repeat(job, name, series, now)
         except errors.KubeError as error:
-            # Nor is it there to be counted on: the next one is a first one again. NotFound: it has expired.
+            # Nor is it there to be counted on: the next one is a first one again. ObjectNotFound: it has expired.
             self._memory.series.pop(name, None)
             logger.warning("event %s could not be written: %s", event.reason, error)
 

@@ -6,9 +6,9 @@ import logging
 from typing import Any, NoReturn, Protocol
 
 from dtj_contract import names
-from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Observed, Plan
+from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Plan
 from dtj_operator import errors
-from dtj_operator.kube import undeclared
+from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import BY_KIND, JOB, POD, STATEFUL_SET
@@ -27,58 +27,55 @@ NO_DRY_RUN = "does not support dry run"
 class Rejected(Exception):
     """The API server refused a child. The planner is told, and puts it into a condition.
 
-    `for_good`: the child is invalid as the job describes it, which ends a job that has never run. Everything else is tried
+    `permanent`: the child is invalid as the job describes it, which ends a job that has never run. Everything else is tried
     again.
     """
 
-    def __init__(self, message: str, *, for_good: bool) -> None:
+    def __init__(self, message: str, *, permanent: bool) -> None:
         super().__init__(message)
-        self.for_good = for_good
+        self.permanent = permanent
 
 
 class Recorder(Protocol):
     async def record(self, job: Object, event: Event) -> None: ...
 
 
-class World:
-    """A Kubernetes API server as the planner's world (dtj_core.plan.model.World)."""
+class PlanExecutor:
+    """Executes plans against the Kubernetes API server."""
 
     def __init__(self, client: Client, observer: Observer, recorder: Recorder) -> None:
         self._client = client
         self._observer = observer
         self._recorder = recorder
-        self._undeclared: frozenset[undeclared.Path] = frozenset()
+        self._undeclared: frozenset[undeclared_fields.Path] = frozenset()
         """Fields of the status that the API server has refused, because its CRD is older: left out until the next start."""
 
-    async def observe(self, job: Object) -> Observed:
-        return await self._observer.observe(job)
+    async def execute(self, job: Object, plan: Plan) -> Object | None:
+        """Executes the plan. Returns the job after the status write, or None if no write was needed.
 
-    async def apply(self, job: Object, plan: Plan) -> None:
-        """Raises Rejected with the server's message, or an KubeError; what was done before stays done, and is done again."""
-        await self.carry_out(job, plan)
-
-    async def carry_out(self, job: Object, plan: Plan) -> Object | None:
-        """`apply`; returns the job as it is after the status write, None if there was no need of one."""
+        Raises Rejected with the server's message, or a KubeError. Actions that were executed before stay executed,
+        and the next try executes them again.
+        """
         key = job["metadata"]["namespace"], job["metadata"]["name"]
         written: Object | None = None
         try:
             for action in plan.actions:
-                await self._act(job, action)
+                await self._execute_action(job, action)
             gone = any(isinstance(action, Delete) and action.kind == names.KIND for action in plan.actions)
-            status = undeclared.without(plan.status, self._undeclared)
+            status = undeclared_fields.without(plan.status, self._undeclared)
             if not gone and status and not same_status(status, job.get("status", {})):
                 written = await self._write_status(job, status)
         except errors.Conflict:
-            self._observer.forget(key)  # the plan was made from something that is old by now
+            self._observer.invalidate(key)  # the plan was made from something that is old by now
             raise
         finally:
             if plan.actions or written is not None:
-                self._observer.forget(key)
+                self._observer.invalidate(key)
         for event in plan.events:
             await self._recorder.record(job, event)
         return written
 
-    async def _act(self, job: Object, action: Action) -> None:
+    async def _execute_action(self, job: Object, action: Action) -> None:
         namespace = job["metadata"]["namespace"]
         if isinstance(action, Nudge):
             await self._nudge(namespace, action)
@@ -88,7 +85,7 @@ class World:
                 await self._client.delete(
                     BY_KIND[action.kind], namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
                 )
-            except errors.NotFound:
+            except errors.ObjectNotFound:
                 pass  # it is gone: that is what was wanted
             except errors.Conflict:
                 logger.info("%s %s is another one by now, and stays", action.kind, action.name)
@@ -98,8 +95,8 @@ class World:
         resource = BY_KIND[action.body["kind"]]
         try:
             if resource is STATEFUL_SET:
-                await self._try_pod(namespace, action.body)
-                await self._confirm(job)
+                await self._dry_run_pod(namespace, action.body)
+                await self._confirm_version(job)
             if action.if_missing:
                 await self._client.create(resource, namespace, action.body)
             else:
@@ -107,7 +104,7 @@ class World:
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
                 return  # it is there
-            _raise_refusal(error, for_good=resource is STATEFUL_SET and for_good(error))
+            _raise_rejection(error, permanent=resource is STATEFUL_SET and is_permanent(error))
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
     async def _nudge(self, namespace: str, action: Nudge) -> None:
@@ -115,15 +112,15 @@ class World:
         metadata = action.stateful_set["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
         try:
-            await self._try_pod(namespace, action.stateful_set)
+            await self._dry_run_pod(namespace, action.stateful_set)
             await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
-        except (errors.NotFound, errors.Conflict):
+        except (errors.ObjectNotFound, errors.Conflict):
             return  # it is gone, or another one
         except errors.KubeError as error:
-            _raise_refusal(error, for_good=False)
+            _raise_rejection(error, permanent=False)
         logger.info("woke the controller of StatefulSet %s, which has made too few pods", metadata["name"])
 
-    async def _try_pod(self, namespace: str, stateful_set: Object) -> None:
+    async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
         """Would the pods be let in? The StatefulSet's admission doesn't look at its template with the pods' eyes.
 
         Pod security, quotas, limit ranges and field values are checked when a pod is created; the StatefulSet controller would
@@ -147,7 +144,7 @@ class World:
             # The set is made all the same: whether its pods are let in shows when its controller makes them.
             logger.warning("pods of %s can't be tried: %s", stateful_set["metadata"]["name"], error.message)
 
-    async def _confirm(self, job: Object) -> None:
+    async def _confirm_version(self, job: Object) -> None:
         """Raises Overtaken if the stored job is not the one that was planned on.
 
         A StatefulSet is the one child whose making starts a training. No lock of the server's covers its apply, so a plan that
@@ -159,7 +156,7 @@ class World:
             return
         try:
             stored = await self._client.get(JOB, metadata["namespace"], metadata["name"])
-        except errors.NotFound as error:
+        except errors.ObjectNotFound as error:
             raise errors.Overtaken("the job was deleted meanwhile", status=409) from error
         if (stored["metadata"]["uid"], stored["metadata"]["resourceVersion"]) != (metadata["uid"], version):
             raise errors.Overtaken("the job was changed meanwhile", status=409)
@@ -181,22 +178,22 @@ class World:
             if "not declared in schema" not in error.message:
                 raise
             hint = "the CRD is older than the operator: kubectl apply --server-side -f crds/, and restart the operator"
-            found = undeclared.named(error.message) - self._undeclared
+            found = undeclared_fields.named(error.message) - self._undeclared
             if not found:
                 raise errors.Invalid(f"{error.message}; {hint}", status=error.status, reason=error.reason) from error
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
-            return await self._write_status(job, undeclared.without(status, self._undeclared))
+            return await self._write_status(job, undeclared_fields.without(status, self._undeclared))
 
 
-def _raise_refusal(error: errors.KubeError, *, for_good: bool) -> NoReturn:
+def _raise_rejection(error: errors.KubeError, *, permanent: bool) -> NoReturn:
     """Raises Rejected if `error` is about the object, else `error`."""
-    if not is_refusal(error):
+    if not is_rejection(error):
         raise error
-    raise Rejected(error.message, for_good=for_good) from error
+    raise Rejected(error.message, permanent=permanent) from error
 
 
-def is_refusal(error: errors.KubeError) -> bool:
+def is_rejection(error: errors.KubeError) -> bool:
     """Whether the API server has looked at the object and does not take it, now or ever.
 
     No answer, an unknown login, a server that is too busy and a plan that was overtaken say nothing about the object.
@@ -206,7 +203,7 @@ def is_refusal(error: errors.KubeError) -> bool:
     return not isinstance(error, errors.NotAuthenticated | errors.Overtaken)
 
 
-def for_good(error: errors.KubeError) -> bool:
+def is_permanent(error: errors.KubeError) -> bool:
     """Whether the API server's own validation has found the object invalid, so that the same object is so tomorrow.
 
     Every other refusal may pass by itself or by somebody else's work: a quota, a limit range, a webhook, a policy, a right,

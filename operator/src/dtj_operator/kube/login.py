@@ -9,7 +9,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
-from dtj_operator.errors import ConfigError
+from dtj_operator.errors import OptionError
 
 LOGIN_SECONDS = 30.0
 
@@ -26,13 +26,13 @@ class Login:
         self.configuration = Configuration()
 
     async def load(self) -> None:
-        """Read the credentials, again if need be. Raises ConfigError; a plugin that answers nothing has LOGIN_SECONDS."""
+        """Read the credentials, again if need be. Raises OptionError; a plugin that answers nothing has LOGIN_SECONDS."""
         try:
             await asyncio.wait_for(self._load(), LOGIN_SECONDS)
         except (ConfigException, OSError) as error:
             said = f"no answer in {LOGIN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
             where = self.kubeconfig or "~/.kube/config, and no service account was mounted"
-            raise ConfigError(
+            raise OptionError(
                 f"no way to log in to the API server: {said} (looked at {where}); set --kubeconfig and --context, "
                 "or run in a pod with automountServiceAccountToken: true"
             ) from error
@@ -44,7 +44,7 @@ class Login:
             # A service account's token is renewed on disk; the hook that this sets reads it again every minute.
             load_incluster_config(self.configuration)  # type: ignore[no-untyped-call]
 
-    async def for_kopf(self) -> kopf.ConnectionInfo:
+    async def kopf_connection(self) -> kopf.ConnectionInfo:
         """The same login in kopf's words; kopf asks again whenever the API server answers 401."""
         await self.load()
         configuration = self.configuration

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dtj_core.plan.model import Object, Observed
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient, pod_to_ask
+from dtj_operator.agent_client import AgentClient, coordinator_pod
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
 
@@ -47,18 +47,18 @@ class Observer:
         self._seen: dict[Key, _Seen] = {}
         self._reading: set[Key] = set()  # begun, and nothing heard since
 
-    def forget(self, key: Key) -> None:
+    def invalidate(self, key: Key) -> None:
         """Something of this job has changed: what was read of it is old."""
         self._seen.pop(key, None)
         self._reading.discard(key)
 
-    def keep(self, keys: Iterable[Key]) -> None:
+    def keep_only(self, keys: Iterable[Key]) -> None:
         """Drop what is known of all other jobs: they are gone, and their end went unheard."""
         wanted = set(keys)
         self._seen = {key: seen for key, seen in self._seen.items() if key in wanted}
-        self._agents.keep(wanted)
+        self._agents.keep_only(wanted)
 
-    async def job(self, key: Key) -> Object | None:
+    async def get_job(self, key: Key) -> Object | None:
         """The job, None if there is none."""
         seen = self._seen.get(key)
         if seen is not None and self._now() - seen.time < self._reuse:
@@ -83,10 +83,10 @@ class Observer:
                 self._client.list(POD, namespace, job_selector(name)),
             )
             observed = Observed(stateful_set=stateful_set, service=service, pods=tuple(pods))
-            if key in self._reading and pod_to_ask(job, observed.stateful_set, observed.pods) is not None:
+            if key in self._reading and coordinator_pod(job, observed.stateful_set, observed.pods) is not None:
                 self._seen[key] = _Seen(job, observed, started)
             self._reading.discard(key)
-        pod = pod_to_ask(job, observed.stateful_set, observed.pods)
+        pod = coordinator_pod(job, observed.stateful_set, observed.pods)
         if pod is None:
             return observed
         agent = await self._agents.status(job, pod)
@@ -95,5 +95,5 @@ class Observer:
     async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         try:
             return await self._client.get(resource, namespace, name)
-        except errors.NotFound:
+        except errors.ObjectNotFound:
             return None

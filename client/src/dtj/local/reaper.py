@@ -1,7 +1,7 @@
 """Ends what is left of a local run if dtj itself is killed, which dtj can't do then: a process that waits for its end.
 
 The agents ask the kernel for SIGKILL when their parent dies, and so do their workers. What a worker has started in a
-session of its own is found by its mark alone; and somebody has to remove the scratch folder.
+session of its own is found by its tag alone; and somebody has to remove the scratch folder.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dtj.local import processes
 CLOSE_SECONDS = 10.0
 
 
-class Guard:
-    """While it is open, nothing with this mark outlives this process."""
+class ProcessReaper:
+    """While it is open, nothing with this tag outlives this process."""
 
-    def __init__(self, mark: str, scratch_dir: Path) -> None:
-        command = [sys.executable, "-m", __name__, mark, str(scratch_dir)]
+    def __init__(self, tag: str, scratch_dir: Path) -> None:
+        command = [sys.executable, "-m", __name__, tag, str(scratch_dir)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )  # the pipe ends with this process, whatever ends it
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> ProcessReaper:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -40,9 +40,9 @@ class Guard:
 
 def main() -> None:
     """Wait for the end of standard input, then clean up."""
-    mark, scratch_dir = sys.argv[1:]
+    tag, scratch_dir = sys.argv[1:]
     sys.stdin.buffer.read()
-    processes.kill_all(mark)
+    processes.kill_all(tag)
     shutil.rmtree(scratch_dir, ignore_errors=True)  # dtj has removed it, unless it was killed
 
 

@@ -10,7 +10,7 @@ from dtj_core.plan.model import Object
 WINDOW_SECONDS = 20.0  # that the speed is taken over
 
 
-class Pace:
+class ProgressEstimator:
     """Remembers the last reports of the agent to tell the speed, and so the time that is left."""
 
     def __init__(self) -> None:

@@ -12,23 +12,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dtj.local import agent_status, container, pods, processes
+from dtj.local import container, pods, processes
 from dtj.local.kubelet import LocalPod
-from dtj.local.ports import Ports
+from dtj.local.loopback import Ports, agent_status
 from dtj_contract import names
 from dtj_core.plan.model import Apply, Delete, Event, Object, Observed, Plan
 
 DEFAULT_GRACE_SECONDS = 30  # of a pod whose template does not say
 
 
-class LocalWorld:
+class LocalCluster:
     """Carries a plan's actions out with processes on loopback, and observes them as pods.
 
     Use as an async context manager: whatever happens inside, no process of the job is left when it is closed.
     """
 
-    def __init__(self, machine: container.Machine, ports: Ports, *, now: Callable[[], datetime]) -> None:
-        self.machine = machine
+    def __init__(self, host: container.HostEnvironment, ports: Ports, *, now: Callable[[], datetime]) -> None:
+        self.host = host
         self.events: list[Event] = []
         self.changed = asyncio.Event()
         """Set whenever a pod or an object is not as it was at the last `observe`."""
@@ -45,7 +45,7 @@ class LocalWorld:
         self.changed.clear()
         self._control()
         name = job["metadata"]["name"]
-        self.agent = await agent_status.status(self._ports.at(0), self._key()) if 0 in self.pods else None
+        self.agent = await agent_status(self._ports.at(0), self._key()) if 0 in self.pods else None
         return Observed(
             stateful_set=copy.deepcopy(self._objects.get(("StatefulSet", name))),
             service=copy.deepcopy(self._objects.get(("Service", name))),
@@ -53,7 +53,7 @@ class LocalWorld:
             agent=self.agent,
         )
 
-    async def apply(self, job: Object, plan: Plan) -> None:
+    async def execute(self, job: Object, plan: Plan) -> None:
         """Carry the actions out, write the status into `job`, and keep the events."""
         for action in plan.actions:
             if isinstance(action, Apply):
@@ -79,9 +79,9 @@ class LocalWorld:
 
     def kill(self) -> None:
         """SIGKILL every process of the job, now."""
-        processes.kill_all(f"{self.machine.job_uid}/")
+        processes.kill_all(f"{self.host.job_uid}/")
 
-    async def __aenter__(self) -> LocalWorld:
+    async def __aenter__(self) -> LocalCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -123,14 +123,14 @@ class LocalWorld:
         self.changed.set()
 
     def _write_secret(self, secret: Object) -> None:
-        folder = self.machine.scratch_dir / "secret"
+        folder = self.host.scratch_dir / "secret"
         folder.mkdir(mode=0o700, exist_ok=True)
         for key, value in secret["data"].items():
             with open(os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(base64.b64decode(value))
 
     def _key(self) -> str:
-        path: Path = self.machine.scratch_dir / "secret" / names.SECRET_KEY
+        path: Path = self.host.scratch_dir / "secret" / names.SECRET_KEY
         return path.read_text().strip() if path.exists() else ""
 
     # --- the StatefulSet controller's part ----------------------------------------------------------------------------
@@ -163,10 +163,10 @@ class LocalWorld:
         stateful_set["status"] = {"observedGeneration": generation, "replicas": len(self.pods), "readyReplicas": ready}
 
     def _start(self, stateful_set: Object, ordinal: int, replicas: int) -> None:
-        pod = pods.new_pod(stateful_set, ordinal, uid=str(uuid.uuid4()), node=self.machine.node, now=self._now())
+        pod = pods.new_pod(stateful_set, ordinal, uid=str(uuid.uuid4()), node=self.host.node, now=self._now())
         peers = [self._ports.at(other) for other in range(replicas)]
-        process = container.container(pod, self.machine, peers)
-        self.pods[ordinal] = LocalPod(pod, process, container.mark(pod, self.machine), now=self._now, changed=self.changed.set)
+        process = container.container(pod, self.host, peers)
+        self.pods[ordinal] = LocalPod(pod, process, container.pod_tag(pod, self.host), now=self._now, changed=self.changed.set)
 
     def _end(self, pod: LocalPod, grace_seconds: float | None) -> None:
         if "deletionTimestamp" in pod.object["metadata"]:

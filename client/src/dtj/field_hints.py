@@ -26,7 +26,7 @@ UNKNOWN = "unknown field"
 _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-def explained(violation: api.Violation, job: Object) -> str:
+def explain(violation: api.Violation, job: Object) -> str:
     """The violation in one line, with the value that stands there and the remedy, where there is a known one."""
     value = _at(job, violation.path)
     if violation.message == UNKNOWN:
