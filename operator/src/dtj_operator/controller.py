@@ -1,4 +1,7 @@
-"""One reconcile: read the job, observe, plan, carry out. Between two of them only what saves calls is remembered."""
+"""Reconciles one job: reads it, observes its children, plans, executes the plan.
+
+The rejection cache is the only state that one reconcile leaves to the next, and it only saves calls.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Takes jobs from the queue and brings each a step nearer to what was asked for."""
+    """Takes jobs from the queue and brings each of them a step closer to its spec."""
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class Controller:
         self._rejections = RejectionCache()
 
     async def work(self) -> None:
-        """A worker: one job after the other until the queue is closed."""
+        """Works on one job after the other until the queue is closed."""
         while (key := await self._queue.get()) is not None:
             logs.set_job(*key)
             try:
@@ -62,15 +65,16 @@ class Controller:
         except (errors.KubeError, TimeoutError) as error:
             result = "conflict" if isinstance(error, errors.Conflict) else "error"
             delay = self._back_off(key)
-            what = str(error) or f"not done in {RECONCILE_SECONDS:g} s"
-            # The world moves on under a reconcile: a job that is deleted meanwhile is no reason to warn anyone.
+            cause = str(error) or f"not finished after {RECONCILE_SECONDS:g} s"
+            # A job that changes or is deleted during its reconcile is routine, so it is no warning.
             level = logging.INFO if isinstance(error, errors.ObjectNotFound | errors.Conflict) else logging.WARNING
-            logger.log(level, "reconcile failed, again in %g s: %s", delay, what)
-        except Exception as error:  # a bug stops one job, not all: it is shown, counted and tried again
+            logger.log(level, "reconcile failed, retrying in %g s: %s", delay, cause)
+        except Exception as error:
+            # A bug must stop one job, not all of them, so it is logged, counted and retried.
             result = "bug"
             delay = self._back_off(key)
             first = delay <= self._queue.first_backoff
-            logger.error("bug in the operator, again in %g s: %r", delay, error, exc_info=error if first else None)
+            logger.error("bug in the operator, retrying in %g s: %r", delay, error, exc_info=error if first else None)
         else:
             self._queue.forget(key)
             result = "gone" if not found else "success" if again is None else "requeue"
@@ -84,13 +88,15 @@ class Controller:
         return self._queue.add_rate_limited(key)
 
     async def reconcile(self, key: Key) -> tuple[bool, float | None]:
-        """Is there such a job, and in how many seconds it must be looked at again (None: when something happens).
+        """Reconciles one job.
 
-        Raises KubeError; whatever was done before is found done by the next try.
+        Returns (found, requeue_after): whether the job exists, and the seconds until the next
+        reconcile (None: wait for an event). Raises KubeError; the next try finds whatever was done
+        before.
         """
         job = await self._observer.get_job(key)
         if job is None or "deletionTimestamp" in job["metadata"]:
-            # The children go by their owner references; there is nothing of ours to clean up.
+            # Kubernetes deletes the children by their owner references, so there is nothing to clean up.
             self._observer.invalidate(key)
             self._rejections.clear(key)
             self._metrics.job_phase(key, None)
@@ -103,17 +109,18 @@ class Controller:
         except Rejected as rejected:
             self._rejections.add(job, rejected)
             again = self._rejections.wait(job) or 0
-            logger.warning("the API server refuses what the job asks for, again in %.0f s: %s", again, rejected)
+            logger.warning("the API server rejects an object of the job, retrying in %.0f s: %s", again, rejected)
             plan = self._planner(job, with_rejection(observed, rejected), self._now(), self._settings)
             written = await self._executor.execute(job, plan)
         else:
-            if not (observed.rejection or observed.refusal):  # it was planned as if nothing had ever been refused
+            # Only a plan that was made without a remembered rejection proves that the rejection is over.
+            if not (observed.rejection or observed.refusal):
                 self._rejections.clear(key)
         if written is not None:
             before, after = job.get("status", {}), written.get("status", {})
             self._metrics.status_written(before, after)
             if (before.get("phase"), before.get("reason")) != (after.get("phase"), after.get("reason")):
-                logger.info("%s, because of %s", after.get("phase"), after.get("reason"))
+                logger.info("phase %s, reason %s", after.get("phase"), after.get("reason"))
         self._metrics.job_phase(key, phase_label(written or job))
         times = [time for time in (plan.requeue_after, self._rejections.wait(job)) if time is not None]
         return True, min(times, default=None)

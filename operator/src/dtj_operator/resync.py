@@ -1,4 +1,4 @@
-"""Every few minutes all jobs are listed and looked at, whatever the watches said: what was lost is healed here."""
+"""Lists and reconciles all jobs every few minutes, which heals events that the watches lost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from dtj_operator.watches import WatchState, job_digest
 from dtj_operator.workqueue import WorkQueue
 
 RETRY_SECONDS = 5.0
-MISSED_AFTER_SECONDS = 120.0  # a watch that has not told of a job's change after this long is dead
+# A watch that has not reported a job's change after this long is dead.
+MISSED_AFTER_SECONDS = 120.0
 
 logger = logging.getLogger(__name__)
 
 
 class Resync:
-    """`listed` and `stale` are what /readyz and /healthz ask for."""
+    """Resyncs all jobs. /readyz reads `listed`, /healthz reads `stale`."""
 
     def __init__(
         self,
@@ -46,27 +47,27 @@ class Resync:
         self._metrics = metrics
         self._namespaces: Sequence[str | None] = namespaces or [None]
         self._seconds = seconds
-        self._told_seconds = min(missed_after_seconds, seconds)
+        self._missed_after_seconds = min(missed_after_seconds, seconds)
         self._uniform = uniform
         self.listed = False
         self.stale = False
 
     async def run(self) -> None:
-        """Until cancelled. Raises NotServed if the CRD is taken away."""
+        """Runs until cancelled. Raises NotServed if the CRD is deleted."""
         while True:
             try:
                 jobs = await self.once()
                 unobserved = self._watches.unobserved(jobs)
-                await asyncio.sleep(self._told_seconds)
-                self._judge(await self._still_so(unobserved & self._watches.unobserved(jobs)))
+                await asyncio.sleep(self._missed_after_seconds)
+                self._record_missed(await self._still_missed(unobserved & self._watches.unobserved(jobs)))
             except errors.KubeError as error:
-                logger.warning("jobs could not be listed, again in %g s: %s", RETRY_SECONDS, error)
+                logger.warning("jobs could not be listed, retrying in %g s: %s", RETRY_SECONDS, error)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            await asyncio.sleep(max(0.0, self._seconds * self._uniform(2 / 3, 4 / 3) - self._told_seconds))
+            await asyncio.sleep(max(0.0, self._seconds * self._uniform(2 / 3, 4 / 3) - self._missed_after_seconds))
 
     async def once(self) -> list[Object]:
-        """List all jobs and put them into the queue, spread over a tenth of the time between two resyncs."""
+        """Lists all jobs and queues them, spread over a tenth of the resync interval."""
         jobs = await self._list()
         keys = [job_key(job) for job in jobs]
         self._observer.keep_only(keys)
@@ -88,13 +89,17 @@ class Resync:
                 raise errors.NotServed(f"{JOB.plural} are no longer served: the CRD was deleted") from error
         return jobs
 
-    async def _still_so(self, missed: set[tuple[Key, str]]) -> set[tuple[Key, str]]:
-        """Without the jobs that have changed since, or are gone: of those a watch told something newer, or will."""
+    async def _still_missed(self, missed: set[tuple[Key, str]]) -> set[tuple[Key, str]]:
+        """Returns the missed jobs that are still in the same state.
+
+        For a job that has changed since, or is gone, a watch has reported something newer, or will.
+        """
         return missed & {(job_key(job), job_digest(job)) for job in await self._list()} if missed else missed
 
-    def _judge(self, missed: set[tuple[Key, str]]) -> None:
+    def _record_missed(self, missed: set[tuple[Key, str]]) -> None:
+        """Sets `stale`, and counts and logs the missed jobs."""
         self.stale = bool(missed)
         if missed:
             self._metrics.watch_missed.inc(len(missed))
             some = ", ".join(sorted("/".join(key) for key, _ in missed)[:3])
-            logger.error("no watch has told of %d changed jobs (%s) in %g s", len(missed), some, self._told_seconds)
+            logger.error("no watch has reported %d changed jobs (%s) in %g s", len(missed), some, self._missed_after_seconds)

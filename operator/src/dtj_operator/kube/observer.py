@@ -1,4 +1,4 @@
-"""What there is of a job now: read anew from the API server, and asked of its agent."""
+"""Observes a job: its children from the API server, and its progress from its agent."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class _Seen:
 
 
 class Observer:
-    """Reads by name and by label, never from a watch's memory: kopf keeps ghosts after a re-list.
+    """Reads by name and by label, never from a watch's cache: kopf keeps ghosts after a re-list.
 
-    A job that runs is looked at every 2 s for its progress, which only the agent knows. While nothing was heard of its
-    objects, and we wrote nothing, that look reuses what was read at most `reuse_seconds` ago: 4 reads in 30 s instead of 60.
+    A running job is observed every 2 s for its progress, which only the agent knows. As long as no
+    event about its objects arrived and the operator wrote nothing, an observation reuses reads that
+    are at most `reuse_seconds` old: 4 reads in 30 s instead of 60.
     """
 
     def __init__(
@@ -45,31 +46,32 @@ class Observer:
         self._reuse = reuse_seconds
         self._now = now
         self._seen: dict[Key, _Seen] = {}
-        self._reading: set[Key] = set()  # begun, and nothing heard since
+        self._reading: set[Key] = set()
+        """Jobs whose reads have begun, with no event since."""
 
     def invalidate(self, key: Key) -> None:
-        """Something of this job has changed: what was read of it is old."""
+        """Drops what was read of this job, because something about it has changed."""
         self._seen.pop(key, None)
         self._reading.discard(key)
 
     def keep_only(self, keys: Iterable[Key]) -> None:
-        """Drop what is known of all other jobs: they are gone, and their end went unheard."""
+        """Drops all other jobs, which are gone although no event reported their end."""
         wanted = set(keys)
         self._seen = {key: seen for key, seen in self._seen.items() if key in wanted}
         self._agents.keep_only(wanted)
 
     async def get_job(self, key: Key) -> Object | None:
-        """The job, None if there is none."""
+        """Returns the job, or None if there is none."""
         seen = self._seen.get(key)
         if seen is not None and self._now() - seen.time < self._reuse:
             return seen.job
         self._seen.pop(key, None)
-        # Before the first read: what is heard of while the reads are under way makes them old.
+        # Mark the job before the first read, because an event during the reads makes them stale.
         self._reading.add(key)
         return await self._get(JOB, *key)
 
     async def observe(self, job: Object) -> Observed:
-        """The children of a job from `job`, and what its agent says."""
+        """Returns the children of `job` and the status that its agent reports."""
         key = job["metadata"]["namespace"], job["metadata"]["name"]
         seen = self._seen.get(key)
         if seen is not None and seen.job is job:
