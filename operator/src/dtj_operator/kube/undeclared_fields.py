@@ -1,7 +1,8 @@
-"""A status for a CRD that is older than the operator: without the fields that its schema does not have.
+"""Removes the status fields that a CRD older than the operator does not declare.
 
-A server-side apply with such a field is refused as a whole. Without this no outcome, no suspension and no deadline would be
-written where the operator was upgraded and its CRD was not, or the CRD was rolled back.
+A server-side apply with such a field is rejected as a whole. Without this module no outcome, no
+suspension and no deadline would be written where the operator was upgraded and its CRD was not,
+or where the CRD was rolled back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from typing import Any
 
 Path = tuple[str, ...]
-"""Names of fields from `status` on; ITEM for each item of a list."""
+"""Field names below `status`; ITEM stands for each item of a list."""
 
 ITEM = "[]"
 _FIELD = re.compile(r"\.status((?:\.\w+|\[[^\]]*\])+): field not declared in schema")
@@ -18,12 +19,12 @@ _STEP = re.compile(r"\.(\w+)|\[")
 
 
 def named(message: str) -> frozenset[Path]:
-    """The fields of the status that the API server does not know, by its refusal."""
+    """Returns the status fields that the API server's rejection names as undeclared."""
     return frozenset(tuple(step[1] or ITEM for step in _STEP.finditer(path)) for path in _FIELD.findall(message))
 
 
 def without(status: Any, paths: frozenset[Path]) -> Any:
-    """A copy of `status` without these fields."""
+    """Returns a copy of `status` without these fields."""
     if not paths:
         return status
     if isinstance(status, dict):

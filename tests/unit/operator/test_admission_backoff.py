@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dtj_core.plan.model import Observed
-from dtj_operator.admission_backoff import Refusals
+from dtj_operator.admission_backoff import RejectionCache
 from dtj_operator.kube.executor import Rejected
 from tests.unit.operator.fakes import job
 
-QUOTA = Rejected("exceeded quota", for_good=False)
+QUOTA = Rejected("exceeded quota", permanent=False)
 
 
 class Clock:
@@ -19,34 +19,34 @@ class Clock:
 
 def test_waits_double_and_have_an_end() -> None:
     clock, waits = Clock(), []
-    refusals = Refusals(now=clock)
+    refusals = RejectionCache(now=clock)
     for _ in range(9):
         refusals.add(job(), QUOTA)
         waits.append(refusals.wait(job()))
         clock.time += waits[-1] or 0
-        assert refusals.told(job(), Observed()) == Observed(), "after the wait it is tried"
+        assert refusals.annotate(job(), Observed()) == Observed(), "after the wait it is tried"
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 def test_until_then_the_planner_is_told_what_was_said() -> None:
-    refusals = Refusals(now=Clock())
+    refusals = RejectionCache(now=Clock())
     refusals.add(job(), QUOTA)
-    assert refusals.told(job(), Observed()) == Observed(refusal="exceeded quota")
-    refusals.add(job(), Rejected("no such field", for_good=True))
-    assert refusals.told(job(), Observed()) == Observed(rejection="no such field")
+    assert refusals.annotate(job(), Observed()) == Observed(refusal="exceeded quota")
+    refusals.add(job(), Rejected("no such field", permanent=True))
+    assert refusals.annotate(job(), Observed()) == Observed(rejection="no such field")
     assert refusals.wait(job()) == 2, "a job that has run may be let another time"
 
 
 def test_another_job_and_another_spec_are_another_question() -> None:
-    refusals = Refusals(now=Clock())
+    refusals = RejectionCache(now=Clock())
     refusals.add(job(), QUOTA)
     for other in (job(generation=2), job(uid="u2"), job(name="k")):
-        assert refusals.told(other, Observed()) == Observed()
+        assert refusals.annotate(other, Observed()) == Observed()
         assert refusals.wait(other) is None
 
 
 def test_what_went_through_or_is_gone_is_forgotten() -> None:
-    refusals = Refusals(now=Clock())
+    refusals = RejectionCache(now=Clock())
     refusals.add(job(), QUOTA)
-    refusals.forget(("ns", "j"))
+    refusals.clear(("ns", "j"))
     assert refusals.wait(job()) is None

@@ -15,7 +15,7 @@ from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.observer import Observer
 from dtj_operator.metrics import Metrics
 from tests.unit.operator.fakes import job
-from tests.unit.operator.test_observe import Clock, client_with, pod, settings
+from tests.unit.operator.test_observer import Clock, client_with, pod, settings
 
 Answer = Callable[[], web.Response]
 
@@ -111,10 +111,10 @@ def test_the_silence_of_an_agent_is_observed_and_forgotten_with_its_job() -> Non
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
         observer = Observer(client_with(pod()), agents, now=clock)  # type: ignore[arg-type]
         for clock.now in (0, 61):
-            found: Any = await observer.job(("ns", "j"))
+            found: Any = await observer.get_job(("ns", "j"))
             seen = await observer.observe(found)
         assert (seen.agent, seen.agent_silent_seconds) == (None, 61)
-        observer.keep([])
+        observer.keep_only([])
         assert agents.silent_seconds(job()) == 0
 
     polled([REFUSED], test)

@@ -14,7 +14,7 @@ from dtj_contract import names
 from dtj_contract.status_token import status_token
 from dtj_core.plan.children import agent_key
 from dtj_core.plan.model import Settings
-from dtj_operator.agent_client import AgentClient, pod_to_ask
+from dtj_operator.agent_client import AgentClient, coordinator_pod
 from dtj_operator.kube.observer import Observer
 from tests.unit.operator.fakes import FakeClient, job
 
@@ -70,7 +70,7 @@ def observing(client: FakeClient, clock: Clock, test: Callable[[Observer], Await
 
 
 async def look(observer: Observer) -> Any:
-    found = await observer.job(KEY)
+    found = await observer.get_job(KEY)
     assert found is not None
     return await observer.observe(found)
 
@@ -82,13 +82,13 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
     async def test(observer: Observer) -> None:
         observed = await look(observer)
         assert (observed.stateful_set, observed.service, observed.pods, observed.agent) == (None, None, (), None)
-        observer.forget(KEY)
+        observer.invalidate(KEY)
         client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         client.objects["pods", "j-1"] = pod(1)
         observed = await look(observer)
         assert observed.stateful_set == {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         assert observed.pods == (pod(1),)
-        assert await observer.job(("ns", "other")) is None
+        assert await observer.get_job(("ns", "other")) is None
 
     observing(client, Clock(), test)
 
@@ -120,10 +120,10 @@ def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None
         clock.now = 31
         await look(observer)
         assert len(client.calls) == 8
-        observer.forget(KEY)
+        observer.invalidate(KEY)
         await look(observer)
         assert len(client.calls) == 12
-        observer.keep([])
+        observer.keep_only([])
         await look(observer)
         assert len(client.calls) == 16
 
@@ -152,7 +152,7 @@ def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> No
         def hear(verb: str, plural: str, name: str, body: Any = None) -> None:
             called(verb, plural, name, body)
             if plural == moment:
-                observer.forget(KEY)
+                observer.invalidate(KEY)
 
         client._called = hear  # type: ignore[method-assign]
         await look(observer)
@@ -174,15 +174,15 @@ def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> No
     ],
 )
 def test_the_agent_of_pod_0_is_asked_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
-    assert pod_to_ask(job(), SET, pods) == asked
+    assert coordinator_pod(job(), SET, pods) == asked
 
 
 def test_pod_to_ask_of_a_stranger_with_the_labels_is_none() -> None:
     stranger = pod(0)
     stranger["metadata"]["ownerReferences"] = []
-    assert pod_to_ask(job(), SET, (stranger,)) is None
-    assert pod_to_ask(job(), {"metadata": {"uid": "set"}}, (pod(0),)) is None
-    assert pod_to_ask(job(), None, (pod(0),)) is None
+    assert coordinator_pod(job(), SET, (stranger,)) is None
+    assert coordinator_pod(job(), {"metadata": {"uid": "set"}}, (pod(0),)) is None
+    assert coordinator_pod(job(), None, (pod(0),)) is None
 
 
 GOOD = {"uid": "u1", "phase": "Running"}

@@ -10,7 +10,7 @@ import pytest
 from dtj_core.plan.model import Apply, Delete, Event, Plan, Settings
 from dtj_operator import errors
 from dtj_operator.agent_client import AgentClient
-from dtj_operator.kube.executor import Rejected, World, same_status
+from dtj_operator.kube.executor import PlanExecutor, Rejected, same_status
 from dtj_operator.kube.observer import Observer
 from tests.unit.operator.fakes import FakeClient, job
 
@@ -32,12 +32,12 @@ class Recorded:
         self.client.calls.append(("event", event.reason, ""))
 
 
-def carry_out(client: FakeClient, plan: Plan, of: Any = None) -> Any:
+def execute(client: FakeClient, plan: Plan, of: Any = None) -> Any:
     async def main() -> Any:
         agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
         try:
             observer = Observer(client, agents)  # type: ignore[arg-type]
-            return await World(client, observer, Recorded(client)).carry_out(of or job(), plan)  # type: ignore[arg-type]
+            return await PlanExecutor(client, observer, Recorded(client)).execute(of or job(), plan)  # type: ignore[arg-type]
         finally:
             await agents.close()
 
@@ -47,7 +47,7 @@ def carry_out(client: FakeClient, plan: Plan, of: Any = None) -> Any:
 def test_actions_in_order_then_the_status_then_the_events() -> None:
     client = FakeClient()
     actions = (Apply(body=SERVICE), Apply(body=SET), Delete(kind="Pod", name="j-1", uid="p1", grace_seconds=0))
-    written = carry_out(client, Plan(actions=actions, status={"phase": "Pending"}, events=(EVENT,)))
+    written = execute(client, Plan(actions=actions, status={"phase": "Pending"}, events=(EVENT,)))
     assert client.calls == [
         ("apply", "services", "j"),
         ("dry-run", "pods", "j-dry-run"),
@@ -62,7 +62,7 @@ def test_actions_in_order_then_the_status_then_the_events() -> None:
 
 def test_a_status_is_written_with_the_jobs_uid_so_that_it_lands_on_no_other() -> None:
     client = FakeClient()
-    carry_out(client, Plan(status={"phase": "Pending"}))
+    execute(client, Plan(status={"phase": "Pending"}))
     assert client.bodies[0]["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1"}
 
 
@@ -84,21 +84,21 @@ def test_a_status_is_written_with_the_jobs_uid_so_that_it_lands_on_no_other() ->
 def test_a_status_is_written_only_where_it_says_something_else(before: Any, after: Any, same: bool) -> None:
     assert same_status(before, after) is same
     client = FakeClient()
-    carry_out(client, Plan(status=after), job(before))
+    execute(client, Plan(status=after), job(before))
     assert len(client.calls) == (0 if same else 1)
 
 
 def test_a_job_whose_time_to_live_is_over_gets_no_status_any_more() -> None:
     client = FakeClient()
-    carry_out(client, Plan(actions=(Delete(kind="DistributedTrainingJob", name="j", uid="u1"),), status={"phase": "Complete"}))
+    execute(client, Plan(actions=(Delete(kind="DistributedTrainingJob", name="j", uid="u1"),), status={"phase": "Complete"}))
     assert client.calls == [("delete", "distributedtrainingjobs", "j")]
 
 
-@pytest.mark.parametrize("error", [errors.NotFound("gone", status=404), errors.Conflict("another", status=409)])
+@pytest.mark.parametrize("error", [errors.ObjectNotFound("gone", status=404), errors.Conflict("another", status=409)])
 def test_what_is_gone_or_is_another_object_by_now_counts_as_deleted(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse["delete", "pods", "j-0"] = error
-    carry_out(client, Plan(actions=(Delete(kind="Pod", name="j-0", uid="p"),), status={"phase": "Pending"}))
+    execute(client, Plan(actions=(Delete(kind="Pod", name="j-0", uid="p"),), status={"phase": "Pending"}))
     assert client.calls[-1] == ("apply", "distributedtrainingjobs/status", "j")
 
 
@@ -126,7 +126,7 @@ REFUSED = [
     errors.Forbidden('pods "j" is forbidden: no PriorityClass with name no was found', status=403),
     errors.Forbidden('"j" is forbidden: unable to create new content in namespace n because it is being terminated', status=403),
     errors.Conflict('Operation cannot be fulfilled on "j": the object has been modified', status=409),
-    errors.NotFound('namespaces "n" not found', status=404),
+    errors.ObjectNotFound('namespaces "n" not found', status=404),
     errors.Transient("Request entity too large: limit is 3145728", status=500),
     errors.Transient('Internal error occurred: failed calling webhook "w": connection refused', status=500),
     errors.Transient("etcdserver: leader changed", status=503),
@@ -136,7 +136,7 @@ name = lambda error: f"{error.status} {error.message[-40:]}"  # noqa: E731
 
 def refusal_of(client: FakeClient, child: Any = SET) -> Rejected:
     with pytest.raises(Rejected) as refused:
-        carry_out(client, Plan(actions=(Apply(body=child),), status={"phase": "Pending"}))
+        execute(client, Plan(actions=(Apply(body=child),), status={"phase": "Pending"}))
     return refused.value
 
 
@@ -146,7 +146,7 @@ def test_only_what_the_api_server_calls_invalid_is_refused_for_good(error: error
     client = FakeClient()
     client.refuse[call] = error
     refused = refusal_of(client)
-    assert (str(refused), refused.for_good) == (error.message, True)
+    assert (str(refused), refused.permanent) == (error.message, True)
     assert client.calls[-1] == call, "nothing more was made, no status written"
 
 
@@ -155,7 +155,7 @@ def test_every_other_answer_is_a_refusal_for_now_with_the_servers_words(error: e
     client = FakeClient()
     client.refuse["apply", "statefulsets", "j"] = error
     refused = refusal_of(client)
-    assert (str(refused), refused.for_good) == (error.message, False)
+    assert (str(refused), refused.permanent) == (error.message, False)
 
 
 @pytest.mark.parametrize("error", [e for e in REFUSED if not isinstance(e, errors.Conflict)], ids=name)
@@ -163,16 +163,16 @@ def test_a_pod_that_is_refused_for_now_is_known_before_the_set_is_made(error: er
     client = FakeClient()
     client.refuse["dry-run", "pods", "j-dry-run"] = error
     refused = refusal_of(client)
-    assert (str(refused), refused.for_good) == (error.message, False)
+    assert (str(refused), refused.permanent) == (error.message, False)
     assert client.calls == [("dry-run", "pods", "j-dry-run")]
 
 
 def test_a_child_that_is_not_made_of_the_template_is_never_refused_for_good() -> None:
     client = FakeClient()
     client.refuse["apply", "services", "j"] = errors.Invalid('Service "j" is invalid: ' + OWNERS, status=422)
-    assert not refusal_of(client, SERVICE).for_good
+    assert not refusal_of(client, SERVICE).permanent
     client.refuse["apply", "statefulsets", "j"] = errors.Invalid('StatefulSet.apps "j" is invalid: ' + OWNERS, status=422)
-    assert not refusal_of(client).for_good
+    assert not refusal_of(client).permanent
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_child_that_is_not_made_of_the_template_is_never_refused_for_good() ->
 def test_a_dry_run_that_can_not_be_done_keeps_no_job_from_its_pods(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse["dry-run", "pods", "j-dry-run"] = error
-    carry_out(client, Plan(actions=(Apply(body=SET),), status={"phase": "Pending"}))
+    execute(client, Plan(actions=(Apply(body=SET),), status={"phase": "Pending"}))
     assert ("apply", "statefulsets", "j") in client.calls
 
 
@@ -195,7 +195,7 @@ def test_the_pod_of_the_dry_run_has_of_the_templates_metadata_what_a_stateful_se
     client = FakeClient()
     given = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "namespace": "elsewhere", "generateName": "x-", "uid": "u"}
     child = SET | {"spec": {"template": {"metadata": given, "spec": {}}}}
-    carry_out(client, Plan(actions=(Apply(body=child),)))
+    execute(client, Plan(actions=(Apply(body=child),)))
     assert client.bodies[0]["metadata"] == {"labels": {"a": "b"}, "annotations": {"c": "d"}, "name": "j-dry-run"}
 
 
@@ -212,7 +212,7 @@ def test_an_answer_that_says_nothing_of_the_child_is_no_refusal(error: errors.Ku
     client = FakeClient()
     client.refuse["apply", "statefulsets", "j"] = error
     with pytest.raises(type(error)):
-        carry_out(client, Plan(actions=(Apply(body=SET),)))
+        execute(client, Plan(actions=(Apply(body=SET),)))
 
 
 def test_what_is_to_be_made_if_it_is_missing_is_never_written_over() -> None:
@@ -220,5 +220,5 @@ def test_what_is_to_be_made_if_it_is_missing_is_never_written_over() -> None:
     plan = Plan(actions=(Apply(body=secret, if_missing=True),), status={"phase": "Pending"})
     client = FakeClient()
     client.refuse["create", "secrets", "j-dtj-agent"] = errors.Conflict("already exists", status=409)
-    carry_out(client, plan)
+    execute(client, plan)
     assert client.calls == [("create", "secrets", "j-dtj-agent"), ("apply", "distributedtrainingjobs/status", "j")]
