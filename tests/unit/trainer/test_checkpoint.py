@@ -25,7 +25,7 @@ from dtj_trainer.checkpoint.write import Writer
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, ConfigError, LeaseLost
 from tests.unit.trainer.ranks import finished, ranks
-from tests.unit.trainer.work import stage
+from tests.unit.trainer.ranks_shared import stage
 
 
 @pytest.mark.torch

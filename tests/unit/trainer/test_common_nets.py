@@ -11,7 +11,7 @@ import pytest
 from dtj_trainer.strategies.calls import Calls
 from tests.unit.trainer.nets_common import IMAGES
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.work_common import STRATEGIES, bytes_at_wrap, common_nets, from_meta, left_out, recomputed
+from tests.unit.trainer.ranks_common_nets import STRATEGIES, bytes_at_wrap, common_nets, from_meta, left_out, recomputed
 
 
 @pytest.mark.torch

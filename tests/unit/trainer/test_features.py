@@ -19,7 +19,7 @@ from dtj_trainer.data.order import DataOrder
 from dtj_trainer.distributed.stop_consensus import steps_apart
 from dtj_trainer.errors import ConfigError
 from tests.unit.trainer.ranks import finished, history, ranks
-from tests.unit.trainer.work import (
+from tests.unit.trainer.ranks_shared import (
     Numbers,
     Recording,
     bucket_traffic,

@@ -24,7 +24,7 @@ from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, Fsdp
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import NETS, WIDTH, Net, RecomputesTwice
 from tests.unit.trainer.ranks import Records
-from tests.unit.trainer.work import STRATEGIES, tiny_gpt, tokens
+from tests.unit.trainer.ranks_shared import STRATEGIES, tiny_gpt, tokens
 
 SCRATCH = {"ddp_scratch": DdpScratchConfig(bucket_cap_mb=1e-4), "fsdp_scratch": FsdpScratchConfig()}
 TORCH = {"ddp": DdpConfig(find_unused_parameters=True), "fsdp": FsdpConfig()}

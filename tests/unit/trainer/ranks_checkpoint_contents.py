@@ -1,4 +1,4 @@
-"""What the ranks of test_saved do: importable by the forked processes."""
+"""What the ranks of test_checkpoint_contents do: importable by the forked processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, FsdpConfig
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net, Normalized
-from tests.unit.trainer.work import STRATEGIES, fingerprint, tiny_gpt, tokens
+from tests.unit.trainer.ranks_shared import STRATEGIES, fingerprint, tiny_gpt, tokens
 
 WITH_STATISTICS = ("ddp", "ddp_scratch", "fsdp", "hsdp", "fsdp_scratch")
 

@@ -21,9 +21,9 @@ from dtj_trainer.distributed.rendezvous import Verdict, Word, hold, judge, objec
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed
 from tests.lib.ports import free_port
-from tests.unit.trainer import work_rollcall
+from tests.unit.trainer import ranks_rendezvous
 from tests.unit.trainer.ranks import finished, ranks
-from tests.unit.trainer.work_rollcall import frozen, start
+from tests.unit.trainer.ranks_rendezvous import frozen, start
 
 
 def word(rank: int, world_size: int = 3, pid: int = 7) -> Word:
@@ -256,7 +256,7 @@ def test_a_worker_too_many_that_comes_when_all_are_here_ends_alone() -> None:
 def test_torchrun_restarts_a_group_in_its_one_store(tmp_path: Path) -> None:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
     done = subprocess.run(
-        [sys.executable, *command, work_rollcall.__file__, "1"],
+        [sys.executable, *command, ranks_rendezvous.__file__, "1"],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

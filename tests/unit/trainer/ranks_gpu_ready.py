@@ -23,7 +23,7 @@ from dtj_trainer.strategies.scratch.fsdp import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
 from tests.unit.trainer.ranks import Records
-from tests.unit.trainer.work_strategies import SCRATCH, TORCH
+from tests.unit.trainer.ranks_strategies import SCRATCH, TORCH
 
 
 def square_error(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

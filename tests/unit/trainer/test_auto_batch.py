@@ -11,7 +11,7 @@ import torch
 
 from dtj_trainer.distributed.process_group import Group, SilentGroup
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.work_auto import SAMPLES, auto
+from tests.unit.trainer.ranks_auto_batch import SAMPLES, auto
 
 
 @pytest.mark.torch

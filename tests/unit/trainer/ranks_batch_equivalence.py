@@ -1,4 +1,4 @@
-"""What the ranks of test_exact do: steps of a tiny GPT, cut in different ways."""
+"""What the ranks of test_batch_equivalence do: steps of a tiny GPT, cut in different ways."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dtj_trainer.strategies import HsdpConfig
 from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, ScratchFsdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
-from tests.unit.trainer.work import STRATEGIES, tiny_gpt, tokens, whole
+from tests.unit.trainer.ranks_shared import STRATEGIES, tiny_gpt, tokens, whole
 
 NORM = 0.05
 # (samples, micro-batch). 11 samples are 5 and 6 on 2 ranks, and 2, 3, 3, 3 on 4: by threes micro-batches differ in size, by
