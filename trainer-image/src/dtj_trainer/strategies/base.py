@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.process_group import Group
 
 
@@ -34,7 +34,7 @@ class Strategy(Protocol):
         """Scales the gradients so that their norm over the whole model is at most `max_norm`; gives the norm before."""
         ...
 
-    def communication(self, model: nn.Module) -> Communication | None:
+    def comm_stats(self, model: nn.Module) -> CommStats | None:
         """Means per step since the last call; None where it is not measured."""
         ...
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Clock, Communication
+from dtj_trainer.distributed.comm_timer import CommStats, CommTimer
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.scratch.buckets import Bucket, make_buckets, on_gradient
@@ -55,7 +55,7 @@ class ScratchDdpModel(nn.Module):
         self.module = module
         self.synchronize = True
         """False during micro-batches that only accumulate."""
-        self.clock = Clock(group)
+        self.comm_timer = CommTimer(group)
         self._world_size = group.world_size
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), src=0)  # all start from rank 0's weights
@@ -71,7 +71,7 @@ class ScratchDdpModel(nn.Module):
         """The module's own. Buffers (running statistics) are rank 0's, as in torch's DDP."""
         if self.training and self.synchronize:
             for buffer in self.module.buffers():
-                with self.clock.waiting():
+                with self.comm_timer.waiting():
                     dist.broadcast(buffer, src=0)
         return self.module(*args, **kwargs)
 
@@ -93,7 +93,7 @@ class ScratchDdpModel(nn.Module):
             bucket.mark()
             bucket.flat.div_(self._world_size)
             bucket.work = dist.all_reduce(bucket.flat, async_op=True)
-            self.clock.sent(bucket.work)
+            self.comm_timer.track(bucket.work)
             self._next += 1
 
     def finish(self) -> None:
@@ -101,13 +101,13 @@ class ScratchDdpModel(nn.Module):
 
         A parameter that some ranks did not use counts as zero there; one that no rank used has no gradient, as in torch's DDP.
         """
-        with self.clock.counting():
+        with self.comm_timer.counting():
             self._send_full_ones(rest=True)
-            with self.clock.waiting():
+            with self.comm_timer.waiting():
                 self._settle()
         for bucket in self.buckets:
             bucket.drop_unused()
-        self.clock.step_done()
+        self.comm_timer.step_done()
 
     def _settle(self) -> None:
         """Nothing is in flight, and every bucket waits for all its gradients."""
@@ -167,7 +167,7 @@ class DdpScratch:
         assert isinstance(model, ScratchDdpModel)
         model.synchronize = last
         try:
-            with model.clock.counting():
+            with model.comm_timer.counting():
                 yield
         finally:
             model.synchronize = True
@@ -181,10 +181,10 @@ class DdpScratch:
         """See Strategy."""
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
-    def communication(self, model: nn.Module) -> Communication | None:
+    def comm_stats(self, model: nn.Module) -> CommStats | None:
         """See Strategy."""
         assert isinstance(model, ScratchDdpModel)
-        return model.clock.take()
+        return model.comm_timer.pop_stats()
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
         """See Strategy."""

@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Clock
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.comm_timer import CommTimer
+from dtj_trainer.distributed.flat_shard import FlatShard
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.strategies.scratch.buckets import views_of
 
-Tree = dict[str, Any]
+StateDict = dict[str, Any]
 
 
-class Unit:
+class FlatParamGroup:
     """Parameters of one dtype that are gathered and freed together."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Unit:
         names: list[str],
         parameters: list[nn.Parameter],
         group: Group,
-        clock: Clock,
+        comm_timer: CommTimer,
         *,
         scatters: dist.ProcessGroup | None,
         offload: bool,
@@ -38,7 +38,7 @@ class Unit:
 
         `scatters`: the group for gradients. They leave in an order of their own, and so can't share one with the weights.
         """
-        self.names, self.parameters, self.clock = names, parameters, clock
+        self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
         size = sum(p.numel() for p in parameters)
         self.padded = -(-size // group.world_size) * group.world_size
         self.full = torch.zeros(self.padded, dtype=parameters[0].dtype, device=group.device)
@@ -69,13 +69,13 @@ class Unit:
         self.full.untyped_storage().resize_(self.padded * self.full.element_size())
         mine = self.shard.detach().to(self.full.device)
         self._gathering = dist.all_gather_single(self.full, mine, async_op=True)
-        self.clock.sent(self._gathering)
+        self.comm_timer.track(self._gathering)
 
     def wait(self) -> None:
         """The whole weights are here."""
         self.gather()
         if self._gathering is not None:
-            with self.clock.waiting():
+            with self.comm_timer.waiting():
                 self._gathering.wait()
             self._gathering = None
         self._whole = True
@@ -119,7 +119,7 @@ class Unit:
         """Waits for a gradient that is on its way. One that is being computed stays: it is of the next micro-batch."""
         if self._scattering is not None:
             work, mine = self._scattering
-            with self.clock.waiting():
+            with self.comm_timer.waiting():
                 work.wait()
             mine = mine.to(self.shard.device)
             self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
@@ -138,23 +138,23 @@ class Unit:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def parts(self, mine: torch.Tensor) -> dict[str, Part | torch.Tensor]:
+    def parts(self, mine: torch.Tensor) -> dict[str, FlatShard | torch.Tensor]:
         """What this rank has of each parameter in a tensor sharded like the weights (those, or a moment of the optimizer)."""
-        out: dict[str, Part | torch.Tensor] = {}
+        out: dict[str, FlatShard | torch.Tensor] = {}
         begin, end = self._rank * mine.numel(), (self._rank + 1) * mine.numel()
         at = 0  # of the parameter in the buffer
         for name, parameter in zip(self.names, self.parameters, strict=True):
             start, stop = max(at, begin), min(at + parameter.numel(), end)
             flat = mine.detach()[start - begin : max(start, stop) - begin]
             shape = tuple(parameter.shape)
-            out[name] = Part(flat, start - at, shape) if parameter.numel() else torch.empty(shape, dtype=mine.dtype)
+            out[name] = FlatShard(flat, start - at, shape) if parameter.numel() else torch.empty(shape, dtype=mine.dtype)
             at += parameter.numel()
         return out
 
-    def take(self, mine: torch.Tensor, saved: Tree) -> None:
+    def take(self, mine: torch.Tensor, saved: StateDict) -> None:
         """The inverse: into `mine` what is in parts like these."""
         for name, part in self.parts(mine).items():
-            if isinstance(part, Part):
+            if isinstance(part, FlatShard):
                 part.flat.copy_(saved[name].flat)
 
 

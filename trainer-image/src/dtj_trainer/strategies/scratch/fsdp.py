@@ -28,13 +28,13 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Clock, Communication
+from dtj_trainer.distributed.comm_timer import CommStats, CommTimer
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.strategies.blocks import blocks
-from dtj_trainer.strategies.calls import Calls
+from dtj_trainer.strategies.initial_weights import move_unsharded, new_world_group
 from dtj_trainer.strategies.scratch.buckets import on_gradient
-from dtj_trainer.strategies.scratch.flat_params import Tree, Unit, initialized
-from dtj_trainer.strategies.start import group_of_all, move_what_stays_whole
+from dtj_trainer.strategies.scratch.call_order import CallOrder
+from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup, StateDict, initialized
 from dtj_trainer.torch_private import in_backward
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,10 @@ class ScratchFsdpModel(nn.Module):
         super().__init__()
         self.inner = (module,)  # in a tuple, so that its parameters are not ours
         self.synchronize = True
-        self.clock = Clock(group)
-        self.units: list[Unit] = []
+        self.comm_timer = CommTimer(group)
+        self.units: list[FlatParamGroup] = []
         self._group = group
-        move_what_stays_whole(module, group.device)
+        move_unsharded(module, group.device)
         frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         saved = module.state_dict().keys()  # buffers that are not persistent are in no checkpoint
         self._kept = frozen | {n: b for n, b in module.named_buffers() if n in saved}
@@ -70,8 +70,8 @@ class ScratchFsdpModel(nn.Module):
         every = module.named_parameters(remove_duplicate=False)
         self._aliases = {n: names[id(p)] for n, p in every if n != names[id(p)]}  # shared weights have several names
         used, taken = _uses(module), set[int]()
-        self._stages: list[list[Unit]] = []
-        scatters = group_of_all()
+        self._stages: list[list[FlatParamGroup]] = []
+        scatters = new_world_group()
         for place in [*parts, module]:  # what is in no block is the root's, whole from forward to backward's end
             # Weights that another part uses too must be there when it does: they are the root's as well.
             here = _uses(place)
@@ -81,7 +81,7 @@ class ScratchFsdpModel(nn.Module):
             for dtype in dict.fromkeys(p.dtype for p in own):
                 parameters = [p for p in own if p.dtype == dtype]
                 own_names = [names[id(p)] for p in parameters]
-                stage.append(Unit(own_names, parameters, group, self.clock, scatters=scatters, offload=offload))
+                stage.append(FlatParamGroup(own_names, parameters, group, self.comm_timer, scatters=scatters, offload=offload))
             if stage and place is module:
                 self._install_root(module, stage)
             elif stage:
@@ -89,11 +89,11 @@ class ScratchFsdpModel(nn.Module):
                 self._install(place, len(self._stages) - 1)
             if stage:
                 self.units += stage
-        self._calls = Calls(len(self._stages))
+        self._calls = CallOrder(len(self._stages))
         self.shards = nn.ParameterList([u.shard for u in self.units])
-        self._sent: Unit | None = None  # its gradients are on their way to their owners
-        self._queue: list[Unit] = []  # gradients leave in this order on every rank, whatever order they are complete in
-        self._full = set[Unit]()  # gradients that are complete and have not left
+        self._sent: FlatParamGroup | None = None  # its gradients are on their way to their owners
+        self._queue: list[FlatParamGroup] = []  # gradients leave in this order on every rank, whatever order they are complete in
+        self._full = set[FlatParamGroup]()  # gradients that are complete and have not left
         self._uneven = set[int]()  # stages that some ranks have called in this step and others have not
         self._warned = False
 
@@ -126,7 +126,7 @@ class ScratchFsdpModel(nn.Module):
         place.register_forward_hook(after_forward)
         self._on_gradients(stage, then=lambda unit: self._free(number, unit))
 
-    def _install_root(self, module: nn.Module, stage: list[Unit]) -> None:
+    def _install_root(self, module: nn.Module, stage: list[FlatParamGroup]) -> None:
         """What is in no block: whole from forward to backward's end."""
 
         def before_forward(*_: Any) -> None:
@@ -147,8 +147,8 @@ class ScratchFsdpModel(nn.Module):
         module.register_forward_hook(after_forward)
         self._on_gradients(stage, then=lambda _: None)
 
-    def _on_gradients(self, stage: list[Unit], then: Callable[[Unit], None]) -> None:
-        def arrived(unit: Unit, place: int, _: torch.Tensor) -> None:
+    def _on_gradients(self, stage: list[FlatParamGroup], then: Callable[[FlatParamGroup], None]) -> None:
+        def arrived(unit: FlatParamGroup, place: int, _: torch.Tensor) -> None:
             unit.used.add(place)
             unit.waiting -= 1
             if unit.waiting == 0:
@@ -175,7 +175,7 @@ class ScratchFsdpModel(nn.Module):
         for unit in self._stages[number] if number is not None else []:
             unit.gather()
 
-    def _free(self, number: int, *units: Unit) -> None:
+    def _free(self, number: int, *units: FlatParamGroup) -> None:
         """Frees a stage, or some units of it."""
         for unit in (units or self._stages[number]) if number not in self._uneven else ():
             unit.free()
@@ -228,14 +228,14 @@ class ScratchFsdpModel(nn.Module):
     def finish(self) -> None:
         """All gradients are with their owners; no unit is whole."""
         used = self._used_anywhere()
-        with self.clock.counting():
+        with self.comm_timer.counting():
             for unit in dict.fromkeys((*self._queue, *self.units)):  # what is left of the queue leaves first, as on other ranks
                 if used[unit]:
                     unit.join()
                 unit.end_backward()
                 unit.free()
         self._begin_step()
-        self.clock.step_done()
+        self.comm_timer.step_done()
 
     def forget_backward(self) -> None:
         """Nothing is left of a backward that was broken off."""
@@ -250,7 +250,7 @@ class ScratchFsdpModel(nn.Module):
             unit.sent = False
             unit.used.clear()
 
-    def _used_anywhere(self) -> dict[Unit, bool]:
+    def _used_anywhere(self) -> dict[FlatParamGroup, bool]:
         """Returns whether some rank has a gradient for a unit; logs once what only counts as zero."""
         flags = torch.tensor([place in u.used for u in self.units for place in range(len(u.parameters))], dtype=torch.uint8)
         anywhere = iter(self._group.gather(flags).amax(0).tolist())
@@ -267,15 +267,15 @@ class ScratchFsdpModel(nn.Module):
     # Checkpoints hold parts of tensors by the module's own names, so that any strategy and any world size can read them, and
     # nothing is gathered for one.
 
-    def portable_state_dict(self) -> Tree:
+    def portable_state_dict(self) -> StateDict:
         """This rank's parts of the parameters, and buffers."""
-        state: Tree = {}
+        state: StateDict = {}
         for unit in self.units:
             state |= unit.parts(unit.shard)
         state |= {name: tensor.detach() for name, tensor in self._kept.items()}
         return state | {alias: state[name] for alias, name in self._aliases.items()}
 
-    def load_portable_state_dict(self, state: Tree) -> None:
+    def load_portable_state_dict(self, state: StateDict) -> None:
         """The inverse: each rank keeps its part."""
         with torch.no_grad():
             for unit in self.units:
@@ -284,9 +284,9 @@ class ScratchFsdpModel(nn.Module):
             for name, tensor in self._kept.items():
                 tensor.copy_(state[name])
 
-    def portable_optimizer_state(self, optimizer: Optimizer) -> Tree:
+    def portable_optimizer_state(self, optimizer: Optimizer) -> StateDict:
         """The optimizer's state as torch's get_optimizer_state_dict gives it for an unsharded model, in parts."""
-        state: Tree = {}
+        state: StateDict = {}
         groups = []
         for group, units in self._groups(optimizer):
             for unit in units:
@@ -299,7 +299,7 @@ class ScratchFsdpModel(nn.Module):
             groups.append({"params": [name for unit in units for name in unit.names]} | options)
         return {"state": state, "param_groups": groups}
 
-    def load_portable_optimizer_state(self, optimizer: Optimizer, tree: Tree) -> None:
+    def load_portable_optimizer_state(self, optimizer: Optimizer, tree: StateDict) -> None:
         """The inverse."""
         for group, units in self._groups(optimizer):
             for unit in units:
@@ -312,7 +312,7 @@ class ScratchFsdpModel(nn.Module):
             options = next(g for g in tree["param_groups"] if units[0].names[0] in g["params"])
             group.update({k: v for k, v in options.items() if k != "params"})
 
-    def _groups(self, optimizer: Optimizer) -> list[tuple[dict[str, Any], list[Unit]]]:
+    def _groups(self, optimizer: Optimizer) -> list[tuple[dict[str, Any], list[FlatParamGroup]]]:
         """The optimizer's groups, each with its units."""
         by_shard = {id(unit.shard): unit for unit in self.units}
         return [(group, [by_shard[id(p)] for p in group["params"]]) for group in optimizer.param_groups]
@@ -341,13 +341,13 @@ class FsdpScratch:
 
     name = "fsdp_scratch"
 
-    def __init__(self, config: FsdpScratchConfig | None = None, like: str | None = None) -> None:
+    def __init__(self, config: FsdpScratchConfig | None = None, pattern: str | None = None) -> None:
         self.config = config or FsdpScratchConfig()
-        self._like = like
+        self._block_pattern = pattern
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
         """See Strategy."""
-        return ScratchFsdpModel(model, group, blocks(model, self._like), offload=self.config.cpu_offload)
+        return ScratchFsdpModel(model, group, blocks(model, self._block_pattern), offload=self.config.cpu_offload)
 
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool) -> Iterator[None]:
@@ -355,7 +355,7 @@ class FsdpScratch:
         assert isinstance(model, ScratchFsdpModel)
         model.synchronize = last or self.config.reduce_every_micro_batch
         try:
-            with model.clock.counting():
+            with model.comm_timer.counting():
                 yield
         finally:
             model.synchronize = True
@@ -370,7 +370,7 @@ class FsdpScratch:
         assert isinstance(model, ScratchFsdpModel)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         square = torch.stack([g.double().square().sum() for g in gradients]).sum()
-        with model.clock.counting(), model.clock.waiting():
+        with model.comm_timer.counting(), model.comm_timer.waiting():
             dist.all_reduce(square)
         norm = square.sqrt()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
@@ -378,10 +378,10 @@ class FsdpScratch:
             gradient.mul_(scale.to(gradient.dtype))
         return norm
 
-    def communication(self, model: nn.Module) -> Communication | None:
+    def comm_stats(self, model: nn.Module) -> CommStats | None:
         """See Strategy."""
         assert isinstance(model, ScratchFsdpModel)
-        return model.clock.take()
+        return model.comm_timer.pop_stats()
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
         """See Strategy."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Calls:
+class CallOrder:
     """The calls of one forward after the other. Blocks go by number."""
 
     def __init__(self, count: int) -> None:
