@@ -106,7 +106,7 @@ def reduced(out: str) -> None:
                     nonlocal whole, calls
                     calls += 1
                     if calls == 2 and isinstance(model, ScratchFsdpModel):  # between the first step's micro-batches
-                        whole = sum(unit.gradient is not None and unit._scattering is None for unit in model.units)
+                        whole = sum(g.gradient is not None and g._scattering is None for g in model.flat_groups)
                     return square_error(model, batch)
 
                 torch.manual_seed(1)

@@ -207,7 +207,9 @@ class Attempts:
 
     def start(self, rank: int, world_size: int, seconds: float = 20.0) -> Future[Store]:
         timeout = timedelta(seconds=seconds)
-        return self._pool.submit(join_store, self.store(), rank_info(rank, world_size), timeout, where="here", outlives=self._outlives)
+        return self._pool.submit(
+            join_store, self.store(), rank_info(rank, world_size), timeout, where="here", outlives=self._outlives
+        )
 
     def until(self, key: str) -> None:
         self._server.wait([key], timedelta(seconds=250))

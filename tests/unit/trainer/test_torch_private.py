@@ -34,7 +34,7 @@ def test_private_torch_stands_in_one_file_alone() -> None:
         if path.name != "torch_private.py"
         for use in PRIVATE.findall(path.read_text())
     }
-    assert found == {"parts.py: torch.distributed._checkpointable._Checkpointable"}, (
+    assert found == {"flat_shard.py: torch.distributed._checkpointable._Checkpointable"}, (
         "a comment: FlatShard has the methods that this protocol names"
     )
 

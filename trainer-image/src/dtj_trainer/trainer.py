@@ -346,7 +346,7 @@ class Trainer:
 
     def _forward_backward(
         self,
-        strategy: strategies.Strategy,
+        strategy: strategies.Strategy[Any],
         model: nn.Module,
         parts: list[tuple[Any, int]],
         loss: Loss,

@@ -29,11 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
-from dtj_trainer.distributed.flat_shard import FlatShard
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
-StateDict = dict[str, Any]
 TORCHS_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of torch's checkpoint_wrapper
 
 

@@ -9,9 +9,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from dtj_trainer.distributed.flat_shard import FlatShard
-
-StateDict = dict[str, Any]
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 
 
 class SavePlanner(DefaultSavePlanner):

@@ -25,10 +25,11 @@ from dtj_contract import names
 from dtj_trainer.checkpoint import folder, rng, shared_folder
 from dtj_trainer.checkpoint.background_task import BackgroundTask
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import CheckpointState, StateDict, assign, share_of
+from dtj_trainer.checkpoint.contents import CheckpointState, assign, share_of
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.checkpoint.planner import LoadPlanner
 from dtj_trainer.checkpoint.write import PRIVATE_FILE, SHARED_FILE, SaveResult, Staged, Writer, first, reason
+from dtj_trainer.distributed.flat_shard import StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError
 

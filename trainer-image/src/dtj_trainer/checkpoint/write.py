@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 from dtj_contract import names
 from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import StateDict, leaves
+from dtj_trainer.checkpoint.contents import leaves
 from dtj_trainer.checkpoint.files import HashedFiles
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.planner import SavePlanner
 from dtj_trainer.checkpoint.retention import to_remove
-from dtj_trainer.distributed.flat_shard import FlatShard
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, LeaseLost
 from dtj_trainer.torch_private import write_through

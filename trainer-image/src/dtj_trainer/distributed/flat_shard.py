@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 Shape = tuple[int, ...]
+StateDict = dict[str, Any]
+"""Nested dicts as torch's state_dict functions return them, with tensors, DTensors or FlatShards as leaves."""
 
 
 def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dtj_trainer.strategies.auto import AutoConfig, Choice, Facts, choose
 from dtj_trainer.strategies.base import Strategy, tensor_bytes
 from dtj_trainer.strategies.blocks import blocks, describe_blocks
@@ -27,7 +29,7 @@ def name_of(config: StrategyConfig) -> str:
     return next(name for name, kind in KINDS.items() if kind is type(config))
 
 
-def make(config: StrategyConfig, pattern: str | None = None) -> Strategy:
+def make(config: StrategyConfig, pattern: str | None = None) -> Strategy[Any]:
     """The strategy of a config; `auto` must have been decided (auto.choose). `pattern`: which parts of a model are its blocks."""
     match config:
         case DdpConfig():
