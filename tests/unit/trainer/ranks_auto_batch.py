@@ -1,4 +1,4 @@
-"""What the ranks of test_auto do: look for a micro-batch size in so little memory that the model only fits in shards."""
+"""What the ranks of test_auto_batch do: look for a micro-batch size in so little memory that the model only fits in shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_rollcall do; started by torchrun as a script, too."""
+"""What the ranks of test_rendezvous do; started by torchrun as a script, too."""
 
 from __future__ import annotations
 

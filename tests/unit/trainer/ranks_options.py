@@ -21,7 +21,7 @@ from dtj_trainer.examples import gpt
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, FsdpConfig, StrategyConfig
 from dtj_trainer.trainer import Trainer
-from tests.unit.trainer.work import Keep, tiny_gpt, tokens
+from tests.unit.trainer.ranks_shared import Keep, tiny_gpt, tokens
 
 
 def run(

@@ -1,4 +1,4 @@
-"""What the ranks of test_exact do: steps of a tiny GPT, cut in different ways."""
+"""What the ranks of test_batch_equivalence do: steps of a tiny GPT, cut in different ways."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard
 from dtj_trainer.examples import gpt
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import HsdpConfig
 from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, ScratchFsdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
-from tests.unit.trainer.work import STRATEGIES, tiny_gpt, tokens, whole
+from tests.unit.trainer.ranks_shared import STRATEGIES, tiny_gpt, tokens, whole
 
 NORM = 0.05
 # (samples, micro-batch). 11 samples are 5 and 6 on 2 ranks, and 2, 3, 3, 3 on 4: by threes micro-batches differ in size, by
@@ -124,7 +124,7 @@ def exact(out: str) -> None:
             strategy = HsdpConfig(shard_size=2) if name == "hsdp" else STRATEGIES[name]
             trainer.config, rows = sgd(samples, micro, strategy), Rows()
             trainer.fit(elsewhere(trainer.group.rank), tokens(), loss=gpt.loss, sinks=[rows])
-            live = Contents({"model": trainer.state.parts["model"]}).sharded()["model"]
+            live = CheckpointState({"model": trainer.state.parts["model"]}).sharded()["model"]
             weights_of_all = {k: whole(v).tolist() for k, v in live.items()}
             if trainer.group.rank == 0:
                 told.append({
@@ -174,9 +174,11 @@ def saved_early(out: str) -> None:
         live = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values())]
         mine = {t.untyped_storage().data_ptr() for t in live}
         copied = [
-            key for key, leaf in tree.items() if isinstance(leaf, Part) and leaf.flat.untyped_storage().data_ptr() not in mine
+            key
+            for key, leaf in tree.items()
+            if isinstance(leaf, FlatShard) and leaf.flat.untyped_storage().data_ptr() not in mine
         ]
-        parts = sum(isinstance(leaf, Part) for leaf in tree.values())
+        parts = sum(isinstance(leaf, FlatShard) for leaf in tree.values())
         if trainer.group.rank == 0:
             said = {"before": before, "after": told(), "sent": counted.get_total_counts(), "copied": copied, "parts": parts}
             Path(out).write_text(json.dumps(said))

@@ -12,8 +12,8 @@ from dtj_trainer.data.loader import Cut, LoaderConfig, StreamOrder, batches
 from dtj_trainer.data.order import DataOrder
 from dtj_trainer.data.source import TensorData
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.work import Numbers
-from tests.unit.trainer.work_exact import CUTS, PLAIN, exact, reads, saved_early
+from tests.unit.trainer.ranks_batch_equivalence import CUTS, PLAIN, exact, reads, saved_early
+from tests.unit.trainer.ranks_shared import Numbers
 
 
 @pytest.mark.torch

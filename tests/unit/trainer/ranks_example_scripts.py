@@ -1,4 +1,4 @@
-"""What the ranks of test_depths.py do."""
+"""What the ranks of test_example_scripts.py do."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, StrategyConfig
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
-from tests.unit.trainer.work import STRATEGIES, Keep, tokens
+from tests.unit.trainer.ranks_shared import STRATEGIES, Keep, tokens
 
 MODES: dict[str, tuple[StrategyConfig, Recompute]] = {
     "ddp": (STRATEGIES["ddp"], "none"),

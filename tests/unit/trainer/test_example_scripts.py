@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainer.ranks import finished, history, ranks
-from tests.unit.trainer.work_examples import script
+from tests.unit.trainer.ranks_example_scripts import script
 
 pytestmark = pytest.mark.torch
 

@@ -10,13 +10,13 @@ import pytest
 from dtj_trainer.components.early_stopping import EarlyStopConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.errors import ConfigError
-from tests.unit.trainer import work_drawn
+from tests.unit.trainer import ranks_sampling
 from tests.unit.trainer.ranks import finished
 
 
 @pytest.mark.torch
 def test_a_checkpoint_is_ranked_by_its_own_steps_loss_and_validation(tmp_path: Path) -> None:
-    finished(1, work_drawn.ranked, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
+    finished(1, ranks_sampling.ranked, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
     told = json.loads((tmp_path / "out.json").read_text())
     steps = {f"step-{step:08d}": step for step in (3, 6, 9, 12)}
     assert told["loss"].keys() == told["validation_weight"].keys() == steps.keys()
@@ -28,7 +28,7 @@ def test_a_checkpoint_is_ranked_by_its_own_steps_loss_and_validation(tmp_path: P
 
 @pytest.mark.torch
 def test_a_metric_or_validation_that_is_not_there_is_named(tmp_path: Path) -> None:
-    finished(1, work_drawn.misspelt, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
+    finished(1, ranks_sampling.misspelt, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
     told = json.loads((tmp_path / "out.json").read_text())
     wanted = {
         "metric": "retention.metric='acuracy': write one of ",
@@ -47,7 +47,7 @@ def test_a_metric_or_validation_that_is_not_there_is_named(tmp_path: Path) -> No
 
 @pytest.mark.torch
 def test_a_metric_that_no_report_has_is_an_event_once(tmp_path: Path) -> None:
-    said = finished(1, work_drawn.misspelt_in_a_loop_of_ones_own, tmp_path, str(tmp_path / "c"))
+    said = finished(1, ranks_sampling.misspelt_in_a_loop_of_ones_own, tmp_path, str(tmp_path / "c"))
     assert said.count("CheckpointMetricMissing") == 1
     assert "'acuracy' is not among ['accuracy', 'loss']" in said
 

@@ -9,7 +9,7 @@ import pytest
 
 from dtj_trainer import cli
 from tests.unit.trainer.ranks import finished, ranks
-from tests.unit.trainer.work_refused import mistake, modes
+from tests.unit.trainer.ranks_user_errors import mistake, modes
 
 
 @pytest.mark.torch

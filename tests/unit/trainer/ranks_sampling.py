@@ -1,4 +1,4 @@
-"""What the ranks of test_drawn and test_ranked do: importable by the forked processes."""
+"""What the ranks of test_sampling and test_checkpoint_ranking do: importable by the forked processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import Dropped, Net
-from tests.unit.trainer.work_saved import config, loss, measure, samples
+from tests.unit.trainer.ranks_checkpoint_contents import config, loss, measure, samples
 
 
 class Augmented:

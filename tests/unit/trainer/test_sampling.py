@@ -23,7 +23,7 @@ from dtj_trainer.data.nested import first, to_device
 from dtj_trainer.data.order import DataOrder
 from dtj_trainer.data.source import TensorData, check_data
 from dtj_trainer.errors import ConfigError
-from tests.unit.trainer import work_drawn
+from tests.unit.trainer import ranks_sampling
 from tests.unit.trainer.ranks import finished
 
 
@@ -35,7 +35,7 @@ def test_augmentation_in_a_worker_is_the_same_after_a_restart_and_differs_by_ran
         rng.seed_all(random.SystemRandom().randrange(2**32))
         order = DataOrder(length=24, global_batch_size=4, position=4 * first)
         tasks = loader._Tasks(order, loader.Cut(global_batch_size=4, rank=rank, world_size=2, micro_batch_size=None))
-        return [loader._ByIndex(work_drawn.Augmented(), 3)[task].tolist() for task in islice(tasks, 6 - first)]
+        return [loader._ByIndex(ranks_sampling.Augmented(), 3)[task].tolist() for task in islice(tasks, 6 - first)]
 
     kept = rng.capture()
     try:
@@ -48,7 +48,7 @@ def test_augmentation_in_a_worker_is_the_same_after_a_restart_and_differs_by_ran
 
 @pytest.mark.torch
 def test_ranks_that_were_seeded_alike_build_alike_and_draw_apart(tmp_path: Path) -> None:
-    finished(2, work_drawn.masks, tmp_path, str(tmp_path / "out.json"))
+    finished(2, ranks_sampling.masks, tmp_path, str(tmp_path / "out.json"))
     mine, theirs = json.loads((tmp_path / "out.json").read_text())
     assert mine["built"] == theirs["built"]
     assert mine["masks"] != theirs["masks"]
@@ -90,7 +90,7 @@ def test_data_that_can_not_be_cut_into_shares_is_refused_with_what_to_write(data
     with pytest.raises(ConfigError, match=message):
         check_data(data, "data")
     check_data(TensorData(torch.ones(2)), "data")
-    check_data(work_drawn.Augmented(), "data")
+    check_data(ranks_sampling.Augmented(), "data")
 
 
 Pair = namedtuple("Pair", "a b")

@@ -1,4 +1,4 @@
-"""What the ranks of test_refused do: mistakes that end with one clear line."""
+"""What the ranks of test_user_errors do: mistakes that end with one clear line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
 from tests.unit.trainer.nets_common import Detector
 from tests.unit.trainer.ranks import Records
-from tests.unit.trainer.work_gpu import numbers, square_error
+from tests.unit.trainer.ranks_gpu_ready import numbers, square_error
 
 
 class Adafactor(torch.optim.SGD):
