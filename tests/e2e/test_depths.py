@@ -68,7 +68,7 @@ def assert_a_killed_worker_changes_no_loss(calm: Job, killed: Job) -> None:
     assert sorted(calm.losses())[:40] == list(range(10, 401, 10))
 
 
-def test_a_plain_torchrun_script_and_three_lines_in_a_loop_of_ones_own(example: Example) -> None:
+def test_plain_torchrun_script_and_own_loop_recover(example: Example) -> None:
     """The plain one in an image of Python and torch: the agent is put into the pod, the script imports nothing of ours."""
     assert "dtj_" not in (EXAMPLES / MOUNTED["torchrun-plain"][1]).read_text()
     killed, calm = example("own-loop", "own-loop-killed"), example("own-loop")
@@ -78,7 +78,7 @@ def test_a_plain_torchrun_script_and_three_lines_in_a_loop_of_ones_own(example: 
     assert (plain.folder / "checkpoint.pt").exists()
 
 
-def test_the_whole_trainer_from_a_script_and_from_a_config(example: Example) -> None:
+def test_whole_trainer_recovers_from_a_script_and_from_a_config(example: Example) -> None:
     killed, calm = example("trainer", "trainer-killed"), example("trainer")
     configured = example("dtj-train")
     assert_a_killed_worker_changes_no_loss(calm, killed)

@@ -42,9 +42,7 @@ def small(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "persistentvolume", name, "--wait=false")
 
 
-def test_a_full_volume_is_an_event_with_the_room_that_is_left_and_the_training_goes_on(
-    make_job: Callable[..., Job], small: str
-) -> None:
+def test_full_volume_is_an_event_with_the_free_space_and_training_continues(make_job: Callable[..., Job], small: str) -> None:
     args = ["--epochs", "8", "--batch-size", "24", "--step-time-ms", "40", "--log-every", "1"]
     job = make_job(
         "full",

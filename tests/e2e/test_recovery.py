@@ -38,7 +38,7 @@ def assert_resumed(job: Job, undisturbed: Job, attempts: int, *, recovered: bool
 
 
 @pytest.mark.parametrize("ordinal", [1, 0])
-def test_a_deleted_pod_comes_back_and_the_job_goes_on_from_its_checkpoint(
+def test_deleted_pod_is_recreated_and_the_job_resumes_from_its_checkpoint(
     make_job: Callable[..., Job], undisturbed: Job, ordinal: int
 ) -> None:
     job = make_job().create()
@@ -53,7 +53,7 @@ def test_a_deleted_pod_comes_back_and_the_job_goes_on_from_its_checkpoint(
     assert len(survivors) == 2
 
 
-def test_a_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: Callable[..., Job], undisturbed: Job) -> None:
+def test_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: Callable[..., Job], undisturbed: Job) -> None:
     job = make_job(cleanPodPolicy="None").create()
     job.until_step(50)
     before = {n: p["metadata"]["uid"] for n, p in job.pods().items()}
@@ -70,7 +70,7 @@ def test_a_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: C
     assert len(job.pods()) == 3, "cleanPodPolicy None keeps the pods"
 
 
-def test_the_operator_killed_mid_run_and_during_a_restart_changes_nothing(
+def test_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
 ) -> None:
     # Slow enough that the run is not at its end before another operator has come up: 10 s on a busy machine.

@@ -10,7 +10,7 @@ from tests.e2e.kit import Job, eventually, is_true
 MINUTES = timedelta(minutes=5)
 
 
-def test_five_quiet_minutes_are_no_write(quiet: tuple[Job, datetime], cluster: dict[str, str]) -> None:
+def test_five_quiet_minutes_cause_no_write(quiet: tuple[Job, datetime], cluster: dict[str, str]) -> None:
     job, since = quiet
     left = (since + MINUTES - datetime.now(UTC)).total_seconds()
     eventually("five minutes since it ran", lambda: datetime.now(UTC) >= since + MINUTES, max(left, 0) + 5, every=1)

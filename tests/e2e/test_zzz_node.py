@@ -10,7 +10,9 @@ from tests.e2e.kit import Job, Kubectl, docker, eventually, is_true
 from tests.e2e.test_recovery import assert_resumed
 
 
-def test_a_worker_node_stopped_and_started_again(make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl) -> None:
+def test_stopped_and_restarted_worker_node_lets_the_group_resume(
+    make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
+) -> None:
     """The survivors wait in place, the job says so, and the group forms anew when the node is back."""
     job = make_job().create()
     job.until_step(50)

@@ -1,4 +1,4 @@
-"""The slips that people make in a job file, with what to write instead. Pure."""
+"""Hints for fields of a job file that are misplaced, misspelled or of the wrong type. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
 def explain(violation: api.Violation, job: Object) -> str:
-    """The violation in one line, with the value that stands there and the remedy, where there is a known one."""
+    """Returns the violation in one line, with the value in the file and the remedy, where one is known."""
     value = _at(job, violation.path)
     if violation.message == UNKNOWN:
         return f"{violation}{_instead(violation.path)}"
     if isinstance(value, bool | int | float) and "valid string" in violation.message:
         shown = str(value).lower() if isinstance(value, bool) else str(value)
-        return f'{violation.path}: must be a text, not {shown}; quote it: "{shown}"'
+        return f'{violation.path}: must be a string, not {shown}; quote it: "{shown}"'
     if violation.message.startswith("Input should be") and isinstance(value, str | int | float):
         return f"{violation}, not {value!r}"
     return str(violation)

@@ -60,7 +60,10 @@ class Metrics:
         self.retries = counter("workqueue_retries_total", "Jobs queued again after an error.")
         self.requests = counter("kube_client_requests_total", "Requests to the API server.", ("verb", "resource", "code"))
         self.request_seconds = histogram(
-            "kube_client_request_duration_seconds", "Duration of a request to the API server.", _FAST, ("verb", "resource")
+            "kube_client_request_duration_seconds",
+            "Duration of a request to the API server.",
+            _FAST,
+            ("verb", "resource"),
         )
         self.agent_polls = counter("agent_polls_total", "Status requests to the agents of running jobs by result.", ("result",))
         self.watch_events = counter("watch_events_total", "Events received by kopf's watches.", ("resource",))

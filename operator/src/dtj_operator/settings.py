@@ -134,19 +134,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--agent-image", required=True, help="image with /dtj/agent.pyz for every pod: the operator's own image")
-    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="pull policy of the agent's image in the pods")
+    add(
+        "--image-pull-policy",
+        choices=("Always", "IfNotPresent", "Never"),
+        help="pull policy of the agent's image in the pods",
+    )
     add(
         "--agent-resources",
         default=AGENT_RESOURCES,
         help="requests and limits of the agent's init container; none: no requests or limits",
     )
-    add("--agent-listen-host", default="0.0.0.0", help="address that agents bind to; [::] where pods have IPv6 addresses only")
+    add(
+        "--agent-listen-host",
+        default="0.0.0.0",
+        help="address that agents bind to; [::] where pods have IPv6 addresses only",
+    )
     add(
         "--master-key-file",
         required=True,
         help="file with 32 or more random bytes; the agent keys of all jobs are derived from it",
     )
-    add("--previous-master-key-file", help="file with the previous master key, for the agents of jobs that were started with it")
+    add(
+        "--previous-master-key-file",
+        help="file with the previous master key, for the agents of jobs that were started with it",
+    )
     add(
         "--pod-user",
         choices=("fixed", "cluster"),
@@ -157,8 +168,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--namespace", action="append", help="serve only this namespace; repeatable (default: all namespaces)")
     add("--workers", type=int, default=8, help="number of jobs that are reconciled at the same time")
     add("--resync-seconds", type=float, default=450.0, help="reconcile every job this often, give or take a third")
-    add("--metrics-port", type=int, default=8080, help="port of /metrics, /healthz and /readyz; 0: a free port on loopback")
-    add("--crd-wait-seconds", type=float, default=120.0, help="seconds to wait for the CRD to be installed before exit 1")
+    add(
+        "--metrics-port",
+        type=int,
+        default=8080,
+        help="port of /metrics, /healthz and /readyz; 0: a free port on loopback",
+    )
+    add(
+        "--crd-wait-seconds",
+        type=float,
+        default=120.0,
+        help="seconds to wait for the CRD to be installed before exit 1",
+    )
     add("--kubeconfig", help="log in with this file instead of the pod's service account")
     add("--context", help="context of the kubeconfig (default: its current context)")
     add("--log-format", choices=("json", "text"), default="json", help="json: one object a line; text: for a terminal")

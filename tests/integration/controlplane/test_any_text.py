@@ -27,7 +27,7 @@ def failed(job: Any, text: str) -> Any:
     return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
 
 
-def test_any_text_in_a_log_tail_or_message_is_written_and_the_job_goes_on_to_its_end(
+def test_any_text_in_a_log_tail_or_message_is_written_and_the_job_completes(
     start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     start_operator().ready()

@@ -37,7 +37,7 @@ def test_children_of_a_good_job_are_valid(case: str, plane: ControlPlane, namesp
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_a_field_that_the_api_server_does_not_know_is_refused_by_its_name(plane: ControlPlane, namespace: str) -> None:
+def test_unknown_field_is_rejected_by_name(plane: ControlPlane, namespace: str) -> None:
     done = apply(plane, children(GOOD[UNKNOWN], namespace), "--dry-run=server", "--validate=false")
     assert done.returncode == 1
     assert ".spec.template.spec.newIn2030: field not declared in schema" in done.stderr

@@ -42,7 +42,7 @@ def crash_after_each_write(start: Start, journal: Path, over: Callable[[], Any],
 
 
 @pytest.mark.timeout(240)
-def test_killed_after_each_of_its_writes_it_does_nothing_twice_and_ends_the_same(
+def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
@@ -83,7 +83,7 @@ def test_killed_after_each_of_its_writes_it_does_nothing_twice_and_ends_the_same
     assert len(told) == len(set(told)), told
 
 
-def test_an_api_server_that_crashes_is_waited_for_and_what_happened_meanwhile_is_done(
+def test_operator_waits_for_a_crashed_api_server_and_catches_up(
     plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator().ready()
@@ -104,7 +104,7 @@ def test_an_api_server_that_crashes_is_waited_for_and_what_happened_meanwhile_is
     assert operator.process.poll() is None
 
 
-def test_without_watches_the_resync_does_the_work_and_healthz_says_so(
+def test_resync_replaces_dead_watches_and_healthz_reports_them(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator("--resync-seconds", "2", program=(str(HERE / "deaf.py"),)).ready()
@@ -121,7 +121,7 @@ def test_without_watches_the_resync_does_the_work_and_healthz_says_so(
     eventually("a deletion that was never heard of is noticed", counted)
 
 
-def test_sigterm_lets_the_reconcile_under_way_end_and_exits_0(
+def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
     start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     operator = start_operator().ready()
@@ -137,7 +137,7 @@ def test_sigterm_lets_the_reconcile_under_way_end_and_exits_0(
         assert status.get("phase") == "Pending", "no job is left between its children and its status"
 
 
-def test_rights_are_exactly_those_that_are_used(
+def test_rbac_rights_are_exactly_the_used_ones(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator("--resync-seconds", "2").ready()
@@ -169,7 +169,7 @@ def test_rights_are_exactly_those_that_are_used(
     assert used == granted
 
 
-def test_a_missing_right_is_said_and_heals_when_it_is_given(
+def test_missing_right_is_reported_and_recovers_once_granted(
     plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     where = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{objects.namespace}/roles/{SERVICE_ACCOUNT}"
@@ -191,7 +191,7 @@ def test_a_missing_right_is_said_and_heals_when_it_is_given(
     eventually("the pods are there", lambda: len(objects.list("pods")) == 2, seconds=60)
 
 
-def test_a_login_that_is_no_longer_valid_is_read_again_by_the_client_and_by_the_watches(
+def test_expired_login_is_read_again_by_client_and_watches(
     plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     """As the kubelet renews a pod's token on disk: here the old one is revoked, and the file has another."""
@@ -209,7 +209,7 @@ def test_a_login_that_is_no_longer_valid_is_read_again_by_the_client_and_by_the_
     assert operator.process.poll() is None
 
 
-def test_the_crd_is_waited_for_and_its_loss_ends_the_operator(tmp_path: Path) -> None:
+def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) -> None:
     """Served cluster-wide, with a ClusterRole; on an API server of its own, for the CRD's sake."""
     with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), tmp_path / "plane") as plane:
         plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "home"}})
@@ -249,7 +249,7 @@ def test_the_crd_is_waited_for_and_its_loss_ends_the_operator(tmp_path: Path) ->
         operator.check_log()
 
 
-def test_wrong_flags_end_it_with_2_and_the_flag(tmp_path: Path) -> None:
+def test_wrong_flags_exit_with_2_and_name_the_flag(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtj_operator.app", "--agent-image", "i", "--master-key-file", str(tmp_path / "no")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
@@ -258,7 +258,7 @@ def test_wrong_flags_end_it_with_2_and_the_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_hundred_jobs_that_run_cost_little_more_than_the_questions_to_their_agents(
+def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator().ready()
@@ -280,7 +280,7 @@ def test_a_hundred_jobs_that_run_cost_little_more_than_the_questions_to_their_ag
 
 
 @pytest.mark.timeout(300)
-def test_a_hundred_jobs_at_once(start_operator: Start, submit: Callable[..., Any], objects: Objects) -> None:
+def test_hundred_jobs_at_once_all_start(start_operator: Start, submit: Callable[..., Any], objects: Objects) -> None:
     operator = start_operator().ready()
     idle, cpu = operator.rss_mib(), operator.cpu_seconds()
     began = time.monotonic()

@@ -42,7 +42,7 @@ def kinds(calls: list[Any]) -> Counter[str]:
     return Counter(f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs)
 
 
-def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_it_is_counted(
+def test_job_gets_its_children_and_completes_with_every_write_counted(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator().ready()
@@ -102,7 +102,7 @@ def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_
     assert operator.lines()[-1]["message"] == "stopped"
 
 
-def test_the_next_operator_writes_nothing_for_jobs_that_need_nothing(
+def test_next_operator_writes_nothing_for_settled_jobs(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     first = start_operator().ready()
@@ -132,7 +132,7 @@ def test_deleting_a_job_leaves_nothing_and_needs_no_operator(
     assert not objects.list(JOBS)
 
 
-def test_suspend_takes_the_pods_away_and_resume_brings_them_back(
+def test_suspend_deletes_the_pods_and_resume_recreates_them(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     start_operator().ready()
@@ -159,7 +159,7 @@ def test_suspend_takes_the_pods_away_and_resume_brings_them_back(
     assert int(floor) == 4, "attempts go on above those before"
 
 
-def test_a_deadline_fails_the_job_and_its_time_to_live_deletes_it(
+def test_deadline_fails_the_job_and_its_ttl_deletes_it(
     start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     start_operator().ready()
@@ -170,7 +170,7 @@ def test_a_deadline_fails_the_job_and_its_time_to_live_deletes_it(
     eventually("it is gone", lambda: objects.get(JOBS, "k") is None)
 
 
-def test_what_a_person_deletes_or_scales_is_put_right(
+def test_deleted_or_scaled_children_are_restored(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet
 ) -> None:
     start_operator().ready()
@@ -198,7 +198,7 @@ INVALID = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {
         pytest.param(INVALID, "less than or equal to cpu limit", id="invalid"),
     ],
 )
-def test_a_template_that_is_invalid_fails_the_job_with_the_servers_words_and_is_not_tried_again(
+def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
     template: Any, says: str, start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     operator = start_operator().ready()
@@ -217,7 +217,7 @@ def test_a_template_that_is_invalid_fails_the_job_with_the_servers_words_and_is_
     assert len([call for call in operator.calls() if "dryRun" in call["requestURI"]]) == 1
 
 
-def test_a_quota_that_is_full_delays_a_job_and_fails_none(
+def test_full_quota_delays_a_job_and_fails_none(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     quota = objects.plane.request(

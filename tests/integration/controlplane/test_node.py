@@ -61,7 +61,7 @@ def allow(objects: Objects, node: str) -> None:
 @pytest.mark.parametrize(
     ("confirm", "by_operator"), [(taint, False), (delete, False), (allow, True)], ids=["taint", "node deleted", "Always"]
 )
-def test_a_pod_of_a_plain_script_on_a_dead_node_is_removed_once_somebody_confirms(
+def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     start_operator: Callable[..., Operator],
     submit: Callable[..., Any],
     objects: Objects,

@@ -26,7 +26,7 @@ def set_quota(plane: ControlPlane, namespace: str, what: str, number: int) -> No
 
 
 @pytest.mark.parametrize("what", ["secrets", "services", "count/statefulsets.apps"])
-def test_a_quota_on_a_child_is_a_condition_with_the_servers_words_and_heals(
+def test_quota_on_a_child_is_a_condition_with_the_message_and_recovers(
     what: str,
     plane: ControlPlane,
     namespace: str,
@@ -55,7 +55,7 @@ def test_a_quota_on_a_child_is_a_condition_with_the_servers_words_and_heals(
     assert 1 <= len(refused) <= 8, "asked again later and later"
 
 
-def test_a_repair_that_a_quota_refuses_is_not_tried_at_every_poll(
+def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
     plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any],
     objects: Objects, kubelet: Kubelet, agents: Agents,
 ) -> None:  # fmt: skip
@@ -157,7 +157,7 @@ def policy(plane: ControlPlane, namespace: str) -> Callable[[], None]:
         (policy, "not today"),
     ],
 )
-def test_what_may_pass_is_a_condition_with_the_servers_words_and_heals(
+def test_temporary_rejection_is_a_condition_with_the_message_and_recovers(
     obstacle: Callable[[ControlPlane, str], Callable[[], Any]],
     words: str,
     plane: ControlPlane,
@@ -179,7 +179,7 @@ def test_what_may_pass_is_a_condition_with_the_servers_words_and_heals(
     assert not objects.condition("j", "Failed")
 
 
-def test_a_webhook_that_hangs_as_long_as_it_may_is_a_condition_too(
+def test_hanging_webhook_is_a_condition(
     plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
 ) -> None:
     """Kubernetes gives a webhook 10 seconds where its configuration says nothing."""
@@ -196,7 +196,7 @@ def test_a_webhook_that_hangs_as_long_as_it_may_is_a_condition_too(
         heal()
 
 
-def test_a_refusal_that_lasts_is_bounded_by_the_deadline(
+def test_lasting_rejection_is_bounded_by_the_deadline(
     plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
 ) -> None:
     set_quota(plane, namespace, "services", 0)
@@ -207,7 +207,7 @@ def test_a_refusal_that_lasts_is_bounded_by_the_deadline(
     assert failed["reason"] == "DeadlineExceeded"
 
 
-def test_a_training_that_has_run_is_not_ended_by_a_refusal_when_it_is_resumed(
+def test_rejection_on_resume_does_not_fail_a_job_that_has_run(
     plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any],
     objects: Objects, kubelet: Kubelet, agents: Agents,
 ) -> None:  # fmt: skip

@@ -11,7 +11,7 @@ from tests.integration.controlplane.support import Agents, Kubelet, Objects, Ope
 from tests.integration.controlplane.test_life import running
 
 
-def test_a_pod_that_its_agent_calls_stuck_is_replaced_though_its_kubelet_can_not_end_it(
+def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
@@ -53,7 +53,7 @@ def test_a_pod_that_its_agent_calls_stuck_is_replaced_though_its_kubelet_can_not
     eventually("it runs again", lambda: objects.condition("j", "Running"))
 
 
-def test_a_secret_that_was_deleted_is_there_again_with_its_key_when_a_new_pod_waits_for_it(
+def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
@@ -78,7 +78,7 @@ def test_a_secret_that_was_deleted_is_there_again_with_its_key_when_a_new_pod_wa
     assert not [call for call in operator.calls() if call["objectRef"].get("resource") == "secrets" and call["verb"] == "get"]
 
 
-def test_pods_over_a_quota_are_reported_with_its_words_and_their_controller_is_woken_when_there_is_room(
+def test_pods_over_quota_are_reported_and_their_controller_is_woken(
     start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
@@ -99,7 +99,7 @@ def test_pods_over_a_quota_are_reported_with_its_words_and_their_controller_is_w
     eventually("both pods are there", lambda: len(objects.list("pods")) == 2, seconds=90)
 
 
-def test_a_statefulset_that_makes_no_pods_though_they_would_be_let_in_is_touched(
+def test_stateful_set_without_its_admissible_pods_is_nudged(
     start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
 ) -> None:
     """A pod that it does not own has the name of one that it is to make."""
@@ -114,7 +114,7 @@ def test_a_statefulset_that_makes_no_pods_though_they_would_be_let_in_is_touched
     )
 
 
-def test_an_edited_service_and_an_edited_statefulset_are_as_before_and_no_pod_is_touched(
+def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
     start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator().ready()

@@ -112,7 +112,7 @@ def looked(operator: Operator, agents: Agents) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_newer_one_alone(
+def test_rolled_back_operator_leaves_a_job_of_a_newer_crd_alone(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -152,7 +152,7 @@ def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_n
     [(None, NEWER), (NEWER, None), (None, OLDER), (OLDER, None)],
     ids=["to newer", "from newer", "to older", "from older"],
 )
-def test_another_versions_defaults_and_bounds_restart_no_job(
+def test_defaults_and_bounds_of_another_version_restart_no_job(
     first: Any,
     then: Any,
     start_operator: Start,
@@ -174,7 +174,7 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
 
 
 @pytest.mark.timeout(400)
-def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
+def test_crd_upgrade_and_rollback_under_a_job_restart_nothing(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -196,7 +196,7 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
 
 
 @pytest.mark.timeout(400)
-def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
+def test_job_under_an_older_crd_runs_suspends_and_finishes(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,

@@ -53,7 +53,7 @@ def finish(objects: Objects, kubelet: Kubelet, job: Any) -> Any:
     [("apply", f"{JOBS}/status", '"attempt": 2'), ("create", "pods", "dry-run")],
     ids=["a status write", "the making of the StatefulSet"],
 )
-def test_a_write_that_is_late_by_a_whole_life_does_not_run_a_finished_job_again(
+def test_very_late_write_does_not_run_a_finished_job_again(
     verb: str,
     what: str,
     text: str,
@@ -85,7 +85,7 @@ def test_a_write_that_is_late_by_a_whole_life_does_not_run_a_finished_job_again(
 
 
 @pytest.mark.timeout(600)
-def test_two_operators_that_are_killed_in_turns_make_and_end_everything_once(
+def test_two_operators_killed_in_turns_create_and_finish_everything_once(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
 ) -> None:
     journals = [tmp_path / "a.journal", tmp_path / "b.journal"]
@@ -129,7 +129,7 @@ BACK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", BACK)
-def test_the_api_server_refuses_the_way_back_from_an_end(case: str, submit: Callable[..., Any], objects: Objects) -> None:
+def test_api_server_rejects_leaving_a_terminal_condition(case: str, submit: Callable[..., Any], objects: Objects) -> None:
     job = submit()
     path = objects.path(JOBS, "j") + "/status"
     ended = {"completionTime": TIME, "conditions": [END | {"type": "Complete"}]}
@@ -139,7 +139,7 @@ def test_the_api_server_refuses_the_way_back_from_an_end(case: str, submit: Call
     assert json.dumps(objects.get(JOBS, "j")["status"], sort_keys=True) == json.dumps(ended, sort_keys=True)
 
 
-def test_a_status_that_stays_ended_may_still_be_written(submit: Callable[..., Any], objects: Objects) -> None:
+def test_terminal_status_may_still_be_written(submit: Callable[..., Any], objects: Objects) -> None:
     job = submit()
     path = objects.path(JOBS, "j") + "/status"
     first = [END | {"type": "Running"}]

@@ -33,7 +33,7 @@ def losses(run: LocalRun) -> list[tuple[int, str]]:
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-def test_a_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+def test_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     for name in ("calm", "rough"):
         (tmp_path / name).mkdir()
     calm = start(folder=tmp_path / "calm", job=digits())

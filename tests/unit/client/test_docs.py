@@ -65,7 +65,7 @@ def needs(path: Path) -> set[str]:
     return {claim for claim in found if claim}
 
 
-def test_there_are_commands_to_look_at() -> None:
+def test_docs_contain_commands() -> None:
     assert len(of_all_pages("make")) >= 4
     assert len(of_all_pages("dtj", ".venv/bin/dtj")) >= 6
     assert len(of_all_pages("kubectl")) >= 6
@@ -97,7 +97,7 @@ def _before(page: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/tutorial.md"], ids=["README", "tutorial"])
-def test_a_cluster_is_used_after_its_exports_and_a_job_after_its_claim(page: Path) -> None:
+def test_docs_use_a_cluster_after_its_exports_and_a_job_after_its_claim(page: Path) -> None:
     exports = 'eval "$(make -s cluster-env)"'
     assert any("cluster-up" in command for command in commands(page))
     for command, before in _before(page):
@@ -108,7 +108,7 @@ def test_a_cluster_is_used_after_its_exports_and_a_job_after_its_claim(page: Pat
             assert needs(ROOT / name) <= made, f"{command}: the claim is not made before"
 
 
-def test_nothing_that_people_read_sends_them_to_a_package_that_is_not_ours() -> None:
+def test_docs_never_name_a_package_of_strangers() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
     wrong = []
     for name in tracked.splitlines():
@@ -123,12 +123,12 @@ def test_nothing_that_people_read_sends_them_to_a_package_that_is_not_ours() -> 
 @pytest.mark.parametrize(
     "line", ["pip install dtj", "pip install -U dtj", "pip3 install --upgrade 'dtj'", "pip install dtj-client"]
 )
-def test_the_search_for_strangers_packages_finds_them(line: str) -> None:
+def test_search_for_strangers_packages_finds_them(line: str) -> None:
     assert MISPLACED.search(line)
     assert not MISPLACED.search("pip install ./trainer-image ./operator ./client")
 
 
-def test_no_two_examples_share_a_name_on_a_claim() -> None:
+def test_examples_on_one_claim_have_distinct_names() -> None:
     found: dict[tuple[str, str], str] = {}
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         for job in (one for one in yaml.safe_load_all(path.read_text()) if one.get("kind") == "DistributedTrainingJob"):

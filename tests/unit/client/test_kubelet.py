@@ -53,7 +53,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_a_container_that_ends_is_started_again_and_its_message_is_kept(tmp_path: Path) -> None:
+def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(
             tmp_path, "/bin/sh", "-c", 'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600'
@@ -70,7 +70,7 @@ def test_a_container_that_ends_is_started_again_and_its_message_is_kept(tmp_path
     run(test)
 
 
-def test_a_container_that_ends_again_and_again_backs_off(tmp_path: Path) -> None:
+def test_repeatedly_ending_container_backs_off(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/bin/false")
         await until(lambda: pods.state_of(pod.object) == "CrashLoopBackOff")
@@ -80,7 +80,7 @@ def test_a_container_that_ends_again_and_again_backs_off(tmp_path: Path) -> None
     run(test)
 
 
-def test_sigterm_reaches_an_agent_that_is_just_being_started(tmp_path: Path) -> None:
+def test_sigterm_reaches_an_agent_that_is_just_starting(tmp_path: Path) -> None:
     """For a moment in exec(2) a process shows no environment, so nothing can be looked up in it."""
 
     async def test() -> None:
@@ -98,7 +98,7 @@ def test_sigterm_reaches_an_agent_that_is_just_being_started(tmp_path: Path) -> 
     run(test)
 
 
-def test_what_does_not_hear_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, sys.executable, "-c", DEAF.replace("time.sleep", "print('deaf', flush=True); time.sleep"))
         await until(lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
@@ -109,7 +109,7 @@ def test_what_does_not_hear_sigterm_is_killed_after_the_grace(tmp_path: Path) ->
     run(test)
 
 
-def test_the_end_of_a_container_is_the_end_of_all_that_ran_in_it(tmp_path: Path) -> None:
+def test_end_of_a_container_ends_all_its_processes(tmp_path: Path) -> None:
     async def test() -> None:
         hide = f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
         first = f"os.path.getsize('log-0') or ({hide}, print('hidden', flush=True))"
@@ -125,7 +125,7 @@ def test_the_end_of_a_container_is_the_end_of_all_that_ran_in_it(tmp_path: Path)
     run(test)
 
 
-def test_a_program_that_can_not_be_started_is_an_error_in_one_line(tmp_path: Path) -> None:
+def test_unstartable_program_is_an_error_in_one_line(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/no/such/program")
         with pytest.raises(LocalRunError, match=r"can't start pod j-0: .*No such file"):

@@ -50,7 +50,7 @@ def at(second: int, text: str) -> str:
     return f"2026-01-01T00:00:{second:02d}.000000000Z {text}"
 
 
-def test_lines_of_all_pods_come_in_order_of_time_with_the_pod_in_front(
+def test_logs_of_all_pods_are_ordered_by_time_with_the_pod_in_front(
     cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path
 ) -> None:
     dtj("submit", "-f", job_file)
@@ -71,7 +71,7 @@ def test_lines_of_all_pods_come_in_order_of_time_with_the_pod_in_front(
     assert node.queries[-1][1]["sinceSeconds"] == ["120"]
 
 
-def test_following_goes_on_through_a_replaced_pod_until_the_job_has_ended(
+def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dtj("submit", "-f", job_file)
@@ -99,7 +99,7 @@ def test_following_goes_on_through_a_replaced_pod_until_the_job_has_ended(
     assert "tailLines" not in node.queries[1][1], "--tail is about what was there when the command began"
 
 
-def test_following_goes_on_where_a_stream_was_cut_off(cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path) -> None:
+def test_following_resumes_where_a_stream_was_cut_off(cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     node.logs = {"count-0": [at(1, "[rank 0] a")]}
     make_pod(cluster, 0)
@@ -121,9 +121,7 @@ def test_following_goes_on_where_a_stream_was_cut_off(cluster: ControlPlane, nod
     assert "sinceTime" in node.queries[-1][1]
 
 
-def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
-    cluster: ControlPlane, dtj: Any, job_file: Path
-) -> None:
+def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     code, _, err = dtj("logs", "count")
     assert code == 0
@@ -137,16 +135,16 @@ def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
         assert "claim shared, in default/count/logs/" in err
 
 
-def test_logs_of_a_job_that_never_ran_are_its_reason_and_exit_code_1(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_logs_of_a_job_that_never_ran_exit_with_1_and_the_reason(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     set_status(cluster, "Failed")
     for flags in ([], ["-f"]):
         code, out, err = dtj("logs", "count", *flags)
         assert (code, out) == (1, "")
-        assert "no worker of it ever ran: RestartBudgetSpent: rank 1 was ended by SIGSEGV" in err
+        assert "no worker ever ran: RestartBudgetSpent: rank 1 was ended by SIGSEGV" in err
 
 
-def test_following_a_job_without_pods_reports_what_it_waits_for(
+def test_following_a_job_without_pods_reports_the_wait(
     cluster: ControlPlane, dtj: Any, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtj("submit", "-f", job_file)

@@ -75,7 +75,7 @@ async def look(observer: Observer) -> Any:
     return await observer.observe(found)
 
 
-def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() -> None:
+def test_observed_children_are_as_served_and_missing_ones_are_none() -> None:
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
 
@@ -93,7 +93,7 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
     observing(client, Clock(), test)
 
 
-def test_pods_of_other_jobs_and_children_in_other_namespaces_are_not_seen() -> None:
+def test_children_of_other_jobs_and_namespaces_are_not_observed() -> None:
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
     other = pod(0)
@@ -108,7 +108,7 @@ def test_pods_of_other_jobs_and_children_in_other_namespaces_are_not_seen() -> N
     observing(client, Clock(), test)
 
 
-def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None:
+def test_reads_are_reused_for_half_a_minute_without_an_event() -> None:
     client, clock = client_with(pod()), Clock()
 
     async def test(observer: Observer) -> None:
@@ -130,7 +130,7 @@ def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None
     observing(client, clock, test)
 
 
-def test_of_a_job_whose_agent_can_not_be_asked_nothing_is_kept() -> None:
+def test_reads_of_a_job_without_a_reachable_agent_are_not_kept() -> None:
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
 
@@ -143,7 +143,7 @@ def test_of_a_job_whose_agent_can_not_be_asked_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
-def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> None:
+def test_reads_during_a_change_are_not_reused(moment: str) -> None:
     client = client_with(pod())
 
     async def test(observer: Observer) -> None:
@@ -173,11 +173,11 @@ def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> No
         ((pod(1), pod(0)), pod(0)),
     ],
 )
-def test_the_agent_of_pod_0_is_asked_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
+def test_agent_of_pod_0_is_polled_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
     assert coordinator_pod(job(), SET, pods) == asked
 
 
-def test_pod_to_ask_of_a_stranger_with_the_labels_is_none() -> None:
+def test_coordinator_pod_ignores_a_foreign_pod_with_our_labels() -> None:
     stranger = pod(0)
     stranger["metadata"]["ownerReferences"] = []
     assert coordinator_pod(job(), SET, (stranger,)) is None
@@ -201,7 +201,7 @@ GOOD = {"uid": "u1", "phase": "Running"}
         (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
     ],
 )
-def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
+def test_agent_status_is_accepted_only_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
     client = client_with(pod())
     asked = []
 
@@ -227,7 +227,7 @@ def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer:
     asyncio.run(test())
 
 
-def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
+def test_agent_status_in_several_chunks_is_read_completely() -> None:
     client = client_with(pod())
     text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
 
@@ -253,7 +253,7 @@ def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
     asyncio.run(test())
 
 
-def test_an_agent_that_accepts_and_says_nothing_costs_its_deadline_and_no_error() -> None:
+def test_silent_agent_costs_its_deadline_and_no_error() -> None:
     client = client_with(pod())
 
     async def test() -> None:

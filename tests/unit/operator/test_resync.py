@@ -38,7 +38,7 @@ def silent(client: FakeClient, watches: WatchState) -> None:
 
 
 @pytest.mark.parametrize(("happens", "missed"), [(deleted, 0), (changed, 0), (told, 0), (silent, 1)])
-def test_watches_are_called_dead_for_a_job_that_is_as_it_was_and_was_never_told_of(
+def test_watches_are_stale_after_an_unreported_and_unchanged_job(
     happens: Callable[[FakeClient, WatchState], None], missed: int
 ) -> None:
     client, metrics = FakeClient(), Metrics("1")

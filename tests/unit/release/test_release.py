@@ -28,7 +28,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_release_is_a_dry_run_unless_it_is_asked_for(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_is_a_dry_run_unless_requested(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert release.main([kind]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines
@@ -45,7 +45,7 @@ def test_make_has_one_command_for_each_release(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_build_runs_nothing_that_leaves_the_machine(
+def test_build_runs_no_command_that_leaves_the_machine(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[str] = []
@@ -65,7 +65,7 @@ def test_a_build_runs_nothing_that_leaves_the_machine(
         ("", "all", ["images"], "--registry"),
     ],
 )
-def test_publishing_is_refused_without_a_clean_tagged_tree_and_a_registry(
+def test_publishing_requires_a_clean_tagged_tree_and_a_registry(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     status: str,
@@ -80,7 +80,7 @@ def test_publishing_is_refused_without_a_clean_tagged_tree_and_a_registry(
     assert why in capsys.readouterr().err
 
 
-def test_a_command_that_fails_ends_the_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_command_ends_the_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))])
     assert release.main(["chart", "--build"]) == 1
     assert "exit code 3" in capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_every_file_states_the_same_version() -> None:
     assert len(set(release.versions().values())) == 1, release.versions()
 
 
-def test_the_distributions_have_names_that_are_ours() -> None:
+def test_distributions_have_our_names() -> None:
     projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in release.PROJECTS]
     assert {project["name"] for project in projects} == OURS
     siblings = {word for project in projects for word in project["dependencies"] if word.startswith("dtj")}
@@ -98,7 +98,7 @@ def test_the_distributions_have_names_that_are_ours() -> None:
     assert {command for project in projects for command in project.get("scripts", {})} >= {"dtj", "dtj-operator", "dtj-agent"}
 
 
-def test_the_wheels_are_built_with_the_command_dtj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_are_built_with_the_command_dtj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "OUT", tmp_path)
     assert release.main(["wheels", "--build"]) == 0
     built = {path.name.partition("-")[0]: path for path in tmp_path.glob("*.whl")}

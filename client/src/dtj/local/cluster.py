@@ -1,4 +1,7 @@
-"""This machine as the planner's world: an API server, a StatefulSet controller and a kubelet in one object, for one job."""
+"""This machine as a cluster of one job.
+
+One object takes the places of an API server, a StatefulSet controller and a kubelet.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +21,31 @@ from dtj.local.loopback import Ports, agent_status
 from dtj_contract import names
 from dtj_core.plan.model import Apply, Delete, Event, Object, Observed, Plan
 
-DEFAULT_GRACE_SECONDS = 30  # of a pod whose template does not say
+DEFAULT_GRACE_SECONDS = 30  # Kubernetes' own default
 
 
 class LocalCluster:
-    """Carries a plan's actions out with processes on loopback, and observes them as pods.
+    """Executes plans with processes on loopback, and observes the processes as pods.
 
-    Use as an async context manager: whatever happens inside, no process of the job is left when it is closed.
+    Use as an async context manager: whatever happens inside, no process of the job is left when it
+    is closed.
     """
 
     def __init__(self, host: container.HostEnvironment, ports: Ports, *, now: Callable[[], datetime]) -> None:
         self.host = host
         self.events: list[Event] = []
         self.changed = asyncio.Event()
-        """Set whenever a pod or an object is not as it was at the last `observe`."""
+        """Set whenever a pod or an object has changed since the last `observe`."""
         self.pods: dict[int, LocalPod] = {}
         self.agent: dict[str, Any] | None = None
-        """What the agent of pod 0 answered to the last `observe`."""
+        """Status of the agent of pod 0 at the last `observe`."""
         self._ports = ports
         self._now = now
         self._objects: dict[tuple[str, str], Object] = {}
         self._endings: set[asyncio.Task[None]] = set()
 
     async def observe(self, job: Object) -> Observed:
-        """The job's children now. Brings pods up that the StatefulSet asks for, as its controller would."""
+        """Returns the job's current children. Starts the pods that the StatefulSet requires."""
         self.changed.clear()
         self._control()
         name = job["metadata"]["name"]
@@ -54,7 +58,7 @@ class LocalCluster:
         )
 
     async def execute(self, job: Object, plan: Plan) -> None:
-        """Carry the actions out, write the status into `job`, and keep the events."""
+        """Executes the actions, writes the status into `job`, and keeps the events."""
         for action in plan.actions:
             if isinstance(action, Apply):
                 self._apply(action.body)
@@ -65,12 +69,15 @@ class LocalCluster:
         self.events.extend(plan.events)
 
     async def lose_pod(self, ordinal: int) -> None:
-        """The pod's node is lost: all its processes at once, and the pod with them. The StatefulSet brings a new one."""
+        """Kills all processes of a pod at once and removes the pod, as when its node is lost.
+
+        The StatefulSet then creates a new pod.
+        """
         await self.pods[ordinal].lose()
         self.changed.set()
 
     async def close(self) -> None:
-        """End every pod: SIGTERM, the pod's own grace, SIGKILL."""
+        """Stops every pod: SIGTERM, the pod's own grace period, SIGKILL."""
         self._objects.pop(("StatefulSet", self._name()), None)
         for pod in self.pods.values():
             self._end(pod, None)
@@ -78,7 +85,7 @@ class LocalCluster:
             await asyncio.wait(self._endings)
 
     def kill(self) -> None:
-        """SIGKILL every process of the job, now."""
+        """Sends SIGKILL to every process of the job."""
         processes.kill_all(f"{self.host.job_uid}/")
 
     async def __aenter__(self) -> LocalCluster:
@@ -90,15 +97,15 @@ class LocalCluster:
         finally:
             self.kill()
 
-    # --- the API server's part --------------------------------------------------------------------------------------
+    # --- the API server --------------------------------------------------------------------------------------
 
     def _apply(self, body: Object) -> None:
         key = (body["kind"], body["metadata"]["name"])
         now = pods.timestamp(self._now())
         before = self._objects.get(key)
         live = copy.deepcopy(body)
-        made = before["metadata"] if before else {"uid": str(uuid.uuid4()), "creationTimestamp": now, "generation": 0}
-        kept = {field: made[field] for field in ("uid", "creationTimestamp", "generation")}
+        previous = before["metadata"] if before else {"uid": str(uuid.uuid4()), "creationTimestamp": now, "generation": 0}
+        kept = {field: previous[field] for field in ("uid", "creationTimestamp", "generation")}
         live["metadata"] = {**live["metadata"], **kept}
         if before is None or before.get("spec") != body.get("spec"):
             live["metadata"]["generation"] += 1
@@ -117,7 +124,7 @@ class LocalCluster:
         if live is None or live["metadata"]["uid"] != action.uid:
             return
         del self._objects[action.kind, action.name]
-        if action.kind == "StatefulSet":  # its pods go with it, as the garbage collector sees to
+        if action.kind == "StatefulSet":  # the garbage collector would delete its pods
             for pod in self.pods.values():
                 self._end(pod, action.grace_seconds)
         self.changed.set()
@@ -133,13 +140,16 @@ class LocalCluster:
         path: Path = self.host.scratch_dir / "secret" / names.SECRET_KEY
         return path.read_text().strip() if path.exists() else ""
 
-    # --- the StatefulSet controller's part ----------------------------------------------------------------------------
+    # --- the StatefulSet controller ----------------------------------------------------------------------------
 
     def _name(self) -> str:
         return next((name for kind, name in self._objects if kind == "StatefulSet"), "")
 
     def _control(self) -> None:
-        """Forget pods that are gone, end those beyond `replicas`, start those that miss. Raises what a pod died of."""
+        """Removes pods that are gone, stops those beyond `replicas`, starts missing ones.
+
+        Raises the error that broke a pod.
+        """
         for ending in [ending for ending in self._endings if ending.done()]:
             self._endings.remove(ending)
             ending.result()
@@ -155,7 +165,9 @@ class LocalCluster:
                 self._end(pod, None)
         for ordinal in range(wanted):
             if ordinal in gone:
-                self.changed.set()  # for one look it is missing, as on a cluster: the planner sees why the group restarts
+                # The pod stays missing for one observation, as on a cluster, so that the planner learns why
+                # the group restarts.
+                self.changed.set()
             elif ordinal not in self.pods:
                 self._start(stateful_set, ordinal, wanted)
         ready = sum(pods.container_status(pod.object)["ready"] for pod in self.pods.values())

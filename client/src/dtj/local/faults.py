@@ -1,4 +1,7 @@
-"""Faults on request, to see a recovery: `--kill worker:RANK@step=S`, `--kill pod:ORDINAL@step=S`."""
+"""Injects faults on request, to demonstrate a recovery.
+
+The flags are `--kill worker:RANK@step=S` and `--kill pod:ORDINAL@step=S`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Fault:
 
 
 def parse(text: str) -> Fault:
-    """A fault as the command line gives it. Raises InputError."""
+    """Parses a fault of the command line. Raises InputError."""
     match = _FORM.fullmatch(text)
     if not match:
         raise InputError(f"--kill {text}: write worker:RANK@step=STEP or pod:ORDINAL@step=STEP, as in worker:1@step=40")
@@ -44,16 +47,16 @@ def check(faults: Sequence[Fault], *, replicas: int, processes_per_pod: int) -> 
 
 
 class FaultInjector:
-    """Those that are still to come."""
+    """Injects faults when their step is reached. `pending` holds the remaining ones."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.pending = sorted(faults, key=lambda fault: fault.step)
 
     async def inject(self, cluster: LocalCluster) -> list[str]:
-        """Carry out what is due at the step that the agent last reported; what was done, in words."""
+        """Injects the faults that are due at the last reported step. Returns a line for each."""
         agent = cluster.agent
         if not agent or agent.get("phase") != "Running":
-            return []  # in the middle of a recovery: the fault waits for the group to train again
+            return []  # recovering: wait until the group trains again
         step = (agent.get("progress") or {}).get("step", -1)
         done = []
         for fault in [fault for fault in self.pending if fault.step <= step]:

@@ -1,19 +1,22 @@
-"""What workers write, as they write it: rank 0's lines unless another choice is made."""
+"""Reads the output of workers while they write it.
+
+The default is the output of rank 0.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-BYTES_PER_LOOK = 64 * 1024  # of one pod: a terminal takes no more, and a reader less
+BYTES_PER_LOOK = 64 * 1024  # per pod; more than anybody reads
 LINES_PER_LOOK = 50
 LINE_CHARACTERS = 500
 
 
 class LogTail:
-    """Reads on in the log files of a run's pods.
+    """Reads new lines of the log files of a run's pods.
 
-    With a `rank` it gives that rank's lines alone, at most LINES_PER_LOOK a call, and reports how many were left out. Without
-    one it gives every line of every rank and of the agents.
+    With a `rank` it returns that rank's lines only, at most LINES_PER_LOOK a call, and reports how
+    many were omitted. Without one it returns every line of every rank and of the agents.
     """
 
     def __init__(self, run_dir: Path, rank: int | None = None) -> None:
@@ -22,7 +25,7 @@ class LogTail:
         self._read: dict[Path, int] = {}
 
     def lines(self) -> list[str]:
-        """Whole lines since the last call: each with its pod in front, or with its rank alone."""
+        """Returns the whole lines since the last call, each with its pod, or only its rank, in front."""
         found = []
         for path in sorted(self._run_dir.glob("*.log")):
             found += self._all(path) if self._prefix is None else self._of_rank(path, self._prefix)
@@ -37,11 +40,11 @@ class LogTail:
         shown = [_last_drawn(line, prefix)[:LINE_CHARACTERS] for line in mine[-LINES_PER_LOOK:]]
         if skipped or len(mine) > len(shown):
             count = f"at least {len(mine) - len(shown)} lines" if skipped else f"{len(mine) - len(shown)} lines"
-            shown.insert(0, f"{prefix}... {count} left out; all are in {path}")
+            shown.insert(0, f"{prefix}... {count} omitted; all are in {path}")
         return shown
 
     def _newest(self, path: Path) -> tuple[bytes, bool]:
-        """The newest whole lines since the last call, and whether older ones were passed over."""
+        """Returns the newest whole lines since the last call, and whether older ones were skipped."""
         behind = path.stat().st_size - self._read.get(path, 0) - BYTES_PER_LOOK
         if behind <= 0:
             return self._new(path), False
@@ -58,6 +61,6 @@ class LogTail:
 
 
 def _last_drawn(line: str, prefix: str) -> str:
-    """What a progress bar, which begins anew with every carriage return, shows last."""
+    """Returns the last state of a progress bar, which starts over with every carriage return."""
     drawn = line.rstrip("\r").rpartition("\r")[2]
     return drawn if drawn.startswith(prefix) else prefix + drawn

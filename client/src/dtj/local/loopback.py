@@ -18,16 +18,17 @@ STATUS_SECONDS = 2.0
 class Ports:
     """Holds one free loopback port per pod.
 
-    A port that was only looked up can be taken before the agent binds it. So each stays bound here, not listening, with
-    SO_REUSEADDR: the kernel then gives it to nobody who asks for any free port, and lets the agent, which binds with
-    SO_REUSEADDR too, listen on it, again and again. While no agent listens, a connection is refused at once.
+    A port that was only looked up could be taken before the agent binds it. So each port stays bound
+    here, not listening, with SO_REUSEADDR: the kernel then gives it to no process that requests any
+    free port, and lets the agent, which also binds with SO_REUSEADDR, listen on it repeatedly. While
+    no agent listens, a connection is refused at once.
     """
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def at(self, ordinal: int) -> int:
-        """The port of the pod with this ordinal; the same for the whole run."""
+        """Returns the port of the pod with this ordinal; constant for the whole run."""
         while len(self._held) <= ordinal:
             held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,7 +46,10 @@ class Ports:
 
 
 async def agent_status(port: int, key: str) -> dict[str, Any] | None:
-    """`/status` of the agent on this loopback port; None while nobody answers there."""
+    """Returns the `/status` of the agent on this loopback port, or None without an answer.
+
+    docs/reference/contract.md describes the answer.
+    """
     return await asyncio.to_thread(_get_status, port, key)
 
 
@@ -60,7 +64,8 @@ def _get_status(port: int, key: str) -> dict[str, Any] | None:
             return None
         answer = json.loads(body)
     except (OSError, http.client.HTTPException, json.JSONDecodeError):
-        return None  # starting, stopping, or killed between two bytes: the next look tells
+        # The agent is starting, stopping, or was killed between two bytes; the caller polls again.
+        return None
     finally:
         connection.close()
     return answer if isinstance(answer, dict) else None

@@ -1,4 +1,7 @@
-"""The progress as it is this moment: the job's own status has it every few seconds, and with times in whole seconds."""
+"""The progress at this moment.
+
+The job's own status has the progress only every few seconds, and its times in whole seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,18 @@ from datetime import UTC, datetime
 
 from dtj_core.plan.model import Object
 
-WINDOW_SECONDS = 20.0  # that the speed is taken over
+WINDOW_SECONDS = 20.0  # over which the speed is measured
 
 
 class ProgressEstimator:
-    """Remembers the last reports of the agent to tell the speed, and so the time that is left."""
+    """Estimates speed and remaining time from the agent's last reports."""
 
     def __init__(self) -> None:
         self._attempt = 0
         self._reports: deque[tuple[float, int]] = deque()
 
     def apply(self, job: Object, agent: Object | None) -> Object:
-        """`job` with the progress that its agent has just reported and the `eta` that follows from it."""
+        """Returns `job` with the progress that its agent just reported, and with the resulting `eta`."""
         status = job.get("status", {})
         if not agent or agent.get("attempt") != status.get("attempt"):
             return job
@@ -32,7 +35,7 @@ class ProgressEstimator:
         return {**job, "status": {**status, "progress": progress}}
 
     def _speed(self, attempt: int, known: Object) -> float | None:
-        """Steps a second in this attempt; None until there are two reports of it."""
+        """Returns the steps per second in this attempt, or None before its second report."""
         if attempt != self._attempt:
             self._attempt = attempt
             self._reports.clear()

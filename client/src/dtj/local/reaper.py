@@ -1,7 +1,8 @@
-"""Ends what is left of a local run if dtj itself is killed, which dtj can't do then: a process that waits for its end.
+"""Cleans up after a local run whose dtj was killed: a separate process that waits for dtj's end.
 
-The agents ask the kernel for SIGKILL when their parent dies, and so do their workers. What a worker has started in a
-session of its own is found by its tag alone; and somebody has to remove the scratch folder.
+The agents have the kernel send them SIGKILL when their parent dies, and so do their workers. A
+process that a worker started in another session is found only by its tag, and the scratch
+folder has to be removed, too.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ CLOSE_SECONDS = 10.0
 
 
 class ProcessReaper:
-    """While it is open, nothing with this tag outlives this process."""
+    """While it is open, no process with this tag outlives dtj."""
 
     def __init__(self, tag: str, scratch_dir: Path) -> None:
         command = [sys.executable, "-m", __name__, tag, str(scratch_dir)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )  # the pipe ends with this process, whatever ends it
+        )  # the pipe closes when dtj ends, for whatever reason
 
     def __enter__(self) -> ProcessReaper:
         return self
@@ -33,17 +34,17 @@ class ProcessReaper:
         self._process.stdin.close()
         try:
             self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:  # what it cleans up after has ended in order: it is not needed
+        except subprocess.TimeoutExpired:  # dtj has cleaned up itself
             self._process.kill()
             self._process.wait(CLOSE_SECONDS)
 
 
 def main() -> None:
-    """Wait for the end of standard input, then clean up."""
+    """Waits for the end of standard input, then cleans up."""
     tag, scratch_dir = sys.argv[1:]
     sys.stdin.buffer.read()
     processes.kill_all(tag)
-    shutil.rmtree(scratch_dir, ignore_errors=True)  # dtj has removed it, unless it was killed
+    shutil.rmtree(scratch_dir, ignore_errors=True)  # still there if dtj was killed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The loop of a local run: observe, plan, apply, as the operator does it, until the job is Complete or Failed."""
+"""The loop of a local run: observe, plan, execute, like the operator, until the job has finished."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dtj_contract import names
 from dtj_core.plan.model import Object, Observed, Plan
 
 LOOK_SECONDS = 0.25  # an agent on loopback answers in a millisecond
-FAULT_LOOK_SECONDS = 0.05  # while a fault waits for its step
-PAUSE_SECONDS = 0.02  # between two looks, whatever happens
+FAULT_LOOK_SECONDS = 0.05  # while a fault is pending
+PAUSE_SECONDS = 0.02  # the minimum between two looks
 ROWS_SECONDS = 0.5  # between two looks through /proc for the table
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,7 +37,7 @@ Planner = Callable[[Object, Observed, float], Plan]
 
 
 class StopRequest:
-    """The user's wish to end: once in good order, twice at once."""
+    """The user's request to stop: the first signal stops gracefully, the second immediately."""
 
     def __init__(self, view: View) -> None:
         self.signal: signal.Signals | None = None
@@ -48,7 +48,7 @@ class StopRequest:
     def on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:
             self.signal = number
-            self._view.print_line(f"{number.name}: ending all workers in good order; once more ends them at once")
+            self._view.print_line(f"{number.name}: stopping all workers gracefully; a second signal stops them at once")
         else:
             self.kill_all()
         self.requested.set()
@@ -66,7 +66,7 @@ class StopRequest:
 
 
 class ViewUpdater:
-    """What the view has been told of the cluster so far."""
+    """Passes whatever is new in the cluster to the view."""
 
     def __init__(self, view: View, cluster: LocalCluster, tail: LogTail | None) -> None:
         self._view = view
@@ -80,18 +80,18 @@ class ViewUpdater:
         self._activity_since = time.monotonic()
 
     def update(self, job: Object, injected: Sequence[str]) -> None:
-        """Tell what is new: faults that were carried out, events, the progress, log lines."""
+        """Shows injected faults, new events, the progress and new log lines."""
         now = datetime.fromtimestamp(time.time(), UTC)
         new = self._cluster.events[self._events :]
         self._events += len(new)
-        # Here the Secret, the Service and the StatefulSet are files and processes of this machine: nothing was created anywhere.
+        # Omit Created events: the Secret, the Service and the StatefulSet are files and processes here.
         events = [f"{event.reason}: {event.message}" for event in new if event.reason != names.Reason.CREATED]
         for text in (*injected, *events):
             self._view.print_line(f"{now.astimezone():%H:%M:%S} {text}")
         if time.monotonic() - self._rows_at >= ROWS_SECONDS:
             self._rows, self._rows_at = _rows(self._cluster, restarts(job)), time.monotonic()
         busy = "" if finished(job) else activity.group_activity(self._cluster.agent)
-        if _DIGITS.sub("", busy) != _DIGITS.sub("", self._activity):  # `left 12 s ago` is what it was a second before
+        if _DIGITS.sub("", busy) != _DIGITS.sub("", self._activity):  # ignore a running "12 s ago"
             self._activity_since = time.monotonic()
         self._activity = busy
         self._view.show(
@@ -106,12 +106,12 @@ class ViewUpdater:
         self.logs()
 
     def ended(self, job: Object) -> None:
-        """Show the run as it was left: its pods are gone."""
+        """Shows the final state of the run, without pods."""
         self._view.show(Snapshot(job=job, now=datetime.fromtimestamp(time.time(), UTC), rows=()))
         self.logs()
 
     def logs(self) -> None:
-        """Tell what workers have written since."""
+        """Shows the lines that workers have written since the last call."""
         for line in self._tail.lines() if self._tail else ():
             self._view.print_log(line)
 
@@ -125,10 +125,11 @@ async def run(
     view: View,
     tail: LogTail | None = None,
 ) -> int:
-    """Carry the job out; `job` gets its status. The exit code: 0 Complete, 1 Failed, 128 + n if signal n ended the run.
+    """Runs the job, and writes its status into `job`.
 
-    `tail` reads what is shown of the workers' output. Raises LocalRunError and InputError. Whatever happens, no process of
-    the job is left.
+    Returns the exit code: 0 Complete, 1 Failed, 128 + n if signal n ended the run. `tail` reads the
+    output of the workers that is shown. Raises LocalRunError and InputError. Whatever happens, no
+    process of the job is left.
     """
     stop, injector = StopRequest(view), FaultInjector(faults)
     reaper = ProcessReaper(f"{host.job_uid}/", host.scratch_dir)
@@ -156,14 +157,14 @@ async def run(
 
 
 def finished(job: Object) -> bool:
-    """Complete or Failed."""
+    """Returns whether the job is Complete or Failed."""
     return is_true(job, names.COMPLETE) or is_true(job, names.FAILED)
 
 
 def is_true(job: Object, condition: str) -> bool:
-    """Does the job's status have this condition with status True?"""
+    """Returns whether the job's status has this condition with status True."""
     conditions = job.get("status", {}).get("conditions") or []
-    return any(one["type"] == condition and one["status"] == "True" for one in conditions)
+    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
 
 def _rows(cluster: LocalCluster, restarts: int) -> list[PodRow]:
@@ -171,7 +172,7 @@ def _rows(cluster: LocalCluster, restarts: int) -> list[PodRow]:
     return [
         PodRow(
             name=pod.object["metadata"]["name"],
-            state=pods.state_of(pod.object),
+            state=pods.pod_state(pod.object),
             pid=pod.pid,
             workers=workers.get(container.pod_tag(pod.object, cluster.host), {}),
             restarts=restarts,
@@ -181,7 +182,7 @@ def _rows(cluster: LocalCluster, restarts: int) -> list[PodRow]:
 
 
 async def _wait_for_any(*events: asyncio.Event, seconds: float) -> None:
-    """Until one of the events is set, or the time is over."""
+    """Waits until one of the events is set, or the time is over."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Lines: for a pipe, a log file, CI, or --plain."""
+"""Shows a run as lines: for a pipe, a log file, CI, or --plain."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dtj import durations
 from dtj.view.model import Snapshot, activity, is_current, progress, seconds_left, steps
 from dtj_contract import names
 
-PROGRESS_SECONDS = 5.0  # between two lines that say nothing but the progress
-STILL_SECONDS = 15.0  # between two lines where no step is done: the run is waited for, not hung
+PROGRESS_SECONDS = 5.0  # between two lines of mere progress
+# Between two lines while no step is done: they show that the run waits, and does not hang.
+STILL_SECONDS = 15.0
 
 
 class PlainView:
-    """A line for each change of phase or attempt, for each event, and for the progress now and then."""
+    """Prints a line for each event and each change of phase or attempt.
+
+    In between it prints the progress from time to time.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -44,7 +48,11 @@ class PlainView:
 
 
 def line(snapshot: Snapshot) -> str:
-    """`digits Running attempt 2 step 130/900 loss 0.31 5120 samples/s 42 s left`, or what it does instead of training."""
+    """Returns the state in one line.
+
+    For example `digits Running attempt 2 step 130/900 loss 0.31 5120 samples/s 42 s left`, or the
+    group's activity instead of the rates.
+    """
     job, known = snapshot.job, progress(snapshot.job)
     status = job.get("status", {})
     parts = [job["metadata"]["name"], str(status.get("phase", "Pending"))]

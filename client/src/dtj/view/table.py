@@ -1,4 +1,4 @@
-"""The live table on a terminal."""
+"""Shows a run as a live table on a terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dtj import durations
 from dtj.view.model import PodRow, Snapshot, activity, is_current, progress, seconds_left, steps
 from dtj_contract import names
 
-LINES = 8  # of events below the table; all of them are in the run's folder
-FEWEST_LINES = 3  # of events, however many pods there are
+LINES = 8  # of events below the table
+FEWEST_LINES = 3  # of events, with any number of pods
 REFRESH_PER_SECOND = 4
 STYLES = {
     names.RUNNING: "green",
@@ -28,7 +28,10 @@ STYLES = {
 
 
 class TableView:
-    """Redraws in place; events scroll in the last lines. What workers write goes above it."""
+    """Redraws the table in place, with the last events below it.
+
+    The output of workers is printed above the table.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -53,13 +56,16 @@ class TableView:
         self._live.stop()
 
     def _render(self) -> RenderableType:
-        lines = tuple(self._lines)  # at once: a thread draws while another one adds to them
+        lines = tuple(self._lines)  # a copy: another thread adds lines
         events = [Text(line, style="yellow" if "--kill" in line else "dim", overflow="fold") for line in lines]
         return fitted(self._console, self._snapshot, events)
 
 
 def fitted(console: Console, snapshot: Snapshot | None, events: Sequence[Text]) -> Group:
-    """Head, pods and events in the rows that the terminal has: pods that need no look are counted rather than cut off."""
+    """Returns head, pods and events in the rows that the terminal has.
+
+    Healthy pods that do not fit are counted rather than cut off.
+    """
     head = header(snapshot) if snapshot else []
     room = console.height - 1 - _height(console, *head)
     heights = [_height(console, event) for event in events]
@@ -74,22 +80,26 @@ def fitted(console: Console, snapshot: Snapshot | None, events: Sequence[Text]) 
 
 
 def header(snapshot: Snapshot) -> list[RenderableType]:
-    """Head line and progress bar."""
+    """Returns the head line and the progress bar."""
     return [_head_line(snapshot), _bar(snapshot)]
 
 
 def pods(snapshot: Snapshot, height: int) -> Table:
-    """A row for each pod. Where they are more than `height` has, those that do not run come first and the rest is one row."""
+    """Returns a table with a row for each pod.
+
+    If `height` is too small for all pods, those that are not Running come first, and the rest
+    share one row.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("POD", "STATE", "AGENT", "RANKS (PID)", "RESTARTS"):
-        # A row is one line, or the number of rows would not be their height.
+        # Each row is one line, so that the number of rows is the height.
         justify = "right" if heading == "RESTARTS" else "left"
         table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", min_width=len("RESTARTS"))  # type: ignore[arg-type]
     shown = list(snapshot.rows)
     folded: list[PodRow] = []
     if len(shown) + 1 > height:
         by_need = sorted(shown, key=lambda row: row.state == names.RUNNING)
-        most = max(0, height - 2)  # the heading, and the row of those that are folded
+        most = max(0, height - 2)  # minus the heading and the shared row
         kept = {row.name for row in by_need[:most]}
         shown, folded = [row for row in shown if row.name in kept], [row for row in shown if row.name not in kept]
     for row in shown:
