@@ -1,4 +1,7 @@
-"""`dtj run` of a job whose accelerator decides neither ranks nor backend ends at once: a cluster would wait for an answer."""
+"""`dtj run` of a job whose accelerator leaves ranks and backend undecided ends at once.
+
+On a cluster the job would wait for an answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job file in JSON or YAML gives the texts that kubectl would send."""
+"""A job file in JSON or YAML gives the same texts that kubectl would send."""
 
 from __future__ import annotations
 

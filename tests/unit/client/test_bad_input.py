@@ -1,4 +1,7 @@
-"""`dtj run` refuses what the API server would refuse, with exit code 2 and the field's name, before anything is started."""
+"""`dtj run` rejects whatever the API server would reject, before it starts anything.
+
+The exit code is 2, and the message names the field.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`dtj submit | get | wait | delete` with a real API server; there is no kubelet, so the tests write the status."""
+"""`dtj submit | get | wait | delete` with a real API server.
+
+There is no kubelet, so the tests write the status.
+"""
 
 from __future__ import annotations
 
@@ -148,12 +151,12 @@ def test_denied_request_is_reported_in_one_line(cluster: ControlPlane, dtj: Any)
 def test_unreachable_cluster_is_reported_in_one_line(dtj: Any, tmp_path: Path, bare: ControlPlane) -> None:
     nowhere = tmp_path / "nowhere"
     nowhere.write_text(bare.kubeconfig.read_text().replace(bare.url, "https://127.0.0.1:1"))
-    for flags, words in (
+    for flags, message in (
         (["--kubeconfig", nowhere], "no answer from https://127.0.0.1:1 "),
         (["--kubeconfig", tmp_path / "none"], "no usable kubeconfig"),
         (["--context", "moon"], "--context moon: not in the kubeconfig"),
     ):
         code, _, err = dtj("get", *flags)
         assert code in (1, 2)
-        assert words in err
+        assert message in err
         assert err.count("\n") == 1

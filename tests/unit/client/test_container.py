@@ -1,4 +1,4 @@
-"""A pod of the planner's becomes a process of this machine: the same words, other places."""
+"""The translation of a planned pod into a process of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of three lines in a loop of one's own, on this machine: `dtj run` from the top of the repository."""
+"""The example of three added lines in a user's own loop, with `dtj run` from the top of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`dtj run --fresh` begins anew whatever kind of script ran before, and removes nothing that is not the job's own."""
+"""`dtj run --fresh` starts over, whatever kind of script ran before.
+
+It removes no file that is not the job's own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ Start = Callable[..., LocalRun]
 
 
 def begun(run: LocalRun) -> list[str]:
-    """Where rank 0, which alone writes, began: another rank may look after it has written."""
+    """Returns where rank 0 began in each attempt.
+
+    Only rank 0 writes, so another rank may read the count after rank 0 has written.
+    """
     return re.findall(r"^\[rank 0\] attempt (\d+ begins at \d+)$", (run.run_dir / "count-0.log").read_text(), re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""A kubeconfig that is none is one line that names the file."""
+"""An invalid kubeconfig results in one line that names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A local pod is as a kubelet's: its container is started again, its end is the end of all that ran in it."""
+"""A local pod behaves like a kubelet's.
+
+Its container is restarted, and the container's end ends all its processes.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def test_repeatedly_ending_container_backs_off(tmp_path: Path) -> None:
 
 
 def test_sigterm_reaches_an_agent_that_is_just_starting(tmp_path: Path) -> None:
-    """For a moment in exec(2) a process shows no environment, so nothing can be looked up in it."""
+    """A process in exec(2) shows no environment for a moment, so no lookup finds it by its tag."""
 
     async def test() -> None:
         began = time.monotonic()
@@ -89,7 +92,7 @@ def test_sigterm_reaches_an_agent_that_is_just_starting(tmp_path: Path) -> None:
             group = [make(tmp_path, "/bin/sleep", "600", ordinal=ordinal) for ordinal in range(8)]
 
             async def stop_at_once(pod: LocalPod) -> None:
-                await asyncio.sleep(0)  # it has been asked for, and does not run yet
+                await asyncio.sleep(0)  # requested, but not running yet
                 await pod.stop(120)
 
             await asyncio.gather(*map(stop_at_once, group))

@@ -1,4 +1,4 @@
-"""How long a local pod's container waits before it is started again."""
+"""The pause before a local pod's container restarts."""
 
 from __future__ import annotations
 

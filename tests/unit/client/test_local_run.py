@@ -1,4 +1,4 @@
-"""`dtj run`: the whole job with real processes on this machine."""
+"""`dtj run`: whole jobs with real processes on this machine."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_concurrent_run_has_its_own_ports(start: Start, tmp_path: Path) -> None:
 
 
 def own_output(run: LocalRun) -> list[str]:
-    """The lines of workers that the run shows."""
+    """Returns the lines of workers that the run shows."""
     return [line for line in run.lines() if "[rank " in line or "[agent]" in line]
 
 

@@ -1,4 +1,7 @@
-"""`dtj logs`: all pods of a job through a real API server, with the kubelet's part played by a small HTTPS server."""
+"""`dtj logs` of all pods of a job, through a real API server.
+
+A small HTTPS server takes the kubelet's place.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PODS = "/api/v1/namespaces/default/pods"
 
 @pytest.fixture
 def node(cluster: ControlPlane, tmp_path: Path) -> Iterator[LogServer]:
-    """A node whose kubelet is a LogServer; its pods are gone afterwards."""
+    """Returns a node whose kubelet is a LogServer; deletes its pods after the test."""
     with LogServer(tmp_path / "pki") as server:
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
@@ -106,7 +109,7 @@ def test_following_resumes_where_a_stream_was_cut_off(cluster: ControlPlane, nod
 
     def happen() -> None:
         eventually("the pod is followed", lambda: node.queries)
-        node.end("count-0")  # the container runs on: it was somebody between
+        node.end("count-0")  # a proxy ended it; the container still runs
         node.write("count-0", at(2, "[rank 0] b"))
         seen = len(node.queries)
         eventually("the pod is followed again, and again", lambda: len(node.queries) >= seen + 2)
@@ -151,7 +154,7 @@ def test_following_a_job_without_pods_reports_the_wait(
     look = logs._look
 
     def asked(*which: Any) -> str:
-        set_status(cluster, "Complete", attempt=1)  # not before it was looked at
+        set_status(cluster, "Complete", attempt=1)  # only after the first look
         return look(*which)
 
     monkeypatch.setattr(logs, "_look", asked)

@@ -1,4 +1,4 @@
-"""The command line itself: versions, what is missing, and slips of the fingers."""
+"""The command line: versions, missing libraries and mistyped verbs."""
 
 from __future__ import annotations
 

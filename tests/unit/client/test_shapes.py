@@ -1,4 +1,7 @@
-"""A value of the wrong type in a pod template is one clear line with its path, before anything is started."""
+"""A value of the wrong type in a pod template is one clear line with its path.
+
+The error is reported before anything is started.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person is shown: pure functions of the job and the pods."""
+"""The views: pure functions of the job and the pods."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ STATUS: dict[str, Any] = {
 }
 
 
-def sight(**status: Any) -> Snapshot:
+def snapshot(**status: Any) -> Snapshot:
     job = {"metadata": {"name": "digits"}, "status": {**STATUS, **status}}
     row = PodRow(name="digits-0", state="Running", pid=41, workers={0: 51, 1: 52}, restarts=3)
     return Snapshot(job=job, now=NOW, rows=[row])
 
 
 def test_line_shows_the_whole_state() -> None:
-    assert line(sight()) == "digits Running attempt 2 step 130/900 loss 0.3123 5120 samples/s 3 m 05 s left"
+    assert line(snapshot()) == "digits Running attempt 2 step 130/900 loss 0.3123 5120 samples/s 3 m 05 s left"
     assert line(Snapshot(job={"metadata": {"name": "digits"}}, now=NOW, rows=())) == "digits Pending"
 
 
 def test_table_has_a_row_for_each_pod() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=120, height=40)
-    console.print(fitted(console, sight(), []))
+    console.print(fitted(console, snapshot(), []))
     text = stream.getvalue()
-    for word in ("digits", "Running", "attempt 2", "step 130/900", "checkpoint 100", "digits-0", "41", "0 (51)  1 (52)", "3"):
-        assert word in text
+    for expected in ("digits", "Running", "attempt 2", "step 130/900", "checkpoint 100", "digits-0", "41", "0 (51)  1 (52)", "3"):
+        assert expected in text
 
 
 def test_plain_lines_come_with_a_change_of_phase_and_every_five_seconds_of_progress() -> None:
@@ -97,23 +97,23 @@ def test_wrong_duration_names_the_flag(text: str) -> None:
 
 
 def test_time_left_follows_from_the_speed_of_this_attempt() -> None:
-    pace = ProgressEstimator()
+    estimator = ProgressEstimator()
     job = {"metadata": {"name": "j"}, "status": {"attempt": 1, "progress": {"step": 3, "totalSteps": 100}}}
 
     def left(attempt: int, time: float, step: int) -> float | None:
         agent = {"attempt": attempt, "progress": {"step": step, "totalSteps": 100, "time": time, "loss": None}}
-        shown = pace.apply({**job, "status": {**job["status"], "attempt": attempt}}, agent)
+        shown = estimator.apply({**job, "status": {**job["status"], "attempt": attempt}}, agent)
         return seconds_left(shown, datetime.fromtimestamp(time, UTC))
 
     assert left(1, 1000.0, 10) is None
     assert left(1, 1001.5, 40) == pytest.approx(3.0)
     assert left(2, 1010.0, 30) is None, "another attempt has another beginning"
     assert left(2, 1012.0, 50) == pytest.approx(5.0)
-    assert pace.apply(job, None) == job
+    assert estimator.apply(job, None) == job
 
 
 def drawn(shown: Snapshot, events: list[str], *, height: int, width: int = 100) -> list[str]:
-    """The lines of the live table in a terminal of this size."""
+    """Returns the lines of the live table in a terminal of this size."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, height=height)
     console.print(fitted(console, shown, [Text(text, overflow="fold") for text in events]))
@@ -121,7 +121,7 @@ def drawn(shown: Snapshot, events: list[str], *, height: int, width: int = 100) 
 
 
 def many(count: int, **other: str) -> list[PodRow]:
-    """Pods that run, but for those whose state is given by name."""
+    """Returns running pods, except those whose state is given by name."""
     names = [f"digits-{ordinal}" for ordinal in range(count)]
     return [PodRow(name=name, state=other.get(name, "Running"), pid=1, workers={0: 2}, restarts=0) for name in names]
 
@@ -130,7 +130,7 @@ def many(count: int, **other: str) -> list[PodRow]:
 @pytest.mark.parametrize("pods", [40, 200])
 def test_excess_pods_are_folded_and_events_stay_visible(height: int, pods: int) -> None:
     rows = many(pods, **{"digits-13": "Terminating"})
-    lines = drawn(Snapshot(job=sight().job, now=NOW, rows=rows), [f"event {n}" for n in range(8)], height=height)
+    lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=rows), [f"event {n}" for n in range(8)], height=height)
     assert len(lines) <= height
     assert lines[-3:] == ["event 5", "event 6", "event 7"]
     text = "\n".join(lines)
@@ -141,7 +141,7 @@ def test_excess_pods_are_folded_and_events_stay_visible(height: int, pods: int) 
 
 
 def test_few_pods_are_all_shown_with_all_events() -> None:
-    lines = drawn(Snapshot(job=sight().job, now=NOW, rows=many(4)), [f"event {n}" for n in range(8)], height=24)
+    lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=many(4)), [f"event {n}" for n in range(8)], height=24)
     assert sum(line.startswith("digits-") for line in lines) == 4
     assert sum(line.startswith("event") for line in lines) == 8
     assert "more" not in "\n".join(lines)
@@ -152,13 +152,13 @@ def test_wide_rows_and_long_events_fit_the_height(width: int) -> None:
     rows = [
         PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0) for n in range(2)
     ]
-    lines = drawn(Snapshot(job=sight().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
+    lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
     assert len(lines) <= 20
     assert sum(line.startswith("digits-") for line in lines) == 2
 
 
 def recovering() -> Snapshot:
-    return replace(sight(), activity="stopping the workers", activity_seconds=12.0)
+    return replace(snapshot(), activity="stopping the workers", activity_seconds=12.0)
 
 
 def test_recovery_shows_its_phase_instead_of_stale_rates() -> None:
@@ -166,7 +166,7 @@ def test_recovery_shows_its_phase_instead_of_stale_rates() -> None:
         assert "stopping the workers (12 s)" in text
         for old in ("loss", "samples/s", "left"):
             assert old not in text
-    for text in (line(sight(phase="Restarting")), drawn(sight(phase="Restarting"), [], height=24)[0]):
+    for text in (line(snapshot(phase="Restarting")), drawn(snapshot(phase="Restarting"), [], height=24)[0]):
         assert "Restarting" in text
         assert "samples/s" not in text
 

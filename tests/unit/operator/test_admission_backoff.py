@@ -1,4 +1,4 @@
-"""What was refused is not asked at every look, and not forgotten to be asked."""
+"""A rejected object is not sent at every reconcile, and is retried later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polls of an agent that does not answer: fewer and fewer, counted each, logged once."""
+"""Polls of a silent agent: less and less frequent, each counted, logged once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[], web.Response]
 
 
 def polled(answer: list[Answer], test: Callable[[AgentClient, Clock, Counter[str]], Awaitable[None]]) -> None:
-    """`test` with an agent that answers as the last of `answer` does."""
+    """Runs `test` with an agent whose answer is the last item of `answer`."""
     counts: Counter[str] = Counter()
 
     async def status(request: web.Request) -> web.Response:

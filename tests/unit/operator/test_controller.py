@@ -1,4 +1,7 @@
-"""A reconcile's ways to end: done, again later, gone, refused, failed, and a bug of ours that must not hide or spread."""
+"""The outcomes of a reconcile: done, requeued, gone, rejected, failed, and a bug.
+
+No bug may stay hidden or affect other jobs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Shell:
         return {s.labels["result"]: s.value for s in samples if s.value}
 
     async def until(self, done: Callable[[], bool], *keys: Key) -> None:
-        """Work on these keys until `done`."""
+        """Works on these keys until `done`."""
         for key in keys or (KEY,):
             self.queue.add(key)
         worker = asyncio.ensure_future(self.controller.work())
@@ -104,10 +107,10 @@ def test_deleted_or_terminating_job_is_left_alone(there: list[Any]) -> None:
 def test_invalid_child_is_planned_again_at_once_with_the_servers_message() -> None:
     client = client_with()
     client.refuse["apply", "statefulsets", "j"] = errors.Invalid('StatefulSet "j" is invalid: spec', status=422)
-    told = []
+    observed_rejections = []
 
     def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
-        told.append(observed.rejection)
+        observed_rejections.append(observed.rejection)
         return Plan(status={"phase": "Failed"}) if observed.rejection else Plan(actions=(Apply(body=SET),))
 
     async def main() -> None:
@@ -116,17 +119,17 @@ def test_invalid_child_is_planned_again_at_once_with_the_servers_message() -> No
         assert shell.results() == {"requeue": 1}
 
     asyncio.run(main())
-    assert told == [None, 'StatefulSet "j" is invalid: spec']
+    assert observed_rejections == [None, 'StatefulSet "j" is invalid: spec']
     assert client.bodies[-1]["status"] == {"phase": "Failed"}
 
 
 def test_temporary_rejection_is_reported_each_time_and_retried_with_back_off() -> None:
     client = client_with()
     client.refuse["apply", "statefulsets", "j"] = errors.Forbidden("exceeded quota: q", status=403)
-    told: list[str | None] = []
+    observed_rejections: list[str | None] = []
 
     def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
-        told.append(observed.refusal)
+        observed_rejections.append(observed.refusal)
         return Plan(actions=() if observed.refusal else (Apply(body=SET),), requeue_after=0)
 
     async def main() -> None:
@@ -136,8 +139,8 @@ def test_temporary_rejection_is_reported_each_time_and_retried_with_back_off() -
 
     asyncio.run(main())
     tries = client.calls.count(("apply", "statefulsets", "j"))
-    assert (told[0], tries) == (None, 1), "20 looks within a second ask the API server once"
-    assert set(told[1:]) == {"exceeded quota: q"}
+    assert (observed_rejections[0], tries) == (None, 1), "20 looks within a second ask the API server once"
+    assert set(observed_rejections[1:]) == {"exceeded quota: q"}
 
 
 def test_error_is_one_log_line_and_retried_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""docs/reference/operator.md names everything that a person can set, call, read or grant."""
+"""docs/reference/operator.md names every flag, call, metric and right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Events: one object per thing that happened, a bounded number per job, and never a reconcile's failure."""
+"""Events: one object per event, a bounded number per job.
+
+A failed event never fails a reconcile.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Carrying out a plan: order, one status write and none without need, and who is told of a refusal."""
+"""Executing a plan: the order, the single status write, and the reporting of rejections.
+
+No status is written without need.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ def test_missing_or_replaced_object_counts_as_deleted(error: errors.KubeError) -
 RBAC = 'statefulsets.apps "j" is forbidden: User "jane" cannot patch resource "statefulsets" in API group "apps"'
 POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed expression: false"
 OWNERS = "metadata.ownerReferences: Invalid value: Only one reference can have Controller set to true"
-# Messages as kube-apiserver 1.36 gave them.
+# Messages of kube-apiserver 1.36.
 INVALID = [
     errors.Invalid('StatefulSet.apps "j" is invalid: spec.template.spec.containers[0].image: Required value', status=422),
     errors.Invalid(".spec.template.spec.containers[0].imge: field not declared in schema", status=500),

@@ -1,4 +1,4 @@
-"""A plan that somebody else has overtaken: it is dropped, and the job is read again."""
+"""An overtaken plan is dropped, and the job is read again."""
 
 from __future__ import annotations
 

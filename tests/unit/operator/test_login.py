@@ -1,4 +1,4 @@
-"""Logging in has a deadline too."""
+"""Logging in has a deadline, too."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_silent_login_plugin_ends_the_operator_with_an_error(tmp_path: Path) -> 
 
 
 class ExpiredLogin:
-    """A login that was good once and can't be renewed: its exec plugin fails."""
+    """A login that was valid once and can't be renewed, because its exec plugin fails."""
 
     def __init__(self) -> None:
         self.configuration = Configuration(host="http://127.0.0.1:1")
@@ -57,7 +57,7 @@ class ExpiredLogin:
 
 
 class Refusing(Client):
-    """A client whose API server answers 401 to everything."""
+    """A client whose API server answers 401 to every request."""
 
     def __init__(self) -> None:
         super().__init__(ExpiredLogin(), lambda *_: None)  # type: ignore[arg-type]

@@ -1,4 +1,8 @@
-"""A StatefulSet whose pods are missing: the server's words if they are refused, else an annotation that wakes its controller."""
+"""A StatefulSet whose pods are missing.
+
+If the pods would be rejected, the server's message is reported. Otherwise an annotation wakes the
+StatefulSet controller.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Observing: read anew whenever anything was heard of, and only the agent asked in between."""
+"""Observing: reads are repeated after every event.
+
+Between events only the agent is polled.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ SET = {"metadata": {"name": "j", "uid": "set", "ownerReferences": [{"uid": "u1"}
 
 
 def client_with(*pods: Any) -> FakeClient:
-    """A job, its StatefulSet, and these pods."""
+    """Returns a client that serves a job, its StatefulSet, and these pods."""
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
     client.objects["statefulsets", "j"] = SET
@@ -238,7 +241,7 @@ def test_agent_status_in_several_chunks_is_read_completely() -> None:
             for start in range(0, len(text), 5000):
                 writer.write(text[start : start + 5000])
                 await writer.drain()
-                await asyncio.sleep(0.001)  # the pieces are to arrive one by one
+                await asyncio.sleep(0.001)  # so that each chunk arrives alone
             writer.close()
 
         server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)

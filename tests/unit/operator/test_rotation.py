@@ -1,4 +1,7 @@
-"""The master key is replaced: the operator takes up the new one, and agents of jobs of the old one's time are asked on."""
+"""A replaced master key takes effect.
+
+Agents of jobs that were started with the previous key are still polled with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small parts of the shell: what wakes a job, what is counted, which settings are refused, what a log line says."""
+"""The small parts of the shell: wake-ups by events, metrics, settings, RBAC and log lines."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_pod_event_wakes_its_job_only_for_fields_that_a_reconcile_reads() -> Non
         watches.on_child_event("pods", "MODIFIED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "2"}]))
         watches.on_child_event("pods", "MODIFIED", child(phase="Running", conditions=[ready]))
         watches.on_child_event("pods", "DELETED", child(phase="Running", conditions=[ready]))
-        watches.on_child_event("pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}})  # nobody's
+        watches.on_child_event("pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}})  # without an owner
 
     assert woken(tell) == [("ns", "j")] * 3
 
@@ -84,7 +84,7 @@ def test_kopf_settings_disable_events_and_scanning_and_back_off_endlessly() -> N
     assert not used.posting.enabled
     assert used.scanning.disabled
     tries = Backoffs()
-    for _ in range(2):  # gone through again at the next outage
+    for _ in range(2):  # iterated again at the next outage
         again = iter(tries)
         assert [next(again) for _ in range(8)] == [1, 2, 4, 8, 15, 30, 30, 30]
 
@@ -260,8 +260,8 @@ def test_log_line_is_one_json_object_with_job_and_attempt() -> None:
     logs.set_attempt(job({"attempt": 3}))
     line = logs.JsonFormatter().format(record)
     assert "\n" not in line
-    said = json.loads(line)
-    assert (said["level"], said["message"], said["job"]) == (
+    logged = json.loads(line)
+    assert (logged["level"], logged["message"], logged["job"]) == (
         "warning",
         "two\nlines: x",
         {"namespace": "ns", "name": "j", "attempt": 3},
@@ -275,7 +275,10 @@ def test_log_line_is_one_json_object_with_job_and_attempt() -> None:
 
 
 class InnerFirst(list[Any]):
-    """The generators that a loop closes at its end, the youngest first. The loop's own set has them in any order."""
+    """The generators that a loop closes at its end, the youngest first.
+
+    The loop's own set has them in any order.
+    """
 
     def add(self, generator: Any) -> None:
         self.insert(0, generator)
@@ -283,8 +286,8 @@ class InnerFirst(list[Any]):
     discard = list.remove
 
 
-def ended_inside_a_watch_of_kopfs(caplog: pytest.LogCaptureFixture, handler: Any) -> list[str]:
-    """kopf's watcher is cancelled while it deals with an event, so that its generators are left for the loop to close."""
+def end_inside_a_kopf_watch(caplog: pytest.LogCaptureFixture, handler: Any) -> list[str]:
+    """Cancels kopf's watcher while it handles an event, so that the loop has to close its generators."""
     caplog.clear()
 
     async def watched() -> AsyncIterator[int]:
@@ -308,10 +311,10 @@ def ended_inside_a_watch_of_kopfs(caplog: pytest.LogCaptureFixture, handler: Any
 
 
 def test_unclosed_kopf_watch_is_no_error_and_other_errors_are(caplog: pytest.LogCaptureFixture) -> None:
-    said = ended_inside_a_watch_of_kopfs(caplog, None)
-    assert said, "kopf still does it"
-    assert all("asynchronous generator" in line for line in said)
-    assert not ended_inside_a_watch_of_kopfs(caplog, ignore_unclosed_watches)
+    errors_logged = end_inside_a_kopf_watch(caplog, None)
+    assert errors_logged, "kopf still does it"
+    assert all("asynchronous generator" in line for line in errors_logged)
+    assert not end_inside_a_kopf_watch(caplog, ignore_unclosed_watches)
     loop = asyncio.new_event_loop()
     ignore_unclosed_watches(loop, {"message": "a task failed"})
     loop.close()

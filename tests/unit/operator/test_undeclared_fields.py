@@ -10,7 +10,7 @@ from dtj_operator.kube import undeclared_fields
 from tests.unit.operator.fakes import FakeClient
 from tests.unit.operator.test_executor import execute
 
-# As kube-apiserver 1.36 gave it.
+# A message of kube-apiserver 1.36.
 REFUSAL = """failed to create typed patch object (t1/j; training.dtj.dev/v1alpha1, Kind=DistributedTrainingJob): errors:
   .status.progress.eta: field not declared in schema
   .status.conditions[type="A"].observedGeneration: field not declared in schema

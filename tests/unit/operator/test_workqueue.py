@@ -1,4 +1,4 @@
-"""The work queue, on a loop whose clock is virtual: minutes of back-off pass in no time, and exactly."""
+"""The work queue on a loop with a virtual clock: minutes of back-off take no time, and are exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtj_operator.workqueue import WorkQueue
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Never waits: what the loop would wait is added to its clock."""
+    """Never waits: adds the timeout to the clock of the loop instead."""
 
     now = 0.0
 

@@ -1,4 +1,7 @@
-"""Each release is one command, dry unless it is asked for, and what it builds carries names that are ours."""
+"""Each release is one command, and a dry run unless requested.
+
+Its artifacts have our names.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def test_every_file_states_the_same_version() -> None:
 def test_distributions_have_our_names() -> None:
     projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in release.PROJECTS]
     assert {project["name"] for project in projects} == OURS
-    siblings = {word for project in projects for word in project["dependencies"] if word.startswith("dtj")}
+    siblings = {name for project in projects for name in project["dependencies"] if name.startswith("dtj")}
     assert siblings <= OURS
     assert {command for project in projects for command in project.get("scripts", {})} >= {"dtj", "dtj-operator", "dtj-agent"}
 
