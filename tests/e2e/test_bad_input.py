@@ -1,4 +1,4 @@
-"""Bad input on the real thing: each ends in a condition that says what is wrong and what was seen."""
+"""Bad input on a real cluster: each ends in a condition with the cause and the evidence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.e2e.kit import Job, conditions, eventually
 
 
-def command(*words: str) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "trainer", "command": list(words)}]}}
+def command(*arguments: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", "command": list(arguments)}]}}
 
 
 @pytest.mark.parametrize(

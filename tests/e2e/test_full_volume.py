@@ -1,4 +1,4 @@
-"""A checkpoint volume that is full for a while: a tmpfs of 16 MiB in one node, filled up beside the training."""
+"""A full checkpoint volume: a tmpfs of 16 MiB in one node, filled up beside the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NODE = "dtj-worker"
 
 @pytest.fixture
 def small(kubectl: Kubectl) -> Iterator[str]:
-    """The folder in the node that the claim `small` stands for."""
+    """Returns the folder in the node that backs the claim `small`."""
     name = f"dtj-small-{uuid.uuid4().hex[:4]}"
     path = f"/var/lib/{name}"
     docker("exec", NODE, "sh", "-c", f"mkdir {path} && mount -t tmpfs -o size=16m,mode=1777 tmpfs {path}")
@@ -57,7 +57,7 @@ def test_full_volume_is_an_event_with_the_free_space_and_training_continues(make
     eventually("a first checkpoint", valid, 90)
 
     def refused() -> list[str]:
-        docker("exec", NODE, "sh", "-c", f"cat /dev/zero >> {small}/filler 2>/dev/null; true")  # until it finds no room
+        docker("exec", NODE, "sh", "-c", f"cat /dev/zero >> {small}/filler 2>/dev/null; true")  # until the volume is full
         return [line for line in job.kubectl("describe", "dtj", "full").splitlines() if "CheckpointFailed" in line]
 
     event = eventually("the event", refused, 60)[0]

@@ -20,7 +20,7 @@ def test_digits_on_three_pods_completes_and_releases_its_pods(undisturbed: Job) 
     assert status["restarts"] == {"total": 0, "inPlace": 0, "pod": 0, "counted": 0}
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == undisturbed.step()
     assert undisturbed.records()[-1]["validation_accuracy"] >= 0.95
-    # Both workers took part, or the test says nothing about two nodes.
+    # Both nodes must take part, or the test proves nothing about two nodes.
     eventually("no pod is left", lambda: not undisturbed.pods(), 60)
 
 
@@ -55,7 +55,7 @@ def test_gpt_trains_on_the_text_of_the_standard_library(make_job: Callable[..., 
 
 
 def test_chart_and_job_fit_in_their_requested_memory(make_job: Callable[..., Job], operator: Kubectl) -> None:
-    """The agent's resident memory beside a running training (<= 20 MB), and the operator's (<= 100 MB)."""
+    """The agent's resident memory beside a running training is at most 20 MB, the operator's 100 MB."""
     job = make_job("memory", replicas=1).create()
     job.until_step(1)
     status = job.kubectl("exec", "memory-0", "-c", "trainer", "--", "cat", "/proc/1/status")

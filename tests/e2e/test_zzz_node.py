@@ -13,7 +13,7 @@ from tests.e2e.test_recovery import assert_resumed
 def test_stopped_and_restarted_worker_node_lets_the_group_resume(
     make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
 ) -> None:
-    """The survivors wait in place, the job says so, and the group forms anew when the node is back."""
+    """The survivors wait in place, the status reports it, and the group re-forms with the node."""
     job = make_job().create()
     job.until_step(50)
     (manager,) = operator.list("pods", "app.kubernetes.io/name=dtj-operator")

@@ -44,7 +44,7 @@ def install(plane: ControlPlane) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def notes(install: Callable[..., str]) -> str:
-    """The chart installed; what helm printed."""
+    """Installs the chart, and returns helm's output."""
     return install()
 
 
@@ -62,7 +62,7 @@ def eventually(what: str, probe: Callable[[], bool], seconds: float = 60) -> Non
 
 
 def test_api_server_accepts_every_object_of_the_chart(kubectl: Kubectl) -> None:
-    # The deployment's pod too, which nothing but a restricted namespace's admission would look at.
+    # Include the Deployment's pod, which only the admission of a restricted namespace would check.
     spec = pod(render()) | {"serviceAccountName": "default"}
     one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": NAMESPACE}, "spec": spec}
     for text in (render_text({}), json.dumps(one)):
@@ -94,7 +94,7 @@ def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(notes: str,
     logins = {role: str(plane.kubeconfig_for(f"a-{role}", [])) for role in ("edit", "view")}
     for role in logins:
         kubectl("-n", "team", "create", "rolebinding", role, f"--clusterrole={role}", f"--user=a-{role}")
-    # A controller joins the chart's roles to the cluster's.
+    # A controller aggregates the chart's roles into the cluster's.
     eventually(
         "an editor may submit", lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0
     )
@@ -137,7 +137,10 @@ def test_service_account_has_the_rights_of_the_table_and_cannot_get_secrets(
 
 
 def test_service_account_can_read_a_secret_by_an_empty_patch(notes: str, plane: ControlPlane, kubectl: Kubectl) -> None:
-    """A limit of RBAC, that docs/decisions/0002 states: without it `patch` would be no right to write by server-side apply."""
+    """docs/decisions/0002 states this limit of RBAC.
+
+    Without it `patch` would be no right to write by server-side apply.
+    """
     assert kubectl("-n", "default", "create", "secret", "generic", "theirs", "--from-literal=password=hunter2").returncode == 0
     login = str(plane.kubeconfig_for_service_account(NAMESPACE, "dtj-operator"))
     assert "forbidden" in kubectl("-n", "default", "get", "secret", "theirs", login=login).stderr

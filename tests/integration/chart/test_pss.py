@@ -1,4 +1,4 @@
-"""The check of the pod security standard finds what it is there to find."""
+"""The check of the pod security standard finds each violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart renders, with no cluster."""
+"""The rendered chart, without a cluster."""
 
 from __future__ import annotations
 

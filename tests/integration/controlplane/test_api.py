@@ -1,4 +1,4 @@
-"""The CRD on a real API server, through a real kubectl: what is accepted, what is refused and how, what may change."""
+"""The CRD on a real API server, through a real kubectl: accepted, rejected and immutable fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kubectl:
         return self("apply", "-f", "-", input_=body)
 
     def dry_run(self, jobs: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """All jobs in one call, each from a file of its case's name."""
+        """Applies all jobs in one dry run, each from a file named after its case."""
         for case, body in jobs.items():
             (self.folder / f"{slug(case)}.yaml").write_text(yaml.safe_dump(body))
         return self("apply", "--dry-run=server", "-f", self.folder)
@@ -118,7 +118,7 @@ def test_fields_that_shape_pods_change_only_while_suspended(field: str, kubectl:
 
 def test_unknown_template_field_is_immutable_too(kubectl: Kubectl) -> None:
     kubectl.apply(job({"template": template({"future": {"a": 1}})}))
-    # CEL does not see that {"future": …} became {"other": …}, both unknown to the schema: such a job's pods are made anew
+    # CEL does not see that {"future": …} became {"other": …}, both unknown to the schema: such a job's pods are recreated
     # (tests/unit/plan/test_suspend.py).
     for other in ({"future": {"a": 2}}, {"future": {"b": 1}}, {"future": {"a": 1}, "more": 1}, {}):
         assert kubectl.apply(job({"template": template(other)})).returncode == 1, other
@@ -131,9 +131,9 @@ def test_lifetime_fields_change_at_any_time(kubectl: Kubectl) -> None:
 
 
 def test_kubectl_explains_every_field_of_the_spec(kubectl: Kubectl) -> None:
-    told = kubectl("explain", "dtj.spec", "--api-version=training.dtj.dev/v1alpha1").stdout
+    explained = kubectl("explain", "dtj.spec", "--api-version=training.dtj.dev/v1alpha1").stdout
     for field in ("replicas", "checkpoint", "ttlSecondsAfterFinished"):
-        assert re.search(rf"(?m)^  {field}\t<", told), told
+        assert re.search(rf"(?m)^  {field}\t<", explained), explained
     assert "the newest checkpoints are kept" in kubectl("explain", "dtj.spec.checkpoint.keep").stdout
 
 

@@ -1,4 +1,7 @@
-"""What the planner makes, a real API server takes: every good job's children, in a namespace that enforces "restricted"."""
+"""A real API server accepts the children that the planner creates.
+
+Every good job is tried, in a namespace that enforces "restricted".
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def test_pods_are_admitted_where_restricted_is_enforced(plane: ControlPlane, nam
     }
     made = children(spec, namespace)
     for child in made:
-        child["metadata"].pop("ownerReferences")  # of a job that is not there: they would be collected
+        child["metadata"].pop("ownerReferences")  # or the garbage collector would delete it
     done = apply(plane, made)
     assert done.returncode == 0, done.stderr
     objects = Objects(plane, namespace)

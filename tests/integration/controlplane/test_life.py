@@ -1,4 +1,7 @@
-"""A job's life on a real API server, with the operator as a process: what is made, how often is written, and how it ends."""
+"""A job's life on a real API server, with the operator as a process.
+
+The tests check its children, the number of writes, and its end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ JOBS = names.PLURAL
 
 
 def running(step: int = 0, **more: Any) -> Any:
-    """`/status` of an agent whose group runs."""
+    """Returns the `/status` of an agent whose group runs."""
     return {
         "phase": "Running",
         "attempt": 1,
@@ -30,14 +33,14 @@ def running(step: int = 0, **more: Any) -> Any:
 
 
 def outcome(job: Any, result: str, reason: str) -> Any:
-    """Container states of a pod whose agent has ended with this word, and was started again."""
-    word = {"version": 1, "uid": job["metadata"]["uid"], "result": result, "reason": reason, "message": "said so", "attempt": 1}
-    terminated = {"exitCode": 0 if result == "Succeeded" else 1, "message": json.dumps(word)}
+    """Returns container states of a pod whose agent ended with this outcome and was restarted."""
+    report = {"version": 1, "uid": job["metadata"]["uid"], "result": result, "reason": reason, "message": "said so", "attempt": 1}
+    terminated = {"exitCode": 0 if result == "Succeeded" else 1, "message": json.dumps(report)}
     return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
 
 
 def kinds(calls: list[Any]) -> Counter[str]:
-    """`verb resource/subresource` of audit events, counted."""
+    """Returns the audit events as counts of `verb resource/subresource`."""
     refs = [(call["verb"], call["objectRef"]) for call in calls]
     return Counter(f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs)
 
@@ -49,7 +52,7 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     ready_after = time.monotonic() - operator.started
     idle = operator.rss_mib()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=5)
+    agents.statuses[job["metadata"]["uid"]] = running(step=5)
     eventually("it runs", lambda: objects.condition("j", "Running"))
     for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
@@ -73,7 +76,7 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     assert start["create events"] <= 3
 
     before, asked = len(operator.calls()), agents.asked
-    time.sleep(8)  # the measure is a time in which nothing happens
+    time.sleep(8)  # observes that nothing happens
     quiet = operator.calls()[before:]
     print(f"8 s without news: {dict(kinds(quiet))}, {agents.asked - asked} questions to the agent")
     assert not [call for call in quiet if call["verb"] not in ("get", "list", "watch")], "no writes"
@@ -107,7 +110,7 @@ def test_next_operator_writes_nothing_for_settled_jobs(
 ) -> None:
     first = start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     eventually("it runs", lambda: objects.condition("j", "Running"))
     assert first.terminate() == 0
     before = len(first.writes())
@@ -125,7 +128,7 @@ def test_deleting_a_job_leaves_nothing_and_needs_no_operator(
     eventually("the pods are there", lambda: len(objects.list("pods")) == 2)
     operator.kill()
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
-    # The garbage collector learns of a new kind only every 30 s.
+    # The garbage collector discovers a new kind only every 30 s.
     for plural in ("statefulsets", "services", "pods"):
         eventually(f"no {plural}", lambda plural=plural: not objects.list(plural), seconds=60)
     eventually("no secret", lambda: not objects.get("secrets", "j-dtj-agent"))
@@ -137,7 +140,7 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
 ) -> None:
     start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(attempt=3)
+    agents.statuses[job["metadata"]["uid"]] = running(attempt=3)
     eventually("it runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
@@ -180,7 +183,8 @@ def test_deleted_or_scaled_children_are_restored(
     eventually(
         "another set",
         lambda: (objects.get("statefulsets", "j") or first)["metadata"]["uid"] != first["metadata"]["uid"],
-        seconds=60,  # the pods of the first one must be gone, and the garbage collector takes its time
+        # The pods of the first job must be gone, and the garbage collector takes its time.
+        seconds=60,
     )
     scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "j", "namespace": objects.namespace}}
     objects.plane.request("PUT", objects.path("statefulsets", "j") + "/scale", scale | {"spec": {"replicas": 5}})
@@ -212,7 +216,7 @@ def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
     events = eventually("there is an event", lambda: objects.list("events"))
     assert "TemplateRejected" in {event["reason"] for event in events}
     before = len(operator.writes())
-    time.sleep(3)  # the measure is a time in which nothing happens
+    time.sleep(3)  # observes that nothing happens
     assert len(operator.writes()) == before
     assert len([call for call in operator.calls() if "dryRun" in call["requestURI"]]) == 1
 
@@ -229,7 +233,7 @@ def test_full_quota_delays_a_job_and_fails_none(
     eventually("the quota counts", lambda: objects.plane.request("GET", where)["status"].get("hard"))
     start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     eventually("the status says it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused")
     assert not objects.condition("j", "Failed")
     quota = objects.plane.request("GET", where)

@@ -1,4 +1,7 @@
-"""Operator and CRD become newer and older under a job that runs: it keeps its pods, and ends by its own outcome."""
+"""Operator and CRD are upgraded and rolled back under a running job.
+
+The job keeps its pods, and finishes with its own outcome.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ Schema = dict[str, Any]
 
 @pytest.fixture
 def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], None]], None]]:
-    """Installs our CRD with its schema changed; the one of the repository is there again after the test."""
+    """Installs our CRD with a changed schema.
+
+    The CRD of the repository is restored after the test.
+    """
     [path] = (ROOT / "crds").glob("*.yaml")
     ours = yaml.safe_load(path.read_text())
 
@@ -39,7 +45,7 @@ def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], No
         change(schema)
         stored = plane.request("GET", CRD)
         plane.request("PUT", CRD, {**stored, "spec": wanted["spec"]})
-        # It is served some time after it is stored.
+        # The API server serves a stored CRD only after a while.
         eventually("the schema is served", lambda: served(plane) == backends(schema), seconds=60)
 
     yield install
@@ -51,7 +57,7 @@ def backends(schema: Schema) -> set[str]:
 
 
 def served(plane: ControlPlane) -> set[str]:
-    """The backends that the API server takes now."""
+    """Returns the backends that the API server accepts now."""
     taken = set()
     for backend in ("auto", "nccl", "gloo", "mpi", "ucc"):
         spec = {"image": "i", "entrypoint": {"module": "m"}, "backend": backend}
@@ -87,7 +93,7 @@ def older(schema: Schema) -> None:
 
 
 class Life:
-    """What must not change while a job runs."""
+    """The facts that must not change while a job runs."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
@@ -105,7 +111,7 @@ class Life:
 
 
 def looked(operator: Operator, agents: Agents) -> None:
-    """Waits until the operator has looked at the job several times."""
+    """Waits until the operator has reconciled the job several times."""
     asked = agents.asked
     operator.ready()
     eventually("it has looked", lambda: agents.asked >= asked + 3, seconds=60)
@@ -123,7 +129,7 @@ def test_rolled_back_operator_leaves_a_job_of_a_newer_crd_alone(
     install_crd(newer)
     first = start_operator(program=(OTHER, json.dumps(NEWER))).ready()
     job = submit(backend="mpi", restart={"maxRestarts": 1000, "backoffSeconds": 7})
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
     life = Life(objects)
     first.kill()
@@ -164,7 +170,7 @@ def test_defaults_and_bounds_of_another_version_restart_no_job(
     program = {"program": (OTHER, json.dumps(first))} if first else {}
     before = start_operator(**program).ready()
     job = submit(replicas=1)
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
     life = Life(objects)
     before.kill()
@@ -184,7 +190,7 @@ def test_crd_upgrade_and_rollback_under_a_job_restart_nothing(
 ) -> None:
     operator = start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
     life = Life(objects)
     for change in (newer, lambda schema: None):
@@ -207,7 +213,7 @@ def test_job_under_an_older_crd_runs_suspends_and_finishes(
     install_crd(older)
     operator = start_operator()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=9)
+    agents.statuses[job["metadata"]["uid"]] = running(step=9)
     eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
     looked(operator, agents)
     status = objects.get(JOBS, "j")["status"]

@@ -1,4 +1,7 @@
-"""Two operators at once, one of them late or killed: a job that has ended stays ended, and nothing is made twice."""
+"""Two operators at once, one of them late or killed.
+
+A finished job stays finished, and no object is created twice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 def made(objects: Objects, plural: str) -> int:
-    """How many objects of this kind were made in the namespace, by anybody, from the audit log."""
+    """Returns how many objects of this kind were created in the namespace, from the audit log."""
     return sum(
         1
         for call in objects.plane.audit_events()
@@ -34,13 +37,16 @@ def made(objects: Objects, plural: str) -> int:
 
 
 def reconciles(operator: Operator, result: str) -> float:
-    """How many reconciles of this operator have ended so."""
+    """Returns how many reconciles of this operator had this result."""
     found = re.search(rf'dtj_reconcile_total\{{result="{result}"\}} (\S+)', operator.get("/metrics")[1])
     return float(found[1]) if found else 0.0
 
 
 def finish(objects: Objects, kubelet: Kubelet, job: Any) -> Any:
-    """Ends the training; returns the job when it is Complete and its StatefulSet is gone."""
+    """Ends the training.
+
+    Returns the job when it is Complete and its StatefulSet is gone.
+    """
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
     eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)
     eventually("its StatefulSet is gone", lambda: not objects.get("statefulsets", "j"), seconds=60)
@@ -67,7 +73,7 @@ def test_very_late_write_does_not_run_a_finished_job_again(
     gate = tmp_path / "gate"
     late = start_operator(program=(str(HERE / "late.py"), verb, what, text, str(gate))).ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(attempt=2)
+    agents.statuses[job["metadata"]["uid"]] = running(attempt=2)
     eventually("the first operator's call waits", gate.with_suffix(".held").exists, seconds=60)
     other = start_operator().ready()
     eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
@@ -90,7 +96,7 @@ def test_two_operators_killed_in_turns_create_and_finish_everything_once(
 ) -> None:
     journals = [tmp_path / "a.journal", tmp_path / "b.journal"]
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=7)
+    agents.statuses[job["metadata"]["uid"]] = running(step=7)
     pair = [start_operator(program=(str(HERE / "crashing.py"), str(journal))) for journal in journals]
     kills = 0
 
@@ -110,9 +116,9 @@ def test_two_operators_killed_in_turns_create_and_finish_everything_once(
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
     status = objects.get(JOBS, "j")["status"]
     assert (status["phase"], status["attempt"], status["restarts"]["total"]) == ("Complete", 1, 0)
-    told = [event["reason"] for event in objects.list("events") if event["regarding"]["kind"] == names.KIND]
+    reasons = [event["reason"] for event in objects.list("events") if event["regarding"]["kind"] == names.KIND]
     # An operator that is killed after its status write sends no event; none is sent twice.
-    assert all(told.count(reason) <= 1 for reason in ("ChildrenCreated", "AllWorkersSucceeded")), told
+    assert all(reasons.count(reason) <= 1 for reason in ("ChildrenCreated", "AllWorkersSucceeded")), reasons
 
 
 END = {"status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-11-21T00:00:00Z"}
