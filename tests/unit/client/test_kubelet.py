@@ -31,16 +31,16 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time
 
 def make(folder: Path, *argv: str, ordinal: int = 0) -> LocalPod:
     pod = pods.new_pod(SET, ordinal, uid=str(uuid.uuid4()), node="n", now=datetime.now(UTC))
-    mark = f"test/{pod['metadata']['uid']}"
+    tag = f"test/{pod['metadata']['uid']}"
     container = LocalContainer(
         argv=argv,
-        environment={**os.environ, "DTJ_LOCAL_POD": mark, "TERMINATION_LOG": str(folder / f"end-{ordinal}")},
+        environment={**os.environ, "DTJ_LOCAL_POD": tag, "TERMINATION_LOG": str(folder / f"end-{ordinal}")},
         working_dir=folder,
         folders=(folder / "made",),
         termination_log=folder / f"end-{ordinal}",
         log=folder / f"log-{ordinal}",
     )
-    return LocalPod(pod, container, mark, now=lambda: datetime.now(UTC), changed=lambda: None)
+    return LocalPod(pod, container, tag, now=lambda: datetime.now(UTC), changed=lambda: None)
 
 
 async def until(probe: Callable[[], object], seconds: float = 60) -> None:
@@ -76,7 +76,7 @@ def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) ->
 def test_repeatedly_ending_container_backs_off(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/bin/false")
-        await until(lambda: pods.state_of(pod.object) == "CrashLoopBackOff")
+        await until(lambda: pods.pod_state(pod.object) == "CrashLoopBackOff")
         assert pods.container_status(pod.object)["lastState"]["terminated"]["exitCode"] == 1
         await pod.stop(5)
 
@@ -107,7 +107,7 @@ def test_process_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path:
         await until(lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
         await pod.stop(0.2)
         assert pod.gone
-        assert pods.state_of(pod.object) == "SIGKILL"
+        assert pods.pod_state(pod.object) == "SIGKILL"
 
     run(test)
 
