@@ -15,12 +15,12 @@ from dtj_agent.coordinator_shell import Hub
 from dtj_agent.files import state_file
 from dtj_agent.files.output import Output
 from dtj_agent.files.unreported_saves import SavesWatch
-from dtj_agent.group import diagnose, member, outcome
-from dtj_agent.group import effects as group
+from dtj_agent.group import failure_rules, member, outcome
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Exited, Member
 from dtj_agent.group.messages import Message, Now
+from dtj_agent.group.rules import Rules
 from dtj_agent.net.announce import Announcer
 from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
@@ -73,7 +73,7 @@ class Agent:
         self.member = Member(identity, saved, final)
         self.hub: Optional[Hub] = None  # in the agent of pod 0
         if settings.ordinal == 0:
-            rules = group.Rules(
+            rules = Rules(
                 settings.uid, settings.replicas, settings.processes, settings.attempt_floor, settings.max_restarts,
                 settings.window, settings.rendezvous_timeout, settings.job, settings.stop_grace,
             )  # fmt: skip
@@ -196,7 +196,7 @@ class Agent:
         """The attempt can't go on: the next one has another port, and may find what this one lacked."""
         self.log(why)
         if self.member.ranks:
-            failed = Exited(self.member.ranks[0], diagnose.EXEC_NO_RESOURCES, False, why, False)
+            failed = Exited(self.member.ranks[0], failure_rules.EXEC_NO_RESOURCES, False, why, False)
             self._do_member(self.member.exited(self._reports.attempt, [failed], self._now()))
 
     def _save(self) -> None:
@@ -274,7 +274,7 @@ class Agent:
 
     def _saved(self, newest: float) -> None:
         if self.hub is not None:
-            self.hub.coordinator.ledger.saved(newest, self._now())
+            self.hub.coordinator.goodput.file_saved(newest, self._now())
 
     def _stuck(self, text: str) -> None:
         self._do_member(self.member.workers_stuck(text, self._now()))
@@ -373,7 +373,7 @@ class Agent:
             self._do_member([member.Send({"type": "beat"})])
         if self.hub is not None:
             self.hub.second()
-            if self._saves is not None and self.hub.coordinator.ledger.is_silent:
+            if self._saves is not None and self.hub.coordinator.goodput.is_silent:
                 self._saves.look()
             missing = [o for o in range(self.settings.peer_count) if o not in self.hub.coordinator.peers]
             self._announcer.call(missing, self.hub.coordinator.announced)

@@ -8,7 +8,7 @@ from typing import Callable, Deque, Dict, List, Optional
 
 from dtj_agent.errors import WireError
 from dtj_agent.files import lease_file
-from dtj_agent.group import effects as group
+from dtj_agent.group import effects
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.messages import Message, Now
 from dtj_agent.net.link import Link
@@ -24,7 +24,7 @@ class Hub:
         self._checkpoint_dir = checkpoint_dir
         self._log = log
         self._links: Dict[int, Link] = {}  # of members
-        self._wanted: Deque[group.Effect] = deque()  # by the coordinator, not done yet
+        self._wanted: Deque[effects.Effect] = deque()  # by the coordinator, not done yet
         self._busy = False
 
     def join(self, link: Link, hello: Message) -> None:
@@ -58,9 +58,9 @@ class Hub:
         """The volume has answered."""
         self._do(self.coordinator.lease_done(attempt, taken, error, self._now()))
 
-    def _do(self, effects: List[group.Effect]) -> None:
+    def _do(self, wanted: List[effects.Effect]) -> None:
         """In order: what comes of one (a dead link found while sending) waits until those before it are done."""
-        self._wanted.extend(effects)
+        self._wanted.extend(wanted)
         while self._wanted and not self._busy:
             self._busy = True
             try:
@@ -68,16 +68,16 @@ class Hub:
             finally:
                 self._busy = False  # else the group would hear nothing but heartbeats from now on
 
-    def _do_one(self, effect: group.Effect) -> None:
-        if isinstance(effect, group.Send):
+    def _do_one(self, effect: effects.Effect) -> None:
+        if isinstance(effect, effects.Send):
             link = self._links.get(effect.conn)
             if link is not None:
                 self._send(link, effect.message)
-        elif isinstance(effect, group.Close):
+        elif isinstance(effect, effects.Close):
             link = self._links.get(effect.conn)
             if link is not None:
                 link.close("the coordinator let it go")
-        elif isinstance(effect, group.WriteLease):
+        elif isinstance(effect, effects.WriteLease):
             lease_file.write(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
         else:
             self._log(effect.text)

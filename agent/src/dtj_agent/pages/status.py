@@ -20,7 +20,7 @@ def of_coordinator(settings: Settings, coordinator: Coordinator, now: Now) -> Js
         {"ordinal": peer.ordinal, "pod": peer.pod, "node": peer.node, "address": peer.address, "state": peer.state}
         for _, peer in sorted(coordinator.peers.items())
     ]
-    productive = coordinator.ledger.productive(now)
+    productive = coordinator.goodput.productive_seconds(now)
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
         coordinator.waiting_for, members, productive, coordinator.outcome,
