@@ -16,12 +16,12 @@ from dtj_agent.announcements import Announcements
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.state_file import StateDir
-from dtj_agent.group import diagnose, member
-from dtj_agent.group import effects as group
+from dtj_agent.group import failure_rules, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Exited, Member
 from dtj_agent.group.messages import Message, Now
+from dtj_agent.group.rules import Rules
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
@@ -177,7 +177,7 @@ class Agent:
     def _on_store_failed(self, why: str) -> None:
         """Fails the attempt: the next one has another port, and may find the resource that this one lacked."""
         if self.member.ranks:
-            failed = Exited(self.member.ranks[0], diagnose.EXEC_NO_RESOURCES, False, why, False)
+            failed = Exited(self.member.ranks[0], failure_rules.EXEC_NO_RESOURCES, False, why, False)
             self._do(self.member.exited(self.workers.attempt, [failed], self._now()))
 
     def _send_reports(self) -> bool:
@@ -233,9 +233,9 @@ class Agent:
         return status.member_status(self.settings, self.member)
 
 
-def group_rules(settings: AgentSettings) -> group.Rules:
+def group_rules(settings: AgentSettings) -> Rules:
     """Returns the part of the settings that the coordinator decides by."""
-    return group.Rules(
+    return Rules(
         settings.uid,
         settings.replicas,
         settings.processes,

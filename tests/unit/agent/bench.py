@@ -6,9 +6,9 @@ from typing import Any
 
 from dtj_agent.group import effects as group
 from dtj_agent.group.coordinator import Coordinator
-from dtj_agent.group.effects import Rules
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now, check
+from dtj_agent.group.rules import Rules
 
 WALL = 1_790_000_000.0
 

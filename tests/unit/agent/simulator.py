@@ -15,9 +15,9 @@ from typing import Any
 
 from dtj_agent.group import effects as group
 from dtj_agent.group import member
-from dtj_agent.group.effects import Rules
 from dtj_agent.group.member import Exited
 from dtj_agent.group.messages import FINISHED, STUCK
+from dtj_agent.group.rules import Rules
 from dtj_contract import names
 from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
 

@@ -283,10 +283,10 @@ def test_productive_time_is_what_a_checkpoint_or_the_end_keeps() -> None:
     bench.time += 10
     bench.say(0, "progress", attempt=1, progress={"rank": 0, "step": 5, "checkpoint": {"step": 5, "path": "", "time": 0.0}})
     bench.time += 4
-    assert bench.coordinator.ledger.productive(bench.now()) == pytest.approx(14)
+    assert bench.coordinator.goodput.productive_seconds(bench.now()) == pytest.approx(14)
     bench.fail(0)
     bench.stopped(0)
-    assert bench.coordinator.ledger.productive(bench.now()) == pytest.approx(10)
+    assert bench.coordinator.goodput.productive_seconds(bench.now()) == pytest.approx(10)
     bench.say(0, "progress", attempt=2, progress={"rank": 0, "resumedStep": 5, "phase": "training"})
     bench.time += 6
     bench.say(0, "done", attempt=2, port=1)

@@ -8,9 +8,9 @@ from typing import Any
 
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.group.coordinator import Coordinator
-from dtj_agent.group.effects import Rules
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now
+from dtj_agent.group.rules import Rules
 from dtj_agent.net.auth import Session
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop

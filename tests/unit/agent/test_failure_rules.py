@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dtj_agent.group.diagnose import diagnose
+from dtj_agent.group.failure_rules import diagnose
 from dtj_agent.group.member import Exited
 from dtj_agent.workers import error_file
 from dtj_contract import names

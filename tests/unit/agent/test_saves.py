@@ -74,7 +74,7 @@ def spend(bench: Bench, times: int = 1) -> None:
 def running_job(**rules: int) -> Bench:
     bench = Bench(1, max_restarts=3, **rules)
     bench.running()
-    bench.coordinator.ledger.saved(0.0, bench.now())
+    bench.coordinator.goodput.file_saved(0.0, bench.now())
     return bench
 
 
@@ -83,19 +83,19 @@ def test_a_script_that_saves_between_its_failures_has_its_budget_again() -> None
     for turn in range(1, 5):
         spend(bench, 3)
         bench.time += 60
-        bench.coordinator.ledger.saved(float(turn), bench.now())
+        bench.coordinator.goodput.file_saved(float(turn), bench.now())
         assert bench.coordinator.history.spent == []
     assert bench.coordinator.outcome is None
 
 
 def test_a_script_that_saves_nothing_new_ends_with_its_budget() -> None:
     bench = running_job()
-    bench.coordinator.ledger.saved(5.0, bench.now())
+    bench.coordinator.goodput.file_saved(5.0, bench.now())
     for _ in range(4):
         spend(bench)
         if bench.coordinator.outcome is None:
             bench.time += 60
-            bench.coordinator.ledger.saved(5.0, bench.now())
+            bench.coordinator.goodput.file_saved(5.0, bench.now())
     assert bench.coordinator.outcome is not None
     assert bench.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
@@ -105,7 +105,7 @@ def test_what_an_attempt_writes_as_it_begins_refills_nothing() -> None:
     for turn in range(1, 5):
         spend(bench)
         bench.time += 5
-        bench.coordinator.ledger.saved(float(turn), bench.now())
+        bench.coordinator.goodput.file_saved(float(turn), bench.now())
     assert bench.coordinator.outcome is not None
 
 
@@ -114,17 +114,17 @@ def test_files_that_were_there_before_refill_nothing() -> None:
     bench.running()
     spend(bench, 2)
     bench.time += 60
-    bench.coordinator.ledger.saved(99.0, bench.now())
+    bench.coordinator.goodput.file_saved(99.0, bench.now())
     assert len(bench.coordinator.history.spent) == 2
 
 
 def test_a_script_that_reports_its_checkpoints_is_not_looked_at() -> None:
     bench = running_job()
-    assert bench.coordinator.ledger.is_silent
+    assert bench.coordinator.goodput.is_silent
     bench.say(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "p", "time": 1.0}})
-    assert not bench.coordinator.ledger.is_silent
+    assert not bench.coordinator.goodput.is_silent
     spend(bench, 2)
-    bench.coordinator.ledger.saved(99.0, bench.now())
+    bench.coordinator.goodput.file_saved(99.0, bench.now())
     assert len(bench.coordinator.history.spent) == 2
 
 

@@ -1,85 +1,167 @@
-"""The group's brain, in the agent of pod 0: who is there, which attempt runs, when it restarts, how the job ends. Pure.
+"""The group's decisions, in the agent of pod 0: which attempt runs, when it restarts, how the job ends. Pure.
 
-Every method takes what happened and `now`, and returns effects. `_advance` looks at the whole state after each of them, so
-that no order of events needs a case of its own:
+Every event method takes what happened and `now`, and returns effects. `_advance` looks at the whole state after each event,
+so that no order of events needs a case of its own:
 
     Rendezvous --all members ready, lease written--> Running --failure or loss--> Stopping --all stopped or gone--> Rendezvous
     and from anywhere --outcome--> Finished
+
+The coordinator is put together from parts: `Roster` (who is connected), `Attempt` (its members and failures), `AttemptStop`
+(whom a stop waits for), `RestartPolicy` (what a failure costs), `LeaseRequest` (the next attempt's number), `GoodputTracker`
+(progress), `RecoveryTimer` (phases of a recovery) and `Succession` (whether another coordinator has replaced this one).
 """
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 from dtj_agent.group import outcome
 from dtj_agent.group.attempt import Attempt
-from dtj_agent.group.breaking import Breaking
-from dtj_agent.group.effects import Close, Effect, Peer, Send, WriteLease
-from dtj_agent.group.group_state import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, SAY_SECONDS
-from dtj_agent.group.history import History
-from dtj_agent.group.lease_request import Fence
+from dtj_agent.group.effects import Effect, Outbox
+from dtj_agent.group.goodput import GoodputTracker
+from dtj_agent.group.history import History, number
+from dtj_agent.group.lease_request import LeaseRequest
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
-from dtj_agent.group.recovery import IN_PLACE, POD
+from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
+from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy
+from dtj_agent.group.roster import Peer, Roster
+from dtj_agent.group.rules import Rules
+from dtj_agent.group.stopping import AttemptStop
+from dtj_agent.group.succession import Succession
 from dtj_contract import names
 from dtj_contract.names import Reason
 
+PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
+LOG_SECONDS = 30.0
+"""Between two log lines about what the group waits for."""
 
-class Coordinator(Breaking):
-    """See the module."""
 
-    # --- what happens ---------------------------------------------------------------------------------------------
+class Coordinator:
+    """Decides for the whole group. `history`: what this agent remembers at its start; `final`: the outcome, if there is one."""
+
+    def __init__(self, rules: Rules, history: History, final: Optional[Message], now: Now) -> None:
+        self.rules = rules
+        self.outcome = final
+        self.phase = PHASE_FINISHED if final else PHASE_RENDEZVOUS
+        self.phase_reason = str(final["reason"]) if final else Reason.RENDEZVOUS
+        self.roster = Roster(rules)
+        self.goodput = GoodputTracker(history)
+        self.policy = RestartPolicy(rules)
+        self.succession = Succession(history)
+        self.lease = LeaseRequest()
+        self.attempt = Attempt(history.attempt, [], rules.processes)
+        """The current attempt, or the last one."""
+        self.recovery: Optional[RecoveryTimer] = None
+        """The last recovery; it is open until the first step after the failure."""
+        self._stopping = AttemptStop(self.attempt, self.roster, now)
+        self._gathering_since = now.mono
+        self._log_at = now.mono + LOG_SECONDS
+        self._rejected = ""
+        """The hello that was rejected last."""
+        self._sent_revision = history.revision
+        self._outbox = Outbox()
+
+    # --- the state as others see it -------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> History:
+        """What the job remembers; members have copies."""
+        return self.goodput.history
+
+    @property
+    def peers(self) -> Dict[int, Peer]:
+        """The connected agents, by ordinal."""
+        return self.roster.peers
+
+    @property
+    def started(self) -> int:
+        """The last attempt that this very process started; 0: none yet."""
+        return self.succession.started
+
+    @property
+    def announced(self) -> int:
+        """The attempt that calls to members carry."""
+        return self.succession.announced
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another coordinator has started attempts after those of this process: then the job continues there."""
+        return self.lease.is_replaced or self.succession.is_replaced(self._reached)
+
+    @property
+    def waiting_for(self) -> List[int]:
+        """The ordinals without which no attempt can start."""
+        return self.roster.missing() if self.phase == PHASE_RENDEZVOUS else []
+
+    def phase_message(self, now: Now) -> str:
+        """Returns what the group waits for; "" if it waits for nothing that has a name."""
+        if self.phase == PHASE_STOPPING:
+            pods = [peer.pod for peer in self._stopping.pending()]
+            return "waiting for the workers of %s to end" % ", ".join(pods) if pods else ""
+        if self.phase != PHASE_RENDEZVOUS:
+            return ""
+        if self.is_replaced:
+            return self.lease.trouble or "another coordinator of this job has begun attempt %d" % self.succession.later
+        pause = self.policy.not_before - now.mono
+        held_back = "the next attempt begins in %.0f s" % pause if pause > 0 else ""
+        return self.roster.waiting(now) or self.lease.trouble or held_back
+
+    @property
+    def released(self) -> bool:
+        """Whether the outcome has reached every connected agent, so that this one may exit."""
+        return self.outcome is not None and all(peer.state == FINISHED for peer in self.peers.values() if peer.ordinal != 0)
+
+    # --- events ---------------------------------------------------------------------------------------------------
 
     def joined(self, conn: int, hello: Message, now: Now) -> List[Effect]:
-        """An agent has connected and said who it is."""
+        """Handles the hello of an agent that has connected."""
         ordinal = hello["ordinal"]
         if hello["uid"] != self.rules.uid:
-            return self._refuse(conn, "an agent of another job (uid %.60s)" % hello["uid"])
+            return self._reject(conn, "an agent of another job (uid %.60s)" % hello["uid"])
         theirs = History.from_json(hello["history"])
         if hello.get("version") != PROTOCOL_VERSION:
             text = "%s: it speaks version %.20r of the agents' protocol, this agent %d; all pods of a job run one agent image"
-            return self._refuse(conn, text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION))
+            return self._reject(conn, text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION))
         seen = max(hello["attempt"], theirs.attempt)
         if seen > self._reached and (self.started or self.outcome is not None):
-            self._later = max(self._later, seen)
-            return self._refuse(conn, "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
+            self.succession.heard_of(seen)
+            return self._reject(conn, "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
         old = self.peers.get(ordinal)
         if old is not None:
-            alive = now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS and old.state != STUCK  # a stuck one is to be replaced
+            # A stuck member is to be replaced, although its agent lives.
+            alive = now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS and old.state != STUCK
             if old.incarnation != hello["incarnation"] and alive:
-                return self._refuse(conn, "a second agent of ordinal %d while the first is alive" % ordinal)
-            self._effects.append(Close(old.conn))
+                return self._reject(conn, "a second agent of ordinal %d while the first is alive" % ordinal)
+            self._outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
-        if self.phase == PHASE_RENDEZVOUS and theirs.newer_than(self.history if self.started else self._copied):
-            # This coordinator is new and knows less: pod 0 was replaced, or its process. What it has noted itself meanwhile (that
-            # its own agent had crashed) makes its copy no newer.
-            copied, self._copied = self._copied, History.from_json(hello["history"])
-            theirs.take_over(self.history, copied)
-            self.ledger.history = theirs
-            self.attempt = Attempt(theirs.attempt, [], self.rules.processes)
+        newer = self.succession.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
+        if newer is not None:
+            self.goodput.history = newer
+            self.attempt = Attempt(newer.attempt, [], self.rules.processes)
         self.roster.add(Peer(conn, hello, now))
         self._adopt(hello, now)
         if self.outcome is None:
             self._returned(hello, now)
-            self._send(ordinal, {"type": "history", "history": self.history.to_json()})
-        self._log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
+            self._send_history(ordinal)
+        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
         return self._advance(now)
 
     def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
-        """A connection ended; nothing was heard on it for `silence` seconds before."""
+        """Handles the end of a connection that was silent for `silence` seconds before."""
         peer = self.roster.by_conn(conn)
         if peer is not None:
             self._gone(peer, silence, now)
         return self._advance(now)
 
     def received(self, conn: int, message: Message, now: Now) -> List[Effect]:
-        """A message of a peer that has joined."""
+        """Handles a message of a peer that has joined."""
         peer = self.roster.by_conn(conn)
         if peer is None:
             return []
         peer.heard = now.mono
         kind = message["type"]
         if kind == "event":
-            self.ledger.event(message["event"], now)
+            self.goodput.event(message["event"], now)
         elif kind == "leaving":
             self._leaving(peer, float(message["grace"]), now)
         elif kind == "finished":
@@ -94,92 +176,235 @@ class Coordinator(Breaking):
                 self.attempt.done.add(peer.ordinal)
         elif kind == "progress" and self._in_attempt(peer, message):
             fresh = self.recovery is not None and self.recovery.attempt == self.history.attempt
-            self.ledger.report(message["progress"], self.recovery if fresh else None, now)
+            self.goodput.report(message["progress"], self.recovery if fresh else None, now)
         elif kind == "failed" and self._in_attempt(peer, message):
             self.attempt.fail(peer, message["failures"])
             peer.state = STOPPING if peer.state == RUNNING else peer.state
-            self._stop(IN_PLACE, Reason.WORKER_FAILED, 0.0, self.rules.stop_grace, now)
+            self._break(IN_PLACE, Reason.WORKER_FAILED, 0.0, self.rules.stop_grace, now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
-        """The lease of `attempt` is written; or the file held `taken` >= `attempt` already; or it can't be used (`error`)."""
-        if self._fence.answered(attempt, taken, error, now):
+        """Handles the volume's answer: the lease of `attempt` is written, unless `taken` or `error` says why not.
+
+        `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
+        """
+        if self.lease.answered(attempt, taken, error, now):
             chosen = self.roster.ready()
             whole = len(chosen) == self.rules.replicas
-            if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:  # who joined meanwhile may know more
+            # An agent that joined meanwhile may know a later attempt.
+            if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:
                 self._start(attempt, chosen, now)
-        elif self._fence.is_replaced:
-            self._trouble(Reason.LEASE_LOST, str(self._fence.trouble), now)
+        elif self.lease.is_replaced:
+            self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
         elif error is not None:
-            self._trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
+            self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
         return self._advance(now)
 
     def heard_of(self, attempt: int, now: Now) -> List[Effect]:
-        """A member that is linked elsewhere knows of `attempt`."""
-        self._later = max(self._later, attempt)
+        """Handles the report of a member that is linked elsewhere and knows of `attempt`."""
+        self.succession.heard_of(attempt)
         return self._advance(now)
 
     def named(self, now: Now) -> List[Effect]:
-        """Pod 0's name leads to this agent. The name is the API server's word, and goes before who has started what."""
+        """Handles that pod 0's name leads to this agent: the API server's choice goes before who has started what."""
         if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
-            self._log("pod 0's name leads here: this coordinator goes on after attempt %d of another one" % self._later)
-            self.started, self._remembered, self._fence = 0, self.history.attempt, Fence()
-            self._copied = History.from_json(self.history.to_json())
+            later = self.succession.later
+            self._outbox.log("pod 0's name leads here: this coordinator goes on after attempt %d of another one" % later)
+            self.succession.resume(self.history)
+            self.lease = LeaseRequest()
         return self._advance(now)
 
     def tick(self, now: Now) -> List[Effect]:
-        """Time has passed; called about once a second."""
-        if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._say_at:
-            self._say_at = now.mono + SAY_SECONDS
-            self._log(self.phase_message(now) or "waiting for the lease of the next attempt")
-        if self._fence.is_overdue(now):
-            self._trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self._fence.trouble), now)
-        if self.phase == PHASE_STOPPING and now.mono > self._stopped_by:
-            for peer in [self.peers[ordinal] for ordinal in self.attempt.node_ranks if self._is_stopping(ordinal)]:
+        """Handles the passing of time; called about once a second."""
+        if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._log_at:
+            self._log_at = now.mono + LOG_SECONDS
+            self._outbox.log(self.phase_message(now) or "waiting for the lease of the next attempt")
+        if self.lease.is_overdue(now):
+            self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
+        if self.phase == PHASE_STOPPING and self._stopping.is_overdue(now):
+            for peer in self._stopping.pending():
                 self._stuck(peer, "its agent has not said what became of them", now)
         return self._advance(now)
+
+    def _advance(self, now: Now) -> List[Effect]:
+        if self.phase == PHASE_RUNNING and self.attempt.is_done:
+            self._succeed(now)
+        if self.phase == PHASE_STOPPING and not self._stopping.pending():
+            self._settle(now)
+        if self.phase == PHASE_RENDEZVOUS:
+            self._gather(now)
+        if self.outcome is not None:
+            for peer in self.peers.values():
+                if not peer.outcome_sent:
+                    peer.outcome_sent = True
+                    self._outbox.send(peer.conn, {"type": "finish", "outcome": self.outcome})
+        elif self.history.revision != self._sent_revision:
+            self._sent_revision = self.history.revision
+            for ordinal in self.peers:
+                self._send_history(ordinal)
+        return self._outbox.take()
+
+    # --- members leave and come back ------------------------------------------------------------------------------
+
+    def _gone(self, peer: Peer, silence: float, now: Now) -> None:
+        self.roster.remove(peer, now)
+        if self.outcome is not None:
+            return
+        self._outbox.log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
+        if self.attempt.needs(peer) and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
+            if peer.state == STUCK:  # counted as stuck already
+                return
+            self.attempt.lose(peer)
+            self._break(POD, Reason.POD_LOST, silence, self.rules.stop_grace, now)
+        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
+            self.recovery.kind = POD  # lost while the group re-forms
+
+    def _leaving(self, peer: Peer, grace: float, now: Now) -> None:
+        peer.leaving = True
+        if self.phase == PHASE_RUNNING and self.attempt.needs(peer):
+            # The peer's pod ends, whoever ended it. All ranks get SIGTERM now, with the pod's own grace, so that a trainer
+            # can still write a checkpoint together.
+            self.attempt.lose(peer)
+            self._break(POD, Reason.POD_LOST, 0.0, grace, now)
+
+    def _returned(self, hello: Message, now: Now) -> None:
+        """Corrects the cause of the recovery if a member of the broken attempt is back and its hello tells why it went."""
+        loss = self.attempt.lost.pop(hello["ordinal"], None)
+        broke = hello.get("interrupted")
+        if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
+            return
+        if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
+            # The coordinator itself was lost: the members that it left behind report when. They have stopped meanwhile.
+            ago = number(broke.get("ago"))
+            began = Now(now.mono - ago, now.wall - ago)
+            silence = number(broke.get("silence"))
+            self.recovery = RecoveryTimer(POD, Reason.POD_LOST, began, silence, self.goodput.last_step)
+            self.recovery.enter("schedule", began)
+            self.phase_reason = Reason.POD_LOST
+        recovery = self.recovery
+        if recovery is None or recovery.attempt:
+            return
+        same_agent = loss is not None and loss.incarnation == hello["incarnation"]
+        if hello["crashed"]:  # its agent died, not the pod
+            self._explain(recovery, hello, Reason.AGENT_CRASHED, now)
+        elif same_agent and recovery.reason == Reason.POD_LOST:
+            self._explain(recovery, hello, Reason.CONNECTION_LOST, now)
+        if isinstance(broke.get("step"), int):
+            recovery.last_step = max(broke["step"], recovery.last_step or 0)
+
+    def _explain(self, recovery: RecoveryTimer, hello: Message, reason: str, now: Now) -> None:
+        recovery.reason = self.phase_reason = reason
+        failure = self.attempt.return_failure(hello, reason, now)
+        self.history.failure(failure)
+        self._follow(self.policy.decide(failure, self.history, now), now)
+
+    # --- an attempt breaks ----------------------------------------------------------------------------------------
+
+    def _break(self, kind: str, reason: str, detect: float, grace: float, now: Now) -> None:
+        """Stops the attempt everywhere.
+
+        Called again while the attempt stops: the shorter grace holds, and a lost pod is the stronger reason.
+        """
+        if self.phase == PHASE_RUNNING:
+            self.phase, self.phase_reason = PHASE_STOPPING, reason
+            self.recovery = RecoveryTimer(kind, reason, now, detect, self.goodput.last_step)
+            self.policy.attempt_broke()
+            self._stopping = AttemptStop(self.attempt, self.roster, now)
+            self.goodput.ended(now)
+            self._outbox.log("attempt %d stops: %s" % (self.history.attempt, reason))
+        elif kind == POD and self.recovery is not None:
+            self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
+        self._stopping.request(grace, self._outbox, now)
+
+    def _stuck(self, peer: Peer, what: str, now: Now) -> None:
+        """Gives up a member whose workers SIGKILL does not end: the group restarts when its pod is replaced.
+
+        The stuck processes run no instruction any more: the signal is the first thing that they get when they wake.
+        """
+        peer.state = STUCK
+        known = self.attempt.lost.get(peer.ordinal)
+        if known is not None and known.reason == Reason.WORKER_STUCK:
+            return  # a repeated report does not move the others' deadline
+        if self.phase in (PHASE_RUNNING, PHASE_STOPPING) and peer.ordinal in self.attempt.node_ranks:
+            self.attempt.lose(peer, Reason.WORKER_STUCK, what)
+            self._break(POD, Reason.WORKER_STUCK, 0.0, self.rules.stop_grace, now)
+
+    def _settle(self, now: Now) -> None:
+        """Decides what follows, now that every member has stopped or is gone and all evidence is in."""
+        assert self.recovery is not None
+        # Steps that were reported and a checkpoint that was written while the workers stopped count too.
+        self.recovery.last_step = self.goodput.last_step
+        self.goodput.broken()
+        pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
+        root = self.attempt.root_failure(self.history.established, pod_lost, now)
+        if root is not None:
+            self.history.failure(root)
+            self.recovery.reason = self.phase_reason = root["reason"]
+            goodput = self.goodput
+            if not self._follow(self.policy.decide(root, self.history, now, goodput.stepped, goodput.lived), now):
+                return
+        for failure in self.attempt.loss_failures(now):
+            self.history.failure(failure)
+            self._follow(self.policy.decide(failure, self.history, now), now)
+        self.phase = PHASE_RENDEZVOUS
+        self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
+        self.recovery.enter("schedule", now)
+
+    def _follow(self, decision: Decision, now: Now) -> bool:
+        """Carries out a decision of the restart policy. Returns whether the group restarts."""
+        if isinstance(decision, Fail):
+            self._decide(outcome.FAILED, decision.reason, decision.message, decision.failure, now)
+            return False
+        if decision.counted and self.recovery is not None:
+            self.recovery.counted = True
+        if decision.wait:
+            self._outbox.log("%s: the next attempt waits %.0f s" % (decision.why, decision.wait))
+        return True
 
     # --- an attempt begins ----------------------------------------------------------------------------------------
 
     @property
     def _known_attempt(self) -> int:
         """The greatest attempt that anyone here remembers."""
-        known = [self.rules.attempt_floor - 1, self.history.attempt, self._later] + [peer.attempt for peer in self.peers.values()]
-        return max(known)
+        known = [self.rules.attempt_floor - 1, self.history.attempt, self.succession.later]
+        return max(known + [peer.attempt for peer in self.peers.values()])
 
     def _gather(self, now: Now) -> None:
         if self.is_replaced:
-            return None
+            return
         chosen = self.roster.ready()
         # A process that has started nothing may be of a pod 0 that was replaced: it ends no job before all members are with it.
         is_sure = self.started or len(chosen) == self.rules.replicas
-        if self._charge is not None and is_sure and not self._count(self._charge["message"], self._charge, now):
-            return None
+        may_charge = self.policy.deferred is not None and is_sure
+        if may_charge and not self._follow(self.policy.charge_deferred(self.history, now), now):
+            return
         if len(chosen) < self.rules.replicas:
-            if self.recovery is not None and self.recovery.attempt == 0:
-                self.recovery.enter("schedule", now)
+            self._recovery_phase("schedule", now)
         elif self.history.attempt and all(peer.state == DONE and peer.attempt == self.history.attempt for peer in chosen):
             # Pod 0's agent was away when the last of them finished; their work is complete all the same.
             self.attempt = Attempt(self.history.attempt, [peer.ordinal for peer in chosen], self.rules.processes)
-            return self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
-        elif now.mono >= self._backoff.until:
-            if self.recovery is not None and self.recovery.attempt == 0:
-                self.recovery.enter("rendezvous", now)
-            attempt = self._fence.ask(self._known_attempt, now)
+            self._succeed(now)
+            return
+        elif now.mono >= self.policy.not_before:
+            self._recovery_phase("rendezvous", now)
+            attempt = self.lease.request(self._known_attempt, now)
             if attempt is not None:
-                self._effects.append(WriteLease(attempt))
+                self._outbox.write_lease(attempt)
         if 0 < self.rules.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, self.phase_message(now))
             self._decide(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
-        return None
+
+    def _recovery_phase(self, phase: str, now: Now) -> None:
+        if self.recovery is not None and self.recovery.attempt == 0:
+            self.recovery.enter(phase, now)
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         history = self.history
-        history.attempt = self.started = attempt
+        history.attempt = self.succession.started = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
         self.attempt = Attempt(attempt, [peer.ordinal for peer in chosen], self.rules.processes)
-        self.ledger.started(now)
+        self.goodput.started(now)
         if self.recovery is not None:
             self.recovery.attempt = attempt
             self.recovery.enter("load", now)
@@ -189,50 +414,73 @@ class Coordinator(Breaking):
         master = chosen[0]
         for peer in chosen:
             peer.state, peer.attempt = RUNNING, attempt
-            self._send(peer.ordinal, {
+            self._outbox.send(peer.conn, {
                 "type": "start", "attempt": attempt, "nodeRank": self.attempt.node_ranks[peer.ordinal], "nodes": len(chosen),
                 "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
             })  # fmt: skip
         self._sent_revision = history.revision
-        self._log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
+        self._outbox.log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
 
-    # --- the engine -----------------------------------------------------------------------------------------------
+    # --- the job ends ---------------------------------------------------------------------------------------------
 
-    def _advance(self, now: Now) -> List[Effect]:
-        if self.phase == PHASE_RUNNING and self.attempt.is_done:
-            self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
-        if self.phase == PHASE_STOPPING and not any(self._is_stopping(ordinal) for ordinal in self.attempt.node_ranks):
-            self._settle(now)
-        if self.phase == PHASE_RENDEZVOUS:
-            self._gather(now)
-        if self.outcome is not None:
-            for peer in self.peers.values():
-                if not peer.told:
-                    peer.told = True
-                    self._effects.append(Send(peer.conn, {"type": "finish", "outcome": self.outcome}))
-        elif self.history.revision != self._sent_revision:
-            self._sent_revision = self.history.revision
-            for ordinal in self.peers:
-                self._send(ordinal, {"type": "history", "history": self.history.to_json()})
-        return self._flush([])
+    @property
+    def _reached(self) -> int:
+        """The greatest attempt whose end this coordinator knows or decides."""
+        return max(self.history.attempt, 0 if self.outcome is None else outcome.attempt_of(self.outcome))
+
+    def _succeed(self, now: Now) -> None:
+        text = "all %d workers of attempt %d exited with 0" % (self.attempt.world_size, self.attempt.number)
+        self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
+
+    def _decide(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
+        """Ends the job, unless another coordinator continues it."""
+        if self.is_replaced or self.succession.is_behind(self._reached):
+            self.phase = PHASE_RENDEZVOUS
+            return
+        if result == outcome.SUCCEEDED:
+            self.goodput.succeeded(now)
+        if self.recovery is not None and self.recovery.attempt:
+            self.recovery.ended(now)
+            self.history.recovery(self.recovery.to_json())
+        uid, floor = self.rules.uid, self.rules.attempt_floor
+        self._finish(outcome.build(uid, result, reason, message, failure, self.history, now.wall, floor))
+
+    def _finish(self, final: Message) -> None:
+        self.outcome = final
+        self.goodput.broken()
+        self.phase, self.phase_reason = PHASE_FINISHED, str(final.get("reason"))
+        self._outbox.log("the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message")))
 
     def _adopt(self, hello: Message, now: Now) -> None:
+        """Takes over the outcome that a member holds, unless the job has continued after it."""
         final = hello.get("outcome")
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
             if outcome.attempt_of(final) < self._known_attempt:
-                self._log("%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final)))
-                return  # the history that it is sent now has it go on
-            self._log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
-            self._finish(final, now)
+                # The history that the member is sent now makes it continue.
+                self._outbox.log("%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final)))
+                return
+            self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
+            self._finish(final)
 
-    def _trouble(self, reason: str, why: str, now: Now) -> None:
-        if self.phase_reason != reason:  # said once
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _in_attempt(self, peer: Peer, message: Message) -> bool:
+        """Returns whether the message is about the attempt that runs or stops now."""
+        current = message["attempt"] == self.attempt.number and peer.ordinal in self.attempt.node_ranks
+        return current and self.phase in (PHASE_RUNNING, PHASE_STOPPING)
+
+    def _send_history(self, ordinal: int) -> None:
+        self._outbox.send(self.peers[ordinal].conn, {"type": "history", "history": self.history.to_json()})
+
+    def _lease_trouble(self, reason: str, why: str, now: Now) -> None:
+        if self.phase_reason != reason:  # reported once
             self.history.event("Warning", reason, why, now.wall)
             self.phase_reason = reason
-            self._log("the lease can't be written: %s" % why)
+            self._outbox.log("the lease can't be written: %s" % why)
 
-    def _refuse(self, conn: int, whom: str) -> List[Effect]:
-        if whom != self._refused:  # said once: it calls again and again
-            self._refused = whom
-            self._log("refused " + whom)
-        return self._flush([Close(conn)])
+    def _reject(self, conn: int, whom: str) -> List[Effect]:
+        if whom != self._rejected:  # logged once: the agent dials again and again
+            self._rejected = whom
+            self._outbox.log("refused " + whom)
+        self._outbox.close(conn)
+        return self._outbox.take()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
-from dtj_agent.group import diagnose, outcome
+from dtj_agent.group import failure_rules, outcome
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
 from dtj_contract import names
@@ -265,7 +265,7 @@ class Member:
             if self.leaving:
                 return [Log(why)]  # the pod's end tells the coordinator
             # It can't be, and if it is, the others must not wait for this pod's ranks.
-            evidence = {"rank": message["nodeRank"], "exitCode": diagnose.EXEC_NO_RESOURCES, "logTail": why, "oom": False}
+            evidence = {"rank": message["nodeRank"], "exitCode": failure_rules.EXEC_NO_RESOURCES, "logTail": why, "oom": False}
             return [Log(why), Send({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
         self._broken_at, self._well_done, self._step = None, False, None
