@@ -117,7 +117,7 @@ class Workers:
     def pids(self) -> List[int]:
         return [worker.pid for worker in self._workers.values() if worker.alive]
 
-    # --- ends -----------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def reap(self) -> None:
         """Reaps every child that has ended, started or inherited."""
@@ -181,7 +181,7 @@ class Workers:
         if self._stopping:
             self.reap()
 
-    # --- starting and reading -------------------------------------------------------------------------------------
+    # --- starting and reading ---------------------------------------------------------------------
 
     def _spawn_one(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         program = shutil.which(command[0], path=environment.get("PATH"))
