@@ -12,7 +12,6 @@ import sys
 import time
 from typing import List, Mapping, Optional
 
-from dtj_agent.announcements import Announcements
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.state_file import StateDir
@@ -29,6 +28,7 @@ from dtj_agent.net.resolver import Resolver
 from dtj_agent.net.server import AgentServer
 from dtj_agent.pages import status
 from dtj_agent.pages.routes import pages
+from dtj_agent.peer_discovery import PeerDiscovery
 from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
 from dtj_contract import names
@@ -93,7 +93,7 @@ class Agent:
         self._link.on_open = lambda: self._do(self.member.connected(self._now()))
         self._link.on_message = lambda message: self._do(self.member.received(message, self._now()))
         self._link.on_closed = lambda silence: self._do(self.member.disconnected(silence, self._now()))
-        self._announcements = Announcements(
+        self._discovery = PeerDiscovery(
             loop, resolver, settings, incarnation, self.server.port, self.member, self._link, self.coordinator_shell
         )
 
@@ -200,7 +200,7 @@ class Agent:
 
         def first(message: Message) -> None:
             if message["type"] == "announce" and message["uid"] == self.settings.uid:
-                self._announcements.answer(link, message)
+                self._discovery.answer(link, message)
             elif message["type"] == "hello" and self.coordinator_shell is not None:
                 self.coordinator_shell.join(link, message)
             elif message["type"] == "hello":
@@ -217,7 +217,7 @@ class Agent:
             self._do([member.Send({"type": "beat"})])
         if self.coordinator_shell is not None:
             self.coordinator_shell.on_tick()
-        self._announcements.on_tick()
+        self._discovery.on_tick()
         if self.settings.die_with_parent and os.getppid() != self._parent:
             self._parent = os.getppid()
             self.log("the process that started this agent has died")

@@ -49,7 +49,7 @@ class Worker:
         self.asked = False
 
 
-class Workers:
+class Supervisor:
     """Calls `on_exit(list of Exited)` as workers end, `on_gone()` once after `stop` when no process
     is left, `on_output(bytes)` with their output, and `on_stuck(text)` when SIGKILL does not end
     them.

@@ -15,7 +15,7 @@ from dtj_agent.net.resolver import Resolver
 from dtj_agent.settings import Address, AgentSettings
 
 
-class Announcements:
+class PeerDiscovery:
     """Keeps the link to the coordinator pointed at the pod that holds pod 0's name.
 
     `shell`: the coordinator's, in the agent of pod 0; None elsewhere.
