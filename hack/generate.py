@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write what is made from the API types: the CRD, the chart's copy of it, and the reference page.
+"""Write what is made from the API types (the CRD, the chart's copy of it, the reference page) and from VERSION.
 
 python3 hack/generate.py            write the files
 python3 hack/generate.py --check    write nothing; exit 1 if one of them is not what would be written
@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "contract/src"), str(ROOT / "core/src")]  # a checkout is enough, no install needed
+sys.path[:0] = [str(ROOT), str(ROOT / "contract/src"), str(ROOT / "core/src")]  # a checkout is enough, no install needed
 
 from dtj_core.api import crd, docs  # noqa: E402 (the path above comes first)
+from hack.version import stamped  # noqa: E402
 
 MAX_CRD_BYTES = 96 * 1024  # far below the 256 KiB that `kubectl apply` can keep in its annotation
 
@@ -27,6 +28,7 @@ def outputs(chart_copy: Path) -> dict[Path, str]:
         ROOT / "crds" / f"{crd.NAME.partition('.')[2]}_{crd.NAME.partition('.')[0]}.yaml": definition,
         chart_copy: definition,
         ROOT / "docs/reference/api.md": docs.render(),
+        **stamped(),
     }
 
 
