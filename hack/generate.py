@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generates files from the API types: the CRD, the chart's copy of it, and the reference page.
+"""Generates files from the API types (the CRD, the chart's copy of it, the reference page) and from VERSION.
 
 python3 hack/generate.py            writes the files
 python3 hack/generate.py --check    writes nothing; exits 1 if a file is stale
@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "contract/src"), str(ROOT / "core/src")]  # no install needed
+sys.path[:0] = [str(ROOT), str(ROOT / "contract/src"), str(ROOT / "core/src")]  # no install needed
 
 from dtj_core.api import crd, docs  # noqa: E402 (needs the path above)
+from hack.version import stamped  # noqa: E402
 
 # Far below the 256 KiB that `kubectl apply` can keep in its annotation.
 MAX_CRD_BYTES = 96 * 1024
@@ -28,6 +29,7 @@ def outputs(chart_copy: Path) -> dict[Path, str]:
         ROOT / "crds" / f"{crd.NAME.partition('.')[2]}_{crd.NAME.partition('.')[0]}.yaml": definition,
         chart_copy: definition,
         ROOT / "docs/reference/api.md": docs.render(),
+        **stamped(),
     }
 
 

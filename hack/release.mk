@@ -1,5 +1,5 @@
-# One command each. A dry run prints what would be done; PUBLISH=1 does it, BUILD=1 does what stays on this machine.
-RELEASE = python3 hack/release.py $(patsubst release-%,%,$@) $(if $(BUILD),--build) $(if $(PUBLISH),--publish) $(if $(REGISTRY),--registry $(REGISTRY))
+# One command each. A dry run prints its commands; PUBLISH=1 runs all, BUILD=1 runs those whose results stay on this machine.
+RELEASE = python3 -m hack.release $(patsubst release-%,%,$@) $(if $(BUILD),--build) $(if $(PUBLISH),--publish) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: release-wheels
 release-wheels: ## the wheels to the package index (a dry run: BUILD=1 builds them, PUBLISH=1 uploads them)

@@ -7,7 +7,6 @@ machine without --publish, which requires a clean tree and the version's tag at 
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import subprocess
 import sys
@@ -16,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hack.version import PROJECTS, stamped
+from hack.version import version as tree_version
+
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build/release"
-# A wheel's dependencies are published before it.
-PROJECTS = ("contract", "core", "agent", "trainer-image", "operator", "client")
 CHART = ROOT / "charts/dtj-operator"
 PLATFORMS = "linux/amd64,linux/arm64"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
@@ -39,32 +39,12 @@ class Step:
     """Whether the command writes outside this machine."""
 
 
-def versions() -> dict[str, str]:
-    """Returns the version in each file that states one."""
-    found = {
-        f"{project}/pyproject.toml": tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]["version"]
-        for project in PROJECTS
-    }
-    patterns = {
-        "agent/src/dtj_agent/__init__.py": r'^__version__ = "(.+)"$',
-        "trainer-image/Dockerfile": r"^ARG VERSION=(.+)$",
-        "Dockerfile": r"^ARG VERSION=(.+)$",
-        "charts/dtj-operator/Chart.yaml": r"^version: (.+)$",
-    }
-    for name, pattern in patterns.items():
-        match = re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)
-        found[name] = match[1] if match else "none"
-    match = re.search(r'^appVersion: "(.+)"$', (CHART / "Chart.yaml").read_text(), re.MULTILINE)
-    found["charts/dtj-operator/Chart.yaml appVersion"] = match[1] if match else "none"
-    return found
-
-
 def version() -> str:
-    """Returns the version of this tree. Raises ReleaseError if its files disagree."""
-    found = versions()
-    if len(set(found.values())) > 1:
-        raise ReleaseError("the versions differ: " + ", ".join(f"{name} {text}" for name, text in found.items()))
-    return next(iter(found.values()))
+    """Returns the version of this tree. Raises ReleaseError if a file repeats another version."""
+    stale = [str(path.relative_to(ROOT)) for path, text in stamped().items() if path.read_text("utf-8") != text]
+    if stale:
+        raise ReleaseError(f"VERSION is {tree_version()}, but not in these files: {', '.join(stale)}; run make generate")
+    return tree_version()
 
 
 def wheels() -> Iterator[Step]:

@@ -17,6 +17,7 @@ from tests.integration.images.conftest import Run
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[3]
+VERSION = (ROOT / "VERSION").read_text().strip()
 ALL = ("operator", "torch", "trainer")
 Inspect = Callable[[str], dict[str, Any]]
 
@@ -30,7 +31,7 @@ def test_image_has_an_unprivileged_user_and_labels(inspect: Inspect, image: str)
     assert labels["licenses"] == "Apache-2.0"
     assert labels["description"]
     if image != "torch":
-        assert labels["version"] == "0.1.0"
+        assert labels["version"] == VERSION
         assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", labels["revision"])
 
 
@@ -111,7 +112,7 @@ assert os.path.exists(torch), torch
 print(importlib.metadata.version("dtj-trainer"))
 """
     done = run("trainer", "python3", "-c", script, options=("-e", "PYTHONPATH=/somewhere"))
-    assert done.stdout.strip() == "0.1.0", done.stderr
+    assert done.stdout.strip() == VERSION, done.stderr
 
 
 @pytest.mark.parametrize(
