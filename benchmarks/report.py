@@ -28,7 +28,7 @@ class Table:
     title: str
     unit: str
     ratio: Ratio = "none"
-    """throughput: reference / arm, target is a minimum. cost: arm / reference, a maximum. share: arm / reference, a minimum."""
+    """throughput: reference / arm, at least the target. cost: arm / reference, at most. share: arm / reference, at least."""
     more_is_better: bool = False
     """Whether larger figures (not ratios) are better."""
     beside: Mapping[str, str] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Report:
         return self.folder / "results.json"
 
     def save(self, path: Path, measured: Mapping[str, tuple[Rows, str]]) -> None:
-        """Writes (rows, circumstances) by table into the file, and keeps the tables that were not measured this time."""
+        """Writes (rows, circumstances) by table into the file; tables that were not measured stay in it."""
         kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         kept |= {key: {"circumstances": how, "rows": rows} for key, (rows, how) in measured.items()}
         path.write_text(json.dumps({key: kept[key] for key in self.tables if key in kept}, indent=1) + "\n")
@@ -152,7 +152,10 @@ class Report:
 
 
 def put(text: str, key: str, content: str) -> str:
-    """Returns `text` with `content` between the markers `<!-- key -->` and `<!-- /key -->`. Raises ValueError without them."""
+    """Returns `text` with `content` between its markers `<!-- key -->` and `<!-- /key -->`.
+
+    Raises ValueError if a marker is missing or occurs twice.
+    """
     begin, end = f"<!-- {key} -->", f"<!-- /{key} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"the page must have {begin} and {end} once each, where the table goes")

@@ -61,7 +61,7 @@ def wheels() -> Iterator[Step]:
 
 
 def images(registry: str) -> Iterator[Step]:
-    """Yields the steps for operator and trainer images (torch for CPU and CUDA), both architectures, provenance and SBOM."""
+    """Yields the steps for the images (torch for CPU and CUDA), on two architectures, with provenance and SBOM."""
     release = version()
     for dockerfile, name, arguments in (
         ("Dockerfile", f"dtj-operator:{release}", ()),

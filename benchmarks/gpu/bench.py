@@ -77,7 +77,7 @@ class Bench:
         self.device = self.trainer.group.device
 
     def model(self) -> gpt.Gpt:
-        """Creates the model on the device, because a billion random numbers on the CPU would take longer than a trial."""
+        """Creates the model on the device; a billion random numbers on the CPU would take longer than a trial."""
         torch.manual_seed(0)
         with self.device:
             return gpt.Gpt(self.size.gpt)

@@ -44,7 +44,7 @@ def bare(wrap: Callable[[nn.Module], nn.Module], trainer: Trainer, workload: Wor
 
 
 def tuned(trainer: Trainer, workload: Workload) -> Run:
-    """Trains with an expert's DDP loop and the Trainer's settings: gradients are views, and freed before the forward."""
+    """Trains with a tuned DDP loop and the Trainer's settings: gradients are views, and freed before the forward."""
     run = Run(workload, trainer)
     model = DistributedDataParallel(run.model, gradient_as_bucket_view=True)
     run.optimizer = optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -118,7 +118,7 @@ def accelerate(trainer: Trainer, workload: Workload) -> Run:
 
 
 def lightning(trainer: Trainer, workload: Workload) -> Run:
-    """Trains with Lightning's DDP strategy in our group; progress bar, summary and checkpoints are off, to its advantage."""
+    """Trains with Lightning's DDP strategy in our group, without progress bar, summary and checkpoints."""
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
     from lightning.pytorch.plugins.environments import LightningEnvironment

@@ -68,7 +68,7 @@ TABLES = {
         title="Cost of reporting (meters, records, progress to an agent) in a step",
         unit="%",
         target={"CPU time": 1.0, "wall time": 1.0},
-        note="In one training, every second block of ten steps is reported; the table compares the medians of both kinds.",
+        note="In one training, every second block of ten steps is reported; the medians of both kinds are compared.",
     ),
 }
 REPORT = Report(Path(__file__).parent, TABLES)

@@ -103,7 +103,7 @@ class Run:
         return self.data.get_batch(range(start, start + self.mine))
 
     def loader(self) -> DataLoader[Any]:
-        """Returns the same batches as a DataLoader, for libraries that need one; whole batches are the least work for it."""
+        """Returns the same batches as a DataLoader for libraries that need one, whole, which is least work."""
         return DataLoader(_Batches(self), batch_size=None)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
