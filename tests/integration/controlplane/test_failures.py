@@ -19,7 +19,7 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane.conftest import install_crds
-from tests.integration.controlplane.support import SERVICE_ACCOUNT, Agents, Kubelet, Objects, Operator, eventually, grant
+from tests.integration.controlplane.support import SERVICE_ACCOUNT, Agents, Kubelet, Objects, Operator, grant, wait_until
 from tests.integration.controlplane.test_life import outcome, running
 
 Start = Callable[..., Operator]
@@ -31,7 +31,7 @@ def crash_after_each_write(start: Start, journal: Path, over: Callable[[], Any],
     """Operators one after the other, each killed after its first new write. Returns how many were, until `over` holds."""
     for number in range(most):
         operator = start(program=(str(HERE / "crashing.py"), str(journal)))
-        eventually("killed or done", lambda operator=operator: operator.process.poll() is not None or over())
+        wait_until("killed or done", lambda operator=operator: operator.process.poll() is not None or over())
         try:
             operator.process.wait(3)  # it may be about to: what it wrote last shows before its end
         except subprocess.TimeoutExpired:
@@ -89,18 +89,18 @@ def test_an_api_server_that_crashes_is_waited_for_and_what_happened_meanwhile_is
     operator = start_operator().ready()
     job = submit()
     agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     plane.crash_apiserver()
     try:
-        eventually("it feels it", lambda: "will retry" in operator.log.read_text() or "again in" in operator.log.read_text())
+        wait_until("it feels it", lambda: "will retry" in operator.log.read_text() or "again in" in operator.log.read_text())
         assert operator.get("/healthz")[0] == 200, "a restart would not bring the API server back"
     finally:
         plane.start_apiserver()
     kubelet.container_states["j-0"] = outcome(job, "Failed", "RestartBudgetSpent")
-    failed = eventually("its end is seen", lambda: objects.condition("j", "Failed"), seconds=60)
+    failed = wait_until("its end is seen", lambda: objects.condition("j", "Failed"), timeout=60)
     assert failed["reason"] == "RestartBudgetSpent"
     submit("k")
-    eventually("a new job gets its pods", lambda: len(objects.list("pods")) == 2, seconds=60)
+    wait_until("a new job gets its pods", lambda: len(objects.list("pods")) == 2, timeout=60)
     assert operator.process.poll() is None
 
 
@@ -110,15 +110,15 @@ def test_without_watches_the_resync_does_the_work_and_healthz_says_so(
     operator = start_operator("--resync-seconds", "2", program=(str(HERE / "deaf.py"),)).ready()
     job = submit()
     agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
-    _, said = eventually("it is found sick", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    _, said = wait_until("it is found sick", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
     assert "a watch has missed changes" in said
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
 
     def counted() -> bool:
         return 'dtj_jobs{phase="Running"} 0.0' in operator.get("/metrics")[1]
 
-    eventually("a deletion that was never heard of is noticed", counted)
+    wait_until("a deletion that was never heard of is noticed", counted)
 
 
 def test_sigterm_lets_the_reconcile_under_way_end_and_exits_0(
@@ -127,7 +127,7 @@ def test_sigterm_lets_the_reconcile_under_way_end_and_exits_0(
     operator = start_operator().ready()
     for number in range(20):
         submit(f"j{number}")
-    eventually("it works", lambda: objects.list("statefulsets"))
+    wait_until("it works", lambda: objects.list("statefulsets"))
     began = time.monotonic()
     assert operator.terminate() == 0
     print(f"ended in {time.monotonic() - began:.1f} s")
@@ -145,12 +145,12 @@ def test_rights_are_exactly_those_that_are_used(
     for job in jobs:
         name = job["metadata"]["name"]
         agents.words[job["metadata"]["uid"]] = running()
-        eventually("it runs", partial(objects.condition, name, "Running"))
+        wait_until("it runs", partial(objects.condition, name, "Running"))
         kubelet.container_states[f"{name}-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
-    eventually("it is gone", lambda: objects.get(JOBS, "brief") is None)
+    wait_until("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
+    wait_until("it is gone", lambda: objects.get(JOBS, "brief") is None)
     submit("twice")
-    eventually("an event", lambda: objects.list("events"))
+    wait_until("an event", lambda: objects.list("events"))
     used: dict[tuple[str, str], set[str]] = {}
     for call in operator.calls():
         ref = call["objectRef"]
@@ -179,7 +179,7 @@ def test_a_missing_right_is_said_and_heals_when_it_is_given(
     plane.request("PUT", where, role)
     operator = start_operator().ready()
     submit()
-    said = eventually(
+    said = wait_until(
         "the log says which right",
         lambda: [line for line in operator.lines() if "cannot" in line["message"] and '"services"' in line["message"]],
     )
@@ -188,7 +188,7 @@ def test_a_missing_right_is_said_and_heals_when_it_is_given(
     role = plane.request("GET", where)
     role["rules"] = whole
     plane.request("PUT", where, role)
-    eventually("the pods are there", lambda: len(objects.list("pods")) == 2, seconds=60)
+    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2, timeout=60)
 
 
 def test_a_login_that_is_no_longer_valid_is_read_again_by_the_client_and_by_the_watches(
@@ -204,7 +204,7 @@ def test_a_login_that_is_no_longer_valid_is_read_again_by_the_client_and_by_the_
     plane.crash_apiserver()
     plane.start_apiserver()
     submit()
-    eventually("the pods are there", lambda: len(objects.list("pods")) == 2, seconds=60)
+    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2, timeout=60)
     assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], "the old one was refused"
     assert operator.process.poll() is None
 
@@ -231,7 +231,7 @@ def test_the_crd_is_waited_for_and_its_loss_ends_the_operator(tmp_path: Path) ->
 
         operator = Operator(plane, "home", tmp_path / "operator.log", served="")
         try:
-            assert eventually("it is up", lambda: operator.get("/readyz"))[0] == 503
+            assert wait_until("it is up", lambda: operator.get("/readyz"))[0] == 503
             install_crds(plane)
             operator.ready()
             plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "away"}})
@@ -239,7 +239,7 @@ def test_the_crd_is_waited_for_and_its_loss_ends_the_operator(tmp_path: Path) ->
             spec = {"replicas": 1, "image": "i", "entrypoint": {"module": "m"}}
             job = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "j"}, "spec": spec}
             plane.request("POST", objects.path(JOBS), job)
-            eventually("a job in any namespace is served", lambda: objects.get("statefulsets", "j"))
+            wait_until("a job in any namespace is served", lambda: objects.get("statefulsets", "j"))
             crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
             plane.request("DELETE", f"{crds}/{names.PLURAL}.{names.GROUP}")
             assert operator.process.wait(60) == 1
@@ -265,7 +265,7 @@ def test_a_hundred_jobs_that_run_cost_little_more_than_the_questions_to_their_ag
     for number in range(100):
         agents.words[submit(f"j{number:03}", replicas=1)["metadata"]["uid"]] = running()
     phases = lambda: {job.get("status", {}).get("phase") for job in objects.list(JOBS)}  # noqa: E731
-    eventually("all run", lambda: phases() == {"Running"}, seconds=120)
+    wait_until("all run", lambda: phases() == {"Running"}, timeout=120)
     before, cpu, asked = len(operator.calls()), operator.cpu_seconds(), agents.asked
     time.sleep(10)  # the measure is a time in which nothing happens
     calls = operator.calls()[before:]
@@ -287,11 +287,11 @@ def test_a_hundred_jobs_at_once(start_operator: Start, submit: Callable[..., Any
     for number in range(100):
         submit(f"j{number:03}")
     created = time.monotonic() - began
-    eventually("all have a status", lambda: all(job.get("status") for job in objects.list(JOBS)), seconds=120)
+    wait_until("all have a status", lambda: all(job.get("status") for job in objects.list(JOBS)), timeout=120)
     took = time.monotonic() - began
     assert len(objects.list("statefulsets")) == 100
     before = len(operator.writes())
-    eventually("all pods are made", lambda: len(objects.list("pods")) == 200, seconds=120)
+    wait_until("all pods are made", lambda: len(objects.list("pods")) == 200, timeout=120)
     print(
         f"100 jobs: created in {created:.1f} s, own children and status after {took:.1f} s, pods after "
         f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), calls {len(operator.calls())}; "

@@ -11,7 +11,7 @@ import pytest
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import running
 
 JOBS = names.PLURAL
@@ -22,7 +22,7 @@ def set_quota(plane: ControlPlane, namespace: str, what: str, number: int) -> No
     base = f"/api/v1/namespaces/{namespace}/resourcequotas"
     body = {"metadata": {"name": "q"}, "spec": {"hard": {what: str(number)}}}
     plane.request("POST", base, body)
-    eventually("the quota is counted", lambda: plane.request("GET", base + "/q").get("status", {}).get("used"))
+    wait_until("the quota is counted", lambda: plane.request("GET", base + "/q").get("status", {}).get("used"))
 
 
 @pytest.mark.parametrize("what", ["secrets", "services", "count/statefulsets.apps"])
@@ -42,15 +42,15 @@ def test_a_quota_on_a_child_is_a_condition_with_the_servers_words_and_heals(
         conditions = (objects.get(JOBS, "j").get("status") or {}).get("conditions") or []
         return next((c for c in conditions if c["reason"] == "ChildRefused"), None)
 
-    said = eventually("the status says it", told)
+    said = wait_until("the status says it", told)
     assert (said["type"], said["status"]) == ("Running", "False")
     assert f"exceeded quota: q, requested: {what}=1, used: {what}=0, limited: {what}=0" in said["message"]
     assert objects.get("statefulsets", "j") is None
-    eventually("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
+    wait_until("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
     status = objects.get(JOBS, "j")["status"]
     assert (status["phase"], "startTime" in status) == ("Pending", True)
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=60)
+    wait_until("it goes on by itself", lambda: len(objects.list("pods")) == 2, timeout=60)
     refused = [line for line in operator.lines() if "refuses" in line["message"]]
     assert 1 <= len(refused) <= 8, "asked again later and later"
 
@@ -63,17 +63,17 @@ def test_a_repair_that_a_quota_refuses_is_not_tried_at_every_poll(
     operator = start_operator("--resync-seconds", "1").ready()
     job = submit()
     agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     set_quota(plane, namespace, "services", 0)
     plane.request("DELETE", objects.path("services", "j"))
     refused = lambda: [line for line in operator.lines() if "refuses" in line["message"]]  # noqa: E731
-    eventually("refused twice", lambda: len(refused()) >= 2)
+    wait_until("refused twice", lambda: len(refused()) >= 2)
     asked = agents.asked
-    eventually("many looks later", lambda: agents.asked >= asked + 10)
+    wait_until("many looks later", lambda: agents.asked >= asked + 10)
     assert len(refused()) <= 7, "that many take a minute"
     assert objects.condition("j", "Running"), "the training goes on"
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    eventually("it is repaired", lambda: objects.get("services", "j"), seconds=60)
+    wait_until("it is repaired", lambda: objects.get("services", "j"), timeout=60)
 
 
 def refused(objects: Objects, name: str = "j") -> Any:
@@ -91,7 +91,7 @@ def change(plane: ControlPlane, path: str, make: Callable[[Any], None]) -> None:
         plane.request("PUT", path, whole)
         return True
 
-    eventually(f"{path} is changed", once)
+    wait_until(f"{path} is changed", once)
 
 
 def is_refused(plane: ControlPlane, namespace: str, container: Any, words: str) -> bool:
@@ -169,13 +169,13 @@ def test_what_may_pass_is_a_condition_with_the_servers_words_and_heals(
     start_operator().ready()
     heal = obstacle(plane, namespace)
     container = {"name": "trainer", "securityContext": {"privileged": True}, "resources": {"limits": {"memory": "8Gi"}}}
-    eventually("it is in the way", lambda: is_refused(plane, namespace, container, words), seconds=60)
+    wait_until("it is in the way", lambda: is_refused(plane, namespace, container, words), timeout=60)
     submit(template={"spec": {"containers": [container]}})
-    said = eventually("the status says it", lambda: refused(objects))
+    said = wait_until("the status says it", lambda: refused(objects))
     assert words in said["message"]
     assert objects.get("statefulsets", "j") is None
     heal()
-    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=90)
+    wait_until("it goes on by itself", lambda: len(objects.list("pods")) == 2, timeout=90)
     assert not objects.condition("j", "Failed")
 
 
@@ -186,12 +186,12 @@ def test_a_webhook_that_hangs_as_long_as_it_may_is_a_condition_too(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         heal = webhook(plane, namespace, silent.getsockname()[1])
         container = {"name": "trainer"}
-        eventually("it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), seconds=60)
+        wait_until("it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), timeout=60)
         hooks = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{namespace}"
         change(plane, hooks, lambda whole: whole["webhooks"][0].update(timeoutSeconds=10))
         start_operator().ready()
         submit()
-        said = eventually("the status says it", lambda: refused(objects), seconds=60)
+        said = wait_until("the status says it", lambda: refused(objects), timeout=60)
         assert "failed calling webhook" in said["message"]
         heal()
 
@@ -202,8 +202,8 @@ def test_a_refusal_that_lasts_is_bounded_by_the_deadline(
     set_quota(plane, namespace, "services", 0)
     start_operator().ready()
     submit(activeDeadlineSeconds=4)
-    eventually("the status says why", lambda: refused(objects))
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"), seconds=60)
+    wait_until("the status says why", lambda: refused(objects))
+    failed = wait_until("it has failed", lambda: objects.condition("j", "Failed"), timeout=60)
     assert failed["reason"] == "DeadlineExceeded"
 
 
@@ -214,19 +214,19 @@ def test_a_training_that_has_run_is_not_ended_by_a_refusal_when_it_is_resumed(
     start_operator().ready()
     job = submit()
     agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         change(plane, objects.path(JOBS, "j"), lambda whole: whole["spec"].update(suspend=value))
 
     suspend(True)
-    eventually("it is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
+    wait_until("it is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
     heal = limit_range(plane, namespace)
     words = "minimum memory usage per Container is 100Gi"
     container = {"name": "trainer", "resources": {"requests": {"memory": "1Mi"}}}
-    eventually("it is in the way", lambda: is_refused(plane, namespace, container, words), seconds=60)
+    wait_until("it is in the way", lambda: is_refused(plane, namespace, container, words), timeout=60)
     suspend(False)
-    said = eventually("it is refused", lambda: refused(objects))
+    said = wait_until("it is refused", lambda: refused(objects))
     assert words in said["message"]
     heal()
-    eventually("it runs again", lambda: objects.condition("j", "Running"), seconds=90)
+    wait_until("it runs again", lambda: objects.condition("j", "Running"), timeout=90)

@@ -14,7 +14,7 @@ import yaml
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import outcome, running
 
 Start = Callable[..., Operator]
@@ -40,7 +40,7 @@ def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], No
         stored = plane.request("GET", CRD)
         plane.request("PUT", CRD, {**stored, "spec": wanted["spec"]})
         # It is served some time after it is stored.
-        eventually("the schema is served", lambda: served(plane) == backends(schema), seconds=60)
+        wait_until("the schema is served", lambda: served(plane) == backends(schema), timeout=60)
 
     yield install
     install(lambda schema: None)
@@ -108,7 +108,7 @@ def looked(operator: Operator, agents: Agents) -> None:
     """Waits until the operator has looked at the job several times."""
     asked = agents.asked
     operator.ready()
-    eventually("it has looked", lambda: agents.asked >= asked + 3, seconds=60)
+    wait_until("it has looked", lambda: agents.asked >= asked + 3, timeout=60)
 
 
 @pytest.mark.timeout(400)
@@ -124,27 +124,27 @@ def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_n
     first = start_operator(program=(OTHER, json.dumps(NEWER))).ready()
     job = submit(backend="mpi", restart={"maxRestarts": 1000, "backoffSeconds": 7})
     agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     first.kill()
 
     rolled_back = start_operator()
     looked(rolled_back, agents)
-    stalled = eventually("what can't be read is named", lambda: objects.condition("j", "Stalled"), seconds=60)
+    stalled = wait_until("what can't be read is named", lambda: objects.condition("j", "Stalled"), timeout=60)
     assert "spec.backend" in stalled["message"]
     life.goes_on()
     rolled_back.kill()
 
     upgraded = start_operator(program=(OTHER, json.dumps(NEWER)))
     looked(upgraded, agents)
-    eventually("it can be read again", lambda: not objects.condition("j", "Stalled"), seconds=60)
+    wait_until("it can be read again", lambda: not objects.condition("j", "Stalled"), timeout=60)
     life.goes_on()
     upgraded.kill()
 
     start_operator().ready()
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)
-    eventually("its pods are gone", lambda: not objects.list("pods"), seconds=60)
+    wait_until("it is complete", lambda: objects.condition("j", "Complete"), timeout=60)
+    wait_until("its pods are gone", lambda: not objects.list("pods"), timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
     before = start_operator(**program).ready()
     job = submit(replicas=1)
     agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     before.kill()
     program = {"program": (OTHER, json.dumps(then))} if then else {}
@@ -185,7 +185,7 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
     operator = start_operator().ready()
     job = submit()
     agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     for change in (newer, lambda schema: None):
         install_crd(change)
@@ -208,7 +208,7 @@ def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
     operator = start_operator()
     job = submit()
     agents.words[job["metadata"]["uid"]] = running(step=9)
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     looked(operator, agents)
     status = objects.get(JOBS, "j")["status"]
     assert status["progress"]["step"] == 9
@@ -218,10 +218,10 @@ def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
     stored = objects.get(JOBS, "j")
     stored["spec"]["suspend"] = True
     objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
-    eventually("it is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
+    wait_until("it is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
     stored = objects.get(JOBS, "j")
     stored["spec"]["suspend"] = False
     objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
-    eventually("it runs again", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("it runs again", lambda: objects.condition("j", "Running"), timeout=60)
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)
+    wait_until("it is complete", lambda: objects.condition("j", "Complete"), timeout=60)

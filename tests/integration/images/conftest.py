@@ -1,4 +1,4 @@
-"""The images of the last `make images`, run as a restricted pod would run them."""
+"""Runs the images of the last `make images` as a restricted pod would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(references: dict[str, str]) -> Run:
-    """`run("trainer", "python3", "-c", …)`: in that image, with no entry point, /tmp writable and nothing else."""
+    """`run("trainer", "python3", "-c", …)` runs a command in that image, where only /tmp is writable."""
 
     def call(image: str, *command: str, options: tuple[str, ...] = (), timeout: float = 60) -> subprocess.CompletedProcess[str]:
         given = ["docker", "run", "--rm", *RESTRICTED, "--tmpfs=/tmp:mode=1777", *options, "--entrypoint", command[0]]

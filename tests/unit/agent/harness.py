@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from dtj_contract import names
 from dtj_contract.status_token import status_token
 from tests.lib.ports import free_port
+from tests.lib.waiting import wait_until
 
 KEY = "5e" * 32
 # Nothing takes this long, and on a busy machine nothing is known to take less.
@@ -68,17 +69,6 @@ while not planned("finish"):
     time.sleep(0.01)
 print("rank", rank, "is done")
 """
-
-
-def wait_for(what: Callable[[], Any], seconds: float = PATIENCE, why: str = "") -> Any:
-    """Polls `what` and returns its first true value; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = what()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {why}"
-        time.sleep(0.01)
 
 
 class Group:
@@ -233,7 +223,7 @@ def running(
     finally:
         group.close()
         pids = [int(path.read_text() or 0) for path in group.plan.glob("pid-*")]
-        wait_for(lambda: not any(is_alive(pid) for pid in pids if pid), why="workers outlive their agents")
+        wait_until("the workers to end with their agents", lambda: not any(is_alive(pid) for pid in pids if pid))
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

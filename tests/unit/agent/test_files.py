@@ -18,7 +18,7 @@ from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import cgroup
 from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
-from tests.unit.agent.harness import wait_for
+from tests.lib.waiting import wait_until
 
 
 def test_state_and_outcome_are_loaded_for_the_same_job_only(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_master_port_is_new_held_and_not_ephemeral() -> None:
     assert ports.renew() != first
     second = ports.port
     ports.release()
-    wait_for(lambda: _can_bind(second))
+    wait_until("the port to be free", lambda: _can_bind(second))
 
 
 def _can_bind(port: int) -> bool:

@@ -18,7 +18,8 @@ import pytest
 
 from dtj_contract import names
 from tests.lib.ports import free_port
-from tests.unit.agent.harness import Group, is_alive, kill, token, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, is_alive, kill, token
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
 
@@ -125,7 +126,7 @@ def running(folder: Path, replicas: int, **environ: str) -> Iterator[Named]:
     finally:
         group.close()
         pids = [int(path.read_text() or 0) for path in group.plan.glob("pid-*")]
-        wait_for(lambda: not any(is_alive(pid) for pid in pids if pid), why="workers outlive their agents")
+        wait_until("the workers to end with their agents", lambda: not any(is_alive(pid) for pid in pids if pid))
 
 
 def ends_well(group: Named, attempt: int) -> None:
@@ -144,7 +145,7 @@ def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) 
         group.replace_pod_0()
         group.wait_attempt(2)
         replaced = "another coordinator of this job has begun attempt 2"
-        wait_for(lambda: group.old_status().get("phaseMessage") == replaced, why=group.logs())
+        wait_until("the old pod's message", lambda: group.old_status().get("phaseMessage") == replaced, detail=group.logs)
         ends_well(group, 2)
 
 
@@ -164,8 +165,8 @@ def test_replaced_coordinator_that_restarts_gets_no_member_back(tmp_path: Path) 
             """Returns whether the old pod 0 has called its members, each of which resolves pod 0's name, and stays."""
             return all(group.asked(o) >= before + 3 for o, before in zip((1, 2), asked, strict=True))
 
-        wait_for(lambda: called() or group.old_status().get("attempt", 0) > 1, why=group.logs())
-        status = wait_for(group.old_status, why=group.logs())
+        wait_until("a call or an attempt", lambda: called() or group.old_status().get("attempt", 0) > 1, detail=group.logs)
+        status = wait_until("the old pod's status", group.old_status, detail=group.logs)
         assert (status["attempt"], status["outcome"]) == (1, None)
         ends_well(group, 2)
 

@@ -19,7 +19,8 @@ from dtj_agent.net.loop import Loop
 from dtj_agent.store.host import TRIES, StoreHost
 from dtj_agent.store.key_store import MAX_VALUE_BYTES, KeyStore, ProtocolError, StoreClient
 from dtj_agent.store.master_port import PortHolder
-from tests.unit.agent.harness import is_alive, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import is_alive, running
 
 PROLOGUE = """
 import datetime, json, os, sys, threading, time
@@ -66,7 +67,7 @@ class Served:
                     self.spared.pop(pid)(0)
             return what()
 
-        return wait_for(turn, 300)
+        return wait_until("the client", turn, timeout=300)
 
     def script(self, body: str, *arguments: str) -> Any:
         """Returns what a client script prints as its last line, as JSON."""

@@ -18,6 +18,7 @@ from dtj.errors import LocalRunError
 from dtj.local import pods, processes
 from dtj.local.container import Container
 from dtj.local.kubelet import LocalPod
+from tests.lib.waiting import wait_until_async
 
 SET = {
     "metadata": {"name": "j", "namespace": "default", "uid": "set"},
@@ -40,12 +41,6 @@ def make(folder: Path, *argv: str, ordinal: int = 0) -> LocalPod:
     return LocalPod(pod, container, mark, now=lambda: datetime.now(UTC), changed=lambda: None)
 
 
-async def until(probe: Callable[[], object], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not probe():
-            await asyncio.sleep(0.005)
-
-
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         await test()
@@ -58,7 +53,7 @@ def test_a_container_that_ends_is_started_again_and_its_message_is_kept(tmp_path
         pod = make(
             tmp_path, "/bin/sh", "-c", 'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600'
         )
-        await until(lambda: pods.container_status(pod.object)["restartCount"] == 1)
+        await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
         status = pods.container_status(pod.object)
         assert "running" in status["state"]
         ended = status["lastState"]["terminated"]
@@ -73,7 +68,7 @@ def test_a_container_that_ends_is_started_again_and_its_message_is_kept(tmp_path
 def test_a_container_that_ends_again_and_again_backs_off(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/bin/false")
-        await until(lambda: pods.state_of(pod.object) == "CrashLoopBackOff")
+        await wait_until_async("the back-off", lambda: pods.state_of(pod.object) == "CrashLoopBackOff")
         assert pods.container_status(pod.object)["lastState"]["terminated"]["exitCode"] == 1
         await pod.stop(5)
 
@@ -101,7 +96,7 @@ def test_sigterm_reaches_an_agent_that_is_just_being_started(tmp_path: Path) -> 
 def test_what_does_not_hear_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, sys.executable, "-c", DEAF.replace("time.sleep", "print('deaf', flush=True); time.sleep"))
-        await until(lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
+        await wait_until_async("a log", lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
         await pod.stop(0.2)
         assert pod.gone
         assert pods.state_of(pod.object) == "SIGKILL"
@@ -114,11 +109,11 @@ def test_the_end_of_a_container_is_the_end_of_all_that_ran_in_it(tmp_path: Path)
         hide = f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
         first = f"os.path.getsize('log-0') or ({hide}, print('hidden', flush=True))"
         pod = make(tmp_path, sys.executable, "-c", f"import os, subprocess, sys, time; {first}; time.sleep(600)")
-        await until(lambda: len(list(processes.marked(pod.mark))) == 2)
+        await wait_until_async("two processes", lambda: len(list(processes.marked(pod.mark))) == 2)
         assert pod.pid is not None
         os.kill(pod.pid, signal.SIGKILL)
-        await until(lambda: pods.container_status(pod.object)["restartCount"] == 1)
-        await until(lambda: [pid for pid, _ in processes.marked(pod.mark)] == [pod.pid])
+        await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
+        await wait_until_async("the pod's process alone", lambda: [pid for pid, _ in processes.marked(pod.mark)] == [pod.pid])
         await pod.lose()
         assert list(processes.marked(pod.mark)) == []
 
@@ -129,6 +124,6 @@ def test_a_program_that_can_not_be_started_is_an_error_in_one_line(tmp_path: Pat
     async def test() -> None:
         pod = make(tmp_path, "/no/such/program")
         with pytest.raises(LocalRunError, match=r"can't start pod j-0: .*No such file"):
-            await until(lambda: pod.gone)
+            await wait_until_async("the end of the pod", lambda: pod.gone)
 
     run(test)

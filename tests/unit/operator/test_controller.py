@@ -17,6 +17,7 @@ from dtj_operator.kube.executor import World
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.metrics import Metrics
 from dtj_operator.workqueue import WorkQueue
+from tests.lib.waiting import wait_until_async
 from tests.unit.operator.fakes import FakeClient, job
 from tests.unit.operator.test_apply import SET, Recorded
 
@@ -40,14 +41,12 @@ class Shell:
         return {s.labels["result"]: s.value for s in samples if s.value}
 
     async def until(self, done: Callable[[], bool], *keys: Key) -> None:
-        """Work on these keys until `done`."""
+        """Works on these keys until `done`."""
         for key in keys or (KEY,):
             self.queue.add(key)
         worker = asyncio.ensure_future(self.controller.work())
         try:
-            async with asyncio.timeout(60):
-                while not done():
-                    await asyncio.sleep(0.001)
+            await wait_until_async("the work", done, every=0.001)
         finally:
             self.queue.close()
             await worker

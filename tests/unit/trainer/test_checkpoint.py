@@ -64,7 +64,7 @@ def test_a_whole_training_killed_while_it_saves_at_every_step_leaves_a_valid_new
     step = 0
     for _ in range(3):
         with ranks(2, [*command, "--checkpoint-every", "1"], tmp_path) as group:
-            group.wait_for(lambda before=step: _newest(directory) > before)  # type: ignore[misc]
+            group.wait_until(lambda before=step: _newest(directory) > before)  # type: ignore[misc]
             time.sleep(chance.uniform(0, 0.1))  # the instant is what is drawn: there is no condition to wait for
             group.signal(signal.SIGKILL)
             group.wait()

@@ -41,7 +41,7 @@ def test_a_small_gpt_learns_from_the_standard_library(tmp_path: Path) -> None:
 def test_a_plain_torchrun_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     saved = tmp_path / "c" / "checkpoint.pt"
     with ranks(2, plain, tmp_path, str(tmp_path / "c"), STEP_SECONDS="0.01") as group:
-        group.wait_for(saved.exists)
+        group.wait_until(saved.exists)
         group.signal(signal.SIGKILL)
         group.wait()
     assert torch.load(saved)["step"] < 200

@@ -28,7 +28,7 @@ def test_a_run_killed_and_resumed_has_bit_for_bit_the_losses_of_an_undisturbed_o
     slow = [*DIGITS, "--checkpoint-dir", str(broken), "--checkpoint-every", "10", "--step-time-ms", "60"]
     with ranks(world, slow, tmp_path) as group:
         # Whichever it is: on a busy machine a save is skipped while the one before is still being written.
-        group.wait_for(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
+        group.wait_until(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
         group.signal(signal.SIGKILL)
         assert group.wait() == [-signal.SIGKILL] * world
     resumed = finished(world, [*DIGITS, "--checkpoint-dir", str(broken)], tmp_path)
@@ -41,7 +41,7 @@ def test_sigterm_to_one_rank_stops_all_after_the_step_saved_with_exit_code_143(t
     directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "1000", "--step-time-ms", "10"]
     with agent, ranks(2, command, tmp_path, DTJ_ATTEMPT="1", DTJ_AGENT_SOCKET=str(agent.path)) as group:
-        group.wait_for(lambda: len(history(directory)) > 5)
+        group.wait_until(lambda: len(history(directory)) > 5)
         group.processes[1].terminate()
         assert group.wait() == [143, 143]
     last = history(directory)[-1]["step"]
@@ -104,7 +104,7 @@ def test_an_attempt_whose_lease_is_taken_commits_nothing_and_leaves(tmp_path: Pa
     (directory / "attempt").write_text("1")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "10", "--step-time-ms", "40"]
     with ranks(2, command, tmp_path, DTJ_ATTEMPT="1") as group:
-        group.wait_for(lambda: (directory / "step-00000010").is_dir())
+        group.wait_until(lambda: (directory / "step-00000010").is_dir())
         (directory / "attempt").write_text("2")
         taken_at = history(directory)[-1]["step"]
         codes = group.wait()

@@ -114,7 +114,7 @@ def test_ranks_started_differently_are_named_on_every_rank_and_ask_for_no_restar
 @pytest.mark.torch
 def test_a_host_of_rank_0_that_freezes_in_the_roll_call_is_waited_for_no_longer_than_the_deadlines(tmp_path: Path) -> None:
     with ranks(2, frozen, tmp_path) as group:
-        group.wait_for(lambda: group.processes[1].exitcode is not None)
+        group.wait_until(lambda: group.processes[1].exitcode is not None)
         assert group.processes[0].is_alive()
         assert group.processes[1].exitcode == 1, group.everything()
         assert re.search(r"RendezvousFailed: rank 0's store at \S+ took pid \d+ on \S+ in and has not answered", group.output(1))

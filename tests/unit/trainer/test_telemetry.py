@@ -24,7 +24,8 @@ from dtj_trainer.telemetry.progress import Progress
 from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 from tests.lib.ports import free_port
-from tests.unit.agent.harness import running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import running
 from tests.unit.trainer.ranks import AgentSocket, finished, ranks
 from tests.unit.trainer.work_telemetry import BATCH, SLOW, profiled, tracked, windows
 
@@ -230,7 +231,7 @@ def test_prometheus_reads_a_trainings_numbers_at_the_agent(tmp_path: Path) -> No
             plain, metrics = scraped()
             return wanted <= plain.keys() and named <= metrics.keys()
 
-        wait_for(complete, 150, f"{wanted} {named}: {agent.logs()}")
+        wait_until(f"{wanted} and {named}", complete, timeout=150, detail=agent.logs)
         plain, metrics = scraped()
     assert plain["step"] >= 1
     assert plain["total_steps"] == 10**9
@@ -256,9 +257,9 @@ def test_a_training_goes_on_without_its_tracking_server_and_says_so_once(tmp_pat
     with AgentSocket(tmp_path / "agent") as agent:
         socket = {"DTJ_AGENT_SOCKET": str(agent.path)}
         with ranks(1, tracked, tmp_path, uri, str(tmp_path / "enough"), **AWAY, **socket) as group:
-            group.wait_for(lambda: bool(refused_by(agent)))
+            group.wait_until(lambda: bool(refused_by(agent)))
             there = agent.heard[-1].get("step", 0)
-            group.wait_for(lambda: agent.heard[-1].get("step", 0) > there + 10)
+            group.wait_until(lambda: agent.heard[-1].get("step", 0) > there + 10)
             (tmp_path / "enough").touch()
             assert group.wait() == [0], group.everything()
     (message,) = refused_by(agent)
@@ -289,7 +290,7 @@ def test_mlflow_reads_the_records_at_its_server_which_may_go_away_in_mid_run(tmp
             except OSError:
                 return False
 
-        wait_for(healthy, 200, "mlflow server")
+        wait_until("mlflow server", healthy, timeout=200)
         from mlflow import MlflowClient
 
         client = MlflowClient(uri)
@@ -302,12 +303,12 @@ def test_mlflow_reads_the_records_at_its_server_which_may_go_away_in_mid_run(tmp
                     runs = client.search_runs([experiment.experiment_id], "tags.`dtj.job` = 'tracked'") if experiment else []
                     return bool(runs and len(client.get_metric_history(runs[0].info.run_id, "loss")) >= 3)
 
-                group.wait_for(there)
+                group.wait_until(there)
                 assert refused_by(agent) == []
                 end(server)
-                group.wait_for(lambda: bool(refused_by(agent)))
+                group.wait_until(lambda: bool(refused_by(agent)))
                 last = agent.heard[-1].get("step", 0)
-                group.wait_for(lambda: agent.heard[-1].get("step", 0) > last + 10)
+                group.wait_until(lambda: agent.heard[-1].get("step", 0) > last + 10)
                 (tmp_path / "enough").touch()
                 assert group.wait() == [0], group.everything()
         assert len(refused_by(agent)) == 1

@@ -78,17 +78,17 @@ def test_no_step_waits_for_a_volume_that_does_not_answer_which_is_told_of_once_a
 
         env = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": str(agent.path)}
         with ranks(2, on_a_volume_that_hangs, tmp_path, str(volume), str(tmp_path / "steps"), 25.0, **env) as group:
-            group.wait_for(lambda: committed() > 4)
+            group.wait_until(lambda: committed() > 4)
             before, slow_before = steps(), slow()
             switch()
-            group.wait_for(lambda: steps() > before + 40)
+            group.wait_until(lambda: steps() > before + 40)
             switch()
             assert slow() >= 1, "no save has come through for 40 steps"
             assert slow() - slow_before <= 1, "told once, not at each of the 8 saves that were due"
             count = committed()
-            group.wait_for(lambda: committed() > count + 1)
+            group.wait_until(lambda: committed() > count + 1)
             switch()
-            group.wait_for(lambda: events(agent)[-1][0] == "CheckpointFailed")
+            group.wait_until(lambda: events(agent)[-1][0] == "CheckpointFailed")
             switch()  # what hangs in the kernel can't end before
             assert group.wait() == [1, 1]
             assert "did not finish a save within 25 s: look at the volume" in events(agent)[-1][1]

@@ -1,4 +1,4 @@
-"""Train both examples on this machine and draw what they wrote: docs/figures/*.png. `make figures`, about three minutes."""
+"""Trains both examples on this machine and draws their curves: docs/figures/*.png (`make figures`, three minutes)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-HERE = Path(__file__).parent
+FIGURES = Path(__file__).resolve().parents[1] / "docs/figures"
 COMMON = {"cpu_threads": 1, "state.log_every_steps": 5, "validate_every_steps": 25}
 DIGITS = {
     "task": "dtj_trainer.examples.digits:task",
@@ -36,10 +36,10 @@ Run = list[dict[str, Any]]
 
 
 def records(config: dict[str, Any], **arguments: Any) -> Run:
-    """What rank 0 of two wrote of each logged step of `dtj-train`."""
+    """Runs `dtj-train` on two ranks and returns the records of rank 0, one per logged step."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "train.yaml")
-        file.write_text(json.dumps(config | {"arguments": arguments}))  # JSON is YAML
+        file.write_text(json.dumps(config | {"arguments": arguments}))
         flags = [part for name, value in COMMON.items() for part in (f"--{name}", str(value))]
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command = [*launch, "-m", "dtj_trainer.cli", "--config", str(file), *flags]
@@ -50,11 +50,11 @@ def records(config: dict[str, Any], **arguments: Any) -> Run:
 
 
 def draw(name: str, title: str, runs: dict[str, Run]) -> None:
-    """Training loss and validation accuracy over the steps, one curve a run."""
+    """Draws training loss and validation accuracy over the steps, one curve per run."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), dpi=100)
     for label, run in runs.items():
         left.plot([r["step"] for r in run], [r["loss"] for r in run], label=label)
-        # A record repeats the last validation until the next one: take the records of the steps that validated.
+        # A record repeats the last validation until the next one, so take only records of steps that validated.
         measured = [r for r in run if r["step"] % 25 == 0 or r is run[-1]]
         accuracy = [r["validation_accuracy"] for r in measured]
         right.plot([r["step"] for r in measured], accuracy, marker=".", label=f"{label}: {accuracy[-1]:.3f} at the end")
@@ -65,7 +65,7 @@ def draw(name: str, title: str, runs: dict[str, Run]) -> None:
         axes.legend()
     figure.suptitle(title)
     figure.tight_layout()
-    figure.savefig(HERE / f"{name}.png")
+    figure.savefig(FIGURES / f"{name}.png")
 
 
 def main() -> None:

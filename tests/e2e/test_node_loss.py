@@ -1,4 +1,4 @@
-"""A node loses power and comes back. Last of all: it disturbs whatever else runs there."""
+"""A node loses power and comes back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from tests.e2e.kit import Job, Kubectl, docker, eventually, is_true
+import pytest
+
+from tests.e2e.kit import Job, Kubectl, docker, is_true, wait_until
 from tests.e2e.test_recovery import assert_resumed
 
 
-def test_a_worker_node_stopped_and_started_again(make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl) -> None:
-    """The survivors wait in place, the job says so, and the group forms anew when the node is back."""
+# At the very end, because a stopped node disturbs the pods of every other test.
+@pytest.mark.last(2)
+def test_job_survives_a_worker_node_that_stops_and_starts(
+    make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
+) -> None:
+    """The survivors wait in place, a condition reports it, and the group forms again when the node is back."""
     job = make_job().create()
     job.until_step(50)
     (manager,) = operator.list("pods", "app.kubernetes.io/name=dtj-operator")
@@ -19,7 +25,7 @@ def test_a_worker_node_stopped_and_started_again(make_job: Callable[..., Job], u
     node = next(n for n in nodes if n != manager["spec"]["nodeName"])
     docker("stop", "-t", "0", node)
     try:
-        noticed = eventually("the job says that it restarts", lambda: is_true(j := job.get(), "Restarting") and j, 120)
+        noticed = wait_until("the condition Restarting", lambda: is_true(j := job.get(), "Restarting") and j, timeout=120)
         print("\n", [c for c in noticed["status"]["conditions"] if c["type"] == "Restarting"])
     finally:
         docker("start", node)
