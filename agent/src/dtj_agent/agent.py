@@ -376,7 +376,7 @@ class Agent:
             if self._saves is not None and self.hub.coordinator.goodput.is_silent:
                 self._saves.look()
             missing = [o for o in range(self.settings.peer_count) if o not in self.hub.coordinator.peers]
-            self._announcer.call(missing, self.hub.coordinator.announced)
+            self._announcer.call(missing, self.hub.coordinator.succession.announced)
             if self.hub.coordinator.is_replaced:
                 self._if_named((self.settings.address, self.server.port), self.hub.named)
         elif self._link is None:

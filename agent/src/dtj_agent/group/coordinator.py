@@ -16,19 +16,19 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from dtj_agent.group import outcome
+from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
 from dtj_agent.group.goodput import GoodputTracker
-from dtj_agent.group.history import History, number
+from dtj_agent.group.history import History
 from dtj_agent.group.lease_request import LeaseRequest
-from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
+from dtj_agent.group.messages import DONE, FINISHED, IDLE, RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.rules import Rules
 from dtj_agent.group.stopping import AttemptStop
 from dtj_agent.group.succession import Succession
-from dtj_contract import names
 from dtj_contract.names import Reason
 
 PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
@@ -49,6 +49,7 @@ class Coordinator:
         self.policy = RestartPolicy(rules)
         self.succession = Succession(history)
         self.lease = LeaseRequest()
+        self._admission = Admission(rules, self.roster, self.succession)
         self.attempt = Attempt(history.attempt, [], rules.processes)
         """The current attempt, or the last one."""
         self.recovery: Optional[RecoveryTimer] = None
@@ -56,8 +57,6 @@ class Coordinator:
         self._stopping = AttemptStop(self.attempt, self.roster, now)
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
-        self._rejected = ""
-        """The hello that was rejected last."""
         self._sent_revision = history.revision
         self._outbox = Outbox()
 
@@ -72,16 +71,6 @@ class Coordinator:
     def peers(self) -> Dict[int, Peer]:
         """The connected agents, by ordinal."""
         return self.roster.peers
-
-    @property
-    def started(self) -> int:
-        """The last attempt that this very process started; 0: none yet."""
-        return self.succession.started
-
-    @property
-    def announced(self) -> int:
-        """The attempt that calls to members carry."""
-        return self.succession.announced
 
     @property
     def is_replaced(self) -> bool:
@@ -115,23 +104,15 @@ class Coordinator:
 
     def joined(self, conn: int, hello: Message, now: Now) -> List[Effect]:
         """Handles the hello of an agent that has connected."""
-        ordinal = hello["ordinal"]
-        if hello["uid"] != self.rules.uid:
-            return self._reject(conn, "an agent of another job (uid %.60s)" % hello["uid"])
         theirs = History.from_json(hello["history"])
-        if hello.get("version") != PROTOCOL_VERSION:
-            text = "%s: it speaks version %.20r of the agents' protocol, this agent %d; all pods of a job run one agent image"
-            return self._reject(conn, text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION))
-        seen = max(hello["attempt"], theirs.attempt)
-        if seen > self._reached and (self.started or self.outcome is not None):
-            self.succession.heard_of(seen)
-            return self._reject(conn, "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
-        old = self.peers.get(ordinal)
+        rejection = self._admission.rejection(hello, theirs, self._reached, self.outcome is not None, now)
+        if rejection:
+            if not self._admission.is_repeated(rejection):
+                self._outbox.log("refused " + rejection)
+            self._outbox.close(conn)
+            return self._outbox.take()
+        old = self.peers.get(hello["ordinal"])
         if old is not None:
-            # A stuck member is to be replaced, although its agent lives.
-            alive = now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS and old.state != STUCK
-            if old.incarnation != hello["incarnation"] and alive:
-                return self._reject(conn, "a second agent of ordinal %d while the first is alive" % ordinal)
             self._outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
         newer = self.succession.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
@@ -142,7 +123,7 @@ class Coordinator:
         self._adopt(hello, now)
         if self.outcome is None:
             self._returned(hello, now)
-            self._send_history(ordinal)
+            self._send_history(hello["ordinal"])
         self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
         return self._advance(now)
 
@@ -275,11 +256,7 @@ class Coordinator:
             return
         if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
             # The coordinator itself was lost: the members that it left behind report when. They have stopped meanwhile.
-            ago = number(broke.get("ago"))
-            began = Now(now.mono - ago, now.wall - ago)
-            silence = number(broke.get("silence"))
-            self.recovery = RecoveryTimer(POD, Reason.POD_LOST, began, silence, self.goodput.last_step)
-            self.recovery.enter("schedule", began)
+            self.recovery = RecoveryTimer.of_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
         recovery = self.recovery
         if recovery is None or recovery.attempt:
@@ -366,15 +343,14 @@ class Coordinator:
     @property
     def _known_attempt(self) -> int:
         """The greatest attempt that anyone here remembers."""
-        known = [self.rules.attempt_floor - 1, self.history.attempt, self.succession.later]
-        return max(known + [peer.attempt for peer in self.peers.values()])
+        return max(self.rules.attempt_floor - 1, self.history.attempt, self.succession.later, self.roster.greatest_attempt)
 
     def _gather(self, now: Now) -> None:
         if self.is_replaced:
             return
         chosen = self.roster.ready()
         # A process that has started nothing may be of a pod 0 that was replaced: it ends no job before all members are with it.
-        is_sure = self.started or len(chosen) == self.rules.replicas
+        is_sure = self.succession.started or len(chosen) == self.rules.replicas
         may_charge = self.policy.deferred is not None and is_sure
         if may_charge and not self._follow(self.policy.charge_deferred(self.history, now), now):
             return
@@ -382,7 +358,7 @@ class Coordinator:
             self._recovery_phase("schedule", now)
         elif self.history.attempt and all(peer.state == DONE and peer.attempt == self.history.attempt for peer in chosen):
             # Pod 0's agent was away when the last of them finished; their work is complete all the same.
-            self.attempt = Attempt(self.history.attempt, [peer.ordinal for peer in chosen], self.rules.processes)
+            self.attempt = Attempt.of(chosen, self.history.attempt, self.rules.processes)
             self._succeed(now)
             return
         elif now.mono >= self.policy.not_before:
@@ -403,21 +379,12 @@ class Coordinator:
         history.attempt = self.succession.started = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.attempt = Attempt(attempt, [peer.ordinal for peer in chosen], self.rules.processes)
+        self.attempt = Attempt.of(chosen, attempt, self.rules.processes)
         self.goodput.started(now)
         if self.recovery is not None:
-            self.recovery.attempt = attempt
-            self.recovery.enter("load", now)
-            history.restarts["pod" if self.recovery.kind == POD else "inPlace"] += 1
-            history.recovery(self.recovery.to_json())
+            self.recovery.started(attempt, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
-        master = chosen[0]
-        for peer in chosen:
-            peer.state, peer.attempt = RUNNING, attempt
-            self._outbox.send(peer.conn, {
-                "type": "start", "attempt": attempt, "nodeRank": self.attempt.node_ranks[peer.ordinal], "nodes": len(chosen),
-                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
-            })  # fmt: skip
+        self.attempt.start(chosen, history, self._outbox)
         self._sent_revision = history.revision
         self._outbox.log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
 
@@ -440,8 +407,7 @@ class Coordinator:
         if result == outcome.SUCCEEDED:
             self.goodput.succeeded(now)
         if self.recovery is not None and self.recovery.attempt:
-            self.recovery.ended(now)
-            self.history.recovery(self.recovery.to_json())
+            self.recovery.ended(self.history, now)
         uid, floor = self.rules.uid, self.rules.attempt_floor
         self._finish(outcome.build(uid, result, reason, message, failure, self.history, now.wall, floor))
 
@@ -477,10 +443,3 @@ class Coordinator:
             self.history.event("Warning", reason, why, now.wall)
             self.phase_reason = reason
             self._outbox.log("the lease can't be written: %s" % why)
-
-    def _reject(self, conn: int, whom: str) -> List[Effect]:
-        if whom != self._rejected:  # logged once: the agent dials again and again
-            self._rejected = whom
-            self._outbox.log("refused " + whom)
-        self._outbox.close(conn)
-        return self._outbox.take()
