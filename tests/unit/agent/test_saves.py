@@ -1,4 +1,4 @@
-"""The budget of a script that reports nothing is full again when it has saved something."""
+"""The budget of a script that reports nothing is refilled when the script has saved something."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(path: Path, time: float) -> None:
     os.utime(path, (time, time))
 
 
-def test_the_newest_file_counts_at_any_depth(tmp_path: Path) -> None:
+def test_newest_file_counts_at_any_depth(tmp_path: Path) -> None:
     assert unreported_saves.newest(str(tmp_path)) == 0.0
     write(tmp_path / "model.pt", 5.0)
     write(tmp_path / "run" / "epoch=1" / "shard" / "__0_0.distcp", 7.0)
@@ -36,7 +36,7 @@ NOT_SAVED = (
 
 
 @pytest.mark.parametrize("name", NOT_SAVED)
-def test_what_every_start_writes_does_not_count(tmp_path: Path, name: str) -> None:
+def test_files_that_every_start_writes_do_not_count(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, 9.0)
     assert unreported_saves.newest(str(tmp_path)) == 0.0
 
@@ -53,7 +53,7 @@ def test_links_are_not_followed_and_the_scan_is_bounded(tmp_path: Path, monkeypa
     assert unreported_saves.newest(str(tmp_path / "many")) <= 9.0
 
 
-def test_a_folder_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+def test_missing_folder_reports_nothing(tmp_path: Path) -> None:
     loop = Loop()
     found: list[float] = []
     watch = unreported_saves.SavesWatch(loop, str(tmp_path / "none"), found.append)
@@ -78,7 +78,7 @@ def running_job(**rules: int) -> Bench:
     return bench
 
 
-def test_a_script_that_saves_between_its_failures_has_its_budget_again() -> None:
+def test_script_that_saves_between_failures_gets_its_budget_back() -> None:
     bench = running_job()
     for turn in range(1, 5):
         spend(bench, 3)
@@ -88,7 +88,7 @@ def test_a_script_that_saves_between_its_failures_has_its_budget_again() -> None
     assert bench.coordinator.outcome is None
 
 
-def test_a_script_that_saves_nothing_new_ends_with_its_budget() -> None:
+def test_script_that_saves_nothing_new_fails_when_the_budget_is_spent() -> None:
     bench = running_job()
     bench.coordinator.goodput.file_saved(5.0, bench.now())
     for _ in range(4):
@@ -100,7 +100,7 @@ def test_a_script_that_saves_nothing_new_ends_with_its_budget() -> None:
     assert bench.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
-def test_what_an_attempt_writes_as_it_begins_refills_nothing() -> None:
+def test_files_written_as_an_attempt_begins_refill_nothing() -> None:
     bench = running_job()
     for turn in range(1, 5):
         spend(bench)
@@ -109,7 +109,7 @@ def test_what_an_attempt_writes_as_it_begins_refills_nothing() -> None:
     assert bench.coordinator.outcome is not None
 
 
-def test_files_that_were_there_before_refill_nothing() -> None:
+def test_files_from_before_the_run_refill_nothing() -> None:
     bench = Bench(1, max_restarts=3)
     bench.running()
     spend(bench, 2)
@@ -118,7 +118,7 @@ def test_files_that_were_there_before_refill_nothing() -> None:
     assert len(bench.coordinator.history.spent) == 2
 
 
-def test_a_script_that_reports_its_checkpoints_is_not_looked_at() -> None:
+def test_script_that_reports_checkpoints_is_not_scanned() -> None:
     bench = running_job()
     assert bench.coordinator.goodput.is_silent
     bench.say(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "p", "time": 1.0}})
@@ -140,7 +140,7 @@ while True:
 """
 
 
-def test_an_agent_sees_what_a_silent_script_saves(tmp_path: Path) -> None:
+def test_agent_detects_the_saves_of_a_silent_script(tmp_path: Path) -> None:
     """`spent` stands in the state file, which is written at each change that the members must know."""
     command, volume = [sys.executable, "-c", SAVES], tmp_path / "volume"
     with running(tmp_path, 1, command, DTJ_CHECKPOINT_DIR=str(volume)) as group:

@@ -1,12 +1,12 @@
-"""A worker's output: whole lines with its rank before them, and the last of it kept as evidence. Pure."""
+"""A worker's output: whole lines with the rank as prefix, and the tail that is kept as evidence. Pure."""
 
 from __future__ import annotations
 
 from dtj_contract import names
 
 
-class Lines:
-    """Bytes of one worker in, prefixed lines out."""
+class WorkerOutput:
+    """Turns the bytes of one worker into prefixed lines."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix.encode()
@@ -14,7 +14,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Whole lines, prefixed; the last one waits for its end unless it is too long for that."""
+        """Returns whole lines, prefixed. The last line waits for its end, unless it exceeds MAX_LINE_BYTES."""
         self._tail = (self._tail + data)[-names.LOG_TAIL_BYTES :]
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
@@ -24,7 +24,7 @@ class Lines:
         return b"".join([self._prefix + line + b"\n" for line in lines])
 
     def end(self) -> bytes:
-        """What was left of a last line without an end."""
+        """Returns the rest of a last line that never ended."""
         rest, self._rest = self._rest, b""
         return self._prefix + rest + b"\n" if rest else b""
 

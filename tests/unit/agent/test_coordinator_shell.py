@@ -1,4 +1,4 @@
-"""The shell around the coordinator: whatever goes wrong with one effect, the next ones are done."""
+"""The shell around the coordinator: an effect that fails does not stop the next ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtj_agent.coordinator_shell import Hub
+from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.errors import WireError
 from dtj_agent.group import effects
 from dtj_agent.net.auth import Session
@@ -14,7 +14,7 @@ from dtj_contract import names
 
 
 class Coordinator:
-    """Answers each join with the effects that it was given."""
+    """Answers each join with prepared effects."""
 
     def __init__(self) -> None:
         self.answers: list[list[effects.Effect]] = []
@@ -49,31 +49,31 @@ class Loop:
         return 0.0
 
 
-def hub() -> tuple[Hub, Coordinator, list[str]]:
+def coordinator_shell() -> tuple[CoordinatorShell, Coordinator, list[str]]:
     log: list[str] = []
     coordinator = Coordinator()
-    return Hub(Loop(), coordinator, None, log.append), coordinator, log  # type: ignore[arg-type]
+    return CoordinatorShell(Loop(), coordinator, None, log.append), coordinator, log  # type: ignore[arg-type]
 
 
-def test_a_message_too_long_ends_the_link_that_it_was_for_and_no_other() -> None:
-    one, coordinator, log = hub()
+def test_too_long_message_closes_only_its_own_link() -> None:
+    shell, coordinator, log = coordinator_shell()
     first, second = Link(1), Link(2)
     huge = {"type": "history", "history": "x" * names.MAX_FRAME_BYTES}
     coordinator.answers = [[], [effects.Send(1, huge), effects.Send(2, {"type": "beat"})]]
-    one.join(first, {})  # type: ignore[arg-type]
-    one.join(second, {})  # type: ignore[arg-type]
+    shell.join(first, {})  # type: ignore[arg-type]
+    shell.join(second, {})  # type: ignore[arg-type]
     assert "too long" in first.closed
     assert (second.closed, second.sent) == ("", [{"type": "beat"}])
     assert [line for line in log if "can't be sent" in line]
     assert "1 left" in log
 
 
-def test_an_effect_that_raises_does_not_stop_those_after_it() -> None:
-    one, coordinator, _ = hub()
-    one._log = lambda text: (_ for _ in ()).throw(WireError(text))  # type: ignore[method-assign]
+def test_effect_that_raises_does_not_stop_later_effects() -> None:
+    shell, coordinator, _ = coordinator_shell()
+    shell._log = lambda text: (_ for _ in ()).throw(WireError(text))  # type: ignore[method-assign]
     coordinator.answers = [[effects.Log("breaks")], [effects.Send(2, {"type": "beat"})]]
     with pytest.raises(WireError):
-        one.join(Link(1), {})  # type: ignore[arg-type]
+        shell.join(Link(1), {})  # type: ignore[arg-type]
     second = Link(2)
-    one.join(second, {})  # type: ignore[arg-type]
+    shell.join(second, {})  # type: ignore[arg-type]
     assert second.sent == [{"type": "beat"}]

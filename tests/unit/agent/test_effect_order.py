@@ -1,4 +1,4 @@
-"""The shell around the coordinator, with real connections: its effects are carried out in the order in which it wanted them."""
+"""The shell around the coordinator, with real connections: carries out effects in the coordinator's order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import socket
 import struct
 from typing import Any
 
-from dtj_agent.coordinator_shell import Hub
+from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.group.coordinator import Coordinator
-from dtj_agent.group.effects import Rules
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now
+from dtj_agent.group.rules import Rules
 from dtj_agent.net.auth import Session
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
@@ -44,17 +44,18 @@ class Caller:
         return messages
 
 
-def test_a_member_whose_connection_is_found_dead_while_the_start_is_sent_stops_those_who_get_it() -> None:
-    """The stop must not overtake the start: who starts after its stop would run, alone and unknown, for ever."""
+def test_dead_link_found_while_starting_stops_the_members_that_started() -> None:
+    """The stop must not overtake the start: a member that starts after its stop would run for ever, alone and unknown."""
     loop = Loop()
-    hub = Hub(loop, Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0)), None, print)
+    coordinator = Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0))
+    shell = CoordinatorShell(loop, coordinator, None, print)
     callers = [Caller(loop), Caller(loop)]
     for ordinal, caller in enumerate(callers):
-        hub.join(caller.link, Bench(2).hello(ordinal))
+        shell.join(caller.link, Bench(2).hello(ordinal))
     callers[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     callers[0].sock.close()
-    hub.leased(1, None, None)
-    told = [message["type"] for message in callers[1].heard() if message["type"] in ("start", "stop")]
-    assert told == ["start", "stop"]
+    shell.leased(1, None, None)
+    received = [message["type"] for message in callers[1].heard() if message["type"] in ("start", "stop")]
+    assert received == ["start", "stop"]
     callers[1].link.close()
     callers[1].sock.close()

@@ -1,4 +1,4 @@
-"""The unix datagram socket that workers report to, and how often what they say goes on to the coordinator."""
+"""The unix datagram socket that workers report to, and the pace at which their reports are sent to the coordinator."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import Any, Callable, Dict, List, Optional
 
 from dtj_agent.errors import SettingsError
 from dtj_agent.net.loop import READ, Loop
-from dtj_agent.workers import progress_board
-from dtj_contract import names
+from dtj_agent.workers.progress_board import ProgressBoard
+from dtj_contract import names, worker_report
 
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, 104 on macOS
 READS_AT_ONCE = 256  # then others get their turn
 
 
-class Reports:
-    """`on_news()` when there is something that the coordinator should hear now; `take` is what. Raise SettingsError."""
+class ReportSocket:
+    """Calls `on_news()` when the coordinator should get a report now; `take` returns it.
+
+    Raises SettingsError if the state dir can't hold a socket.
+    """
 
     def __init__(self, loop: Loop, state_dir: str) -> None:
         self.on_news: Callable[[], object] = lambda: None
         self._loop = loop
-        self._board = progress_board.Board(0)
+        self._board = ProgressBoard(0)
         self._last_taken = 0.0
         self.path = os.path.join(os.path.abspath(state_dir), names.SOCKET_FILE)
         if len(self.path.encode()) > MAX_SOCKET_PATH:
@@ -34,26 +37,27 @@ class Reports:
             self._socket.bind(self.path)
         except OSError as error:
             self._socket.close()
-            raise SettingsError("%s: %s can't be written (%s)" % (names.ENV_STATE_DIR, state_dir, error.strerror)) from error
+            why = "%s: can't write to %s (%s)" % (names.ENV_STATE_DIR, state_dir, error.strerror)
+            raise SettingsError(why) from error
         self._socket.setblocking(False)
         loop.watch(self._socket, READ, lambda events: self._ready())
 
     def begin(self, attempt: int) -> None:
-        """From now on only reports of this attempt count."""
-        self._board = progress_board.Board(attempt, self._board.take_events())
+        """Accepts only reports of this attempt from now on."""
+        self._board = ProgressBoard(attempt, self._board.take_events())
 
     def read(self) -> None:
-        """Take in what has arrived; a worker that has ended may have reported just before."""
+        """Reads the reports that have arrived; a worker that has ended may have sent one just before."""
         for _ in range(READS_AT_ONCE):
             try:
-                report = progress_board.parse(self._socket.recv(names.MAX_DATAGRAM_BYTES))
+                report = worker_report.parse(self._socket.recv(names.MAX_DATAGRAM_BYTES))
             except BlockingIOError:
                 break
             if report is not None:
                 self._board.add(report)
 
     def take(self) -> List[Dict[str, Any]]:
-        """What is new, as messages; once taken it must arrive, so not without a link."""
+        """Returns the news as messages. Each is returned once and must arrive, so call it only with an open link."""
         summary = self._board.take()
         messages: List[Dict[str, Any]] = [{"type": "event", "event": event} for event in self._board.take_events()]
         if summary is not None:
@@ -78,5 +82,6 @@ class Reports:
     def _ready(self) -> None:
         self.read()
         due = self._loop.clock() - self._last_taken >= names.PROGRESS_SECONDS
-        if self._board.urgent or (self._board.rank == 0 and due):  # what is not, goes with the next heartbeat
+        # All other reports go with the next heartbeat.
+        if self._board.urgent or (self._board.rank == 0 and due):
             self.on_news()

@@ -1,8 +1,8 @@
-"""Locks that a killed worker has left behind while it built a C++ extension (torch.utils.cpp_extension).
+"""Stale locks of workers that were killed while they built a C++ extension (torch.utils.cpp_extension).
 
-torch takes the lock by creating a file and releases it by removing it, so a worker that is killed in between leaves every
-later attempt in this container waiting, silently and for ever. The builder keeps the file open meanwhile: a lock that no
-process holds open is nobody's.
+torch takes the lock by creating a file and releases it by deleting the file, so a worker that is
+killed in between leaves every later attempt in this container waiting, silently and for ever. The
+builder keeps the file open meanwhile, so a lock that no process holds open is stale.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from itertools import islice
 from typing import Iterator, List, Mapping, Set
 
 LOCK = "lock"
-MAX_ENTRIES = 1000  # looked at in one folder
-# What processes of other machines may hold open unseen; a volume that does not answer is not touched either.
-REMOTE = ("nfs", "cifs", "smb", "ceph", "gluster", "lustre", "gpfs", "beegfs", "9p", "afs", "fuse", "virtiofs", "pvfs", "wekafs")
+MAX_ENTRIES = 1000  # per folder
+# On these, processes of other machines may hold a file open unseen. This also avoids a volume that
+# does not answer.
+REMOTE = (
+    "nfs", "cifs", "smb", "ceph", "gluster", "lustre", "gpfs", "beegfs", "9p", "afs", "fuse", "virtiofs", "pvfs", "wekafs",
+)  # fmt: skip
 
 
 def folder(environ: Mapping[str, str]) -> str:
-    """Where a worker with this environment builds; "" if that can't be said."""
+    """Returns the folder where a worker with this environment builds extensions; "" if that is unknown."""
     home = environ.get("HOME", "")
     cache = environ.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if home else "")
     return environ.get("TORCH_EXTENSIONS_DIR") or (os.path.join(cache, "torch_extensions") if cache else "")
 
 
 def remove_stale_locks(root: str, mounts: str = "/proc/self/mounts", processes: str = "/proc") -> List[str]:
-    """Removes the locks below `root` that no process holds open; returns their paths. Call it while no worker runs."""
+    """Deletes the locks below `root` that no process holds open. Returns their paths. Call it while no worker runs."""
     if not root or not os.path.isabs(root) or _is_remote(os.path.normpath(root), mounts):
         return []
     locks = list(_locks(root))
@@ -40,12 +43,12 @@ def remove_stale_locks(root: str, mounts: str = "/proc/self/mounts", processes: 
                 os.unlink(path)
                 removed.append(path)
         except OSError:
-            continue  # gone meanwhile, or not ours to remove
+            continue  # deleted meanwhile, or no permission
     return removed
 
 
 def _locks(root: str) -> Iterator[str]:
-    """root/EXTENSION/lock, or root/PYTHON_CUDA/EXTENSION/lock where torch has chosen the root."""
+    """Yields each root/EXTENSION/lock, and root/PYTHON_CUDA/EXTENSION/lock for where torch has chosen the root."""
     for name in _folders(root):
         for below in [name, *_folders(name)]:
             path = os.path.join(below, LOCK)
@@ -62,7 +65,7 @@ def _folders(path: str) -> List[str]:
 
 
 def _held_open(processes: str) -> Set[object]:
-    """Device and inode of every file that a process here has open, as far as this user may look."""
+    """Returns device and inode of every lock that a process here has open, as far as this user may look."""
     held: Set[object] = set()
     try:
         pids = [name for name in os.listdir(processes) if name.isdigit()]
@@ -76,7 +79,8 @@ def _held_open(processes: str) -> Set[object]:
             continue
         for name in names:
             try:
-                if os.readlink(os.path.join(descriptors, name)).endswith("/" + LOCK):  # not a socket or a dead volume's file
+                # Only locks are examined: stat of a file on a dead volume might never return.
+                if os.readlink(os.path.join(descriptors, name)).endswith("/" + LOCK):
                     found = os.stat(os.path.join(descriptors, name))
                     held.add((found.st_dev, found.st_ino))
             except OSError:
@@ -85,7 +89,7 @@ def _held_open(processes: str) -> Set[object]:
 
 
 def _is_remote(path: str, mounts: str) -> bool:
-    """By the table of mounts alone: the volume itself might not answer."""
+    """Returns whether `path` is on a network volume. Reads only the mount table: the volume itself might not answer."""
     best, kind = "", ""
     try:
         with open(mounts) as file:
