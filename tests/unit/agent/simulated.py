@@ -119,7 +119,9 @@ class Pod:
         if coordinator is None:  # it crashed in the middle of the tick
             return
         for ordinal in [o for o in range(1, world.replicas) if o not in coordinator.peers]:
-            world.call(self, world.lookup(ordinal), lambda other, started=coordinator.announced: other.called(self, started))  # type: ignore[misc]
+            world.call(
+                self, world.lookup(ordinal), lambda other, started=coordinator.succession.announced: other.called(self, started)
+            )  # type: ignore[misc]
         if coordinator.is_replaced and world.lookup(0) is self:
             world.coordinator_does(self, coordinator.named(world.now()))
 

@@ -176,16 +176,16 @@ def test_a_replaced_coordinator_that_has_pod_0s_name_goes_on_after_the_other() -
 def test_a_coordinator_that_is_not_replaced_makes_nothing_of_its_name() -> None:
     bench = Bench(2).running()
     bench.do(bench.coordinator.named(bench.now()))
-    assert (bench.coordinator.started, bench.coordinator.phase) == (1, "Running")
+    assert (bench.coordinator.succession.started, bench.coordinator.phase) == (1, "Running")
 
 
 def test_a_new_process_announces_what_its_pod_remembers() -> None:
     past = History()
     past.attempt = 5
     bench = Bench(2, history=past)
-    assert (bench.coordinator.started, bench.coordinator.announced) == (0, 5)
-    assert Bench(2).coordinator.announced == 0
-    assert bench.running().coordinator.announced == 6
+    assert (bench.coordinator.succession.started, bench.coordinator.succession.announced) == (0, 5)
+    assert Bench(2).coordinator.succession.announced == 0
+    assert bench.running().coordinator.succession.announced == 6
 
 
 def test_a_finished_coordinator_refuses_who_has_seen_later_attempts() -> None:

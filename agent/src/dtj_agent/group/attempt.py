@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Set
 
 from dtj_agent.group import root_cause
-from dtj_agent.group.messages import Now
+from dtj_agent.group.effects import Outbox
+from dtj_agent.group.history import History
+from dtj_agent.group.messages import RUNNING, Now
 from dtj_agent.group.root_cause import Json, Loss
 from dtj_agent.group.roster import Peer
 from dtj_contract.names import Reason
@@ -25,6 +27,20 @@ class Attempt:
         self._processes = processes
         self._evidence: List[Json] = []
         """Workers that failed, in order of arrival."""
+
+    @classmethod
+    def of(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
+        return cls(number, [peer.ordinal for peer in peers], processes)
+
+    def start(self, peers: List[Peer], history: History, outbox: Outbox) -> None:
+        """Starts the workers of all members. The first of `peers`, which are in the order of their ordinals, is the master."""
+        master = peers[0]
+        for peer in peers:
+            peer.state, peer.attempt = RUNNING, self.number
+            outbox.send(peer.conn, {
+                "type": "start", "attempt": self.number, "nodeRank": self.node_ranks[peer.ordinal], "nodes": len(peers),
+                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
+            })  # fmt: skip
 
     @property
     def is_done(self) -> bool:

@@ -1,4 +1,4 @@
-"""The group's decisions, in the agent of pod 0: which attempt runs, when it restarts, how the job ends. Pure.
+"""The group's decisions, in the agent of pod 0: who joins, when an attempt starts, how the job ends. Pure.
 
 Every event method takes what happened and `now`, and returns effects. `_advance` looks at the whole state after each event,
 so that no order of events needs a case of its own:
@@ -6,9 +6,9 @@ so that no order of events needs a case of its own:
     Rendezvous --all members ready, lease written--> Running --failure or loss--> Stopping --all stopped or gone--> Rendezvous
     and from anywhere --outcome--> Finished
 
-The coordinator is put together from parts: `Roster` (who is connected), `Attempt` (its members and failures), `AttemptStop`
-(whom a stop waits for), `RestartPolicy` (what a failure costs), `LeaseRequest` (the next attempt's number), `GoodputTracker`
-(progress), `RecoveryTimer` (phases of a recovery) and `Succession` (whether another coordinator has replaced this one).
+The coordinator is put together from parts: `Roster` (who is connected), `Admission` (who may join), `AttemptLifecycle` (how
+an attempt starts, breaks and is settled), `RestartPolicy` (what a failure costs), `LeaseRequest` (the next attempt's number)
+and `Succession` (whether another coordinator has replaced this one).
 """
 
 from __future__ import annotations
@@ -16,72 +16,71 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from dtj_agent.group import outcome
+from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
 from dtj_agent.group.goodput import GoodputTracker
-from dtj_agent.group.history import History, number
+from dtj_agent.group.history import History
 from dtj_agent.group.lease_request import LeaseRequest
-from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
-from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
-from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy
+from dtj_agent.group.lifecycle import (
+    PHASE_RENDEZVOUS,
+    PHASE_RUNNING,
+    PHASE_STOPPING,
+    AttemptLifecycle,
+)
+from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
+from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.rules import Rules
-from dtj_agent.group.stopping import AttemptStop
 from dtj_agent.group.succession import Succession
-from dtj_contract import names
 from dtj_contract.names import Reason
 
-PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
 LOG_SECONDS = 30.0
 """Between two log lines about what the group waits for."""
 
 
 class Coordinator:
-    """Decides for the whole group. `history`: what this agent remembers at its start; `final`: the outcome, if there is one."""
+    """Decides for the whole group. `history`: what this agent remembers at its start; `final`: the outcome, if any."""
 
     def __init__(self, rules: Rules, history: History, final: Optional[Message], now: Now) -> None:
         self.rules = rules
         self.outcome = final
-        self.phase = PHASE_FINISHED if final else PHASE_RENDEZVOUS
-        self.phase_reason = str(final["reason"]) if final else Reason.RENDEZVOUS
+        self._outbox = Outbox()
         self.roster = Roster(rules)
-        self.goodput = GoodputTracker(history)
-        self.policy = RestartPolicy(rules)
-        self.succession = Succession(history)
+        self.lifecycle = AttemptLifecycle(rules, self.roster, history, self._outbox, now)
+        self.policy = self.lifecycle.policy
         self.lease = LeaseRequest()
-        self.attempt = Attempt(history.attempt, [], rules.processes)
-        """The current attempt, or the last one."""
-        self.recovery: Optional[RecoveryTimer] = None
-        """The last recovery; it is open until the first step after the failure."""
-        self._stopping = AttemptStop(self.attempt, self.roster, now)
+        self.succession = Succession(history)
+        self._admission = Admission(rules, self.roster, self.succession)
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
-        self._rejected = ""
-        """The hello that was rejected last."""
         self._sent_revision = history.revision
-        self._outbox = Outbox()
+        if final is not None:
+            self.lifecycle.finish(str(final["reason"]))
 
     # --- the state as others see it -------------------------------------------------------------------------------
 
     @property
+    def phase(self) -> str:
+        return self.lifecycle.phase
+
+    @property
+    def phase_reason(self) -> str:
+        return self.lifecycle.phase_reason
+
+    @property
+    def goodput(self) -> GoodputTracker:
+        return self.lifecycle.goodput
+
+    @property
     def history(self) -> History:
         """What the job remembers; members have copies."""
-        return self.goodput.history
+        return self.lifecycle.history
 
     @property
     def peers(self) -> Dict[int, Peer]:
         """The connected agents, by ordinal."""
         return self.roster.peers
-
-    @property
-    def started(self) -> int:
-        """The last attempt that this very process started; 0: none yet."""
-        return self.succession.started
-
-    @property
-    def announced(self) -> int:
-        """The attempt that calls to members carry."""
-        return self.succession.announced
 
     @property
     def is_replaced(self) -> bool:
@@ -96,7 +95,7 @@ class Coordinator:
     def phase_message(self, now: Now) -> str:
         """Returns what the group waits for; "" if it waits for nothing that has a name."""
         if self.phase == PHASE_STOPPING:
-            pods = [peer.pod for peer in self._stopping.pending()]
+            pods = [peer.pod for peer in self.lifecycle.stopping]
             return "waiting for the workers of %s to end" % ", ".join(pods) if pods else ""
         if self.phase != PHASE_RENDEZVOUS:
             return ""
@@ -115,34 +114,25 @@ class Coordinator:
 
     def joined(self, conn: int, hello: Message, now: Now) -> List[Effect]:
         """Handles the hello of an agent that has connected."""
-        ordinal = hello["ordinal"]
-        if hello["uid"] != self.rules.uid:
-            return self._reject(conn, "an agent of another job (uid %.60s)" % hello["uid"])
         theirs = History.from_json(hello["history"])
-        if hello.get("version") != PROTOCOL_VERSION:
-            text = "%s: it speaks version %.20r of the agents' protocol, this agent %d; all pods of a job run one agent image"
-            return self._reject(conn, text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION))
-        seen = max(hello["attempt"], theirs.attempt)
-        if seen > self._reached and (self.started or self.outcome is not None):
-            self.succession.heard_of(seen)
-            return self._reject(conn, "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
-        old = self.peers.get(ordinal)
+        rejection = self._admission.rejection(hello, theirs, self._reached, self.outcome is not None, now)
+        if rejection:
+            if not self._admission.is_repeated(rejection):
+                self._outbox.log("refused " + rejection)
+            self._outbox.close(conn)
+            return self._outbox.take()
+        old = self.peers.get(hello["ordinal"])
         if old is not None:
-            # A stuck member is to be replaced, although its agent lives.
-            alive = now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS and old.state != STUCK
-            if old.incarnation != hello["incarnation"] and alive:
-                return self._reject(conn, "a second agent of ordinal %d while the first is alive" % ordinal)
             self._outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
         newer = self.succession.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
         if newer is not None:
-            self.goodput.history = newer
-            self.attempt = Attempt(newer.attempt, [], self.rules.processes)
+            self.lifecycle.continue_from(newer)
         self.roster.add(Peer(conn, hello, now))
-        self._adopt(hello, now)
+        self._adopt(hello)
         if self.outcome is None:
-            self._returned(hello, now)
-            self._send_history(ordinal)
+            self.lifecycle.member_returned(hello, now)
+            self._send_history(hello["ordinal"])
         self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
         return self._advance(now)
 
@@ -163,24 +153,15 @@ class Coordinator:
         if kind == "event":
             self.goodput.event(message["event"], now)
         elif kind == "leaving":
-            self._leaving(peer, float(message["grace"]), now)
+            self.lifecycle.member_leaving(peer, float(message["grace"]), now)
         elif kind == "finished":
             peer.state = FINISHED
-        elif kind == "stuck" and message["attempt"] == peer.attempt:
-            self._stuck(peer, message["what"][:500], now)
-        elif kind == "stopped" and message["attempt"] == peer.attempt:
-            peer.state, peer.port = IDLE, message["port"]
-        elif kind == "done" and message["attempt"] == peer.attempt:
-            peer.state, peer.port = DONE, message["port"]
-            if self._in_attempt(peer, message):
-                self.attempt.done.add(peer.ordinal)
-        elif kind == "progress" and self._in_attempt(peer, message):
-            fresh = self.recovery is not None and self.recovery.attempt == self.history.attempt
-            self.goodput.report(message["progress"], self.recovery if fresh else None, now)
-        elif kind == "failed" and self._in_attempt(peer, message):
-            self.attempt.fail(peer, message["failures"])
-            peer.state = STOPPING if peer.state == RUNNING else peer.state
-            self._break(IN_PLACE, Reason.WORKER_FAILED, 0.0, self.rules.stop_grace, now)
+        elif kind in ("stuck", "stopped", "done") and message["attempt"] == peer.attempt:
+            self._ended(peer, message, now)
+        elif kind == "progress" and self.lifecycle.is_current(peer, message["attempt"]):
+            self.lifecycle.progressed(message["progress"], now)
+        elif kind == "failed" and self.lifecycle.is_current(peer, message["attempt"]):
+            self.lifecycle.workers_failed(peer, message["failures"], now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
@@ -221,15 +202,35 @@ class Coordinator:
             self._outbox.log(self.phase_message(now) or "waiting for the lease of the next attempt")
         if self.lease.is_overdue(now):
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
-        if self.phase == PHASE_STOPPING and self._stopping.is_overdue(now):
-            for peer in self._stopping.pending():
-                self._stuck(peer, "its agent has not said what became of them", now)
+        self.lifecycle.give_up_overdue(now)
         return self._advance(now)
 
+    def _gone(self, peer: Peer, silence: float, now: Now) -> None:
+        self.roster.remove(peer, now)
+        if self.outcome is None:
+            self._outbox.log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
+            self.lifecycle.member_lost(peer, silence, now)
+
+    def _ended(self, peer: Peer, message: Message, now: Now) -> None:
+        if message["type"] == "stuck":
+            return self.lifecycle.member_stuck(peer, message["what"][:500], now)
+        peer.state, peer.port = (DONE if message["type"] == "done" else IDLE), message["port"]
+        if peer.state == DONE and self.lifecycle.is_current(peer, message["attempt"]):
+            self.lifecycle.attempt.done.add(peer.ordinal)
+        return None
+
+    def _lease_trouble(self, reason: str, why: str, now: Now) -> None:
+        if self.phase_reason != reason:  # reported once
+            self.history.event("Warning", reason, why, now.wall)
+            self.lifecycle.phase_reason = reason
+            self._outbox.log("the lease can't be written: %s" % why)
+
+    # --- what follows ---------------------------------------------------------------------------------------------
+
     def _advance(self, now: Now) -> List[Effect]:
-        if self.phase == PHASE_RUNNING and self.attempt.is_done:
+        if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
             self._succeed(now)
-        if self.phase == PHASE_STOPPING and not self._stopping.pending():
+        if self.phase == PHASE_STOPPING and not self.lifecycle.stopping:
             self._settle(now)
         if self.phase == PHASE_RENDEZVOUS:
             self._gather(now)
@@ -244,243 +245,91 @@ class Coordinator:
                 self._send_history(ordinal)
         return self._outbox.take()
 
-    # --- members leave and come back ------------------------------------------------------------------------------
-
-    def _gone(self, peer: Peer, silence: float, now: Now) -> None:
-        self.roster.remove(peer, now)
-        if self.outcome is not None:
-            return
-        self._outbox.log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
-        if self.attempt.needs(peer) and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
-            if peer.state == STUCK:  # counted as stuck already
-                return
-            self.attempt.lose(peer)
-            self._break(POD, Reason.POD_LOST, silence, self.rules.stop_grace, now)
-        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
-            self.recovery.kind = POD  # lost while the group re-forms
-
-    def _leaving(self, peer: Peer, grace: float, now: Now) -> None:
-        peer.leaving = True
-        if self.phase == PHASE_RUNNING and self.attempt.needs(peer):
-            # The peer's pod ends, whoever ended it. All ranks get SIGTERM now, with the pod's own grace, so that a trainer
-            # can still write a checkpoint together.
-            self.attempt.lose(peer)
-            self._break(POD, Reason.POD_LOST, 0.0, grace, now)
-
-    def _returned(self, hello: Message, now: Now) -> None:
-        """Corrects the cause of the recovery if a member of the broken attempt is back and its hello tells why it went."""
-        loss = self.attempt.lost.pop(hello["ordinal"], None)
-        broke = hello.get("interrupted")
-        if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
-            return
-        if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
-            # The coordinator itself was lost: the members that it left behind report when. They have stopped meanwhile.
-            ago = number(broke.get("ago"))
-            began = Now(now.mono - ago, now.wall - ago)
-            silence = number(broke.get("silence"))
-            self.recovery = RecoveryTimer(POD, Reason.POD_LOST, began, silence, self.goodput.last_step)
-            self.recovery.enter("schedule", began)
-            self.phase_reason = Reason.POD_LOST
-        recovery = self.recovery
-        if recovery is None or recovery.attempt:
-            return
-        same_agent = loss is not None and loss.incarnation == hello["incarnation"]
-        if hello["crashed"]:  # its agent died, not the pod
-            self._explain(recovery, hello, Reason.AGENT_CRASHED, now)
-        elif same_agent and recovery.reason == Reason.POD_LOST:
-            self._explain(recovery, hello, Reason.CONNECTION_LOST, now)
-        if isinstance(broke.get("step"), int):
-            recovery.last_step = max(broke["step"], recovery.last_step or 0)
-
-    def _explain(self, recovery: RecoveryTimer, hello: Message, reason: str, now: Now) -> None:
-        recovery.reason = self.phase_reason = reason
-        failure = self.attempt.return_failure(hello, reason, now)
-        self.history.failure(failure)
-        self._follow(self.policy.decide(failure, self.history, now), now)
-
-    # --- an attempt breaks ----------------------------------------------------------------------------------------
-
-    def _break(self, kind: str, reason: str, detect: float, grace: float, now: Now) -> None:
-        """Stops the attempt everywhere.
-
-        Called again while the attempt stops: the shorter grace holds, and a lost pod is the stronger reason.
-        """
-        if self.phase == PHASE_RUNNING:
-            self.phase, self.phase_reason = PHASE_STOPPING, reason
-            self.recovery = RecoveryTimer(kind, reason, now, detect, self.goodput.last_step)
-            self.policy.attempt_broke()
-            self._stopping = AttemptStop(self.attempt, self.roster, now)
-            self.goodput.ended(now)
-            self._outbox.log("attempt %d stops: %s" % (self.history.attempt, reason))
-        elif kind == POD and self.recovery is not None:
-            self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
-        self._stopping.request(grace, self._outbox, now)
-
-    def _stuck(self, peer: Peer, what: str, now: Now) -> None:
-        """Gives up a member whose workers SIGKILL does not end: the group restarts when its pod is replaced.
-
-        The stuck processes run no instruction any more: the signal is the first thing that they get when they wake.
-        """
-        peer.state = STUCK
-        known = self.attempt.lost.get(peer.ordinal)
-        if known is not None and known.reason == Reason.WORKER_STUCK:
-            return  # a repeated report does not move the others' deadline
-        if self.phase in (PHASE_RUNNING, PHASE_STOPPING) and peer.ordinal in self.attempt.node_ranks:
-            self.attempt.lose(peer, Reason.WORKER_STUCK, what)
-            self._break(POD, Reason.WORKER_STUCK, 0.0, self.rules.stop_grace, now)
+    def _send_history(self, ordinal: int) -> None:
+        self._outbox.send(self.peers[ordinal].conn, {"type": "history", "history": self.history.to_json()})
 
     def _settle(self, now: Now) -> None:
-        """Decides what follows, now that every member has stopped or is gone and all evidence is in."""
-        assert self.recovery is not None
-        # Steps that were reported and a checkpoint that was written while the workers stopped count too.
-        self.recovery.last_step = self.goodput.last_step
-        self.goodput.broken()
-        pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
-        root = self.attempt.root_failure(self.history.established, pod_lost, now)
-        if root is not None:
-            self.history.failure(root)
-            self.recovery.reason = self.phase_reason = root["reason"]
-            goodput = self.goodput
-            if not self._follow(self.policy.decide(root, self.history, now, goodput.stepped, goodput.lived), now):
-                return
-        for failure in self.attempt.loss_failures(now):
-            self.history.failure(failure)
-            self._follow(self.policy.decide(failure, self.history, now), now)
-        self.phase = PHASE_RENDEZVOUS
+        failed = self.lifecycle.settle(now)
+        if failed is not None:
+            return self._fail(failed, now)
         self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
-        self.recovery.enter("schedule", now)
-
-    def _follow(self, decision: Decision, now: Now) -> bool:
-        """Carries out a decision of the restart policy. Returns whether the group restarts."""
-        if isinstance(decision, Fail):
-            self._decide(outcome.FAILED, decision.reason, decision.message, decision.failure, now)
-            return False
-        if decision.counted and self.recovery is not None:
-            self.recovery.counted = True
-        if decision.wait:
-            self._outbox.log("%s: the next attempt waits %.0f s" % (decision.why, decision.wait))
-        return True
-
-    # --- an attempt begins ----------------------------------------------------------------------------------------
+        return None
 
     @property
     def _known_attempt(self) -> int:
-        """The greatest attempt that anyone here remembers."""
-        known = [self.rules.attempt_floor - 1, self.history.attempt, self.succession.later]
-        return max(known + [peer.attempt for peer in self.peers.values()])
+        """The greatest attempt that any agent here remembers."""
+        floor = self.rules.attempt_floor - 1
+        return max(floor, self.history.attempt, self.succession.later, self.roster.greatest_attempt)
 
     def _gather(self, now: Now) -> None:
+        """Requests the lease of the next attempt once all its members are ready."""
         if self.is_replaced:
-            return
+            return None
         chosen = self.roster.ready()
-        # A process that has started nothing may be of a pod 0 that was replaced: it ends no job before all members are with it.
-        is_sure = self.started or len(chosen) == self.rules.replicas
-        may_charge = self.policy.deferred is not None and is_sure
-        if may_charge and not self._follow(self.policy.charge_deferred(self.history, now), now):
-            return
-        if len(chosen) < self.rules.replicas:
-            self._recovery_phase("schedule", now)
-        elif self.history.attempt and all(peer.state == DONE and peer.attempt == self.history.attempt for peer in chosen):
+        whole = len(chosen) == self.rules.replicas
+        # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job before all members joined.
+        failed = self.lifecycle.charge_deferred(now) if self.succession.started or whole else None
+        if failed is not None:
+            return self._fail(failed, now)
+        last = self.history.attempt
+        if not whole:
+            self.lifecycle.gathering("schedule", now)
+        elif last and all(peer.state == DONE and peer.attempt == last for peer in chosen):
             # Pod 0's agent was away when the last of them finished; their work is complete all the same.
-            self.attempt = Attempt(self.history.attempt, [peer.ordinal for peer in chosen], self.rules.processes)
-            self._succeed(now)
-            return
+            self.lifecycle.attempt = Attempt.of(chosen, last, self.rules.processes)
+            return self._succeed(now)
         elif now.mono >= self.policy.not_before:
-            self._recovery_phase("rendezvous", now)
+            self.lifecycle.gathering("rendezvous", now)
             attempt = self.lease.request(self._known_attempt, now)
             if attempt is not None:
                 self._outbox.write_lease(attempt)
         if 0 < self.rules.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, self.phase_message(now))
-            self._decide(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
-
-    def _recovery_phase(self, phase: str, now: Now) -> None:
-        if self.recovery is not None and self.recovery.attempt == 0:
-            self.recovery.enter(phase, now)
+            self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
+        return None
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
-        history = self.history
-        history.attempt = self.succession.started = attempt
-        history.start_time = history.start_time or now.wall
-        history.revision += 1
-        self.attempt = Attempt(attempt, [peer.ordinal for peer in chosen], self.rules.processes)
-        self.goodput.started(now)
-        if self.recovery is not None:
-            self.recovery.attempt = attempt
-            self.recovery.enter("load", now)
-            history.restarts["pod" if self.recovery.kind == POD else "inPlace"] += 1
-            history.recovery(self.recovery.to_json())
-        self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
-        master = chosen[0]
-        for peer in chosen:
-            peer.state, peer.attempt = RUNNING, attempt
-            self._outbox.send(peer.conn, {
-                "type": "start", "attempt": attempt, "nodeRank": self.attempt.node_ranks[peer.ordinal], "nodes": len(chosen),
-                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
-            })  # fmt: skip
-        self._sent_revision = history.revision
+        self.succession.started = attempt
+        self.lifecycle.start(attempt, chosen, now)
+        self._sent_revision = self.history.revision
         self._outbox.log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 
     @property
     def _reached(self) -> int:
-        """The greatest attempt whose end this coordinator knows or decides."""
+        """The last attempt whose end this coordinator knows or decides."""
         return max(self.history.attempt, 0 if self.outcome is None else outcome.attempt_of(self.outcome))
 
     def _succeed(self, now: Now) -> None:
-        text = "all %d workers of attempt %d exited with 0" % (self.attempt.world_size, self.attempt.number)
-        self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
+        attempt = self.lifecycle.attempt
+        text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
+        self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
 
-    def _decide(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
+    def _fail(self, failed: Fail, now: Now) -> None:
+        self._end(outcome.FAILED, failed.reason, failed.message, failed.failure, now)
+
+    def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         """Ends the job, unless another coordinator continues it."""
         if self.is_replaced or self.succession.is_behind(self._reached):
-            self.phase = PHASE_RENDEZVOUS
+            self.lifecycle.phase = PHASE_RENDEZVOUS
             return
-        if result == outcome.SUCCEEDED:
-            self.goodput.succeeded(now)
-        if self.recovery is not None and self.recovery.attempt:
-            self.recovery.ended(now)
-            self.history.recovery(self.recovery.to_json())
+        self.lifecycle.ended(result == outcome.SUCCEEDED, now)
         uid, floor = self.rules.uid, self.rules.attempt_floor
         self._finish(outcome.build(uid, result, reason, message, failure, self.history, now.wall, floor))
 
     def _finish(self, final: Message) -> None:
         self.outcome = final
-        self.goodput.broken()
-        self.phase, self.phase_reason = PHASE_FINISHED, str(final.get("reason"))
+        self.lifecycle.finish(str(final.get("reason")))
         self._outbox.log("the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message")))
 
-    def _adopt(self, hello: Message, now: Now) -> None:
+    def _adopt(self, hello: Message) -> None:
         """Takes over the outcome that a member holds, unless the job has continued after it."""
         final = hello.get("outcome")
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
             if outcome.attempt_of(final) < self._known_attempt:
-                # The history that the member is sent now makes it continue.
+                # The history that the member is sent next makes it continue.
                 self._outbox.log("%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final)))
                 return
             self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
             self._finish(final)
-
-    # --- helpers --------------------------------------------------------------------------------------------------
-
-    def _in_attempt(self, peer: Peer, message: Message) -> bool:
-        """Returns whether the message is about the attempt that runs or stops now."""
-        current = message["attempt"] == self.attempt.number and peer.ordinal in self.attempt.node_ranks
-        return current and self.phase in (PHASE_RUNNING, PHASE_STOPPING)
-
-    def _send_history(self, ordinal: int) -> None:
-        self._outbox.send(self.peers[ordinal].conn, {"type": "history", "history": self.history.to_json()})
-
-    def _lease_trouble(self, reason: str, why: str, now: Now) -> None:
-        if self.phase_reason != reason:  # reported once
-            self.history.event("Warning", reason, why, now.wall)
-            self.phase_reason = reason
-            self._outbox.log("the lease can't be written: %s" % why)
-
-    def _reject(self, conn: int, whom: str) -> List[Effect]:
-        if whom != self._rejected:  # logged once: the agent dials again and again
-            self._rejected = whom
-            self._outbox.log("refused " + whom)
-        self._outbox.close(conn)
-        return self._outbox.take()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import Now
 from dtj_contract.names import RECOVERY_PHASES as PHASES
+from dtj_contract.names import Reason
 
 IN_PLACE, POD = "InPlace", "Pod"
 
@@ -28,6 +30,15 @@ class RecoveryTimer:
         self._phase = 1
         """Index into PHASES of the running phase."""
 
+    @classmethod
+    def of_lost_coordinator(cls, interrupted: Dict[str, Any], last_step: Optional[int], now: Now) -> RecoveryTimer:
+        """Returns the recovery of an attempt whose coordinator was lost. `interrupted`: what a member's hello reports of it."""
+        ago = number(interrupted.get("ago"))
+        began = Now(now.mono - ago, now.wall - ago)
+        recovery = cls(POD, Reason.POD_LOST, began, number(interrupted.get("silence")), last_step)
+        recovery.enter("schedule", began)
+        return recovery
+
     def enter(self, phase: str, now: Now) -> None:
         """Begins `phase` and ends the one before. Members may come and go while a group gathers, so a phase's time adds up."""
         index = PHASES.index(phase)
@@ -35,16 +46,24 @@ class RecoveryTimer:
             self._close(now)
             self._phase = index
 
+    def started(self, attempt: int, history: History, now: Now) -> None:
+        """Counts the restart in `history`: `attempt` has started."""
+        self.attempt = attempt
+        self.enter("load", now)
+        history.restarts["pod" if self.kind == POD else "inPlace"] += 1
+        history.recovery(self.to_json())
+
     def finished(self, now: Now) -> None:
         """Ends the last phase: the first step is done."""
         if self._phase < len(PHASES):
             self._close(now)
             self._phase = len(PHASES)
 
-    def ended(self, now: Now) -> None:
+    def ended(self, history: History, now: Now) -> None:
         """Ends the last phase with the job. The loading of a script that never reported anything has no known end."""
         if self._phase > PHASES.index("load"):
             self.finished(now)
+        history.recovery(self.to_json())
 
     @property
     def is_finished(self) -> bool:

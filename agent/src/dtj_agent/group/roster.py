@@ -45,6 +45,11 @@ class Roster:
         del self.peers[peer.ordinal]
         self._left[peer.ordinal] = now.mono
 
+    @property
+    def greatest_attempt(self) -> int:
+        """The greatest attempt that a connected agent was started for."""
+        return max((peer.attempt for peer in self.peers.values()), default=0)
+
     def by_conn(self, conn: int) -> Optional[Peer]:
         for peer in self.peers.values():
             if peer.conn == conn:
