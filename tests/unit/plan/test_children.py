@@ -238,7 +238,7 @@ def test_every_mount_of_ours_has_its_volume_and_every_volume_its_mount() -> None
 
 def test_the_hash_is_of_what_shapes_pods_and_of_no_default() -> None:
     def digest(**spec: Any) -> str:
-        return Job.of(job(**spec)).spec_hash
+        return Job.from_object(job(**spec)).spec_hash
 
     assert digest() == digest(backend="auto", restart={"maxRestarts": 10, "windowSeconds": 3600}, suspend=True)
     assert digest() == digest(ttlSecondsAfterFinished=1, cleanPodPolicy="None", activeDeadlineSeconds=9)

@@ -6,7 +6,7 @@ is for what a person wrote (unknown fields and broken rules are errors, each wit
 
 from dtj_core.api.errors import ApiError, InvalidJob, Violation
 from dtj_core.api.read import read, salvage, validate, violations
-from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec, trainer_of
+from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec, find_trainer_container
 
 __all__ = [
     "ApiError",
@@ -14,9 +14,9 @@ __all__ = [
     "InvalidJob",
     "Spec",
     "Violation",
+    "find_trainer_container",
     "read",
     "salvage",
-    "trainer_of",
     "validate",
     "violations",
 ]

@@ -13,13 +13,13 @@ from dtj_contract import names
 from dtj_core.api.pod_types import AnyContainer, AnyPodSpec, Argument, Volume
 from dtj_core.api.rules import OpenModel, Rule
 
-__all__ = ["Argument", "PodTemplate", "trainer_of"]
+__all__ = ["Argument", "PodTemplate", "find_trainer_container"]
 
 ENV_PREFIX = "DTJ_"
 VOLUME_PREFIX = "dtj-"
 
 
-class Container(AnyContainer):
+class ContainerTemplate(AnyContainer):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"!has(self.env) || self.env.all(e, !e.name.startsWith('{ENV_PREFIX}'))",
@@ -39,7 +39,7 @@ class Container(AnyContainer):
 
 
 class PodSpec(AnyPodSpec):
-    containers: list[Container] | None = Field(default=None, max_length=16)
+    containers: list[ContainerTemplate] | None = Field(default=None, max_length=16)
     init_containers: list[AnyContainer] | None = Field(default=None, max_length=16)
     volumes: list[Volume] | None = Field(default=None, max_length=128)
     restart_policy: Annotated[str, StringConstraints(max_length=32)] | None = None
@@ -96,7 +96,7 @@ class PodTemplate(OpenModel):
     spec: PodSpec | None = None
 
 
-def trainer_of(template: dict[str, Any]) -> dict[str, Any]:
+def find_trainer_container(template: dict[str, Any]) -> dict[str, Any]:
     """The container of a raw pod template that trains: the one named `trainer`, or the only one; {} if there is none."""
     containers: list[dict[str, Any]] = (template.get("spec") or {}).get("containers") or []
     if len(containers) == 1:

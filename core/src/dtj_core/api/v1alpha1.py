@@ -10,9 +10,9 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from dtj_contract import names
 from dtj_core.api.rules import Model, OpenModel, Rule
 from dtj_core.api.status import Status
-from dtj_core.api.template import Argument, trainer_of
+from dtj_core.api.template import Argument, find_trainer_container
 
-__all__ = ["DistributedTrainingJob", "Spec", "trainer_of"]
+__all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 
 INT32_MAX = 2**31 - 1
 NAME_LENGTH = 52  # a StatefulSet's name and a hash of 10 make a label value of its pods, and those end at 63
@@ -238,7 +238,7 @@ class Spec(Model):
     @property
     def trainer(self) -> dict[str, Any]:
         """The raw container of the template that trains; {} if the template names none."""
-        return trainer_of(self.template or {})
+        return find_trainer_container(self.template or {})
 
     @property
     def gpus(self) -> int:

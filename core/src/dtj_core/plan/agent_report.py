@@ -63,23 +63,23 @@ class Report:
     """Members (pod, address) whose workers SIGKILL does not end."""
 
 
-def from_agent(raw: object, uid: str) -> Report | None:
+def report_from_status(raw: object, uid: str) -> Report | None:
     """From `/status`; None if it is none of this job's."""
     if not isinstance(raw, dict) or raw.get("version") != 1 or raw.get("uid") != uid:
         return None
     return _report(raw, from_outcome=False)
 
 
-def from_outcome(raw: Object) -> Report:
+def report_from_outcome(raw: Object) -> Report:
     """From an outcome that is known to be this job's."""
     return _report({**raw, "failures": [raw.get("failure")]}, from_outcome=True)
 
 
 def _report(raw: Object, *, from_outcome: bool) -> Report:
-    top = clean(
+    top = sanitize(
         raw, {"attempt": "int", "phase": "word", "phaseReason": "word", "phaseMessage": "text", "productiveSeconds": "number"}
     )
-    start = clean(raw, {"startTime": "number"}).get("startTime")
+    start = sanitize(raw, {"startTime": "number"}).get("startTime")
     return Report(
         attempt=top.get("attempt", 0),
         phase=top.get("phase", ""),
@@ -87,11 +87,11 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         phase_message=top.get("phaseMessage", ""),
         start_time=start,
         from_outcome=from_outcome,
-        restarts=clean(raw.get("restarts"), RESTARTS),
+        restarts=sanitize(raw.get("restarts"), RESTARTS),
         failures=_list(raw.get("failures"), FAILURE, FAILURES),
         recoveries=_list(raw.get("recoveries"), RECOVERY, RECOVERIES),
-        progress=clean(raw.get("progress"), PROGRESS),
-        checkpoint=clean(raw.get("checkpoint"), CHECKPOINT),
+        progress=sanitize(raw.get("progress"), PROGRESS),
+        checkpoint=sanitize(raw.get("checkpoint"), CHECKPOINT),
         events=_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
         stuck=tuple(m for m in _list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK),
@@ -100,10 +100,10 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
 
 def _list(raw: object, shape: Shape, newest: int) -> tuple[Object, ...]:
     items = raw if isinstance(raw, list) else []
-    return tuple(item for item in (clean(entry, shape) for entry in items[-newest:]) if item)
+    return tuple(item for item in (sanitize(entry, shape) for entry in items[-newest:]) if item)
 
 
-def clean(raw: object, shape: Shape) -> Object:
+def sanitize(raw: object, shape: Shape) -> Object:
     """The fields of `raw` that have the type that `shape` gives them."""
     if not isinstance(raw, dict):
         return {}
@@ -119,7 +119,7 @@ def _clean_value(value: object, kind: str) -> object:
     if kind == "bool":
         return value if isinstance(value, bool) else None
     if kind == "phases":
-        return clean(value, dict.fromkeys(names.RECOVERY_PHASES, "number")) or None
+        return sanitize(value, dict.fromkeys(names.RECOVERY_PHASES, "number")) or None
     if kind == "numbers":
         if not isinstance(value, dict):
             return None

@@ -83,7 +83,7 @@ def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
     }
 
 
-def all_of(job: Job, settings: Settings) -> tuple[Object, ...]:
+def all_children(job: Job, settings: Settings) -> tuple[Object, ...]:
     """Every child, in the order in which they need each other. The attempts of a new run go on above those before it."""
     floor = job.status.get("attempt", 0) + 1
     return secret(job, settings), service(job, settings), stateful_set(job, settings, floor)
@@ -100,7 +100,7 @@ def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, 
     if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
         # Perhaps for the Secret, if somebody has deleted it: we may not read it, so we can't know. It would have the key that
         # the pods which run have. One that is there is left alone: those pods may be of another master key's time.
-        found.append(Apply(body=_remade(secret(job, settings)), if_missing=True))
+        found.append(Apply(body=_for_create(secret(job, settings)), if_missing=True))
     if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
         found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
@@ -155,7 +155,7 @@ def _live_agent_image(child: Object) -> str:
     return next((str(c.get("image") or "") for c in containers if c.get("name") == names.INIT_CONTAINER), "")
 
 
-def _remade(child: Object) -> Object:
+def _for_create(child: Object) -> Object:
     """`child` for a create. Another field manager than that of our applies owns what it writes, so that a later job of this
     name, whose apply may come before this one is collected, can't take its owner reference out: two controllers are refused.
     """
@@ -185,10 +185,10 @@ def is_starting(pod: Object) -> bool:
 def is_outdated(job: Job, child: Object) -> bool:
     """The StatefulSet was made from another spec. The API lets a spec change only while the job is suspended."""
     applied = _applied_hash(child)
-    return applied is not None and shape.differ(applied, job.spec_hash)
+    return applied is not None and shape.shapes_differ(applied, job.spec_hash)
 
 
-def conflict(job: Job, observed: Observed) -> Cause | None:
+def find_conflict(job: Job, observed: Observed) -> Cause | None:
     """A child's name is taken by an object that is not ours."""
     for child in (observed.stateful_set, observed.service):
         if child is None or job.owns(child):
@@ -201,7 +201,7 @@ def conflict(job: Job, observed: Observed) -> Cause | None:
     return None
 
 
-def undecided(job: Job) -> Cause | None:
+def undecided_accelerator(job: Job) -> Cause | None:
     """What the job must decide before it has children: a guess would train on a part of the machine, and nobody would see it."""
     accelerator = job.spec.undecided_accelerator
     if accelerator is None:

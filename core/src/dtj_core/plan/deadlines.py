@@ -5,7 +5,7 @@ from __future__ import annotations
 from dtj_contract.names import Reason
 from dtj_core.api.v1alpha1 import Spec
 from dtj_core.plan.model import Action, Delete, Event, Object, Observed, Plan
-from dtj_core.plan.outcome import Ending
+from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.times import unix
 
 
@@ -15,12 +15,12 @@ def until_deadline(spec: Spec, status: Object, now: float) -> float | None:
     return None if limit is None or started is None else started + limit - now
 
 
-def overdue(spec: Spec, status: Object, now: float) -> Ending | None:
+def deadline_exceeded(spec: Spec, status: Object, now: float) -> JobResult | None:
     left = until_deadline(spec, status, now)
     if left is None or left > 0:
         return None
     message = f"active for longer than spec.activeDeadlineSeconds ({spec.active_deadline_seconds} s)"
-    return Ending(kind="Failed", reason=Reason.DEADLINE_EXCEEDED, message=message)
+    return JobResult(kind="Failed", reason=Reason.DEADLINE_EXCEEDED, message=message)
 
 
 def after_end(obj: Object, observed: Observed, now: float) -> Plan:

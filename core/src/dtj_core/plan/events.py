@@ -14,7 +14,7 @@ from dtj_core.plan import conditions, suspend
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Event, Object
-from dtj_core.plan.outcome import Ending
+from dtj_core.plan.outcome import JobResult
 
 PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
@@ -24,11 +24,11 @@ PROBLEMS = {
 MESSAGE_LENGTH = 1000  # characters; the recorder cuts at the bytes that the API server takes
 
 
-def of_end(ending: Ending) -> tuple[Event, ...]:
+def events_for_result(ending: JobResult) -> tuple[Event, ...]:
     return (_event("Normal" if ending.kind == names.COMPLETE else "Warning", ending.reason, ending.message),)
 
 
-def of_change(job: Job, status: Object, said: Report | None) -> tuple[Event, ...]:
+def events_for_change(job: Job, status: Object, said: Report | None) -> tuple[Event, ...]:
     """What is true in `status` and was not in the job's stored one."""
     return tuple(_changes(job, job.status, status, said))
 
@@ -46,7 +46,7 @@ def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterato
     for failure in failures:
         message = f"attempt {failure.get('attempt')}: {failure.get('message', '')}"
         yield _event("Warning", failure.get("reason", Reason.WORKER_FAILED), message)
-    told = {failure.get("reason") for failure in failures}
+    reported = {failure.get("reason") for failure in failures}
 
     for kind in (names.RESTARTING, names.RUNNING):
         condition, before = conditions.find(new, kind) or {}, conditions.find(old, kind) or {}
@@ -54,11 +54,11 @@ def _changes(job: Job, old: Object, new: Object, said: Report | None) -> Iterato
         is_new = (before.get("status"), before.get("reason")) != (condition.get("status"), why)
         if kind == names.RUNNING and true and (is_new or old.get("attempt") != new.get("attempt")):
             yield _event("Warning" if why in PROBLEMS else "Normal", why, condition["message"])
-        elif is_new and why not in told and (why in PROBLEMS if kind == names.RUNNING else true):
-            told.add(why)
+        elif is_new and why not in reported and (why in PROBLEMS if kind == names.RUNNING else true):
+            reported.add(why)
             yield _event("Warning", why, condition["message"])
 
-    yield from of_agent(old, said)
+    yield from events_for_agent(old, said)
 
 
 def _has_children(status: Object) -> bool:
@@ -66,16 +66,16 @@ def _has_children(status: Object) -> bool:
     return "startTime" in status and conditions.reason(status, names.RUNNING) != Reason.CHILD_REFUSED
 
 
-def of_agent(old: Object, said: Report | None) -> Iterator[Event]:
-    """The agents' warnings that `old` does not know to be told (mark_told)."""
+def events_for_agent(old: Object, said: Report | None) -> Iterator[Event]:
+    """The agents' warnings that `old` does not know to be told (mark_reported)."""
     since = (old.get("agent") or {}).get("eventTime", 0.0)
     for event in _warnings(said):
         if event["time"] > since:
             yield _event("Warning", event["reason"], event.get("message", ""))
 
 
-def mark_told(status: Object, said: Report) -> Object:
-    """`status` with the time of the newest agent event that of_agent tells."""
+def mark_reported(status: Object, said: Report) -> Object:
+    """`status` with the time of the newest agent event that events_for_agent tells."""
     newest = max((event["time"] for event in _warnings(said)), default=None)
     memory = status.get("agent") or {}
     if newest is None or newest <= memory.get("eventTime", 0.0):

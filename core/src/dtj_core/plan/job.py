@@ -28,17 +28,17 @@ class Job:
     """What this version can't read in the spec; None: all of it is valid."""
 
     @classmethod
-    def of(cls, obj: Object) -> Job:
+    def from_object(cls, obj: Object) -> Job:
         """Raises api.InvalidJob if the stored object breaks a rule (another version of the CRD let it in)."""
-        return cls._of(obj, api.read(obj).spec)
+        return cls._build(obj, api.read(obj).spec)
 
     @classmethod
-    def salvaged(cls, obj: Object, unreadable: str) -> Job:
+    def salvage(cls, obj: Object, unreadable: str) -> Job:
         """The job without what is unreadable in its spec: enough to follow it, not to make its pods."""
-        return cls._of(obj, api.salvage(obj), unreadable)
+        return cls._build(obj, api.salvage(obj), unreadable)
 
     @classmethod
-    def _of(cls, obj: Object, spec: Spec, unreadable: str | None = None) -> Job:
+    def _build(cls, obj: Object, spec: Spec, unreadable: str | None = None) -> Job:
         metadata = obj["metadata"]
         return cls(
             name=metadata["name"],
@@ -54,7 +54,7 @@ class Job:
     @cached_property
     def spec_hash(self) -> str:
         """Digests of the part of the spec that shapes pods (shape.py), which every version of the operator reads alike."""
-        return shape.of(self.stored_spec)
+        return shape.spec_shape(self.stored_spec)
 
     @property
     def trainer_container(self) -> str:

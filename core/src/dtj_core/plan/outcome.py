@@ -8,13 +8,13 @@ from typing import Literal
 
 from dtj_contract import names
 from dtj_contract.names import Reason
-from dtj_core.plan.agent_report import Report, clean, from_outcome
+from dtj_core.plan.agent_report import Report, report_from_outcome, sanitize
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Observed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class JobResult:
     """Why a job is over."""
 
     kind: Literal["Complete", "Failed"]
@@ -28,7 +28,7 @@ class Ending:
     """How often the kubelet started again what no agent could report of."""
 
 
-def of(job: Job, observed: Observed, memory: Object) -> Ending | None:
+def find_outcome(job: Job, observed: Observed, memory: Object) -> JobResult | None:
     """Returns the valid outcome of the latest attempt, None if there is none yet.
 
     `memory`: what the agents were last known to remember (`status.agent`).
@@ -36,38 +36,38 @@ def of(job: Job, observed: Observed, memory: Object) -> Ending | None:
     candidates = [_parse(text) for pod in observed.pods for text in _termination_messages(pod, job.trainer_container)]
     candidates.append((observed.agent or {}).get("outcome"))
     valid = [raw for raw in candidates if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid]
-    endings = [ending for raw in valid if not _is_over(raw, memory) and (ending := _ending(raw)) is not None]
-    return max(endings, key=_attempt, default=None)
+    results = [result for raw in valid if not _is_superseded(raw, memory) and (result := _result(raw)) is not None]
+    return max(results, key=_attempt, default=None)
 
 
-def _is_over(raw: Object, memory: Object) -> bool:
+def _is_superseded(raw: Object, memory: Object) -> bool:
     """Did the agents go on with a later attempt? A pod 0 that was replaced and lives on may say how the job ended without it.
 
     Numbers are compared within one memory: agents that have all lost theirs begin at the first attempt again. Where they
     crash before it, they end the job without a start time, and nobody else would. A pod 0 that waits alone can end it by
     RendezvousTimeout only.
     """
-    said, begun = from_outcome(raw), memory.get("startTime")
+    said, begun = report_from_outcome(raw), memory.get("startTime")
     alone = said.start_time is None and raw.get("reason") == Reason.RENDEZVOUS_TIMEOUT
     same = "startTime" in raw and (alone or said.start_time == begun)
     return same and said.attempt < memory.get("attempt", 0)
 
 
-def _attempt(ending: Ending) -> int:
-    return ending.report.attempt if ending.report else 0
+def _attempt(result: JobResult) -> int:
+    return result.report.attempt if result.report else 0
 
 
-def _ending(raw: Object) -> Ending | None:
+def _result(raw: Object) -> JobResult | None:
     kind = {"Succeeded": names.COMPLETE, "Failed": names.FAILED}.get(str(raw.get("result")))
     if kind is None:
         return None
-    said = clean(raw, {"reason": "word", "message": "text"})
+    said = sanitize(raw, {"reason": "word", "message": "text"})
     default = Reason.SUCCEEDED if kind == names.COMPLETE else Reason.WORKER_FAILED
-    return Ending(
+    return JobResult(
         kind="Complete" if kind == names.COMPLETE else "Failed",
         reason=said.get("reason", default),
         message=said.get("message", ""),
-        report=from_outcome(raw),
+        report=report_from_outcome(raw),
     )
 
 

@@ -30,8 +30,8 @@ from dtj_core.plan import (
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
-from dtj_core.plan.outcome import Ending
-from dtj_core.plan.status_throttle import paced
+from dtj_core.plan.outcome import JobResult
+from dtj_core.plan.status_throttle import throttle_status_writes
 from dtj_core.plan.times import rfc3339
 
 CONFLICT_SECONDS = 30.0  # until we look again whether somebody has removed what is in our way
@@ -43,64 +43,64 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     if "deletionTimestamp" in obj["metadata"]:
         return Plan(status=stored)  # the children go by their owner references
     if conditions.is_finished(stored):
-        return stuck_pods.released(deadlines.after_end(obj, observed, now), obj, observed, now)
+        return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
     try:
-        job = Job.of(obj)
+        job = Job.from_object(obj)
     except InvalidJob as error:
-        job = Job.salvaged(obj, str(error))
-        if skew.is_mistake(job, observed, error):
-            return _end(obj, stored, Ending(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error)), now)
+        job = Job.salvage(obj, str(error))
+        if skew.is_user_error(job, observed, error):
+            return _end(obj, stored, JobResult(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error)), now)
 
-    said = agent_report.from_agent(observed.agent, job.uid) if suspend.has_run(job, observed) else None
-    status = _merged(skew.marked(job, {**stored, "observedGeneration": job.generation}, now), said, now)
-    ending = _ending(job, observed, status, said, now)
-    if ending is not None:
-        end = _end(obj, status, ending, now)
-        return replace(end, events=(*events.of_agent(stored, said), *end.events))
+    said = agent_report.report_from_status(observed.agent, job.uid) if suspend.has_run(job, observed) else None
+    status = _merged(skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, now), said, now)
+    result = _find_result(job, observed, status, said, now)
+    if result is not None:
+        end = _end(obj, status, result, now)
+        return replace(end, events=(*events.events_for_agent(stored, said), *end.events))
     if job.spec.suspend:
-        wanted = suspend.suspended(job, observed, status, now, stuck_pods.held(obj, observed, now))
-        wanted = replace(wanted, events=(*events.of_agent(stored, said), *wanted.events))
+        wanted = suspend.suspend_job(job, observed, status, now, stuck_pods.manual_action(obj, observed, now))
+        wanted = replace(wanted, events=(*events.events_for_agent(stored, said), *wanted.events))
     else:
-        wanted = _active(job, observed, status, said, now, settings, stuck_pods.held(obj, observed, now))
-    wanted = replace(wanted, events=(*skew.events(job, status), *wanted.events))
-    wanted = paced(job, wanted, deadlines.until_deadline(job.spec, status, now), now, settings)
-    return stuck_pods.released(wanted, obj, observed, now)
+        wanted = _active(job, observed, status, said, now, settings, stuck_pods.manual_action(obj, observed, now))
+    wanted = replace(wanted, events=(*skew.events_for_skew(job, status), *wanted.events))
+    wanted = throttle_status_writes(job, wanted, deadlines.until_deadline(job.spec, status, now), now, settings)
+    return stuck_pods.force_delete_overdue(wanted, obj, observed, now)
 
 
-def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
+def _find_result(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> JobResult | None:
     """Why the job is over, if it is: what its agents say goes before what we conclude."""
-    found = outcome.of(job, observed, status.get("agent") or {})
+    found = outcome.find_outcome(job, observed, status.get("agent") or {})
     if found is None and observed.rejection is not None and not _has_ever_run(job, observed):
-        found = Ending(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
+        found = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if found is None:
-        found = deadlines.overdue(job.spec, status, now)
+        found = deadlines.deadline_exceeded(job.spec, status, now)
     if found is None and said is None and job.unreadable is None:
-        found = pods.hopeless(pods.of_run(job, observed), job, now)
+        found = pods.unstartable(pods.current_pods(job, observed), job, now)
     return found
 
 
-def _end(obj: Object, status: Object, ending: Ending, now: float) -> Plan:
+def _end(obj: Object, status: Object, result: JobResult, now: float) -> Plan:
     """Only the status: once it is written, the next look cleans up. The other way round a crash would lose the outcome."""
     generation = obj["metadata"].get("generation", 1)
-    status = progress.with_goodput(_merged(conditions.without(status, names.STALLED), ending.report, now), now)
-    if ending.failures:
-        status = restarts.with_evidence(status, ending.failures, ending.crashes)
-    for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, ending.kind):
-        if kind in (names.RUNNING, ending.kind) or conditions.find(status, kind):
+    status = progress.with_goodput(_merged(conditions.without(status, names.STALLED), result.report, now), now)
+    if result.failures:
+        status = restarts.with_evidence(status, result.failures, result.crashes)
+    for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, result.kind):
+        if kind in (names.RUNNING, result.kind) or conditions.find(status, kind):
             status = conditions.put(
-                status, kind, kind == ending.kind, ending.reason, ending.message, generation=generation, now=now
+                status, kind, kind == result.kind, result.reason, result.message, generation=generation, now=now
             )
     status |= {"observedGeneration": generation, "completionTime": rfc3339(now), "lastUpdateTime": rfc3339(now)}
     if "replicas" in status and not deadlines.keeps_pods(obj):
         status |= {"readyReplicas": 0, "ready": f"0/{status['replicas']}"}  # nothing of it is written later
-    return Plan(status=status, events=events.of_end(ending), requeue_after=0)
+    return Plan(status=status, events=events.events_for_result(result), requeue_after=0)
 
 
 def _merged(status: Object, said: Report | None, now: float) -> Object:
     """`status` with everything in the agents' word that only adds up: counters, histories, progress."""
     if said is None:
         return status
-    return progress.merge(events.mark_told(restarts.merge(status, said), said), said, now)
+    return progress.merge(events.mark_reported(restarts.merge(status, said), said), said, now)
 
 
 def _active(job: Job, observed: Observed, status: Object, said: Report | None, now: float, settings: Settings, held: str) -> Plan:
@@ -108,7 +108,7 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     if job.unreadable is not None and not suspend.has_run(job, observed):
         return _unstarted(job, status, now)
     if not suspend.has_run(job, observed):
-        conflict = children.conflict(job, observed) or children.undecided(job)
+        conflict = children.find_conflict(job, observed) or children.undecided_accelerator(job)
         if conflict is not None:
             return _blocked(job, status, conflict, now)
         if suspend.leftovers(observed):
@@ -122,20 +122,22 @@ def _active(job: Job, observed: Observed, status: Object, said: Report | None, n
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
         return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
     if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
-        return suspend.stop(job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now)
-    group = pods.of_run(job, observed)
-    state = running.state(job, status, group, said, silent_seconds=observed.agent_silent_seconds, refusal=observed.refusal)
+        return suspend.delete_pods(
+            job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now
+        )
+    group = pods.current_pods(job, observed)
+    state = running.group_phase(job, status, group, said, silent_seconds=observed.agent_silent_seconds, refusal=observed.refusal)
     if state is not None:
-        status = running.apply(job, status, running.waiting_for(state, held), now)
+        status = running.set_conditions(job, status, running.add_wait(state, held), now)
     status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
     return Plan(
         actions=(
             *(children.repairs(job, observed, group, now, settings) if job.unreadable is None else ()),
             *(children.nudges(job, observed, group, now) if job.unreadable is None else ()),
-            *stuck_pods.replaced(group, said),
+            *stuck_pods.delete_stuck_pods(group, said),
         ),
         status=status,
-        events=events.of_change(job, status, said),
+        events=events.events_for_change(job, status, said),
         requeue_after=_next_look(job, observed, group, settings),
     )
 
@@ -152,18 +154,18 @@ def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings
 
 def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
     """Make the children. Done twice it makes the same ones."""
-    lost = _has_gone_on(status)
+    lost = _has_started(status)
     if suspend.was_announced(status):
         status = suspend.between_runs(status, job, now)
-    state = running.State(
+    state = running.GroupPhase(
         running=False,
         restarting=lost,
         reason=Reason.POD_DELETED if lost else Reason.PODS_PENDING,
         message="its StatefulSet was deleted, and is made again" if lost else "its pods are being made",
     )
-    status = running.apply(job, _begun(job, status, now), state, now) | _replicas(job, 0)
-    actions = tuple(Apply(body=body) for body in children.all_of(job, settings))
-    return Plan(actions=actions, status=status, events=events.of_change(job, status, None))
+    status = running.set_conditions(job, _begun(job, status, now), state, now) | _replicas(job, 0)
+    actions = tuple(Apply(body=body) for body in children.all_children(job, settings))
+    return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 
 
 def _refused(job: Job, status: Object, words: str, now: float) -> Plan:
@@ -176,9 +178,9 @@ def _refused(job: Job, status: Object, words: str, now: float) -> Plan:
         status = suspend.between_runs(status, job, now)
     if conditions.is_true(status, names.SUSPENDED):
         status = conditions.put(status, names.SUSPENDED, False, Reason.CHILD_REFUSED, message, generation=job.generation, now=now)
-    state = running.State(running=False, restarting=_has_gone_on(status), reason=Reason.CHILD_REFUSED, message=message)
-    status = running.apply(job, _begun(job, status, now), state, now) | _replicas(job, 0)
-    return Plan(status=status, events=events.of_change(job, status, None), requeue_after=CONFLICT_SECONDS)
+    state = running.GroupPhase(running=False, restarting=_has_started(status), reason=Reason.CHILD_REFUSED, message=message)
+    status = running.set_conditions(job, _begun(job, status, now), state, now) | _replicas(job, 0)
+    return Plan(status=status, events=events.events_for_change(job, status, None), requeue_after=CONFLICT_SECONDS)
 
 
 def _has_ever_run(job: Job, observed: Observed) -> bool:
@@ -188,17 +190,17 @@ def _has_ever_run(job: Job, observed: Observed) -> bool:
 
 def _unstarted(job: Job, status: Object, now: float) -> Plan:
     """This version can't read the spec, so it makes no pods of it: a version that can, does."""
-    message = "its pods can't be made: " + skew.words(job)
+    message = "its pods can't be made: " + skew.describe(job)
     if suspend.was_announced(status):
         status = suspend.between_runs(status, job, now)
     if conditions.is_true(status, names.SUSPENDED):
         status = conditions.put(status, names.SUSPENDED, False, Reason.INVALID_SPEC, message, generation=job.generation, now=now)
-    state = running.State(running=False, restarting=_has_gone_on(status), reason=Reason.INVALID_SPEC, message=message)
-    status = running.apply(job, status, state, now) | _replicas(job, 0)
-    return Plan(status=status, events=events.of_change(job, status, None))
+    state = running.GroupPhase(running=False, restarting=_has_started(status), reason=Reason.INVALID_SPEC, message=message)
+    status = running.set_conditions(job, status, state, now) | _replicas(job, 0)
+    return Plan(status=status, events=events.events_for_change(job, status, None))
 
 
-def _has_gone_on(status: Object) -> bool:
+def _has_started(status: Object) -> bool:
     """The group ran, or was about to again."""
     return conditions.is_true(status, names.RUNNING) or conditions.is_true(status, names.RESTARTING)
 
@@ -215,10 +217,10 @@ def _begun(job: Job, status: Object, now: float) -> Object:
 def _blocked(job: Job, status: Object, cause: pods.Cause, now: float) -> Plan:
     """Something is in the way of our children: wait until it is gone."""
     if conditions.reason(status, names.RUNNING) != Reason.JOB_SUSPENDED:  # which the start must know
-        state = running.State(running=False, restarting=False, reason=cause.reason, message=cause.message)
-        status = running.apply(job, status, state, now)
+        state = running.GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
+        status = running.set_conditions(job, status, state, now)
     wait = suspend.WAIT_SECONDS if cause.reason == Reason.PODS_PENDING else CONFLICT_SECONDS
-    return Plan(status=status, events=events.of_change(job, status, None), requeue_after=wait)
+    return Plan(status=status, events=events.events_for_change(job, status, None), requeue_after=wait)
 
 
 def _replicas(job: Job, ready: int) -> Object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtj_contract import names
-from dtj_core.api.v1alpha1 import trainer_of
+from dtj_core.api.v1alpha1 import find_trainer_container
 from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
@@ -29,7 +29,7 @@ def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_f
     pod: Object = template.setdefault("spec", {})
     if not pod.get("containers"):
         pod["containers"] = [{"name": names.CONTAINER}]
-    trainer = trainer_of(template)
+    trainer = find_trainer_container(template)
     _pod_defaults(pod, trainer, settings)
     _trainer(job, settings, pod, trainer, attempt_floor)
     pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]

@@ -9,7 +9,7 @@ from typing import Any
 from dtj_contract.names import Reason
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Observed
-from dtj_core.plan.outcome import Ending
+from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.times import rfc3339, unix
 
 START_CRASHES = 5  # of an agent that never ran: about five minutes of the kubelet's back-off
@@ -34,7 +34,7 @@ class Cause:
     message: str
 
 
-def of_run(job: Job, observed: Observed) -> tuple[Object, ...]:
+def current_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
     """The pods of the present StatefulSet by ordinal; none of an earlier run, or of an earlier job of the same name."""
     if observed.stateful_set is None or not job.owns(observed.stateful_set):
         return ()
@@ -98,7 +98,7 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
     return None
 
 
-def hopeless(pods: tuple[Object, ...], job: Job, now: float) -> Ending | None:
+def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | None:
     """The end of a job whose pod can't start its agent, where no agent is there to say so."""
     for pod in pods:
         for status in _starting(pod, job.trainer_container):
@@ -109,7 +109,7 @@ def hopeless(pods: tuple[Object, ...], job: Job, now: float) -> Ending | None:
             told = str(ended.get("message") or "").strip()
             if ended.get("reason") in NOT_STARTED and re.search(r"not found|no such file", told):
                 message = f"{name} can't be started: {told}. The image needs python3 on its PATH"
-                return _ending(Reason.ENTRYPOINT_NOT_FOUND, message, pod, ended, now)
+                return _unstartable_result(Reason.ENTRYPOINT_NOT_FOUND, message, pod, ended, now)
             crashes = int(status.get("restartCount") or 0)
             limit = (
                 job.spec.restart.max_restarts if job.status.get("attempt") else min(START_CRASHES, job.spec.restart.max_restarts)
@@ -117,11 +117,11 @@ def hopeless(pods: tuple[Object, ...], job: Job, now: float) -> Ending | None:
             if crashes > limit and _is_backing_off(status) and _lived(ended) < START_SECONDS:
                 how = f"exit code {ended.get('exitCode')}" + (f", {ended['reason']}" if ended.get("reason") else "")
                 message = f"{name} crashed {crashes} times as it started ({how}): {told or 'see kubectl logs --previous'}"
-                return _ending(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now, crashes)
+                return _unstartable_result(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now, crashes)
     return None
 
 
-def _ending(reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0) -> Ending:
+def _unstartable_result(reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0) -> JobResult:
     why = Reason.OOM_KILLED if ended.get("reason") == "OOMKilled" else Reason.AGENT_CRASHED
     failure: Object = {
         "ordinal": ordinal(pod),
@@ -133,7 +133,7 @@ def _ending(reason: str, message: str, pod: Object, ended: Object, now: float, c
     }
     if isinstance(ended.get("exitCode"), int):
         failure["exitCode"] = ended["exitCode"]
-    return Ending(kind="Failed", reason=reason, message=message, failures=(failure,), crashes=crashes)
+    return JobResult(kind="Failed", reason=reason, message=message, failures=(failure,), crashes=crashes)
 
 
 def _why_waiting(pod: Object, container: str) -> Cause | None:

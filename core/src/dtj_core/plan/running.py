@@ -26,14 +26,14 @@ NOW = "; now "  # between why the group does not run and what it waits for
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class GroupPhase:
     running: bool
     restarting: bool
     reason: str
     message: str
 
 
-def state(
+def group_phase(
     job: Job,
     status: Object,
     pods: tuple[Object, ...],
@@ -41,11 +41,11 @@ def state(
     *,
     silent_seconds: float = 0.0,
     refusal: str | None = None,
-) -> State | None:
+) -> GroupPhase | None:
     """The state of the group; None: nothing new is known (its agent could not be asked just now)."""
     if report is not None and report.phase == "Running":
         message = f"attempt {status['attempt']} runs on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
-        return State(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
+        return GroupPhase(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
     if report is not None and report.phase not in ("Rendezvous", "Stopping") and conditions.find(job.status, names.RUNNING):
         return None  # Finished: the outcome comes with it, or with the termination message
     blocked = why_not_running(pods, job, refusal)
@@ -54,27 +54,27 @@ def state(
         return _unreachable(job)
     if not ran:
         cause = blocked or Cause(Reason.RENDEZVOUS, UNHEARD if report is None else report.phase_message or HEARD)
-        return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
+        return GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
     if report is None and blocked is None and why_lost(pods, job) is None:
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
-    new = State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+    new = GroupPhase(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
     is_refused = blocked is not None and blocked.reason == Reason.CHILD_REFUSED != cause.reason
-    return waiting_for(new, blocked.message) if blocked is not None and is_refused else new
+    return add_wait(new, blocked.message) if blocked is not None and is_refused else new
 
 
-def waiting_for(new: State, what: str) -> State:
+def add_wait(new: GroupPhase, what: str) -> GroupPhase:
     """`new`, if the group does not run, with this as what it waits for."""
     if new.running or not what:
         return new
     return replace(new, message=new.message + ("; " if NOW in new.message else NOW) + what)
 
 
-def _unreachable(job: Job) -> State:
+def _unreachable(job: Job) -> GroupPhase:
     """As it was, for a training may well go on; only that nobody hears of it is new."""
     running, restarting = (conditions.is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
-    return State(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
+    return GroupPhase(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
 
 
 def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:
@@ -94,7 +94,7 @@ def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: 
     return lost
 
 
-def apply(job: Job, status: Object, new: State, now: float) -> Object:
+def set_conditions(job: Job, status: Object, new: GroupPhase, now: float) -> Object:
     """`status` with the conditions of `new`."""
     restarting = new.restarting or conditions.find(status, names.RESTARTING) is not None
     for kind, value in ((names.RESTARTING, new.restarting), (names.RUNNING, new.running)):

@@ -40,12 +40,12 @@ DIGITS = 12
 DEFAULT = "default"
 
 
-def of(spec: Object) -> str:
+def spec_shape(spec: Object) -> str:
     """The shape of a stored spec, as text: `field=digest` of every field of the table."""
     return ",".join(f"{path}={_digest(spec, path)}" for path in FIELDS)
 
 
-def differ(one: str, other: str) -> bool:
+def shapes_differ(one: str, other: str) -> bool:
     """Tells whether two shapes differ in a field that both of them know."""
     first, second = _fields(one), _fields(other)
     return any(first[path] != second[path] for path in first.keys() & second.keys())

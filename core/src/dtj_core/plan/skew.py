@@ -17,25 +17,25 @@ from dtj_core.plan.model import Event, Object, Observed
 TEMPLATE = "spec.template"
 
 
-def is_mistake(job: Job, observed: Observed, error: InvalidJob) -> bool:
+def is_user_error(job: Job, observed: Observed, error: InvalidJob) -> bool:
     """Tells whether the violations are the user's: of a new job, and of its template, which the CRD checks in part only."""
     accepted = bool(job.status.get("conditions")) or suspend.has_run(job, observed)
     return not accepted and all(violation.path.startswith(TEMPLATE) for violation in error.violations)
 
 
-def words(job: Job) -> str:
+def describe(job: Job) -> str:
     return f"{job.unreadable}; the CRD is of another version than the operator: install the operator that belongs to it"
 
 
-def marked(job: Job, status: Object, now: float) -> Object:
+def set_stalled(job: Job, status: Object, now: float) -> Object:
     """`status` with condition Stalled, or without it where the spec can be read."""
     if job.unreadable is None:
         return conditions.without(status, names.STALLED)
-    return conditions.put(status, names.STALLED, True, Reason.INVALID_SPEC, words(job), generation=job.generation, now=now)
+    return conditions.put(status, names.STALLED, True, Reason.INVALID_SPEC, describe(job), generation=job.generation, now=now)
 
 
-def events(job: Job, status: Object) -> tuple[Event, ...]:
+def events_for_skew(job: Job, status: Object) -> tuple[Event, ...]:
     """The condition, when it is new."""
     if not conditions.is_true(status, names.STALLED) or conditions.is_true(job.status, names.STALLED):
         return ()
-    return (Event(type="Warning", reason=Reason.INVALID_SPEC, message=words(job)),)
+    return (Event(type="Warning", reason=Reason.INVALID_SPEC, message=describe(job)),)

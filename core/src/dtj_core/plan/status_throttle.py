@@ -21,12 +21,12 @@ WRITE_BURST = 10.0  # writes that a job may make one after the other
 WRITE_SECONDS = 10.0  # until it may make another one then
 
 
-def paced(job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings) -> Plan:
+def throttle_status_writes(job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings) -> Plan:
     """`wanted`, its status held back where it can wait, and with the time of the next look at the latest."""
     old, new = job.status, wanted.status
     times = [wanted.requeue_after, until_deadline if "startTime" in new else None]
     stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
-    pause = 0.0 if decisive(old) != decisive(new) else _pause(old, new, now, settings)
+    pause = 0.0 if unthrottled_fields(old) != unthrottled_fields(new) else _pause(old, new, now, settings)
     if new | stamp == old:
         status = old
     elif pause == 0:
@@ -45,7 +45,7 @@ def paced(job: Job, wanted: Plan, until_deadline: float | None, now: float, sett
 def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
     """Seconds until `new` may be written. A clock that was set back does not prolong them."""
     missing = max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
-    if urgent(old) != urgent(new):
+    if significant_fields(old) != significant_fields(new):
         return missing
     if _event_time(old) != _event_time(new) and _tokens(old, now) >= WRITE_BURST / 2:
         return 0.0
@@ -72,7 +72,7 @@ def _event_time(status: Object) -> object:
     return (status.get("agent") or {}).get("eventTime")
 
 
-def decisive(status: Object) -> Object:
+def unthrottled_fields(status: Object) -> Object:
     """What the next step of the operator, or somebody who waits for the end, depends on: it is never held back."""
     return {
         "ends": [conditions.is_true(status, kind) for kind in (names.COMPLETE, names.FAILED, names.SUSPENDED)],
@@ -81,7 +81,7 @@ def decisive(status: Object) -> Object:
     }
 
 
-def urgent(status: Object) -> Object:
+def significant_fields(status: Object) -> Object:
     """What somebody waits for: a change of it is written at once, as long as the bucket is not empty.
 
     An agent's own warnings are not among it: they are written at once while half of the bucket is there, so that a pod

@@ -29,7 +29,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 STUCK_GRACE_SECONDS = 1  # there is nothing left to save: all its workers have got SIGKILL long ago
 
 
-def replaced(pods: tuple[Object, ...], said: Report | None) -> tuple[Delete, ...]:
+def delete_stuck_pods(pods: tuple[Object, ...], said: Report | None) -> tuple[Delete, ...]:
     """The pods that the agents say are stuck. Their address, too, must be the one that is told: else it is a new pod by now."""
     stuck = {(member.get("pod"), member.get("address")) for member in said.stuck} if said is not None else set()
     return tuple(
@@ -40,9 +40,9 @@ def replaced(pods: tuple[Object, ...], said: Report | None) -> tuple[Delete, ...
     )
 
 
-def released(wanted: Plan, job: Object, observed: Observed, now: float) -> Plan:
+def force_delete_overdue(wanted: Plan, job: Object, observed: Observed, now: float) -> Plan:
     """`wanted`, and the pods removed that are overdue and fenced; a look when the next one is. `job`: as stored."""
-    left = [(pod, until) for pod, until in _going(observed, now) if may_be_removed(job, pod)]
+    left = [(pod, until) for pod, until in _terminating_pods(observed, now) if may_force_delete(job, pod)]
     overdue = tuple(
         Delete(kind="Pod", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=0)
         for pod, until in left
@@ -53,7 +53,7 @@ def released(wanted: Plan, job: Object, observed: Observed, now: float) -> Plan:
     return replace(wanted, actions=(*wanted.actions, *overdue), requeue_after=next_look)
 
 
-def may_be_removed(job: Object, pod: Object) -> bool:
+def may_force_delete(job: Object, pod: Object) -> bool:
     """spec.forceDeletePods lets this pod be removed without its kubelet's word. The spec of a job that has ended may be any."""
     spec = job.get("spec") or {}
     policy = spec.get("forceDeletePods", WHEN_FENCED)
@@ -64,16 +64,16 @@ def may_be_removed(job: Object, pod: Object) -> bool:
 
 
 def _is_killed(job: Object, pod: Object) -> bool:
-    """The pod was deleted by `replaced`: its agent has sent SIGKILL to all of its workers, and said so."""
+    """The pod was deleted by `delete_stuck_pods`: its agent has sent SIGKILL to all of its workers, and said so."""
     metadata = pod["metadata"]
     told = (failure for failure in (job.get("status") or {}).get("failures") or () if failure.get("pod") == metadata["name"])
     grace = metadata.get("deletionGracePeriodSeconds")
     return grace == STUCK_GRACE_SECONDS and any(failure.get("reason") == Reason.WORKER_STUCK for failure in told)
 
 
-def held(job: Object, observed: Observed, now: float) -> str:
+def manual_action(job: Object, observed: Observed, now: float) -> str:
     """What a person has to do about the pods that are overdue and must not be removed; empty if there are none."""
-    left = [pod for pod, until in _going(observed, now) if until <= 0 and not may_be_removed(job, pod)]
+    left = [pod for pod, until in _terminating_pods(observed, now) if until <= 0 and not may_force_delete(job, pod)]
     if not left:
         return ""
     name, node = left[0]["metadata"]["name"], (left[0].get("spec") or {}).get("nodeName") or "its node"
@@ -83,7 +83,7 @@ def held(job: Object, observed: Observed, now: float) -> str:
     )
 
 
-def _going(observed: Observed, now: float) -> Iterator[tuple[Object, float]]:
+def _terminating_pods(observed: Observed, now: float) -> Iterator[tuple[Object, float]]:
     """Pods on their way out, and in how many seconds each is overdue."""
     for pod in observed.pods:
         # Kubernetes writes when the grace period is over, not when the deletion was asked for.

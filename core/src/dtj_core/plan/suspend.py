@@ -16,10 +16,10 @@ STOPPING = "its pods are being stopped; checkpoints are kept"
 WAIT_SECONDS = 2.0  # between two looks at what goes away by itself
 
 
-def suspended(job: Job, observed: Observed, status: Object, now: float, held: str = "") -> Plan:
+def suspend_job(job: Job, observed: Observed, status: Object, now: float, held: str = "") -> Plan:
     """Towards a job without pods. `held`: what keeps a pod of it from going."""
     if not is_stopped(job, observed):
-        return stop(job, observed, status, joined(STOPPING, held), now)
+        return delete_pods(job, observed, status, joined(STOPPING, held), now)
     status = between_runs(status, job, now)
     message = "no pods; spec.suspend: false goes on " + ("from the newest checkpoint" if job.spec.checkpoint else "from step 0")
     for kind, value in ((names.RUNNING, False), (names.SUSPENDED, True)):
@@ -28,7 +28,7 @@ def suspended(job: Job, observed: Observed, status: Object, now: float, held: st
     return Plan(status=status, events=() if conditions.is_true(job.status, names.SUSPENDED) else (event,))
 
 
-def stop(job: Job, observed: Observed, status: Object, message: str, now: float) -> Plan:
+def delete_pods(job: Job, observed: Observed, status: Object, message: str, now: float) -> Plan:
     """One step towards no pods."""
     announced = conditions.reason(job.status, names.RUNNING) == Reason.JOB_SUSPENDED
     for kind in (names.RESTARTING, names.RUNNING):
