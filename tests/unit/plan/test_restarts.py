@@ -105,7 +105,7 @@ def test_a_restart_that_was_over_before_anybody_looked_is_written_at_once_and_to
     )
     assert after.status["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
     assert [event.reason for event in after.events] == ["WorkerFailed", "WorkersRunning"]
-    assert condition(after.status, "Running")["message"] == "attempt 2 runs on 3 pods"
+    assert condition(after.status, "Running")["message"] == "attempt 2 is running on 3 pods"
     assert condition(after.status, "Running")["lastTransitionTime"] == condition(first.status, "Running")["lastTransitionTime"]
 
 

@@ -58,7 +58,7 @@ def test_a_running_job_with_a_spec_of_another_version_goes_on_and_says_so(case: 
     assert wanted.status["phase"] == "Running"
     stalled = condition(wanted.status, "Stalled")
     assert stalled["reason"] == "InvalidSpec"
-    assert "install the operator that belongs to it" in stalled["message"]
+    assert "install the operator that matches the CRD" in stalled["message"]
     assert [event.reason for event in wanted.events] == ["InvalidSpec"]
     again = plan(job(wanted.status, **NEWER[case]), seen, NOW + 6, SETTINGS)
     assert (again.actions, again.events, again.status) == ((), (), wanted.status)
