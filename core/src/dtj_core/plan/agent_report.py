@@ -1,7 +1,7 @@
-"""What an agent says, from `/status` or from an outcome: only what the contract knows, with the types it promises.
+"""What an agent reports, in `/status` or in an outcome: only fields of the contract, with the types that it promises.
 
-A pod is not trusted: any field may be missing, of another type, too long or no finite number. Such a field is as if it
-were not there, so nothing from a pod can make a status that the API server refuses.
+A pod is not trusted: any field may be missing, of another type, too long or not a finite number. Such a field is dropped, so
+nothing from a pod can make a status that the API server rejects.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ Shape = dict[str, str]
 
 FAILURE: Shape = {
     "attempt": "int", "rank": "int", "ordinal": "int", "pod": "text", "node": "text", "exitCode": "int", "signal": "text",
-    "reason": "word", "message": "text", "time": "time", "logTail": "text",
+    "reason": "identifier", "message": "text", "time": "time", "logTail": "text",
 }  # fmt: skip
 RECOVERY: Shape = {
-    "attempt": "int", "kind": "word", "reason": "word", "counted": "bool", "time": "time", "lastStep": "int",
+    "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time", "lastStep": "int",
     "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
 }  # fmt: skip
 PROGRESS: Shape = {
     "step": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number", "metrics": "numbers", "time": "time",
 }  # fmt: skip
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}
-EVENT: Shape = {"type": "word", "reason": "word", "message": "text", "time": "number"}
-MEMBER: Shape = {"pod": "text", "address": "text", "state": "word"}
+EVENT: Shape = {"type": "identifier", "reason": "identifier", "message": "text", "time": "number"}
+MEMBER: Shape = {"pod": "text", "address": "text", "state": "identifier"}
 RESTARTS: Shape = {"inPlace": "int", "pod": "int", "counted": "int"}
 
-WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
-MAX_INT = 2**53  # JSON numbers beyond it lose digits on the way
-MAX_NUMBER = 1e300  # sums of a few stay finite; an int may be longer than any float
-MAX_TIME = 4102444800  # the year 2100, which leaves room for an expected end: RFC 3339 has four digits for the year
+IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+MAX_INT = 2**53  # larger JSON numbers lose digits in transit
+# Sums of a few such numbers stay finite. An int may be larger than any float.
+MAX_NUMBER = 1e300
+# The year 2100 leaves room for an expected end: RFC 3339 has four digits for the year.
+MAX_TIME = 4102444800
 MAX_NUMBERS = 32
 MEMBERS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The word of the job's agents at one moment; `{}`, `()` and None where they said nothing."""
+    """What the job's agents report at one moment; `{}`, `()` and None for what they left out."""
 
     attempt: int
     phase: str = ""
     phase_reason: str = ""
     phase_message: str = ""
-    """What the group waits for, in words."""
+    """What the group waits for, as text."""
     start_time: float | None = None
-    """When their memory begins, Unix seconds: another one means that all pods, and what they knew, were lost."""
+    """When the agents' memory begins, Unix seconds. Another value means that all pods, and their memory, were lost."""
     from_outcome: bool = False
     restarts: Object = field(default_factory=dict)
     failures: tuple[Object, ...] = ()
@@ -60,24 +62,31 @@ class Report:
     events: tuple[Object, ...] = ()
     productive_seconds: float = 0.0
     stuck: tuple[Object, ...] = ()
-    """Members (pod, address) whose workers SIGKILL does not end."""
+    """Members (pod, address) whose workers SIGKILL can't end."""
 
 
 def report_from_status(raw: object, uid: str) -> Report | None:
-    """From `/status`; None if it is none of this job's."""
+    """Returns the report in an answer from `/status`; None if the answer is not from an agent of this job."""
     if not isinstance(raw, dict) or raw.get("version") != 1 or raw.get("uid") != uid:
         return None
     return _report(raw, from_outcome=False)
 
 
 def report_from_outcome(raw: Object) -> Report:
-    """From an outcome that is known to be this job's."""
+    """Returns the report in an outcome that is known to be this job's."""
     return _report({**raw, "failures": [raw.get("failure")]}, from_outcome=True)
 
 
 def _report(raw: Object, *, from_outcome: bool) -> Report:
     top = sanitize(
-        raw, {"attempt": "int", "phase": "word", "phaseReason": "word", "phaseMessage": "text", "productiveSeconds": "number"}
+        raw,
+        {
+            "attempt": "int",
+            "phase": "identifier",
+            "phaseReason": "identifier",
+            "phaseMessage": "text",
+            "productiveSeconds": "number",
+        },
     )
     start = sanitize(raw, {"startTime": "number"}).get("startTime")
     return Report(
@@ -88,34 +97,34 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         start_time=start,
         from_outcome=from_outcome,
         restarts=sanitize(raw.get("restarts"), RESTARTS),
-        failures=_list(raw.get("failures"), FAILURE, FAILURES),
-        recoveries=_list(raw.get("recoveries"), RECOVERY, RECOVERIES),
+        failures=_sanitize_list(raw.get("failures"), FAILURE, FAILURES),
+        recoveries=_sanitize_list(raw.get("recoveries"), RECOVERY, RECOVERIES),
         progress=sanitize(raw.get("progress"), PROGRESS),
         checkpoint=sanitize(raw.get("checkpoint"), CHECKPOINT),
-        events=_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
+        events=_sanitize_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
-        stuck=tuple(m for m in _list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK),
+        stuck=tuple(m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK),
     )
 
 
-def _list(raw: object, shape: Shape, newest: int) -> tuple[Object, ...]:
+def _sanitize_list(raw: object, shape: Shape, newest: int) -> tuple[Object, ...]:
     items = raw if isinstance(raw, list) else []
     return tuple(item for item in (sanitize(entry, shape) for entry in items[-newest:]) if item)
 
 
 def sanitize(raw: object, shape: Shape) -> Object:
-    """The fields of `raw` that have the type that `shape` gives them."""
+    """Returns the fields of `raw` whose values have the types in `shape`."""
     if not isinstance(raw, dict):
         return {}
-    values = {name: _clean_value(raw.get(name), kind) for name, kind in shape.items()}
+    values = {name: _sanitize_value(raw.get(name), kind) for name, kind in shape.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _clean_value(value: object, kind: str) -> object:
+def _sanitize_value(value: object, kind: str) -> object:
     if kind == "text":
         return value[: names.LOG_TAIL_BYTES] if isinstance(value, str) else None
-    if kind == "word":  # a reason becomes a condition's and an event's
-        return value if isinstance(value, str) and WORD.fullmatch(value) else None
+    if kind == "identifier":  # becomes a reason of conditions and events
+        return value if isinstance(value, str) and IDENTIFIER.fullmatch(value) else None
     if kind == "bool":
         return value if isinstance(value, bool) else None
     if kind == "phases":
