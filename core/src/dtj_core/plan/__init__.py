@@ -1,4 +1,7 @@
-"""The planner: pure functions of the observed objects and the time. No I/O, no clock, no globals. Start reading at plan.py."""
+"""The planner: pure functions of the observed objects and the time.
+
+No I/O, no clock, no globals. Start reading at plan.py.
+"""
 
 from dtj_core.plan.plan import plan
 

@@ -1,7 +1,9 @@
-"""What an agent reports, in `/status` or in an outcome: only fields of the contract, with the types that it promises.
+"""The report of an agent, from `/status` or an outcome, reduced to the contract.
 
-A pod is not trusted: any field may be missing, of another type, too long or not a finite number. Such a field is dropped, so
-nothing from a pod can make a status that the API server rejects.
+Only fields of the contract are kept, with the types that it promises.
+
+A pod is not trusted: any field may be missing, of another type, too long or not a finite number.
+Such a field is dropped, so nothing from a pod can make a status that the API server rejects.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from dtj_core.plan.times import rfc3339
 Shape = dict[str, str]
 
 FAILURE: Shape = {
-    "attempt": "int", "rank": "int", "ordinal": "int", "pod": "text", "node": "text", "exitCode": "int", "signal": "text",
-    "reason": "identifier", "message": "text", "time": "time", "logTail": "text",
+    "attempt": "int", "rank": "int", "ordinal": "int", "pod": "text", "node": "text", "exitCode": "int",
+    "signal": "text", "reason": "identifier", "message": "text", "time": "time", "logTail": "text",
 }  # fmt: skip
 RECOVERY: Shape = {
-    "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time", "lastStep": "int",
-    "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
+    "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time",
+    "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
 }  # fmt: skip
 PROGRESS: Shape = {
-    "step": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number", "metrics": "numbers", "time": "time",
+    "step": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number", "metrics": "numbers",
+    "time": "time",
 }  # fmt: skip
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}
 EVENT: Shape = {"type": "identifier", "reason": "identifier", "message": "text", "time": "number"}
@@ -52,7 +55,8 @@ class Report:
     phase_message: str = ""
     """What the group waits for, as text."""
     start_time: float | None = None
-    """When the agents' memory begins, Unix seconds. Another value means that all pods, and their memory, were lost."""
+    """When the agents' memory begins, Unix seconds. Another value means that all pods, and their
+    memory, were lost."""
     from_outcome: bool = False
     restarts: Object = field(default_factory=dict)
     failures: tuple[Object, ...] = ()
@@ -66,7 +70,7 @@ class Report:
 
 
 def report_from_status(raw: object, uid: str) -> Report | None:
-    """Returns the report in an answer from `/status`; None if the answer is not from an agent of this job."""
+    """Returns the report in an answer from `/status`; None if it is not from an agent of this job."""
     if not isinstance(raw, dict) or raw.get("version") != 1 or raw.get("uid") != uid:
         return None
     return _report(raw, from_outcome=False)
@@ -103,7 +107,9 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         checkpoint=sanitize(raw.get("checkpoint"), CHECKPOINT),
         events=_sanitize_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
-        stuck=tuple(m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK),
+        stuck=tuple(
+            m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The children of a job: the Secret, the headless Service, the StatefulSet and, through it, the pods."""
+"""The children of a job: Secret, headless Service, StatefulSet and, through it, pods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pods import Cause
 from dtj_core.plan.times import rfc3339, unix
 
-# Time that pods may be missing before the StatefulSet's controller is woken, and between two nudges.
+# Time that pods may be missing before the StatefulSet's controller is woken, and between two
+# nudges.
 NUDGE_SECONDS = 30.0
 SANDBOX = "PodReadyToStartContainers"
 STARTING_SECONDS = 10.0  # longest time to mount volumes if none is missing
@@ -26,7 +27,10 @@ AGAIN_SECONDS = 60.0
 
 
 def agent_key(job_uid: str, settings: Settings) -> str:
-    """Returns the key that the agents of a job share with each other and the operator: 64 hex digits, always the same."""
+    """Returns the key that the operator and the agents of a job share: 64 hex digits.
+
+    The same job always has the same key.
+    """
     return hmac.new(settings.master_key, job_uid.encode(), hashlib.sha256).hexdigest()
 
 
@@ -86,7 +90,10 @@ def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
 
 
 def all_children(job: Job, settings: Settings) -> tuple[Object, ...]:
-    """Returns all children in order of dependency. Attempts of a new run are numbered above all earlier ones."""
+    """Returns all children in order of dependency.
+
+    Attempts of a new run are numbered above all earlier ones.
+    """
     floor = job.status.get("attempt", 0) + 1
     return secret(job, settings), service(job, settings), stateful_set(job, settings, floor)
 
@@ -107,9 +114,12 @@ def pods_of_previous_run(observed: Observed) -> tuple[Object, ...]:
 
 
 def orphaned_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
-    """Returns pods of this very job that have no owner: their StatefulSet was deleted with kubectl delete --cascade=orphan.
+    """Returns pods of this very job that have no owner.
 
-    No garbage collector deletes them. A job that is to run leaves them alone, because its next StatefulSet adopts them.
+    Their StatefulSet was deleted with kubectl delete --cascade=orphan.
+
+    No garbage collector deletes them. A job that is to run leaves them alone, because its next
+    StatefulSet adopts them.
     """
     return tuple(pod for pod in observed.pods if not pod["metadata"].get("ownerReferences") and _is_made_for(job, pod))
 
@@ -129,17 +139,23 @@ def _is_made_for(job: Job, pod: Object) -> bool:
     return any(entry.get("value") == job.uid for entry in env)
 
 
-def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings) -> tuple[Apply, ...]:
-    """Returns the children that somebody deleted or changed, as they should be. No repair restarts a running pod.
+def repairs(
+    job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings
+) -> tuple[Apply, ...]:
+    """Returns the children that somebody deleted or changed, as they should be.
 
-    No repair is tried while the API server rejects one. A training that runs needs none of them, so it continues without.
+    No repair restarts a running pod.
+
+    No repair is tried while the API server rejects one. A training that runs needs none of them, so
+    it continues without.
     """
     if observed.rejection or observed.refusal:
         return ()
     found = []
     if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
-        # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create it if missing. Never
-        # overwrite it: running pods may still use a key that was derived from an older master key.
+        # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
+        # it if missing. Never overwrite it: running pods may still use a key that was derived from
+        # an older master key.
         found.append(Apply(body=_for_create(secret(job, settings)), if_missing=True))
     if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
         found.append(Apply(body=service(job, settings)))
@@ -152,7 +168,10 @@ def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, 
 
 
 def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -> tuple[Nudge, ...]:
-    """Returns a nudge if pods of the StatefulSet have been missing for a while: it yields the reason, or wakes the controller."""
+    """Returns a nudge if pods of the StatefulSet have been missing for a while.
+
+    The nudge yields the reason, or wakes the controller.
+    """
     child = observed.stateful_set
     if child is None or len(pods) >= job.spec.replicas or observed.rejection or observed.refusal:
         return ()
@@ -163,9 +182,12 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
 
 
 def _repaired(job: Job, child: Object, settings: Settings) -> Object:
-    """Returns the StatefulSet as it should be, with the agent image of the running pods: a group has one agent version.
+    """Returns the StatefulSet as it should be, with the agent image of its running pods.
 
-    Fields that somebody has added and the operator does not write (a node selector where there was none) stay.
+    A group has one agent version.
+
+    Fields that somebody has added and the operator does not write (a node selector where there was
+    none) stay.
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
     body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1)
@@ -174,11 +196,12 @@ def _repaired(job: Job, child: Object, settings: Settings) -> Object:
 
 
 def _is_edited(child: Object) -> bool:
-    """Returns whether somebody else has changed the spec since the operator created it or last undid a change.
+    """Returns whether somebody has changed the spec since the operator last wrote it.
 
-    Generations are counted because specs can't be compared: the API server fills in defaults, an admission plugin may change
-    what is applied, and another version of the operator renders another template. None of these may lead to an apply at every
-    look. Undoing an edit raises the generation by one or leaves it.
+    Generations are counted because specs can't be compared: the API server fills in defaults, an
+    admission plugin may change what is applied, and another version of the operator renders another
+    template. None of these may lead to an apply at every look. Undoing an edit raises the
+    generation by one or leaves it.
     """
     undone = _annotation(child, names.ANNOTATION_REPAIRED)
     generation = child["metadata"].get("generation", 1)
@@ -198,15 +221,19 @@ def _live_agent_image(child: Object) -> str:
 def _for_create(child: Object) -> Object:
     """Returns `child` for a create, which has another field manager than our applies.
 
-    A later job of this name may apply its Secret before this one is garbage-collected. That apply can't remove an owner
-    reference of another manager, and an object with two controllers is rejected: so this owner is no controller.
+    A later job of this name may apply its Secret before this one is garbage-collected. That apply
+    can't remove an owner reference of another manager, and an object with two controllers is
+    rejected: so this owner is no controller.
     """
     owners = [owner | {"controller": False} for owner in child["metadata"]["ownerReferences"]]
     return child | {"metadata": child["metadata"] | {"ownerReferences": owners}}
 
 
 def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
-    """Returns whether a scheduled pod has started no container for some time, and a check of its volumes is due."""
+    """Returns whether a check of a pod's volumes is due.
+
+    The pod is on a node, and no container of it has started for some time.
+    """
     created = unix(pod["metadata"].get("creationTimestamp"))
     if created is None or not is_starting(pod):
         return False
@@ -215,17 +242,23 @@ def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
 
 
 def is_starting(pod: Object) -> bool:
-    """Returns whether a scheduled pod has started no container, and its volumes may not be mounted yet."""
+    """Returns whether a pod on a node has started no container and may still mount volumes."""
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    begun = any(set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers)
-    # The kubelet creates a pod's sandbox once its volumes are mounted. After that the pod waits for an image.
+    begun = any(
+        set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers
+    )
+    # The kubelet creates a pod's sandbox once its volumes are mounted. After that the pod waits for
+    # an image.
     mounted = any(c.get("type") == SANDBOX and c.get("status") == "True" for c in status.get("conditions") or ())
     return bool(spec.get("nodeName")) and "deletionTimestamp" not in metadata and not begun and not mounted
 
 
 def is_outdated(job: Job, child: Object) -> bool:
-    """Returns whether the StatefulSet was created from another spec. A spec can change only while the job is suspended."""
+    """Returns whether the StatefulSet was created from another spec.
+
+    A spec can change only while the job is suspended.
+    """
     applied = _applied_hash(child)
     return applied is not None and shape.shapes_differ(applied, job.spec_hash)
 
@@ -245,7 +278,7 @@ def find_conflict(job: Job, observed: Observed) -> Cause | None:
 
 
 def undecided_accelerator(job: Job) -> Cause | None:
-    """Returns the cause if the job must decide how to use its accelerators before children can be created.
+    """Returns the cause if the job must decide how to use its accelerators.
 
     A guess could train on a part of the machine, and nobody would notice.
     """
@@ -254,8 +287,8 @@ def undecided_accelerator(job: Job) -> Cause | None:
         return None
     return Cause(
         Reason.ACCELERATOR_UNDECIDED,
-        f"the trainer container requests {accelerator}: set spec.processesPerPod and spec.backend, which have defaults only "
-        f"for {' and '.join(GPUS)} (set spec.suspend to true first, or create a new job)",
+        f"the trainer container requests {accelerator}: set spec.processesPerPod and spec.backend, which have defaults "
+        f"only for {' and '.join(GPUS)} (set spec.suspend to true first, or create a new job)",
     )
 
 

@@ -1,4 +1,4 @@
-"""The conditions of a job's status (metav1.Condition): one object sets them, functions read them."""
+"""Conditions of a job's status (metav1.Condition): one object sets them, functions read them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ PHASES = (names.COMPLETE, names.FAILED, names.SUSPENDED, names.RESTARTING, names
 
 @dataclass(frozen=True)
 class Conditions:
-    """Sets conditions that are decided for one generation of the job, at one time. `plan` makes one per call."""
+    """Sets conditions that are decided for one generation of the job, at one time.
+
+    `plan` makes one per call.
+    """
 
     generation: int
     now: float
 
     def set(self, status: Object, kind: str, value: bool, reason: str, message: str) -> Object:
-        """Returns `status` with this condition set, and with phase and reason derived from all conditions.
+        """Returns `status` with this condition set, and with phase and reason derived from all
+        conditions.
 
         The transition time changes only when the status of the condition does.
         """

@@ -1,4 +1,4 @@
-"""How long a job may be active (activeDeadlineSeconds), and what is deleted after it has finished (cleanPodPolicy, TTL)."""
+"""The deadline of a job (activeDeadlineSeconds), and the cleanup after its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from dtj_core.plan.times import unix
 
 
 def until_deadline(spec: Spec, status: Object, now: float) -> float | None:
-    """Returns the seconds left of activeDeadlineSeconds, negative once it has passed; None if there is no limit."""
+    """Returns the seconds until activeDeadlineSeconds has passed; None if there is no limit.
+
+    The number is negative once the deadline has passed.
+    """
     limit, started = spec.active_deadline_seconds, unix(status.get("startTime"))
     return None if limit is None or started is None else started + limit - now
 
@@ -25,9 +28,10 @@ def deadline_exceeded(spec: Spec, status: Object, now: float) -> JobResult | Non
 
 
 def after_end(obj: Object, observed: Observed, now: float) -> Plan:
-    """Returns the cleanup of a finished job: its pods (cleanPodPolicy), and at last the job itself (TTL).
+    """Returns the cleanup of a finished job: its pods (cleanPodPolicy), then the job (TTL).
 
-    A finished job is never started again. Only these two fields of its spec are read: the rest may hold anything by now.
+    A finished job is never started again. Only these two fields of its spec are read: the rest may
+    hold anything by now.
     """
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj["status"]
     status = {**status, "observedGeneration": metadata.get("generation", 1)}
@@ -46,9 +50,16 @@ def keeps_pods(obj: Object) -> bool:
 
 
 def _clean_up(obj: Object, observed: Observed) -> tuple[Action, ...]:
-    """Deletes the StatefulSet, and so the pods, which hold GPUs. Service and Secret cost nothing and go with the job."""
+    """Deletes the StatefulSet, and so the pods, which hold GPUs.
+
+    Service and Secret cost nothing and go with the job.
+    """
     child = observed.stateful_set
-    if child is None or "deletionTimestamp" in child["metadata"] or (keeps_pods(obj) and not _has_new_pod(obj, observed)):
+    if (
+        child is None
+        or "deletionTimestamp" in child["metadata"]
+        or (keeps_pods(obj) and not _has_new_pod(obj, observed))
+    ):
         return ()
     if all(owner.get("uid") != obj["metadata"]["uid"] for owner in child["metadata"].get("ownerReferences") or ()):
         return ()

@@ -1,8 +1,8 @@
 """Kubernetes events for what has just become true, each sent once.
 
-The planner finds what is new by comparison with the stored status. Events are sent after the write of the status that they
-follow from, so that the next reconcile finds nothing new. Where status_throttle.py holds that write back, it holds the
-events back too.
+The planner finds what is new by comparison with the stored status. Events are sent after the write
+of the status that they follow from, so that the next reconcile finds nothing new. Where
+status_throttle.py holds that write back, it holds the events back too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Itera
 
 
 def events_for_agent(old: Object, report: Report | None) -> Iterator[Event]:
-    """Returns events for the agents' warnings that `old` does not mark as reported (mark_reported)."""
+    """Returns events for agents' warnings that `old` does not mark as reported (mark_reported)."""
     since = (old.get("agent") or {}).get("eventTime", 0.0)
     for event in _warnings(report):
         if event["time"] > since:
@@ -80,7 +80,10 @@ def mark_reported(status: Object, report: Report) -> Object:
 
 
 def _warnings(report: Report | None) -> list[Object]:
-    """Returns the agents' warnings. Other agent events help nobody who reads `kubectl describe`, and each costs a write."""
+    """Returns the agents' warnings.
+
+    Other agent events help nobody who reads `kubectl describe`, and each costs a write.
+    """
     events = report.events if report else ()
     return [event for event in events if event.get("type") == "Warning" and "time" in event and "reason" in event]
 

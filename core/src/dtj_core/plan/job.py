@@ -29,12 +29,18 @@ class Job:
 
     @classmethod
     def from_object(cls, obj: Object) -> Job:
-        """Returns a stored job. Raises api.InvalidJob if it breaks a rule, because another version of the CRD admitted it."""
+        """Returns a stored job.
+
+        Raises api.InvalidJob if it breaks a rule, because another version of the CRD admitted it.
+        """
         return cls._build(obj, api.read(obj).spec)
 
     @classmethod
     def salvage(cls, obj: Object, unreadable: str) -> Job:
-        """Returns a stored job without the unreadable part of its spec: enough to follow the job, not to create its pods."""
+        """Returns a stored job without the unreadable part of its spec.
+
+        The result is enough to follow the job, and not enough to create its pods.
+        """
         return cls._build(obj, api.salvage(obj), unreadable)
 
     @classmethod
@@ -53,7 +59,10 @@ class Job:
 
     @cached_property
     def spec_hash(self) -> str:
-        """Digests of the part of the spec that shapes pods (shape.py). Every version of the operator reads them alike."""
+        """Digests of the part of the spec that shapes pods (shape.py).
+
+        Every version of the operator reads them alike.
+        """
         return shape.spec_shape(self.stored_spec)
 
     @property

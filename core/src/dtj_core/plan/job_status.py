@@ -1,9 +1,10 @@
-"""What the stored status remembers from earlier reconciles, and how it is reset between two runs of the pods.
+"""Facts that the stored status remembers, and their reset between two runs of the pods.
 
-Control flow follows from observed objects and from fields of the status, not from reasons of conditions. Two facts are
-exceptions: no object shows them any more when they are needed, and no field of the status holds them. `is_stop_announced`
-and `has_children` read them from the reason of condition Running. A third one, why a pod was lost, is read by
-running.py from condition Restarting. To end these exceptions, add fields to the status.
+Control flow follows from observed objects and from fields of the status, not from reasons of
+conditions. Two facts are exceptions: no object shows them any more when they are needed, and no
+field of the status holds them. `is_stop_announced` and `has_children` read them from the reason of
+condition Running. A third one, why a pod was lost, is read by running.py from condition Restarting.
+To end these exceptions, add fields to the status.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ def has_started(status: Object) -> bool:
 
 
 def is_stop_announced(status: Object) -> bool:
-    """Returns whether the operator announced that it deletes the pods, or has deleted them, and has not created new ones.
+    """Returns whether the operator has announced, or executed, the deletion of the pods.
 
-    A missing StatefulSet is no proof: somebody else may have deleted it, and then the clock of the deadline keeps running.
+    The announcement stays until new pods are created.
+
+    A missing StatefulSet is no proof: somebody else may have deleted it, and then the clock of the
+    deadline keeps running.
     """
     return condition_reason(status, names.RUNNING) == Reason.JOB_SUSPENDED
 
@@ -38,7 +42,7 @@ def has_children(status: Object) -> bool:
 
 
 def reset_between_runs(status: Object, job: Job, now: float) -> Object:
-    """Returns `status` with the clock of the deadline stopped, and without what the agents remembered."""
+    """Returns `status` with the deadline's clock stopped, and without the agents' memory."""
     active = active_seconds(status, now)
     status = {key: value for key, value in status.items() if key not in ("startTime", "agent")}
     if active:

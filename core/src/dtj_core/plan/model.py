@@ -1,26 +1,32 @@
 """The planner's input and output: what a reconcile observes, and the plan that it executes.
 
-`plan(job, observed, now, settings)` in plan.py compares the state that a DistributedTrainingJob asks for with the state
-that was observed, and returns the actions that bring the second closer to the first. `now` is Unix seconds; everything else
-is of the types below. The planner does no I/O and reads no clock. Its callers are the operator (dtj_operator.controller),
-which executes plans on a Kubernetes API server, and `dtj run` (dtj.local), which executes them on one machine. The planner
+`plan(job, observed, now, settings)` in plan.py compares the state that a DistributedTrainingJob
+asks for with the state that was observed, and returns the actions that bring the second closer to
+the first. `now` is Unix seconds; everything else is of the types below. The planner does no I/O and
+reads no clock. Its callers are the operator (dtj_operator.controller), which executes plans on a
+Kubernetes API server, and `dtj run` (dtj.local), which executes them on one machine. The planner
 can't distinguish them.
 
-Planning is level-based: a plan follows from the objects as they are, never from the event that triggered the reconcile. For
-example, the planner is not informed that a pod was deleted; it observes that the pod is missing. A reconcile may therefore
-run at any time, for any reason and any number of times, and a caller may drop and merge events.
+Planning is level-based: a plan follows from the objects as they are, never from the event that
+triggered the reconcile. For example, the planner is not informed that a pod was deleted; it
+observes that the pod is missing. A reconcile may therefore run at any time, for any reason and any
+number of times, and a caller may drop and merge events.
 
 The planner relies on its caller to:
 
-1. Observe the job as stored, including its status, and every object that bears the name of a child, whoever owns it.
-2. Execute a plan in its order: actions, then the status if it differs from the stored one, then events. On the first error,
-   stop, observe and plan again. Execution may have been interrupted before, so any step may run twice; each is idempotent.
+1. Observe the job as stored, including its status, and every object that bears the name of a child,
+   whoever owns it.
+2. Execute a plan in its order: actions, then the status if it differs from the stored one, then
+   events. On the first error, stop, observe and plan again. Execution may have been interrupted
+   before, so any step may run twice; each is idempotent.
 3. Reconcile again after `requeue_after` seconds, and whenever the job, a child or a pod changes.
-4. Plan again at once when the API server rejects a child: with `rejection` set if its validation calls the child invalid,
-   or with `refusal` set for any other answer (a quota, an admission plugin, a missing right). Keep either set for a bounded
-   time, so that the same request is not sent at every reconcile and is sent again at last.
+4. Plan again at once when the API server rejects a child: with `rejection` set if its validation
+   calls the child invalid, or with `refusal` set for any other answer (a quota, an admission
+   plugin, a missing right). Keep either set for a bounded time, so that the same request is not
+   sent at every reconcile and is sent again at last.
 
-Objects are plain dicts as the API server returns them. Typed models would drop fields of a user's pod template.
+Objects are plain dicts as the API server returns them. Typed models would drop fields of a user's
+pod template.
 """
 
 from __future__ import annotations
@@ -37,20 +43,27 @@ SILENT_POLL_SECONDS = 60.0  # longest pause between two requests to an agent tha
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The children as they are now. `None` and `()` mean that the caller looked and found nothing."""
+    """The children as they are now.
+
+    `None` and `()` mean that the caller looked and found nothing.
+    """
 
     stateful_set: Object | None = None
     service: Object | None = None
     pods: tuple[Object, ...] = ()
     """All pods with the label names.LABEL_JOB of this job, including terminating ones."""
     agent: Object | None = None
-    """`/status` of the agent of pod 0 (docs/reference/contract.md); None if the agent did not answer."""
+    """`/status` of the agent of pod 0 (docs/reference/contract.md); None if the agent did not
+    answer."""
     agent_silent_seconds: float = 0.0
-    """How long the agent of the present pod 0 has left every request unanswered; 0 after an answer, or without a pod 0."""
+    """How long the agent of the present pod 0 has left every request unanswered; 0 after an answer,
+    or without a pod 0."""
     rejection: str | None = None
-    """Message of the API server when it called a child of this generation invalid. Fails a job that has never run."""
+    """Message of the API server when it called a child of this generation invalid. Fails a job that
+    has never run."""
     refusal: str | None = None
-    """Message of the API server when it refused a child for another reason (a quota), which may pass. Fails no job."""
+    """Message of the API server when it refused a child for another reason (a quota), which may
+    pass. Fails no job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +77,10 @@ class Apply:
 
 @dataclass(frozen=True, kw_only=True)
 class Delete:
-    """Delete an object if it still has this uid, and its dependents in the background. Not found is success."""
+    """Delete an object if it still has this uid, and its dependents in the background.
+
+    Not found is success.
+    """
 
     kind: Literal["StatefulSet", "Pod", "Service", "Secret", "DistributedTrainingJob"]
     name: str
@@ -74,10 +90,11 @@ class Delete:
 
 @dataclass(frozen=True, kw_only=True)
 class Nudge:
-    """Check by a dry run that the API server admits a pod of this StatefulSet; if so, wake the StatefulSet's controller.
+    """Wake the controller of a StatefulSet if the API server admits a pod of it in a dry run.
 
-    The controller of a StatefulSet whose pods were rejected retries after up to 1,000 s, and nothing else wakes it. Writing
-    an annotation is an event that does. If the dry run is rejected, so is this action.
+    The controller of a StatefulSet whose pods were rejected retries after up to 1,000 s, and
+    nothing else wakes it. Writing an annotation is an event that does. If the dry run is rejected,
+    so is this action.
     """
 
     stateful_set: Object
@@ -100,42 +117,53 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Actions in order, then one status write if `status` differs from the job's own, then events."""
+    """Actions in order, then one status write if `status` differs from the job's, then events."""
 
     actions: tuple[Action, ...] = ()
     status: Object = field(default_factory=dict)
-    """The whole status that the job should have. A field that is missing here is removed from the stored status. If nothing
-    is to be written, it equals the stored status."""
+    """The whole status that the job should have. A field that is missing here is removed from the
+    stored status. If nothing is to be written, it equals the stored status."""
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
-    """Seconds until the next reconcile at the latest. 0: as soon as this plan is executed. None: wait for an event."""
+    """Seconds until the next reconcile at the latest. 0: as soon as this plan is executed. None:
+    wait for an event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the operator's own installation decides about children. Part of the planner's input, not a global."""
+    """What the operator's own installation decides about children.
+
+    Part of the planner's input, not a global.
+    """
 
     agent_image: str
-    """Image from which the init container copies /dtj/agent.pyz into the pod (the operator's own image)."""
+    """Image from which the init container copies /dtj/agent.pyz into the pod (the operator's own
+    image)."""
     master_key: bytes = field(repr=False)
-    """The job's agent secret is HMAC-SHA256(master_key, job uid): derived when needed, so no Secret has to be read."""
+    """The job's agent secret is HMAC-SHA256(master_key, job uid): derived when needed, so no Secret
+    has to be read."""
     previous_master_key: bytes | None = field(default=None, repr=False)
-    """The master key before it was replaced. The agents of jobs that were started with it know no other."""
+    """The master key before it was replaced. The agents of jobs that were started with it know no
+    other."""
     image_pull_policy: str | None = None
     agent_resources: Mapping[str, str] = field(default_factory=lambda: {"cpu": "100m", "memory": "64Mi"})
-    """Requests and limits of the init container that installs the agent. Both are equal, so that a Guaranteed pod stays
-    Guaranteed."""
+    """Requests and limits of the init container that installs the agent. Both are equal, so that a
+    Guaranteed pod stays Guaranteed."""
     pod_user: Literal["fixed", "cluster"] = "fixed"
-    """User and group of pods that name none: ours, or the ones that the namespace's admission chooses (OpenShift)."""
+    """User and group of pods that name none: ours, or the ones that the namespace's admission
+    chooses (OpenShift)."""
     agent_port: int = names.AGENT_PORT
     listen_host: str = "0.0.0.0"
     """Address that the agents bind to; "[::]" where pods have only IPv6 addresses."""
     progress_write_seconds: float = 30.0
     """Shortest pause between two status writes that change only progress."""
     status_poll_seconds: float = 2.0
-    """Pause between two requests for the agent's /status while the job is active and the agent answers."""
+    """Pause between two requests for the agent's /status while the job is active and the agent
+    answers."""
 
     def poll_seconds(self, silent: float) -> float:
-        """Returns the pause before the next request to an agent that has been silent for `silent` seconds: half of it,
-        within bounds."""
+        """Returns the pause before the next request to an agent, by how long it has been `silent`.
+
+        The pause is half of `silent`, within bounds.
+        """
         return min(max(self.status_poll_seconds, silent / 2), SILENT_POLL_SECONDS)

@@ -1,4 +1,7 @@
-"""How the job ended, as its agents report: in a termination message, which outlives the agent, or in `/status`."""
+"""The end of a job, as its agents report it in a termination message or in `/status`.
+
+A termination message outlives its agent.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +36,26 @@ def find_outcome(job: Job, observed: Observed, memory: Object) -> JobResult | No
 
     `memory`: what the agents were last known to remember (`status.agent`).
     """
-    candidates = [_parse_json(text) for pod in observed.pods for text in _termination_messages(pod, job.trainer_container)]
+    candidates = [
+        _parse_json(text) for pod in observed.pods for text in _termination_messages(pod, job.trainer_container)
+    ]
     candidates.append((observed.agent or {}).get("outcome"))
-    valid = [raw for raw in candidates if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid]
-    results = [result for raw in valid if not _is_superseded(raw, memory) and (result := _parse_outcome(raw)) is not None]
+    valid = [
+        raw for raw in candidates if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid
+    ]
+    results = [
+        result for raw in valid if not _is_superseded(raw, memory) and (result := _parse_outcome(raw)) is not None
+    ]
     return max(results, key=_attempt, default=None)
 
 
 def _is_superseded(raw: Object, memory: Object) -> bool:
     """Returns whether the agents have begun a later attempt since this outcome.
 
-    A pod 0 that was replaced and lives on may report how the job ended without it. Numbers are compared within one memory:
-    agents that have all lost theirs begin at the first attempt again. Where those agents crash before it, they report an end
-    without a start time, and nobody else would report one. A pod 0 that waits alone can end the job by RendezvousTimeout
-    only.
+    A pod 0 that was replaced and lives on may report how the job ended without it. Numbers are
+    compared within one memory: agents that have all lost theirs begin at the first attempt again.
+    Where those agents crash before it, they report an end without a start time, and nobody else
+    would report one. A pod 0 that waits alone can end the job by RendezvousTimeout only.
     """
     report, begun = report_from_outcome(raw), memory.get("startTime")
     alone = report.start_time is None and raw.get("reason") == Reason.RENDEZVOUS_TIMEOUT
@@ -73,8 +82,8 @@ def _parse_outcome(raw: Object) -> JobResult | None:
 
 
 def _termination_messages(pod: Object, container: str) -> list[str]:
-    # Anybody may give a pod our labels, so only pods of a StatefulSet count. Any StatefulSet: an earlier one may have been
-    # deleted after the end.
+    # Anybody may give a pod our labels, so only pods of a StatefulSet count. Any StatefulSet: an
+    # earlier one may have been deleted after the end.
     if all(owner.get("kind") != "StatefulSet" for owner in pod["metadata"].get("ownerReferences") or ()):
         return []
     found = []

@@ -1,8 +1,9 @@
-"""What to do about a job: the table of contents of all policies, in order of precedence.
+"""The decision about a job: the table of contents of all policies, in order of precedence.
 
     plan(job, observed, now, settings) -> Plan
 
-Pure, and without memory: the same arguments give the same plan, whatever was done before and however often.
+Pure, and without memory: the same arguments give the same plan, whatever was done before and
+however often.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
 def _find_result(
     job: Job, observed: Observed, group: tuple[Object, ...], status: Object, report: Report | None, now: float
 ) -> JobResult | None:
-    """Returns how the job ended, if it has. What its agents report takes precedence over what we conclude."""
+    """Returns how the job ended, if it has.
+
+    What its agents report takes precedence over what we conclude.
+    """
     result = outcome.find_outcome(job, observed, status.get("agent") or {})
     if result is None and observed.rejection is not None and not _has_ever_run(job, observed):
         result = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
@@ -106,7 +110,7 @@ def _end(obj: Object, status: Object, result: JobResult, conditions: Conditions)
 
 
 def _merge_report(status: Object, report: Report | None, now: float) -> Object:
-    """Returns `status` with everything in the agents' report that only adds up: counters, histories, progress."""
+    """Returns `status` with what only adds up in the report: counters, histories, progress."""
     if report is None:
         return status
     return progress.merge(events.mark_reported(restarts.merge(status, report), report), report, now)
@@ -124,7 +128,8 @@ def _active(
 ) -> Plan:
     """Reconciles a job that is to run: its children first, then the state of the group in them.
 
-    `group`: the pods of the present StatefulSet. `hint`: what a person must do about a pod that can't be replaced.
+    `group`: the pods of the present StatefulSet. `hint`: what a person must do about a pod that
+    can't be replaced.
     """
     if not children.has_stateful_set(job, observed):
         return _without_stateful_set(job, observed, status, conditions, settings, hint)
@@ -155,7 +160,8 @@ def _active(
 
 def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings: Settings) -> float | None:
     if group and pods.is_running(group[0], job.trainer_container):
-        # The agent answers, or will soon. No event reports that its answer has changed: it must be polled.
+        # The agent answers, or will soon. No event reports that its answer has changed: it must be
+        # polled.
         return settings.poll_seconds(observed.agent_silent_seconds)
     # No event reports that a pod can't mount its Secret.
     if any(children.is_starting(pod) for pod in group):
@@ -199,7 +205,9 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
 
 
 def _wait_for_admission(job: Job, status: Object, refusal: str, conditions: Conditions) -> Plan:
-    """Reports in a condition why the API server rejects a child for now. The caller retries at growing intervals.
+    """Reports in a condition why the API server rejects a child for now.
+
+    The caller retries at growing intervals.
 
     The clock of the job runs meanwhile, so its deadline bounds the wait.
     """
@@ -209,7 +217,10 @@ def _wait_for_admission(job: Job, status: Object, refusal: str, conditions: Cond
 
 
 def _wait_for_matching_operator(job: Job, status: Object, conditions: Conditions) -> Plan:
-    """Creates no pods, because this version can't read the spec. A version that can creates them."""
+    """Creates no pods, because this version can't read the spec.
+
+    A version that can creates them.
+    """
     message = "pods can't be created: " + skew.describe(job)
     status = _set_not_created(job, status, Reason.INVALID_SPEC, message, conditions)
     return Plan(status=status, events=events.events_for_change(job, status, None))
@@ -237,7 +248,8 @@ def _wait_for(job: Job, status: Object, cause: pods.Cause, conditions: Condition
 def _mark_active(status: Object, conditions: Conditions) -> Object:
     """Returns `status` with the clock running and Suspended false.
 
-    Also called while the children exist: an earlier reconcile may have created them and not written the status.
+    Also called while the children exist: an earlier reconcile may have created them and not written
+    the status.
     """
     if is_true(status, names.SUSPENDED):
         status = conditions.set(status, names.SUSPENDED, False, Reason.JOB_RESUMED, "spec.suspend is false")
@@ -245,5 +257,8 @@ def _mark_active(status: Object, conditions: Conditions) -> Object:
 
 
 def _has_ever_run(job: Job, observed: Observed) -> bool:
-    """Returns whether the API server has admitted this template before: pods exist, or agents have begun an attempt."""
+    """Returns whether the API server has admitted this template before.
+
+    The proof: pods exist, or agents have begun an attempt.
+    """
     return children.has_stateful_set(job, observed) or bool(job.status.get("attempt"))

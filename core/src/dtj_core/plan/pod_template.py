@@ -1,7 +1,8 @@
-"""The pod template of a job: the user's own, with the agent, its environment and careful defaults added.
+"""The pod template of a job: the user's own plus the agent, its environment and defaults.
 
-Every field that the user wrote is kept, and a default fills in only a field that is missing. The rules of dtj_core.api have
-already rejected conflicts, such as a user's volume that is named like one of ours.
+Every field that the user wrote is kept, and a default fills in only a field that is missing. The
+rules of dtj_core.api have already rejected conflicts, such as a user's volume that is named like
+one of ours.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ def _tolerations(given: list[Object]) -> list[Object]:
 
 
 def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt_floor: int) -> None:
-    """Completes the trainer container: the agent is its first process, and the user's command is the agent's argument."""
+    """Completes the trainer container.
+
+    The agent is its first process, and the user's command is the agent's argument.
+    """
     if job.spec.image:
         trainer["image"] = job.spec.image
     trainer["command"] = ["python3", names.AGENT_PATH, "--", *job.spec.command]
@@ -110,7 +114,10 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
     ]
     ports = trainer.setdefault("ports", []) or []
     if all(port.get("containerPort") != settings.agent_port for port in ports):
-        trainer["ports"] = [*ports, {"name": names.AGENT_PORT_NAME, "containerPort": settings.agent_port, "protocol": "TCP"}]
+        trainer["ports"] = [
+            *ports,
+            {"name": names.AGENT_PORT_NAME, "containerPort": settings.agent_port, "protocol": "TCP"},
+        ]
     mounts = [
         {"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR, "readOnly": True},
         {"name": names.VOLUME_STATE, "mountPath": names.STATE_DIR},
@@ -123,7 +130,10 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
 
 
 def _scratch(trainer: Object) -> dict[str, str]:
-    """Returns path by volume for the directories that a script expects to be writable, unless the user mounts them."""
+    """Returns path by volume for the directories that a script expects to be writable.
+
+    A path at which the user mounts a volume is left out.
+    """
     taken = {mount.get("mountPath", "").rstrip("/") for mount in trainer.get("volumeMounts") or ()}
     wanted = {names.VOLUME_TMP: "/tmp", names.VOLUME_SHM: "/dev/shm"}  # noqa: S108 (emptyDirs of the pod)
     return {volume: path for volume, path in wanted.items() if path not in taken}
@@ -136,7 +146,8 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         {"name": names.VOLUME_STATE, "emptyDir": {}},
         {"name": names.VOLUME_SECRET, "secret": {"secretName": job.secret_name, "defaultMode": 0o440}},
         {"name": names.VOLUME_TMP, "emptyDir": {}},
-        # The default of 64 MiB starves data loaders and NCCL. This volume counts against the container's memory limit.
+        # The default of 64 MiB starves data loaders and NCCL. This volume counts against the
+        # container's memory limit.
         {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}},
     ]
     if job.spec.checkpoint:
@@ -154,7 +165,7 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
 
 
 def _agent_installer(settings: Settings) -> Object:
-    """Returns the init container that installs the agent into the pod, whatever the trainer's image is."""
+    """Returns the init container that installs the agent, whatever the trainer's image is."""
     installer: Object = {
         "name": names.INIT_CONTAINER,
         "image": settings.agent_image,

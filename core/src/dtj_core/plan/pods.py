@@ -1,4 +1,4 @@
-"""Why a pod does not run, why a pod was lost, and when the agent of a pod will never start."""
+"""Reasons why a pod does not run or was lost, and pods that will never start their agent."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def refused_message(refusal: str) -> str:
 
 
 def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
-    """Returns why a pod that ran no longer exists, or is terminating; None if all pods are in place."""
+    """Returns why a pod that ran is gone or terminating; None if all pods are in place."""
     present = {ordinal(pod) for pod in pods}
     for pod in pods:
         name, status = pod["metadata"]["name"], pod.get("status") or {}
@@ -109,7 +109,7 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
 
 
 def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | None:
-    """Returns the failure of a job whose pod can't start its agent, so that no agent can report it."""
+    """Returns the failure of a job whose pod can't start its agent: no agent can report it."""
     for pod in pods:
         for status in _starting(pod, job.trainer_container):
             ended = _last_failure(status)
@@ -125,12 +125,16 @@ def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | N
             limit = allowed if job.status.get("attempt") else min(START_CRASHES, allowed)
             if crashes > limit and _is_backing_off(status) and _run_seconds(ended) < START_SECONDS:
                 how = f"exit code {ended.get('exitCode')}" + (f", {ended['reason']}" if ended.get("reason") else "")
-                message = f"{name} crashed {crashes} times during startup ({how}): {detail or 'see kubectl logs --previous'}"
+                message = (
+                    f"{name} crashed {crashes} times during startup ({how}): {detail or 'see kubectl logs --previous'}"
+                )
                 return _unstartable_result(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now, crashes)
     return None
 
 
-def _unstartable_result(reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0) -> JobResult:
+def _unstartable_result(
+    reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0
+) -> JobResult:
     why = Reason.OOM_KILLED if ended.get("reason") == "OOMKilled" else Reason.AGENT_CRASHED
     failure: Object = {
         "ordinal": ordinal(pod),
@@ -175,7 +179,7 @@ def _why_waiting(pod: Object, container: str) -> Cause | None:
 
 
 def _starting(pod: Object, container: str) -> list[Object]:
-    """Returns the statuses of the containers that the agent needs to run: not those of the user's sidecars."""
+    """Returns the statuses of the containers that the agent needs, so not of the user's sidecars."""
     return [*((pod.get("status") or {}).get("initContainerStatuses") or ()), _status(pod, container)]
 
 
@@ -189,7 +193,9 @@ def _condition(pod: Object, kind: str) -> Object:
 
 
 def _is_on_silent_node(pod: Object) -> bool:
-    """Returns whether the node controller, and nothing else, has set Ready to False: it does so after 40 s without a report.
+    """Returns whether the node controller, and nothing else, has set Ready to False.
+
+    The controller does so when a node has not reported for 40 s.
 
     A kubelet sets ContainersReady to False along with Ready, and a readiness gate gives a reason.
     """

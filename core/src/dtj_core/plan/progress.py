@@ -1,4 +1,4 @@
-"""How far the training is, how fast, and which share of the time was productive."""
+"""Progress and speed of the training, and the share of the time that was productive."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ def active_seconds(status: Object, now: float) -> float:
 
 
 def with_goodput(status: Object, now: float) -> Object:
-    """Returns `status` with goodput: the share of the active time spent on steps that were not lost later.
+    """Returns `status` with goodput: the share of active time spent on steps not lost later.
 
     Goodput is unknown while the script reports nothing.
     """
     active = active_seconds(status, now)
-    silent = not status.get("productiveSeconds") and not status.get("checkpoint") and "step" not in (status.get("progress") or {})
+    silent = (
+        not status.get("productiveSeconds")
+        and not status.get("checkpoint")
+        and "step" not in (status.get("progress") or {})
+    )
     if active <= 0 or silent or "productiveSeconds" not in status:
         return status
     return {**status, "goodput": round(min(1.0, status["productiveSeconds"] / active), 4)}
@@ -39,7 +43,8 @@ def with_goodput(status: Object, now: float) -> Object:
 
 def _progress(before: Object, report: Object) -> Object:
     step, total = report.get("step"), report.get("totalSteps")
-    # An attempt that resumes at the last step has nothing left to do and reports no loss. Keep the loss of that step.
+    # An attempt that resumes at the last step has nothing left to do and reports no loss. Keep the
+    # loss of that step.
     same = before if step is not None and step == before.get("step") else {}
     progress = {k: same[k] for k in ("loss", "samplesPerSecond", "metrics") if k in same} | report
     speed = _speed(before, report)
@@ -55,7 +60,10 @@ def _progress(before: Object, report: Object) -> Object:
 
 
 def _speed(before: Object, report: Object) -> float | None:
-    """Returns the steps per second since the last written report; the old speed where that is unknown (a restart)."""
+    """Returns the steps per second since the last written report.
+
+    The old speed stands where the new one is unknown (a restart).
+    """
     then, now = unix(before.get("time")), unix(report.get("time"))
     old: float | None = before.get("stepsPerSecond")
     if then is None or now is None or "step" not in before or "step" not in report:

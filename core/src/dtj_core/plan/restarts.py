@@ -1,8 +1,8 @@
-"""Adds the agents' attempts, restarts, failures and recoveries to those that the status already has.
+"""Adds the agents' attempts, restarts, failures and recoveries to those of the status.
 
-The agents keep their history through every restart, and lose it only with the last of their pods (a suspension, a lost
-cluster). So the status keeps sums of its own and, in `status.agent`, what the agents last reported: only the difference is
-added. No counter ever decreases.
+The agents keep their history through every restart, and lose it only with the last of their pods (a
+suspension, a lost cluster). So the status keeps sums of its own and, in `status.agent`, what the
+agents last reported: only the difference is added. No counter ever decreases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def merge(status: Object, report: Report) -> Object:
     seen: Object = status.get("agent") or {}
     sums: Object = status.get("restarts") or {}
     counters = {
-        name: sums.get(name, 0) + growth(report, seen, report.restarts.get(name, 0), seen.get(name, 0)) for name in COUNTERS
+        name: sums.get(name, 0) + growth(report, seen, report.restarts.get(name, 0), seen.get(name, 0))
+        for name in COUNTERS
     }
     productive = growth(report, seen, report.productive_seconds, seen.get("productiveSeconds", 0.0))
     merged = {
@@ -45,7 +46,8 @@ def growth(report: Report, seen: Object, reported: float, before: float) -> floa
     if report.start_time is not None and report.start_time != seen.get("startTime", report.start_time):
         return reported  # another memory, which began at 0
     if report.start_time is None and reported < before:
-        # An outcome does not name the memory that it is from, but a smaller counter is from a newer one.
+        # An outcome does not name the memory that it is from, but a smaller counter is from a newer
+        # one.
         return reported
     return max(0, reported - before)
 
@@ -56,7 +58,10 @@ def merge_failures(known: list[Object], new: tuple[Object, ...]) -> list[Object]
 
 
 def with_evidence(status: Object, failures: tuple[Object, ...], crashes: int) -> Object:
-    """Returns `status` with the evidence of the pods where no agent could report: at least `crashes` restarts in place."""
+    """Returns `status` with the evidence of the pods where no agent could report.
+
+    Restarts in place become at least `crashes`.
+    """
     sums = dict.fromkeys(COUNTERS, 0) | (status.get("restarts") or {})
     sums |= {name: max(sums[name], crashes) for name in ("inPlace", "counted")}
     sums["total"] = sums["inPlace"] + sums["pod"]
@@ -68,7 +73,8 @@ def _seen(seen: Object, report: Report) -> Object:
     if report.start_time is None:
         return seen
     same = seen.get("startTime") == report.start_time
-    # A stale answer, overtaken by a newer one, must not lower what was seen: the difference would count twice.
+    # A stale answer, overtaken by a newer one, must not lower what was seen: the difference would
+    # count twice.
     floor = seen if same else {}
     new: Object = {name: max(report.restarts.get(name, 0), floor.get(name, 0)) for name in COUNTERS}
     new["attempt"] = max(report.attempt, floor.get("attempt", 0))
@@ -78,6 +84,9 @@ def _seen(seen: Object, report: Report) -> Object:
 
 
 def _union(known: list[Object], new: tuple[Object, ...], key: tuple[str, ...]) -> list[Object]:
-    """Returns both lists merged by `key`, in order of attempt and time. The newer one of two equal keys wins: it knows more."""
+    """Returns both lists merged by `key`, in order of attempt and time.
+
+    The newer one of two equal keys wins: it knows more.
+    """
     by_key = {tuple(item.get(name) for name in key): item for item in (*known, *new)}
     return sorted(by_key.values(), key=lambda item: (item.get("attempt", 0), str(item.get("time", ""))))

@@ -1,4 +1,4 @@
-"""Whether the group runs, restarts or has not started yet, and why: conditions Running and Restarting."""
+"""The phase of the group and its reason: conditions Running and Restarting."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NO_ANSWER_YET = (
 )
 UNREACHABLE_SECONDS = 60.0
 UNREACHABLE = (
-    "all pods are running, but the agent of pod 0 has not answered the operator for a minute or more, so the state of the "
-    "group is unknown: check the log of pod 0, and whether a NetworkPolicy blocks the operator from "
+    "all pods are running, but the agent of pod 0 has not answered the operator for a minute or more, so the state of "
+    "the group is unknown: check the log of pod 0, and whether a NetworkPolicy blocks the operator from "
     f"port {names.AGENT_PORT}"
 )
 NOW = "; now "  # between why the group does not run and what it waits for
@@ -46,14 +46,22 @@ def group_phase(
     silent_seconds: float = 0.0,
     refusal: str | None = None,
 ) -> GroupPhase | None:
-    """Returns the phase of the group; None if nothing new is known, because its agent did not answer just now.
+    """Returns the phase of the group; None if nothing new is known.
+
+    Nothing new is known while its agent does not answer.
 
     `refusal`: the API server's message where it refuses a child.
     """
     if report is not None and report.phase == "Running":
-        message = f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
+        message = (
+            f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
+        )
         return GroupPhase(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
-    if report is not None and report.phase not in ("Rendezvous", "Stopping") and find_condition(job.status, names.RUNNING):
+    if (
+        report is not None
+        and report.phase not in ("Rendezvous", "Stopping")
+        and find_condition(job.status, names.RUNNING)
+    ):
         return None  # Finished: the outcome comes with the report, or with the termination message
     blocked = why_not_running(pods, job, refusal)
     if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
@@ -79,13 +87,15 @@ def add_wait(phase: GroupPhase, wait: str) -> GroupPhase:
 
 
 def _unreachable(job: Job) -> GroupPhase:
-    """Returns the phase that is stored, with another reason: the training may well continue unobserved."""
+    """Returns the stored phase with another reason: training may well continue unobserved."""
     running, restarting = (is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
     return GroupPhase(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
 
 
-def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:
-    """Returns why the group does not run at the moment: why a pod was lost, or what the agents report."""
+def _why_restarting(
+    job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None
+) -> Cause:
+    """Returns why the group does not run: why a pod was lost, or what the agents report."""
     reported = report.phase_reason if report is not None else ""
     remembered = _remembered_loss(job.status)
     if remembered is not None and (not reported or reported in LOST):
@@ -101,10 +111,10 @@ def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: 
 
 
 def _remembered_loss(status: Object) -> Cause | None:
-    """Returns why a pod was lost, as condition Restarting reported it; None where that is not known in detail.
+    """Returns why a pod was lost, as condition Restarting reported it; None without details.
 
-    The pod that showed the reason has been replaced by now, and the status has no field for it. So the reason and the
-    message are read back from the condition.
+    The pod that showed the reason has been replaced by now, and the status has no field for it. So
+    the reason and the message are read back from the condition.
     """
     old = find_condition(status, names.RESTARTING) or {}
     if old.get("status") != "True" or old.get("reason") not in LOST - {Reason.POD_LOST}:
@@ -113,7 +123,10 @@ def _remembered_loss(status: Object) -> Cause | None:
 
 
 def set_conditions(status: Object, phase: GroupPhase, conditions: Conditions) -> Object:
-    """Returns `status` with conditions Running and Restarting. Restarting is set once the group has restarted."""
+    """Returns `status` with conditions Running and Restarting.
+
+    Restarting is set once the group has restarted.
+    """
     restarting = phase.restarting or find_condition(status, names.RESTARTING) is not None
     for kind, value in ((names.RESTARTING, phase.restarting), (names.RUNNING, phase.running)):
         if kind == names.RUNNING or restarting:

@@ -1,11 +1,13 @@
-"""The shape of a spec: the part of it that shapes pods, in a form that all versions of operator and CRD read alike.
+"""The shape of a spec: the part that shapes pods, as all versions read it alike.
 
-A running job must survive an upgrade and a rollback of operator and CRD. So a shape is computed from the spec as stored, not
-from this version's models, and holds one digest per field. Two versions compare the fields that both know.
+A running job must survive an upgrade and a rollback of operator and CRD. So a shape is computed
+from the spec as stored, not from this version's models, and holds one digest per field. Two
+versions compare the fields that both know.
 
-FIELDS is frozen: an entry keeps its default for the life of v1alpha1, whatever the CRD's default becomes. A missing field
-equals one that has the default of the table, because the API server fills in a default that its CRD gained after the job was
-stored. Whoever adds a field to the API adds it here with its first default.
+FIELDS is frozen: an entry keeps its default for the life of v1alpha1, whatever the CRD's default
+becomes. A missing field equals one that has the default of the table, because the API server fills
+in a default that its CRD gained after the job was stored. Whoever adds a field to the API adds it
+here with its first default.
 """
 
 from __future__ import annotations
@@ -69,5 +71,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _fields(shape: str) -> dict[str, str]:
-    """Returns digest by field; {} for text without fields, such as the single digest of an operator before 0.2."""
+    """Returns digest by field.
+
+    Text without fields, such as the single digest of an operator before 0.2, has none to compare.
+    """
     return dict(part.split("=", 1) for part in shape.split(",") if "=" in part)

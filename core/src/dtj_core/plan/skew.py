@@ -1,8 +1,9 @@
-"""Follows a job whose spec this version of the operator can't read, because the CRD that admitted the job has another version.
+"""Follows a job whose spec this version can't read, because another CRD version admitted it.
 
-An upgrade or a rollback of operator, chart or CRD neither fails nor restarts a job. The pods of such a job are left alone.
-Its agents, its outcome, a suspension and its deadline are still followed, and condition Stalled names what can't be read.
-An operator that can read the spec takes the job over.
+An upgrade or a rollback of operator, chart or CRD neither fails nor restarts a job. The pods of
+such a job are left alone. Its agents, its outcome, a suspension and its deadline are still
+followed, and condition Stalled names what can't be read. An operator that can read the spec takes
+the job over.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ TEMPLATE = "spec.template"
 
 
 def is_user_error(job: Job, observed: Observed, error: InvalidJob) -> bool:
-    """Returns whether the violations are the user's: in a new job, and in its template, which the CRD checks only in part."""
+    """Returns whether the violations are the user's.
+
+    Only those in the template of a new job are: the CRD checks a template only in part.
+
+    Only violations in the template of a new job are, because the CRD checks a template only in
+    part.
+    """
     accepted = bool(job.status.get("conditions")) or children.has_stateful_set(job, observed)
     return not accepted and all(violation.path.startswith(TEMPLATE) for violation in error.violations)
 
 
 def describe(job: Job) -> str:
-    return f"{job.unreadable}; the CRD and the operator have different versions: install the operator that matches the CRD"
+    return (
+        f"{job.unreadable}; the CRD and the operator have different versions: install the operator that matches the CRD"
+    )
 
 
 def set_stalled(job: Job, status: Object, conditions: Conditions) -> Object:

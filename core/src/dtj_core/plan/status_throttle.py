@@ -1,8 +1,9 @@
 """Throttles status writes: significant changes are written at once, mere progress once in a while.
 
-A token bucket bounds the writes, because a pod decides what its agent reports: an agent that reports another state at each
-poll costs one write in WRITE_SECONDS once the bucket is empty. The level of the bucket is kept in the status itself. The end
-of a job, and each step of a suspension or of a changed spec, is written whatever the bucket holds.
+A token bucket bounds the writes, because a pod decides what its agent reports: an agent that
+reports another state at each poll costs one write in WRITE_SECONDS once the bucket is empty. The
+level of the bucket is kept in the status itself. The end of a job, and each step of a suspension or
+of a changed spec, is written whatever the bucket holds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ WRITE_BURST = 10.0  # writes that a job may make in a row
 WRITE_SECONDS = 10.0  # time to earn one more write after that
 
 
-def throttle_status_writes(job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings) -> Plan:
-    """Returns `wanted` with its status held back if the write can wait, and with the time of the next look at the latest."""
+def throttle_status_writes(
+    job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings
+) -> Plan:
+    """Returns `wanted` with its status held back if the write can wait.
+
+    requeue_after is the time of the next look at the latest.
+    """
     old, new = job.status, wanted.status
     times = [wanted.requeue_after, until_deadline if "startTime" in new else None]
     stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
@@ -44,7 +50,10 @@ def throttle_status_writes(job: Job, wanted: Plan, until_deadline: float | None,
 
 
 def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
-    """Returns the seconds until `new` may be written. A clock that was set back does not add to them."""
+    """Returns the seconds until `new` may be written.
+
+    A clock that was set back does not add to them.
+    """
     missing = max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
     if significant_fields(old) != significant_fields(new):
         return missing
@@ -56,7 +65,10 @@ def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
 
 
 def _tokens(status: Object, now: float) -> float:
-    """Returns how many writes the job may make at once. A status that was never written has the full burst."""
+    """Returns how many writes the job may make at once.
+
+    A status that was never written has the full burst.
+    """
     last, left = unix(status.get("lastUpdateTime")), status.get("writesLeft")
     if last is None or left is None:
         return WRITE_BURST
@@ -74,7 +86,10 @@ def _event_time(status: Object) -> object:
 
 
 def unthrottled_fields(status: Object) -> Object:
-    """Returns the fields whose change is never held back: the operator's next step, or a script that waits, depends on them."""
+    """Returns the fields whose change is never held back.
+
+    The operator's next step, or a script that waits for the end, depends on them.
+    """
     return {
         "ends": [is_true(status, kind) for kind in (names.COMPLETE, names.FAILED, names.SUSPENDED)],
         "stopping": is_stop_announced(status),
@@ -85,8 +100,9 @@ def unthrottled_fields(status: Object) -> Object:
 def significant_fields(status: Object) -> Object:
     """Returns the fields whose change is written at once, as long as the bucket is not empty.
 
-    An agent's own warnings are not among them. Warnings are written at once while the bucket is at least half full, so that
-    a pod which warns at each poll leaves the other half to changes of the job.
+    An agent's own warnings are not among them. Warnings are written at once while the bucket is at
+    least half full, so that a pod which warns at each poll leaves the other half to changes of the
+    job.
     """
     return {
         "conditions": [

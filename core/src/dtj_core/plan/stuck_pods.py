@@ -1,17 +1,22 @@
-"""Deletes pods that must make room but don't terminate: their node is gone, or SIGKILL can't end their workers (a dead volume).
+"""Deletes pods that must make room but don't terminate.
 
-A StatefulSet creates no pod while the old one of that name still exists. On a dead node nobody confirms the termination of a
-pod; with a process in uninterruptible sleep the container never terminates. So such a pod is first deleted like any other,
-which gives a live kubelet the chance to terminate it properly. A pod that still exists half a minute later may be removed
-from the API (force deletion).
+Their node is gone, or SIGKILL can't end their workers (a dead volume).
 
-Kubernetes leaves force deletion to a person, because two pods of one identity may then run at once, and both may write. Force
-deletion is safe where the old pod is fenced. Either its job has more than one pod, so that its workers stand still without
-their peers, and a checkpoint volume, on which the checkpoint library commits nothing for an old attempt
-(docs/reference/contract.md, "Attempt and lease"). Or SIGKILL has hit its workers already, so that they execute no more
-instructions of their own. Files that a script writes by itself (its own torch.save) are not fenced. spec.forceDeletePods
-decides; the default is to remove only fenced pods. Kubernetes itself (the pod garbage collector) removes a pod whose Node
-object is gone or has the taint node.kubernetes.io/out-of-service, so the operator needs no permission on nodes.
+A StatefulSet creates no pod while the old one of that name still exists. On a dead node nobody
+confirms the termination of a pod; with a process in uninterruptible sleep the container never
+terminates. So such a pod is first deleted like any other, which gives a live kubelet the chance to
+terminate it properly. A pod that still exists half a minute later may be removed from the API
+(force deletion).
+
+Kubernetes leaves force deletion to a person, because two pods of one identity may then run at once,
+and both may write. Force deletion is safe where the old pod is fenced. Either its job has more than
+one pod, so that its workers stand still without their peers, and a checkpoint volume, on which the
+checkpoint library commits nothing for an old attempt (docs/reference/contract.md, "Attempt and
+lease"). Or SIGKILL has hit its workers already, so that they execute no more instructions of their
+own. Files that a script writes by itself (its own torch.save) are not fenced. spec.forceDeletePods
+decides; the default is to remove only fenced pods. Kubernetes itself (the pod garbage collector)
+removes a pod whose Node object is gone or has the taint node.kubernetes.io/out-of-service, so the
+operator needs no permission on nodes.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ def delete_stuck_pods(pods: tuple[Object, ...], report: Report | None) -> tuple[
 
 
 def force_delete_overdue(wanted: Plan, job: Object, observed: Observed, now: float) -> Plan:
-    """Returns `wanted` with force deletions of the overdue pods that may be removed, and a look when the next one is due.
+    """Returns `wanted` with force deletions of overdue pods that may be removed.
+
+    requeue_after is no later than the time at which the next pod is due.
 
     `job`: as stored.
     """
@@ -61,7 +68,7 @@ def force_delete_overdue(wanted: Plan, job: Object, observed: Observed, now: flo
 
 
 def may_force_delete(job: Object, pod: Object) -> bool:
-    """Returns whether spec.forceDeletePods allows this pod to be removed without confirmation from its kubelet.
+    """Returns whether spec.forceDeletePods lets the operator remove this pod without its kubelet.
 
     The spec of a finished job may hold anything.
     """
@@ -74,7 +81,10 @@ def may_force_delete(job: Object, pod: Object) -> bool:
 
 
 def _is_killed(job: Object, pod: Object) -> bool:
-    """Returns whether `delete_stuck_pods` deleted the pod: its agent reported that it sent SIGKILL to all of its workers."""
+    """Returns whether `delete_stuck_pods` deleted the pod.
+
+    Its agent then reported that it sent SIGKILL to all of its workers.
+    """
     metadata = pod["metadata"]
     failures = [f for f in (job.get("status") or {}).get("failures") or () if f.get("pod") == metadata["name"]]
     grace = metadata.get("deletionGracePeriodSeconds")
@@ -82,14 +92,15 @@ def _is_killed(job: Object, pod: Object) -> bool:
 
 
 def manual_action(job: Object, observed: Observed, now: float) -> str:
-    """Returns what a person must do about overdue pods that may not be removed; empty if there are none."""
+    """Returns what a person must do about overdue pods that may not be removed; else empty."""
     kept = [pod for pod, left in _terminating_pods(observed, now) if left <= 0 and not may_force_delete(job, pod)]
     if not kept:
         return ""
     name, node = kept[0]["metadata"]["name"], (kept[0].get("spec") or {}).get("nodeName") or "its node"
     return (
-        f"{node} has not confirmed the termination of pod {name}, and two pods of one name could write at once: if {node} is "
-        f"down for certain, delete its Node object or add the taint {OUT_OF_SERVICE}; or set spec.forceDeletePods to {ALWAYS}"
+        f"{node} has not confirmed the termination of pod {name}, and two pods of one name could write at once: "
+        f"if {node} is down for certain, delete its Node object or add the taint {OUT_OF_SERVICE}; "
+        f"or set spec.forceDeletePods to {ALWAYS}"
     )
 
 
@@ -100,7 +111,8 @@ def append_hint(message: str, hint: str) -> str:
 def _terminating_pods(observed: Observed, now: float) -> Iterator[tuple[Object, float]]:
     """Yields the terminating pods, each with the seconds until it is overdue."""
     for pod in observed.pods:
-        # Kubernetes sets deletionTimestamp to the end of the grace period, not to the time of the request.
+        # Kubernetes sets deletionTimestamp to the end of the grace period, not to the time of the
+        # request.
         deadline = unix(pod["metadata"].get("deletionTimestamp"))
         if deadline is not None and not pod["metadata"].get("finalizers"):
             yield pod, deadline + OVERDUE_SECONDS - now

@@ -1,7 +1,7 @@
-"""Deletes the pods: because the job is suspended, or because its spec was changed while the job was suspended.
+"""Deletes the pods of a job that is suspended, or whose spec was changed meanwhile.
 
-Two steps, so that a crash between them loses nothing: first the status is written with all that the agents reported, then
-the pods are deleted.
+Two steps, so that a crash between them loses nothing: first the status is written with all that the
+agents reported, then the pods are deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ WAIT_SECONDS = 2.0  # between two looks at objects that are being deleted
 
 
 def suspend_job(job: Job, observed: Observed, status: Object, conditions: Conditions, hint: str = "") -> Plan:
-    """Returns the next step towards a job without pods. `hint`: what a person must do about a pod that does not go."""
+    """Returns the next step towards a job without pods.
+
+    `hint`: what a person must do about a pod that does not go.
+    """
     if not children.are_gone(job, observed):
         return delete_pods(job, observed, status, append_hint(STOPPING, hint), conditions)
     status = reset_between_runs(status, job, conditions.now)

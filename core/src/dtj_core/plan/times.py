@@ -1,4 +1,4 @@
-"""Converts Unix seconds to and from the form that Kubernetes writes (RFC 3339, UTC, whole seconds)."""
+"""Conversion of Unix seconds to and from Kubernetes' form (RFC 3339, UTC, whole seconds)."""
 
 from __future__ import annotations
 
