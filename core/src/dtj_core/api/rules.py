@@ -25,7 +25,7 @@ class Rule:
 
     cel: str
     message: str
-    """What is wrong, and what to write instead."""
+    """The mistake, and what to write instead."""
     holds: Callable[[Any], bool] | None
     """The rule in Python. None for a rule about an update (`oldSelf`), which only the API server
     sees."""

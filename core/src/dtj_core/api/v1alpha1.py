@@ -25,11 +25,13 @@ NAME_LENGTH = 52
 # path of the system.
 PLAIN_PATH = r"(/[^/:]+)+/?"
 SYSTEM_PATH = r"(/tmp|/dev|/dev/shm|/dtj|/dtj/.*|(.*/)?\.\.?(/.*)?)/?"
-NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"  # that of a Service, the strictest child
-GPUS = ("nvidia.com/gpu", "amd.com/gpu")  # one rank each; PyTorch calls ROCm's RCCL "nccl" too
+# Pattern of a Service name, the strictest one of the children.
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+# One rank each; PyTorch calls ROCm's RCCL "nccl" too.
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 OTHER_ACCELERATORS = re.compile(
-    r"nvidia\.com/(mig-|gpu[.-]).+|amd\.com/.+|gpu\.intel\.com/.+|habana\.ai/gaudi.*|aws\.amazon\.com/neuron.*|google\.com/tpu"
-    r"|huawei\.com/Ascend.*|cambricon\.com/.+|mthreads\.com/.+|metax-tech\.com/.+"
+    r"nvidia\.com/(mig-|gpu[.-]).+|amd\.com/.+|gpu\.intel\.com/.+|habana\.ai/gaudi.*|aws\.amazon\.com/neuron.*"
+    r"|google\.com/tpu|huawei\.com/Ascend.*|cambricon\.com/.+|mthreads\.com/.+|metax-tech\.com/.+"
 )
 
 
@@ -233,7 +235,7 @@ class Spec(Model):
     force_delete_pods: Literal["WhenFenced", "Always", "Never"] = "WhenFenced"
     """Whether a pod whose node does not confirm its termination (a dead node) is force-deleted 30 s
     after its grace period, so that it can be replaced. WhenFenced: only if spec.checkpoint is set
-    and replicas is 2 or more, because the old pod can then neither continue to train nor commit a
+    and replicas is 2 or more, because the old pod can then not continue to train, and can commit no
     checkpoint of the checkpoint library; files that a script saves by itself are not fenced.
     Always: also without that, for scripts that write nothing or that tolerate two writers. Never:
     the operator force-deletes no pod. Kubernetes removes a pod that is not force-deleted once its

@@ -6,7 +6,8 @@ from dtj_contract import names
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
 
-STOP_MARGIN_SECONDS = 5  # of the grace period, reserved for the agent itself
+# Part of the grace period that is reserved for the agent itself.
+STOP_MARGIN_SECONDS = 5
 
 
 def agent_environment(

@@ -3,7 +3,7 @@
 Only fields of the contract are kept, with the types that it promises.
 
 A pod is not trusted: any field may be missing, of another type, too long or not a finite number.
-Such a field is dropped, so nothing from a pod can make a status that the API server rejects.
+A field like that is dropped, so nothing from a pod can make a status that the API server rejects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ MEMBER: Shape = {"pod": "text", "address": "text", "state": "identifier"}
 RESTARTS: Shape = {"inPlace": "int", "pod": "int", "counted": "int"}
 
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
-MAX_INT = 2**53  # larger JSON numbers lose digits in transit
+# Larger JSON numbers lose digits in transit.
+MAX_INT = 2**53
 # Sums of a few such numbers stay finite. An int may be larger than any float.
 MAX_NUMBER = 1e300
 # The year 2100 leaves room for an expected end: RFC 3339 has four digits for the year.
@@ -47,13 +48,13 @@ MEMBERS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What the job's agents report at one moment; `{}`, `()` and None for what they left out."""
+    """Report of the job's agents at one moment; `{}`, `()` and None for fields that they left out."""
 
     attempt: int
     phase: str = ""
     phase_reason: str = ""
     phase_message: str = ""
-    """What the group waits for, as text."""
+    """Text: what the group waits for."""
     start_time: float | None = None
     """When the agents' memory begins, Unix seconds. Another value means that all pods, and their
     memory, were lost."""
@@ -129,7 +130,8 @@ def sanitize(raw: object, shape: Shape) -> Object:
 def _sanitize_value(value: object, kind: str) -> object:
     if kind == "text":
         return value[: names.LOG_TAIL_BYTES] if isinstance(value, str) else None
-    if kind == "identifier":  # becomes a reason of conditions and events
+    # Becomes a reason of conditions and events.
+    if kind == "identifier":
         return value if isinstance(value, str) and IDENTIFIER.fullmatch(value) else None
     if kind == "bool":
         return value if isinstance(value, bool) else None
@@ -151,4 +153,4 @@ def _sanitize_value(value: object, kind: str) -> object:
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if abs(value) <= MAX_NUMBER else None  # neither infinite nor NaN
+    return value if abs(value) <= MAX_NUMBER else None  # drops infinity and NaN

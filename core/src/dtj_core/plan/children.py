@@ -21,7 +21,8 @@ from dtj_core.plan.times import rfc3339, unix
 # nudges.
 NUDGE_SECONDS = 30.0
 SANDBOX = "PodReadyToStartContainers"
-STARTING_SECONDS = 10.0  # longest time to mount volumes if none is missing
+# Longest time to mount volumes if none is missing.
+STARTING_SECONDS = 10.0
 # A pod that waits longer is checked again in the first STARTING_SECONDS of each such interval.
 AGAIN_SECONDS = 60.0
 
@@ -125,7 +126,7 @@ def orphaned_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
 
 
 def are_gone(job: Job, observed: Observed) -> bool:
-    """Returns whether neither a StatefulSet of this job is left nor a pod of one."""
+    """Returns whether no StatefulSet of this job and no pod of one is left."""
     return not (has_stateful_set(job, observed) or pods_of_previous_run(observed) or orphaned_pods(job, observed))
 
 

@@ -23,7 +23,8 @@ PROBLEMS = {
     Reason.AGENT_CRASHED, Reason.AGENT_UNREACHABLE, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
     Reason.ACCELERATOR_UNDECIDED,
 }  # fmt: skip
-MESSAGE_LENGTH = 1000  # characters; the recorder cuts at the API server's limit, which is in bytes
+# In characters. The recorder cuts at the API server's limit, which is in bytes.
+MESSAGE_LENGTH = 1000
 
 
 def events_for_result(result: JobResult) -> tuple[Event, ...]:

@@ -25,7 +25,7 @@ class Job:
     """As stored, including fields that this version does not know."""
 
     unreadable: str | None = None
-    """What this version can't read in the spec; None if all of it is valid."""
+    """Violations in the spec that this version can't read; None if all of it is valid."""
 
     @classmethod
     def from_object(cls, obj: Object) -> Job:

@@ -4,7 +4,7 @@ Control flow follows from observed objects and from fields of the status, not fr
 conditions. Two facts are exceptions: no object shows them any more when they are needed, and no
 field of the status holds them. `is_stop_announced` and `has_children` read them from the reason of
 condition Running. A third one, why a pod was lost, is read by running.py from condition Restarting.
-To end these exceptions, add fields to the status.
+Fields of the status would make these exceptions unnecessary.
 """
 
 from __future__ import annotations

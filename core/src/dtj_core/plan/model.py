@@ -38,7 +38,8 @@ from typing import Any, Literal
 from dtj_contract import names
 
 Object = dict[str, Any]
-SILENT_POLL_SECONDS = 60.0  # longest pause between two requests to an agent that does not answer
+# Longest pause between two requests to an agent that does not answer.
+SILENT_POLL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Observed:
     """Message of the API server when it called a child of this generation invalid. Fails a job that
     has never run."""
     refusal: str | None = None
-    """Message of the API server when it refused a child for another reason (a quota), which may
+    """Message of the API server when it rejected a child for another reason (a quota), which may
     pass. Fails no job."""
 
 
@@ -108,7 +109,7 @@ Action = Apply | Delete | Nudge
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One Kubernetes event about the job. The recorder merges repeated events."""
+    """A Kubernetes event about the job. The recorder merges repeated events."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -131,7 +132,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the operator's own installation decides about children.
+    """Decisions of the operator's own installation about children.
 
     Part of the planner's input, not a global.
     """

@@ -100,4 +100,5 @@ def _parse_json(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return None  # truncated, or a message of the script itself: no outcome
+        # Truncated, or a message of the script itself: no outcome.
+        return None

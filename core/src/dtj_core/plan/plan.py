@@ -35,7 +35,8 @@ from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.status_throttle import throttle_status_writes
 from dtj_core.plan.times import rfc3339
 
-CONFLICT_SECONDS = 30.0  # between two looks whether somebody has removed what is in the way of the children
+# Pause before the next check whether the obstacle to the children has been removed.
+CONFLICT_SECONDS = 30.0
 
 
 def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
@@ -67,7 +68,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         wanted = suspend.suspend_job(job, observed, status, conditions, hint)
         wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
     else:
-        wanted = _active(job, observed, group, status, report, conditions, settings, hint)
+        wanted = _reconcile_active(job, observed, group, status, report, conditions, settings, hint)
     wanted = replace(wanted, events=(*skew.events_for_skew(job, status), *wanted.events))
     wanted = throttle_status_writes(job, wanted, deadlines.until_deadline(job.spec, status, now), now, settings)
     return stuck_pods.force_delete_overdue(wanted, obj, observed, now)
@@ -78,7 +79,7 @@ def _find_result(
 ) -> JobResult | None:
     """Returns how the job ended, if it has.
 
-    What its agents report takes precedence over what we conclude.
+    The report of its agents takes precedence over conclusions from pods.
     """
     result = outcome.find_outcome(job, observed, status.get("agent") or {})
     if result is None and observed.rejection is not None and not _has_ever_run(job, observed):
@@ -116,7 +117,7 @@ def _merge_report(status: Object, report: Report | None, now: float) -> Object:
     return progress.merge(events.mark_reported(restarts.merge(status, report), report), report, now)
 
 
-def _active(
+def _reconcile_active(
     job: Job,
     observed: Observed,
     group: tuple[Object, ...],
@@ -132,7 +133,7 @@ def _active(
     can't be replaced.
     """
     if not children.has_stateful_set(job, observed):
-        return _without_stateful_set(job, observed, status, conditions, settings, hint)
+        return _create_or_wait(job, observed, status, conditions, settings, hint)
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
         return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
@@ -169,7 +170,7 @@ def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings
     return children.NUDGE_SECONDS if len(group) < job.spec.replicas else None
 
 
-def _without_stateful_set(
+def _create_or_wait(
     job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings, hint: str
 ) -> Plan:
     """Creates the children, or waits for what is in the way."""

@@ -15,7 +15,8 @@ from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
 
-USER_ID = 65532  # "nonroot" of distroless images, and of ours
+# User "nonroot" of distroless images, and of ours.
+USER_ID = 65532
 GRACE_SECONDS = 30
 # Until the pods of a node that does not respond are evicted. Kubernetes' own default is 300.
 NODE_LOST_SECONDS = 30
@@ -61,7 +62,7 @@ def _pod_defaults(pod: Object, trainer: Object, settings: Settings) -> None:
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     own = trainer.get("securityContext") or {}
     user = own.get("runAsUser", security.get("runAsUser"))
-    # Whoever sets runAsNonRoot relies on the user that the image names.
+    # A user who sets runAsNonRoot relies on the user that the image names.
     image_user = "runAsNonRoot" in security or "runAsNonRoot" in own
     if user != 0:
         security.setdefault("runAsNonRoot", True)
@@ -87,7 +88,8 @@ def _tolerations(given: list[Object]) -> list[Object]:
     ours = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
         for key in NODE_LOST_TAINTS
-        if not given_keys & {key, ""}  # a toleration without a key tolerates everything
+        # A toleration without a key tolerates everything.
+        if not given_keys & {key, ""}
     ]
     return [*given, *ours]
 
@@ -158,7 +160,8 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         elif volume.host_path is not None:
             source = {"hostPath": volume.host_path.model_dump(by_alias=True)}
         else:
-            assert volume.source is not None  # exactly one is set: a rule of the API
+            # A rule of the API: exactly one source is set.
+            assert volume.source is not None
             source = volume.source.model_dump(by_alias=True, exclude_none=True)
         volumes.append({"name": names.VOLUME_CHECKPOINT, **source})
     return [volume for volume in volumes if volume["name"] in ours]

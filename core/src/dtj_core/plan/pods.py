@@ -12,8 +12,10 @@ from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.times import rfc3339, unix
 
-START_CRASHES = 5  # of an agent that never ran; the kubelet's back-off makes that about five minutes
-START_SECONDS = 60.0  # a container that ran for longer did start
+# Crashes of an agent that never ran. With the kubelet's back-off they take about five minutes.
+START_CRASHES = 5
+# A container that ran for longer counts as started.
+START_SECONDS = 60.0
 PULL = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
 NOT_STARTED = {"StartError", "ContainerCannotRun"}
@@ -30,7 +32,7 @@ LOST = frozenset({Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, *DISRU
 
 @dataclass(frozen=True)
 class Cause:
-    """Why something is not as the job asks for: reason and message of a condition."""
+    """Reason and message of a condition: why something is not as it should be."""
 
     reason: str
     message: str
@@ -65,7 +67,7 @@ def ready_count(pods: tuple[Object, ...], container: str) -> int:
 def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None) -> Cause | None:
     """Returns the first reason, by ordinal, why not all pods run; None if all of them do.
 
-    `refusal`: the API server's message where it refuses a child.
+    `refusal`: the API server's message where it rejects a child.
     """
     waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container)) is not None]
     specific = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]

@@ -6,7 +6,8 @@ from dtj_core.plan.agent_report import Report
 from dtj_core.plan.model import Object
 from dtj_core.plan.times import rfc3339, unix
 
-MIN_SPEED_SECONDS = 1.0  # shortest interval that a speed is computed from
+# Shortest interval that a speed is computed from.
+MIN_SPEED_SECONDS = 1.0
 
 
 def merge(status: Object, report: Report, now: float) -> Object:

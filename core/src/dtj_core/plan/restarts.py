@@ -1,8 +1,8 @@
 """Adds the agents' attempts, restarts, failures and recoveries to those of the status.
 
 The agents keep their history through every restart, and lose it only with the last of their pods (a
-suspension, a lost cluster). So the status keeps sums of its own and, in `status.agent`, what the
-agents last reported: only the difference is added. No counter ever decreases.
+suspension, a lost cluster). The status therefore keeps sums of its own and, in `status.agent`, what
+the agents last reported: only the difference is added. No counter ever decreases.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ UNREACHABLE = (
     "the group is unknown: check the log of pod 0, and whether a NetworkPolicy blocks the operator from "
     f"port {names.AGENT_PORT}"
 )
-NOW = "; now "  # between why the group does not run and what it waits for
+# Separates why the group does not run from what it waits for.
+NOW = "; now "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ def group_phase(
 
     Nothing new is known while its agent does not answer.
 
-    `refusal`: the API server's message where it refuses a child.
+    `refusal`: the API server's message where it rejects a child.
     """
     if report is not None and report.phase == "Running":
         message = (
@@ -62,7 +63,8 @@ def group_phase(
         and report.phase not in ("Rendezvous", "Stopping")
         and find_condition(job.status, names.RUNNING)
     ):
-        return None  # Finished: the outcome comes with the report, or with the termination message
+        # Finished: the outcome comes with the report, or with the termination message.
+        return None
     blocked = why_not_running(pods, job, refusal)
     if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
         return _unreachable(job)
@@ -113,8 +115,8 @@ def _why_restarting(
 def _remembered_loss(status: Object) -> Cause | None:
     """Returns why a pod was lost, as condition Restarting reported it; None without details.
 
-    The pod that showed the reason has been replaced by now, and the status has no field for it. So
-    the reason and the message are read back from the condition.
+    The pod that showed the reason has been replaced by now, and the status has no field for it.
+    Therefore the reason and the message are read back from the condition.
     """
     old = find_condition(status, names.RESTARTING) or {}
     if old.get("status") != "True" or old.get("reason") not in LOST - {Reason.POD_LOST}:

@@ -1,8 +1,8 @@
 """The shape of a spec: the part that shapes pods, as all versions read it alike.
 
-A running job must survive an upgrade and a rollback of operator and CRD. So a shape is computed
-from the spec as stored, not from this version's models, and holds one digest per field. Two
-versions compare the fields that both know.
+A running job must survive an upgrade and a rollback of operator and CRD. A shape is therefore
+computed from the spec as stored, not from this version's models, and holds one digest per field.
+Two versions compare the fields that both know.
 
 FIELDS is frozen: an entry keeps its default for the life of v1alpha1, whatever the CRD's default
 becomes. A missing field equals one that has the default of the table, because the API server fills

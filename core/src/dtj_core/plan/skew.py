@@ -1,6 +1,6 @@
 """Follows a job whose spec this version can't read, because another CRD version admitted it.
 
-An upgrade or a rollback of operator, chart or CRD neither fails nor restarts a job. The pods of
+An upgrade or a rollback of operator, chart or CRD fails no job and restarts none. The pods of
 such a job are left alone. Its agents, its outcome, a suspension and its deadline are still
 followed, and condition Stalled names what can't be read. An operator that can read the spec takes
 the job over.

@@ -19,8 +19,10 @@ from dtj_core.plan.model import Object, Plan, Settings
 from dtj_core.plan.times import rfc3339, unix
 
 QUIET_REASONS = {Reason.PODS_PENDING, Reason.RENDEZVOUS}  # steps of a normal start
-WRITE_BURST = 10.0  # writes that a job may make in a row
-WRITE_SECONDS = 10.0  # time to earn one more write after that
+# Writes that a job may make in a row.
+WRITE_BURST = 10.0
+# Time to earn one more write after that.
+WRITE_SECONDS = 10.0
 
 
 def throttle_status_writes(

@@ -4,8 +4,8 @@ Their node is gone, or SIGKILL can't end their workers (a dead volume).
 
 A StatefulSet creates no pod while the old one of that name still exists. On a dead node nobody
 confirms the termination of a pod; with a process in uninterruptible sleep the container never
-terminates. So such a pod is first deleted like any other, which gives a live kubelet the chance to
-terminate it properly. A pod that still exists half a minute later may be removed from the API
+terminates. The pod is therefore first deleted like any other, which gives a live kubelet the chance
+to terminate it properly. A pod that still exists half a minute later may be removed from the API
 (force deletion).
 
 Kubernetes leaves force deletion to a person, because two pods of one identity may then run at once,
@@ -29,10 +29,12 @@ from dtj_core.plan.agent_report import Report
 from dtj_core.plan.model import Delete, Object, Observed, Plan
 from dtj_core.plan.times import unix
 
-OVERDUE_SECONDS = 30.0  # beyond the pod's own grace period; a live kubelet needs a second or two
+# Added to the pod's own grace period. A live kubelet needs a second or two.
+OVERDUE_SECONDS = 30.0
 WHEN_FENCED, ALWAYS = "WhenFenced", "Always"  # spec.forceDeletePods; the third is Never
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-STUCK_GRACE_SECONDS = 1  # nothing is left to save: all workers got SIGKILL long ago
+# Nothing is left to save: all workers got SIGKILL long ago.
+STUCK_GRACE_SECONDS = 1
 
 
 def delete_stuck_pods(pods: tuple[Object, ...], report: Report | None) -> tuple[Delete, ...]:

@@ -16,7 +16,8 @@ from dtj_core.plan.model import Action, Delete, Event, Object, Observed, Plan
 from dtj_core.plan.stuck_pods import append_hint
 
 STOPPING = "deleting the pods; checkpoints are kept"
-WAIT_SECONDS = 2.0  # between two looks at objects that are being deleted
+# Pause before the next check of objects that are being deleted.
+WAIT_SECONDS = 2.0
 
 
 def suspend_job(job: Job, observed: Observed, status: Object, conditions: Conditions, hint: str = "") -> Plan:
