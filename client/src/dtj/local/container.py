@@ -14,7 +14,7 @@ from pathlib import Path
 from dtj.errors import InputError
 from dtj.local import volumes
 from dtj_contract import names
-from dtj_core.api import trainer_of
+from dtj_core.api import find_trainer_container
 from dtj_core.plan.model import Object
 
 LOOPBACK = "127.0.0.1"
@@ -94,7 +94,7 @@ def mark(pod: Object, machine: Machine) -> str:
 
 def trainer(pod_spec: Object) -> Object:
     """The container that runs the agent."""
-    return trainer_of({"spec": pod_spec})
+    return find_trainer_container({"spec": pod_spec})
 
 
 def not_honoured(pod_spec: Object, environment: Mapping[str, str]) -> list[str]:
