@@ -18,7 +18,7 @@ from dtj_agent.files.state_file import StateDir
 from dtj_agent.group import failure_rules, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
-from dtj_agent.group.member import Exited, Member
+from dtj_agent.group.member import Exited, Identity, Member
 from dtj_agent.group.messages import Message, Now
 from dtj_agent.group.rules import Rules
 from dtj_agent.net.coordinator_link import CoordinatorLink
@@ -53,17 +53,7 @@ class Agent:
         incarnation = os.urandom(8).hex()
         self._state_dir = StateDir(settings.state_dir, settings.uid, settings.termination_log, self.log)
         final = self._state_dir.load_outcome()
-        identity = member.Identity(
-            settings.uid,
-            settings.ordinal,
-            incarnation,
-            settings.pod,
-            settings.node,
-            settings.address,
-            settings.grace,
-            settings.stop_grace,
-        )
-        self.member = Member(identity, self._state_dir.load_state(), final)
+        self.member = Member(identity(settings, incarnation), self._state_dir.load_state(), final)
         self.coordinator_shell: Optional[CoordinatorShell] = None
         """In the agent of pod 0."""
         if settings.ordinal == 0:
@@ -231,6 +221,20 @@ class Agent:
         if self.coordinator_shell is not None:
             return status.coordinator_status(self.settings, self.coordinator_shell.coordinator, self._now())
         return status.member_status(self.settings, self.member)
+
+
+def identity(settings: AgentSettings, incarnation: str) -> Identity:
+    """Returns what the member reports about itself. `incarnation`: new for each process."""
+    return Identity(
+        settings.uid,
+        settings.ordinal,
+        incarnation,
+        settings.pod,
+        settings.node,
+        settings.address,
+        settings.grace,
+        settings.stop_grace,
+    )
 
 
 def group_rules(settings: AgentSettings) -> Rules:

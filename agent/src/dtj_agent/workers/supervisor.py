@@ -46,7 +46,7 @@ class Worker:
         self.pipe: Optional[int] = pipe
         self.lines = WorkerOutput("[rank %d] " % rank)
         self.alive = True
-        self.asked = False
+        self.stop_requested = False
 
 
 class Supervisor:
@@ -107,7 +107,7 @@ class Supervisor:
             self._stopping = True
             for worker in self._workers.values():
                 if worker.alive:
-                    worker.asked = True
+                    worker.stop_requested = True
                     self._signal(worker.pid, signal.SIGTERM)
         self._kill_at = now + grace if self._kill_at is None else min(self._kill_at, now + grace)
         self._stuck_at = self._kill_at + names.STUCK_SECONDS
@@ -148,7 +148,7 @@ class Supervisor:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         self._read(worker, to_the_end=True)
         oom = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
-        return Exited(worker.rank, code, worker.asked, worker.lines.tail, oom)
+        return Exited(worker.rank, code, worker.stop_requested, worker.lines.tail, oom)
 
     def _sweep(self) -> None:
         """Kills processes whose grace is over while workers stop, and calls `on_gone` when none is left."""
