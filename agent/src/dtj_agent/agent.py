@@ -18,7 +18,7 @@ from dtj_agent.files.state_file import StateDir
 from dtj_agent.group import failure_rules, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
-from dtj_agent.group.member import Exited, Identity, Member
+from dtj_agent.group.member import Identity, Member, WorkerExit
 from dtj_agent.group.messages import Message, Now
 from dtj_agent.group.rules import Rules
 from dtj_agent.net.coordinator_link import CoordinatorLink
@@ -112,7 +112,7 @@ class Agent:
 
     def _do(self, effects: List[member.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, member.Send):
+            if isinstance(effect, member.SendToCoordinator):
                 self._link.send(effect.message)
             elif isinstance(effect, member.Spawn):
                 self.member.spawned(list(self.workers.ranks(effect)))
@@ -152,7 +152,7 @@ class Agent:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _on_exit(self, exits: List[Exited]) -> None:
+    def _on_exit(self, exits: List[WorkerExit]) -> None:
         # The reports go before the failure: the coordinator must know the last step first.
         self._send_reports()
         self._do(self.member.exited(self.workers.attempt, exits, self._now()))
@@ -167,14 +167,14 @@ class Agent:
     def _on_store_failed(self, why: str) -> None:
         """Fails the attempt: the next one has another port, and may find the resource that this one lacked."""
         if self.member.ranks:
-            failed = Exited(self.member.ranks[0], failure_rules.EXEC_NO_RESOURCES, False, why, False)
+            failed = WorkerExit(self.member.ranks[0], failure_rules.EXEC_NO_RESOURCES, False, why, False)
             self._do(self.member.exited(self.workers.attempt, [failed], self._now()))
 
     def _send_reports(self) -> bool:
         """Sends new reports to the coordinator. Returns False if there is none, or no link."""
         self.member.reported(self.workers.attempt, self.workers.step)
         messages = self.workers.take_reports() if self._link.is_open else []
-        self._do([member.Send(message) for message in messages])
+        self._do([member.SendToCoordinator(message) for message in messages])
         return bool(messages)
 
     # --- connections ------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class Agent:
         """Sends the heartbeats, and does whatever is due about once a second."""
         self.loop.later(names.HEARTBEAT_SECONDS, self._on_tick)
         if not self._send_reports():
-            self._do([member.Send({"type": "beat"})])
+            self._do([member.SendToCoordinator({"type": "beat"})])
         if self.coordinator_shell is not None:
             self.coordinator_shell.on_tick()
         self._discovery.on_tick()

@@ -6,7 +6,7 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from dtj_agent.files.pod_output import PodOutput
-from dtj_agent.group.member import Exited, Spawn
+from dtj_agent.group.member import Spawn, WorkerExit
 from dtj_agent.net.loop import Loop
 from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
@@ -23,7 +23,7 @@ class WorkerShell:
     """
 
     def __init__(self, loop: Loop, settings: AgentSettings, environ: Mapping[str, str], output: PodOutput) -> None:
-        self.on_exit: Callable[[List[Exited]], None] = lambda exits: None
+        self.on_exit: Callable[[List[WorkerExit]], None] = lambda exits: None
         self.on_gone: Callable[[], None] = lambda: None
         self.on_stuck: Callable[[str], None] = lambda text: None
         self.on_reports: Callable[[], object] = lambda: None
@@ -104,9 +104,9 @@ class WorkerShell:
 
     # --- the end of workers -----------------------------------------------------------------------
 
-    def _on_worker_exit(self, exits: List[Exited]) -> None:
+    def _on_worker_exit(self, exits: List[WorkerExit]) -> None:
         for worker in exits:
-            why = " after the agent's SIGTERM" if worker.asked else ""
+            why = " after the agent's SIGTERM" if worker.requested else ""
             self._log("rank %d exited with %d%s" % (worker.rank, worker.exit_code, why))
         exits = [self._with_error_file(worker) for worker in exits]
         self._reports.read()
@@ -116,7 +116,7 @@ class WorkerShell:
         self._ports.renew()
         self.on_gone()
 
-    def _with_error_file(self, worker: Exited) -> Exited:
+    def _with_error_file(self, worker: WorkerExit) -> WorkerExit:
         """Adds the error that the worker recorded itself; its traceback replaces a log tail that is empty."""
         if not worker.exit_code:
             return worker

@@ -15,7 +15,7 @@ from dtj_agent.net.auth import Session
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.stream import Stream
-from tests.unit.agent.bench import Bench
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 SECRET = b"5e" * 16
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
@@ -51,7 +51,7 @@ def test_dead_link_found_while_starting_stops_the_members_that_started() -> None
     shell = CoordinatorShell(loop, coordinator, None, print)
     callers = [Caller(loop), Caller(loop)]
     for ordinal, caller in enumerate(callers):
-        shell.join(caller.link, Bench(2).hello(ordinal))
+        shell.join(caller.link, CoordinatorHarness(2).hello(ordinal))
     callers[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     callers[0].sock.close()
     shell.leased(1, None, None)

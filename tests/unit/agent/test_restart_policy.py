@@ -14,7 +14,7 @@ from dtj_agent.group.restart_policy import Fail, Restart, RestartPolicy
 from dtj_agent.group.rules import Rules
 from dtj_contract import names
 from dtj_contract.names import Reason
-from tests.unit.agent.bench import WALL, Bench
+from tests.unit.agent.coordinator_harness import WALL, CoordinatorHarness
 from tests.unit.agent.simulator import World
 
 
@@ -263,7 +263,7 @@ def test_waits_after_lost_connections_grow_up_to_two_minutes() -> None:
 # --- in the coordinator: a network that breaks every attempt ----------------------------------------------------------
 
 
-class Flapping(Bench):
+class Flapping(CoordinatorHarness):
     """Member 1 loses its connection in every attempt, and is back at once."""
 
     generation = 0
@@ -282,45 +282,45 @@ class Flapping(Bench):
                 self.wait(120)
 
     def report(self, **progress: Any) -> None:
-        self.say(0, "progress", attempt=self.coordinator.history.attempt, progress={"rank": 0, **progress})
+        self.receive(0, "progress", attempt=self.coordinator.history.attempt, progress={"rank": 0, **progress})
 
 
 def flapping(**rules: Any) -> Flapping:
-    bench = Flapping(2, **rules)
-    bench.running()
-    return bench
+    harness = Flapping(2, **rules)
+    harness.running()
+    return harness
 
 
 def test_lost_connections_are_counted_from_the_fourth_without_progress() -> None:
-    bench = flapping()
+    harness = flapping()
     counted = []
     for _ in range(5):
-        bench.flaps(1)
-        counted.append(bench.coordinator.history.restarts["counted"])
+        harness.flaps(1)
+        counted.append(harness.coordinator.history.restarts["counted"])
     assert counted == [0, 0, 0, 1, 2]
-    assert [r["counted"] for r in bench.coordinator.history.recoveries] == [False, False, False, True, True]
+    assert [r["counted"] for r in harness.coordinator.history.recoveries] == [False, False, False, True, True]
 
 
 def test_network_that_breaks_every_attempt_fails_the_job_with_evidence() -> None:
-    bench = flapping(max_restarts=2)
-    bench.flaps(9)
-    final = bench.coordinator.outcome
+    harness = flapping(max_restarts=2)
+    harness.flaps(9)
+    final = harness.coordinator.outcome
     assert final is not None
     assert (final["reason"], final["restarts"]) == ("RestartBudgetSpent", {"inPlace": 0, "pod": 5, "counted": 2})
     assert final["failure"]["reason"] == "ConnectionLost"
     assert final["message"].endswith("the last failure: the connection to pod j-1 on node w1 was lost and came back")
-    assert {failure["reason"] for failure in bench.coordinator.history.failures} == {"ConnectionLost"}, "no pod was lost"
+    assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"ConnectionLost"}, "no pod was lost"
 
 
 def test_attempt_after_a_second_lost_connection_waits() -> None:
-    bench = flapping()
-    bench.flap()
-    assert bench.leases == [1, 2], "the first loss is answered at once"
-    bench.flap()
-    bench.wait(0.9)
-    assert bench.leases == [1, 2]
-    bench.wait(0.1)
-    assert bench.leases == [1, 2, 3]
+    harness = flapping()
+    harness.flap()
+    assert harness.leases == [1, 2], "the first loss is answered at once"
+    harness.flap()
+    harness.wait(0.9)
+    assert harness.leases == [1, 2]
+    harness.wait(0.1)
+    assert harness.leases == [1, 2, 3]
 
 
 PROGRESS = {
@@ -334,20 +334,20 @@ PROGRESS = {
 @pytest.mark.parametrize(("reports", "counted"), PROGRESS.values(), ids=PROGRESS)
 def test_progress_makes_lost_connections_free_again(reports: list[dict[str, Any]], counted: int) -> None:
     """Three losses, then two attempts that report this before they are lost too."""
-    bench = flapping()
-    bench.report(step=50, checkpoint={"step": 4, "path": "p", "time": 1.0})
-    bench.flaps(3)
+    harness = flapping()
+    harness.report(step=50, checkpoint={"step": 4, "path": "p", "time": 1.0})
+    harness.flaps(3)
     for report in reports:
         if report:
-            bench.report(**report)
-        bench.flaps(1)
-    assert bench.coordinator.history.restarts["counted"] == counted
+            harness.report(**report)
+        harness.flaps(1)
+    assert harness.coordinator.history.restarts["counted"] == counted
 
 
 def test_losses_outside_the_window_weigh_nothing() -> None:
-    bench = flapping(window=100.0)
-    bench.flaps(9)
-    assert bench.coordinator.history.restarts["counted"] == 0
+    harness = flapping(window=100.0)
+    harness.flaps(9)
+    assert harness.coordinator.history.restarts["counted"] == 0
 
 
 def test_replaced_pod_0_continues_to_count_lost_connections() -> None:
@@ -355,15 +355,15 @@ def test_replaced_pod_0_continues_to_count_lost_connections() -> None:
     old.report(step=50)
     old.flaps(3)
     old.wait(1)
-    bench = Flapping(2)
+    harness = Flapping(2)
     history = old.coordinator.history.to_json()
     assert history["losses"] == [WALL + 1000 + 120 * n for n in range(3)]
-    bench.time = old.time
-    bench.join(0, history=history, attempt=4)
-    bench.join(1, history=history, attempt=4)
-    bench.report(step=50)
-    bench.flaps(1)
-    assert bench.coordinator.history.restarts["counted"] == 1
+    harness.time = old.time
+    harness.join(0, history=history, attempt=4)
+    harness.join(1, history=history, attempt=4)
+    harness.report(step=50)
+    harness.flaps(1)
+    assert harness.coordinator.history.restarts["counted"] == 1
 
 
 class NeverWell(World):

@@ -12,7 +12,7 @@ from dtj_agent.files import unreported_saves
 from dtj_agent.net.loop import Loop
 from dtj_contract import names
 from tests.lib.waiting import wait_until
-from tests.unit.agent.bench import Bench
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
 from tests.unit.agent.harness import running
 
 
@@ -64,69 +64,69 @@ def test_missing_folder_reports_nothing(tmp_path: Path) -> None:
     assert found == []
 
 
-def spend(bench: Bench, times: int = 1) -> None:
+def spend(harness: CoordinatorHarness, times: int = 1) -> None:
     for _ in range(times):
-        attempt = bench.coordinator.history.attempt
-        bench.time += 60
-        bench.fail(0, -9, attempt=attempt)
-        bench.stopped(0, attempt=attempt)
+        attempt = harness.coordinator.history.attempt
+        harness.time += 60
+        harness.fail(0, -9, attempt=attempt)
+        harness.stopped(0, attempt=attempt)
 
 
-def running_job(**rules: int) -> Bench:
-    bench = Bench(1, max_restarts=3, **rules)
-    bench.running()
-    bench.coordinator.goodput.file_saved(0.0, bench.now())
-    return bench
+def running_job(**rules: int) -> CoordinatorHarness:
+    harness = CoordinatorHarness(1, max_restarts=3, **rules)
+    harness.running()
+    harness.coordinator.goodput.file_saved(0.0, harness.now())
+    return harness
 
 
 def test_script_that_saves_between_failures_gets_its_budget_back() -> None:
-    bench = running_job()
+    harness = running_job()
     for turn in range(1, 5):
-        spend(bench, 3)
-        bench.time += 60
-        bench.coordinator.goodput.file_saved(float(turn), bench.now())
-        assert bench.coordinator.history.spent == []
-    assert bench.coordinator.outcome is None
+        spend(harness, 3)
+        harness.time += 60
+        harness.coordinator.goodput.file_saved(float(turn), harness.now())
+        assert harness.coordinator.history.spent == []
+    assert harness.coordinator.outcome is None
 
 
 def test_script_that_saves_nothing_new_fails_when_the_budget_is_spent() -> None:
-    bench = running_job()
-    bench.coordinator.goodput.file_saved(5.0, bench.now())
+    harness = running_job()
+    harness.coordinator.goodput.file_saved(5.0, harness.now())
     for _ in range(4):
-        spend(bench)
-        if bench.coordinator.outcome is None:
-            bench.time += 60
-            bench.coordinator.goodput.file_saved(5.0, bench.now())
-    assert bench.coordinator.outcome is not None
-    assert bench.coordinator.outcome["reason"] == "RestartBudgetSpent"
+        spend(harness)
+        if harness.coordinator.outcome is None:
+            harness.time += 60
+            harness.coordinator.goodput.file_saved(5.0, harness.now())
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
 def test_files_written_as_an_attempt_begins_refill_nothing() -> None:
-    bench = running_job()
+    harness = running_job()
     for turn in range(1, 5):
-        spend(bench)
-        bench.time += 5
-        bench.coordinator.goodput.file_saved(float(turn), bench.now())
-    assert bench.coordinator.outcome is not None
+        spend(harness)
+        harness.time += 5
+        harness.coordinator.goodput.file_saved(float(turn), harness.now())
+    assert harness.coordinator.outcome is not None
 
 
 def test_files_from_before_the_run_refill_nothing() -> None:
-    bench = Bench(1, max_restarts=3)
-    bench.running()
-    spend(bench, 2)
-    bench.time += 60
-    bench.coordinator.goodput.file_saved(99.0, bench.now())
-    assert len(bench.coordinator.history.spent) == 2
+    harness = CoordinatorHarness(1, max_restarts=3)
+    harness.running()
+    spend(harness, 2)
+    harness.time += 60
+    harness.coordinator.goodput.file_saved(99.0, harness.now())
+    assert len(harness.coordinator.history.spent) == 2
 
 
 def test_script_that_reports_checkpoints_is_not_scanned() -> None:
-    bench = running_job()
-    assert bench.coordinator.goodput.is_silent
-    bench.say(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "p", "time": 1.0}})
-    assert not bench.coordinator.goodput.is_silent
-    spend(bench, 2)
-    bench.coordinator.goodput.file_saved(99.0, bench.now())
-    assert len(bench.coordinator.history.spent) == 2
+    harness = running_job()
+    assert harness.coordinator.goodput.is_silent
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "p", "time": 1.0}})
+    assert not harness.coordinator.goodput.is_silent
+    spend(harness, 2)
+    harness.coordinator.goodput.file_saved(99.0, harness.now())
+    assert len(harness.coordinator.history.spent) == 2
 
 
 SAVES = """
