@@ -40,10 +40,10 @@ class Step:
 
 
 def version() -> str:
-    """Returns the version of this tree. Raises ReleaseError where a file repeats another one."""
+    """Returns the version of this tree. Raises ReleaseError if a file repeats another version."""
     stale = [str(path.relative_to(ROOT)) for path, text in stamped().items() if path.read_text("utf-8") != text]
     if stale:
-        raise ReleaseError(f"VERSION is {tree_version()}, which these files do not have: {', '.join(stale)}; run make generate")
+        raise ReleaseError(f"VERSION is {tree_version()}, but not in these files: {', '.join(stale)}; run make generate")
     return tree_version()
 
 
@@ -61,7 +61,7 @@ def wheels() -> Iterator[Step]:
 
 
 def images(registry: str) -> Iterator[Step]:
-    """Yields the steps for operator and trainer images (torch for CPU and CUDA), both architectures, provenance and SBOM."""
+    """Yields the steps for the images (torch for CPU and CUDA), on two architectures, with provenance and SBOM."""
     release = version()
     for dockerfile, name, arguments in (
         ("Dockerfile", f"dtj-operator:{release}", ()),

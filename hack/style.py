@@ -41,7 +41,8 @@ NO_VERB_NEEDED = re.compile(r"property|fixture|overload|\.setter")
 
 OPENING = re.compile(
     r"(?:What|Which|Such|Nor|Whoever|Who|They|Them|It|It's|The same)\b"
-    r"|(?:That|These|Those|This|One|Another) (?:is|was|are|were|has|have|had|does|do|must|can|may|will|would|who|that|which)\b"
+    r"|(?:That|These|Those|This|One|Another) "
+    r"(?:is|was|are|were|has|have|had|does|do|must|can|may|will|would|who|that|which)\b"
     r"|So (?!that\b|far\b)"
 )
 LATER_OPENING = re.compile(r"(?<=[.!?] )(?:What|Which|Nor|Such|Those)\b(?![^.?]*\?)")

@@ -1,4 +1,4 @@
-"""Stamps the version of the file VERSION into every file that has to repeat it: `make generate` writes them."""
+"""Stamps the version of the file VERSION into every file that must repeat it, for `make generate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECTS = ("contract", "core", "agent", "trainer-image", "operator", "client")
-"""In the order of their dependencies."""
+"""The distributions; each one follows its dependencies."""
 
 PLACES = {
     **{f"{project}/pyproject.toml": r'^(version = ")(.+)(")$' for project in PROJECTS},

@@ -1,4 +1,4 @@
-"""A training script as it is written for torchrun: torch alone, nothing of this project in it.
+"""A training script for torchrun: torch alone, without this project.
 
 torchrun --nproc-per-node 2 train.py /tmp/plain
 """
@@ -44,7 +44,8 @@ def main(folder: str, steps: int = 200, every: int = 20, pause: float = float(os
                 print(f"step={step} loss={loss.item():.4f} world={world}", flush=True)
             dist.barrier()
     if rank == 0:
-        print(f"final step={step}", flush=True)  # there is no loss when it was started again after its end
+        # A restart after the end has no loss to print.
+        print(f"final step={step}", flush=True)
     dist.destroy_process_group()
 
 

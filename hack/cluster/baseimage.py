@@ -1,4 +1,4 @@
-"""Stand-ins for two public images, built from Debian's packages: `debian:bookworm-slim` and `python:3.11-slim-bookworm`."""
+"""Stand-ins for `debian:bookworm-slim` and `python:3.11-slim-bookworm`, built from Debian's packages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def python_image() -> str:
 
 
 def build_base() -> str:
-    """Builds Debian's minimal system with this machine's certificate authorities and package sources; returns its tag."""
+    """Builds a minimal Debian with this machine's certificate authorities and package sources. Returns the tag."""
     key = build_base_key()
     tagged = f"{BASE}-{key}"
     with cache.lock("base-image"):

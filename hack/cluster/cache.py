@@ -29,7 +29,10 @@ def root() -> Path:
 
 
 def key(*parts: object) -> str:
-    """Returns a short name for a recipe. Equal parts give equal keys in any run on any machine, so parts must be plain data."""
+    """Returns a short name for a recipe.
+
+    The parts must be plain data, because equal parts must have equal keys in any run on any machine.
+    """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

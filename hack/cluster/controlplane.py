@@ -132,7 +132,7 @@ class ControlPlane:
         self._wait("kube-apiserver", lambda: self._status("/readyz") == 200)
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """Returns a kubeconfig with a client certificate for this user and these groups; RBAC decides their permissions."""
+        """Returns a kubeconfig with a client certificate for a user and groups; RBAC decides their permissions."""
         self._minted += 1
         name = f"client-{self._minted}"
         certificate, key = self._authority.client(name, user, groups)
@@ -148,7 +148,7 @@ class ControlPlane:
         return kubeconfig(target, self.url, self._authority.certificate, {"token": answer["status"]["token"]})
 
     def request(self, method: str, path: str, body: object = None, *, timeout: float = 10) -> Any:
-        """Sends one request as the administrator and returns the parsed response. For more than a probe, use a client."""
+        """Sends a request as the administrator and returns the parsed response; meant for probes only."""
         status, text = self._call(method, path, body, timeout)
         if status >= 300:
             raise ClusterError(f"{method} {path}: {status} {text[:500]}")

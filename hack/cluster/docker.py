@@ -29,7 +29,7 @@ def running(*containers: str) -> bool:
 
 
 def build(tag: str, context: Path, dockerfile: str, *, timeout: float = 900) -> None:
-    """Builds an image from this text with the classic builder, because an engine without BuildKit's plugin has no other."""
+    """Builds an image from this text with the classic builder; an engine without BuildKit's plugin has no other."""
     (context / "Dockerfile").write_text(dockerfile)
     log(f"building image {tag}")
     # On the host's network a build reaches every package registry that the machine's own resolver knows.
@@ -58,7 +58,10 @@ REMEMBERED = 24 * 3600
 
 @functools.cache
 def public_images() -> bool:
-    """Returns whether public images can be pulled here: DTJ_PUBLIC_IMAGES=1 or 0, else the result of one pull, kept a day."""
+    """Returns whether public images can be pulled here.
+
+    DTJ_PUBLIC_IMAGES=1 or 0 decides; otherwise one pull does, and the cache keeps its result for a day.
+    """
     forced = os.environ.get("DTJ_PUBLIC_IMAGES")
     if forced in ("0", "1"):
         return forced == "1"

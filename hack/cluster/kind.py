@@ -40,7 +40,10 @@ def kubeconfig() -> Path:
 
 @memoize
 def program(tool: str) -> Path:
-    """Returns a program's path. kubectl and helm may be the machine's; kind is pinned, because the configuration fits it."""
+    """Returns a program's path.
+
+    kubectl and helm may be the machine's own. kind is always the pinned one, because the configuration fits it.
+    """
     found = shutil.which(tool) if tool != "kind" and docker.public_images() else None
     return Path(found) if found else gobuild.binary(tool)
 
@@ -90,7 +93,10 @@ def configuration(*, from_source: bool) -> dict[str, Any]:
 
 
 def audit_policy() -> dict[str, Any]:
-    """Returns a policy that logs each call once, when it is answered, except Kubernetes' own: those are a gigabyte a day."""
+    """Returns a policy that logs each call once, when it is answered.
+
+    The calls of Kubernetes' own components are left out, because they would be a gigabyte a day.
+    """
     own = ["system:nodes", "system:serviceaccounts:kube-system"]
     users = ["system:apiserver", "system:kube-scheduler", "system:kube-controller-manager", "system:kube-proxy"]
     rules = [
@@ -139,7 +145,10 @@ def create() -> None:
 
 
 def _thaw() -> None:
-    """Thaws frozen containers (cgroup v1): runc freezes one during setup, and if runc is killed then, SIGKILL can't end them."""
+    """Thaws frozen containers (cgroup v1).
+
+    runc freezes a container during setup. If runc is killed meanwhile, SIGKILL can't end the frozen processes.
+    """
     for path in Path("/sys/fs/cgroup/freezer").glob("docker/**/freezer.state"):
         # A file that is gone or not writable shows up as a failed removal.
         with contextlib.suppress(OSError):

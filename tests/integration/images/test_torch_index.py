@@ -1,4 +1,4 @@
-"""TORCH_INDEX_URL names the index of torch; all else comes from the lock. Uses a real pip and an index of two wheels."""
+"""TORCH_INDEX_URL names the index of torch; all else comes from the lock. pip is real, its indexes are local."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dtj_agent.group import effects as group
+from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, rank: int, attempt: int) -> None:
         self.rank = rank
         self.attempt = attempt
-        self.asked = False
+        self.requested = False
         self.exit_code: int | None = None
         self.held = False
         """In a system call that no signal ends."""
@@ -119,7 +119,9 @@ class Pod:
         if coordinator is None:  # it crashed in the middle of the tick
             return
         for ordinal in [o for o in range(1, world.replicas) if o not in coordinator.peers]:
-            world.call(self, world.lookup(ordinal), lambda other, started=coordinator.announced: other.called(self, started))  # type: ignore[misc]
+            world.call(
+                self, world.lookup(ordinal), lambda other, started=coordinator.succession.announced: other.called(self, started)
+            )  # type: ignore[misc]
         if coordinator.is_replaced and world.lookup(0) is self:
             world.coordinator_does(self, coordinator.named(world.now()))
 
@@ -204,7 +206,7 @@ class Network:
     def member_does(self, pod: Pod, effects: list[member.Effect]) -> None:
         raise NotImplementedError
 
-    def coordinator_does(self, pod: Pod, effects: list[group.Effect]) -> None:
+    def coordinator_does(self, pod: Pod, effects: list[coordinator_effects.Effect]) -> None:
         raise NotImplementedError
 
     def now(self) -> Now:
@@ -214,7 +216,7 @@ class Network:
         self._count += 1
         heapq.heappush(self._events, (self.time + seconds, self._count, call))
 
-    def say(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         self.log.append(f"{self.time:8.3f} {text}")
 
     def fail(self, text: str) -> None:

@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from dtj_agent.group.budget import RestartBudget
-from dtj_agent.group.diagnose import diagnose, exit_code_of, last_exception
+from dtj_agent.group.failure_rules import diagnose, exit_code_of, last_exception
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    main()\n'
 ENDS = {
@@ -100,16 +99,3 @@ EXCEPTIONS = {
 @pytest.mark.parametrize(("tail", "line"), EXCEPTIONS.values(), ids=EXCEPTIONS)
 def test_the_last_exception_of_a_log_tail(tail: str, line: str | None) -> None:
     assert last_exception(tail) == line
-
-
-def test_the_budget_counts_within_its_window() -> None:
-    budget = RestartBudget(2, 100.0)
-    assert [budget.spend(t) for t in (0.0, 50.0, 99.0, 101.0, 120.0, 151.0)] == [True, True, False, True, False, True]
-
-
-def test_a_refilled_budget_is_whole() -> None:
-    budget = RestartBudget(1, 100.0, [5.0])
-    assert not budget.spend(6.0)
-    budget.refill()
-    assert budget.spend(7.0)
-    assert not RestartBudget(0, 100.0).spend(0.0)

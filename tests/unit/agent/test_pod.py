@@ -186,7 +186,7 @@ def test_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
         wait_until("the worker to end", lambda: not is_alive(worker))
 
 
-# --- the environment -----------------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 SHOW = """
 import json, os

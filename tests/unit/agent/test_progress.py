@@ -93,7 +93,7 @@ def test_milestones_are_urgent_and_reported_once_unlike_plain_steps() -> None:
 
 
 def test_event_is_reported_even_after_its_attempt_has_ended() -> None:
-    """A rank that loses its lease reports that as it exits; by then the exit of another may have started the next attempt."""
+    """A rank that loses its lease reports that as it exits; the exit of another may already have started an attempt."""
     board = ProgressBoard(1)
     board.add({"rank": 1, "attempt": 1, "event": {"reason": "A"}})
     board = ProgressBoard(2, board.take_events())

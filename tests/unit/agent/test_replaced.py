@@ -162,7 +162,7 @@ def test_replaced_coordinator_that_restarts_gets_no_member_back(tmp_path: Path) 
         group.start_old_pod_0()
 
         def called() -> bool:
-            """Returns whether the old pod 0 was ignored: it calls its members each second, and each resolves pod 0's name."""
+            """Returns whether the old pod 0 has called its members, each of which resolves pod 0's name, and stays."""
             return all(group.asked(o) >= before + 3 for o, before in zip((1, 2), asked, strict=True))
 
         wait_until("a call or an attempt", lambda: called() or group.old_status().get("attempt", 0) > 1, detail=group.logs)

@@ -110,7 +110,7 @@ def test_message_without_its_required_fields_is_rejected(message: Any) -> None:
         check(message)
 
 
-# --- the port, over real sockets ------------------------------------------------------------------------------------------
+# --- the port, over real sockets ------------------------------------------------------------------
 
 
 class Port:

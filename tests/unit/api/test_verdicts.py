@@ -34,7 +34,7 @@ def test_every_violation_is_reported_at_once() -> None:
 
 
 def test_the_message_says_what_to_write_instead() -> None:
-    with pytest.raises(InvalidJob, match=r"spec\.image: no image: set spec\.image, or the image of the container"):
+    with pytest.raises(InvalidJob, match=r"spec\.image: no image: set spec\.image, or the image of the trainer container"):
         validate(job({"image": None}))
 
 
@@ -45,7 +45,7 @@ def test_a_stored_object_may_have_fields_that_an_older_operator_does_not_know() 
 
 
 def test_a_stored_object_that_breaks_a_rule_is_refused_by_the_operator_too() -> None:
-    with pytest.raises(InvalidJob, match="begin with 'dtj-' belong to the operator"):
+    with pytest.raises(InvalidJob, match="begin with 'dtj-' are reserved by the operator"):
         read(job({"template": template({"volumes": [{"name": "dtj-state"}]})}))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from types import ModuleType
 
@@ -11,7 +10,7 @@ import torch
 
 import benchmarks.gpu.results
 import benchmarks.trainer.results
-from benchmarks.report import Ratio, Table, put, ratios, render, rendered
+from benchmarks.report import Ratio, Table, put, ratios, render
 from benchmarks.trainer.throughput import turn
 from benchmarks.trainer.workloads import same_losses
 
@@ -45,9 +44,7 @@ def test_target_is_met_on_the_right_side(ratio: Ratio, more: bool, ours: float, 
 
 @pytest.mark.parametrize("of", [benchmarks.trainer.results, benchmarks.gpu.results], ids=["trainer", "gpu"])
 def test_readme_has_the_figures_of_the_results(of: ModuleType) -> None:
-    results = json.loads(of.RESULTS.read_text()) if of.RESULTS.exists() else {}
-    readme = of.README.read_text()
-    assert rendered(readme, of.TABLES, results) == readme, f"run python -m {of.__name__.rpartition('.')[0]} --render"
+    assert of.REPORT.rendered() == of.REPORT.readme.read_text(), f"run python -m {of.__name__.rpartition('.')[0]} --render"
 
 
 def test_arm_without_a_measured_reference_has_no_verdict() -> None:

@@ -58,7 +58,7 @@ def test_docstring_that_opens_with_something_else_is_reported(docstring: str) ->
         'class Pod:\n    """A pod."""\n    @property\n    def name(self) -> str:\n        """The name."""\n',
         'import pytest\n\n@pytest.fixture\ndef pod() -> str:\n    """A pod."""\n',
         'def test_pod_is_named() -> None:\n    """A sentence without a rule."""\n',
-        'class Pod:\n    def __init__(self, name: str) -> None:\n        """`name` is the name of its StatefulSet."""\n',
+        'class Pod:\n    def __init__(self, name: str) -> None:\n        """`name` is its StatefulSet."""\n',
     ],
 )
 def test_noun_is_allowed_where_it_describes_a_thing(text: str) -> None:

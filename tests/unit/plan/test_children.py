@@ -238,7 +238,7 @@ def test_every_mount_of_ours_has_its_volume_and_every_volume_its_mount() -> None
 
 def test_the_hash_is_of_what_shapes_pods_and_of_no_default() -> None:
     def digest(**spec: Any) -> str:
-        return Job.of(job(**spec)).spec_hash
+        return Job.from_object(job(**spec)).spec_hash
 
     assert digest() == digest(backend="auto", restart={"maxRestarts": 10, "windowSeconds": 3600}, suspend=True)
     assert digest() == digest(ttlSecondsAfterFinished=1, cleanPodPolicy="None", activeDeadlineSeconds=9)
@@ -286,7 +286,10 @@ def test_an_object_of_somebody_else_in_the_place_of_a_child_is_not_touched() -> 
     blocked = plan(job(), Observed(service=foreign), NOW, SETTINGS)
     assert blocked.actions == ()
     assert condition(blocked.status, "Running")["reason"] == "ChildConflict"
-    assert "Service digits exists and is not this job's: delete it" in condition(blocked.status, "Running")["message"]
+    assert (
+        "Service digits already exists and does not belong to this job: delete it"
+        in condition(blocked.status, "Running")["message"]
+    )
     assert [event.reason for event in blocked.events] == ["ChildConflict"]
     assert blocked.requeue_after == 30
     again = plan(job(blocked.status), Observed(service=foreign), NOW + 30, SETTINGS)
@@ -297,7 +300,7 @@ def test_an_object_of_somebody_else_in_the_place_of_a_child_is_not_touched() -> 
 def test_children_of_a_deleted_job_of_the_same_name_are_waited_for() -> None:
     waiting = plan(job(), Observed(service=service(owner_uid="earlier")), NOW, SETTINGS)
     assert waiting.actions == ()
-    assert "deleted job of this name" in condition(waiting.status, "Running")["message"]
+    assert "deleted job of the same name" in condition(waiting.status, "Running")["message"]
     assert waiting.requeue_after == 2
 
 

@@ -11,7 +11,7 @@ Object = dict[str, object]
 
 
 def put(status: Object, kind: str, value: bool, reason: str = "R", message: str = "m", *, at: float = NOW) -> Object:
-    return conditions.put(status, kind, value, reason, message, generation=3, now=at)
+    return conditions.Conditions(generation=3, now=at).set(status, kind, value, reason, message)
 
 
 def test_the_transition_time_changes_with_the_status_alone() -> None:

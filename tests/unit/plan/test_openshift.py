@@ -16,7 +16,7 @@ CLUSTER = replace(SETTINGS, pod_user="cluster")
 
 
 def pod_spec(settings: Any, **spec: Any) -> Any:
-    return children.stateful_set(Job.of(job(**spec)), settings, 1)["spec"]["template"]["spec"]
+    return children.stateful_set(Job.from_object(job(**spec)), settings, 1)["spec"]["template"]["spec"]
 
 
 def template(**security: Any) -> Any:

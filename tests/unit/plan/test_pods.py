@@ -28,13 +28,13 @@ WAITING: dict[str, tuple[Object, str, str]] = {
         unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "Unschedulable", "Insufficient nvidia.com/gpu",
     ),
     "the claim is not there": (
-        unscheduled('persistentvolumeclaim "shared" not found'), "VolumeClaimNotFound", "no PersistentVolumeClaim shared",
+        unscheduled('persistentvolumeclaim "shared" not found'), "VolumeClaimNotFound", "Claim shared does not exist",
     ),
     "the image can't be pulled": (waiting("ImagePullBackOff", "not found"), "ImagePullFailed", "image trainer:cpu"),
     "a ConfigMap is not there": (
         waiting("CreateContainerConfigError", 'configmap "c" not found'), "ContainerConfigError", 'configmap "c" not found',
     ),
-    "the container is being made": (waiting("ContainerCreating"), "PodsPending", "is being started"),
+    "the container is being made": (waiting("ContainerCreating"), "PodsPending", "digits-1 is starting"),
     "the init container's image can't be pulled": (
         pod(
             1, phase="Pending", initContainerStatuses=[container("dtj-agent", waiting={"reason": "ErrImagePull"})],
@@ -195,7 +195,7 @@ def test_an_agent_that_crashes_as_it_starts_fails_the_job_after_five_more_tries(
     after = crashed(6, message="ModuleNotFoundError: no module named ssl")
     failed = condition(after.status, "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "RestartBudgetSpent")
-    assert "crashed 6 times as it started (exit code 1" in failed["message"]
+    assert "crashed 6 times during startup (exit code 1" in failed["message"]
     assert "ModuleNotFoundError" in failed["message"]
     assert after.status["restarts"] == {"total": 6, "inPlace": 6, "pod": 0, "counted": 6}
     (evidence,) = after.status["failures"]
@@ -216,7 +216,7 @@ def test_an_image_without_python_fails_at_once() -> None:
     failed = condition(after.status, "Failed")
     assert failed["reason"] == "EntrypointNotFound"
     assert told in failed["message"]
-    assert "needs python3" in failed["message"]
+    assert "must have python3" in failed["message"]
 
 
 def test_pods_of_an_earlier_run_are_not_looked_at() -> None:
@@ -241,10 +241,16 @@ def test_who_is_missing_stands_once_behind_why_a_pod_was_lost() -> None:
     seen = Observed(stateful_set=child, service=service(), pods=(pod(0), pod(1, deleted=True), pod(2)), agent=word)
     first = plan(job(running.status), seen, NOW + 2, SETTINGS)
     told = condition(first.status, "Restarting")
-    assert (told["reason"], told["message"]) == ("PodDeleted", "digits-1 was deleted; now waiting for digits-1 (left 2 s ago)")
+    assert (told["reason"], told["message"]) == (
+        "PodDeleted",
+        "pod digits-1 was deleted; now waiting for digits-1 (left 2 s ago)",
+    )
     word = word | {"phaseMessage": "waiting for digits-1 (left 40 s ago)"}
     later = plan(job(first.status), replace(seen, pods=pods(), agent=word), NOW + 40, SETTINGS)
     told = condition(later.status, "Restarting")
-    assert (told["reason"], told["message"]) == ("PodDeleted", "digits-1 was deleted; now waiting for digits-1 (left 40 s ago)")
+    assert (told["reason"], told["message"]) == (
+        "PodDeleted",
+        "pod digits-1 was deleted; now waiting for digits-1 (left 40 s ago)",
+    )
     soon = plan(job(later.status), replace(seen, pods=pods(), agent=word | {"phaseMessage": "waiting for x"}), NOW + 42, SETTINGS)
     assert soon.status == later.status, "that time goes on is no reason to write"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtj_core.plan import progress
-from dtj_core.plan.agent_report import from_agent
+from dtj_core.plan.agent_report import report_from_status
 from dtj_core.plan.times import rfc3339
 from tests.unit.plan.build import NOW, UID, agent
 
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 def merged(status: Object, now: float = NOW, **fields: Any) -> Object:
-    report = from_agent(agent(**fields), UID)
+    report = report_from_status(agent(**fields), UID)
     assert report is not None
     return progress.merge(status, report, now)
 

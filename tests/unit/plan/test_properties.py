@@ -17,7 +17,7 @@ from dtj_contract import names
 from dtj_core.api.status import FAILURES, RECOVERIES, Status
 from dtj_core.plan import plan
 from dtj_core.plan.model import Object
-from dtj_core.plan.status_throttle import urgent
+from dtj_core.plan.status_throttle import significant_fields
 from tests.unit.plan.build import NOW, World, agent, container, ended, job, outcome, pod, service, true_conditions
 
 garbage = st.recursive(
@@ -177,5 +177,5 @@ def test_crashes_on_the_way_change_nothing_about_where_a_job_arrives(script: lis
     crashing.check_fixpoint()
     assert (crashing.world.job is None) == (straight.world.job is None)
     # What is held back for a while, and the wording, depend on when it was first seen; nothing else does.
-    assert urgent(crashing.world.status) == urgent(straight.world.status)
+    assert significant_fields(crashing.world.status) == significant_fields(straight.world.status)
     assert crashing.world.observed == straight.world.observed

@@ -30,7 +30,7 @@ def test_any_word_of_an_agent_makes_a_status_within_the_schema(words: list[dict[
     stored, child = started()
     for seconds, word in enumerate(words):
         said = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent(**word))
-        # Not paced: every word is to be written.
+        # Not throttle_status_writes: every word is to be written.
         stored = job({k: v for k, v in plan(stored, said, NOW + 60 * seconds, SETTINGS).status.items() if k != "lastUpdateTime"})
         json.dumps(stored["status"], allow_nan=False)
         Status.model_validate(stored["status"], by_alias=True, by_name=False)

@@ -8,7 +8,7 @@ import pytest
 
 from dtj_contract import names
 from dtj_core.plan import plan, restarts
-from dtj_core.plan.agent_report import Report, from_agent
+from dtj_core.plan.agent_report import Report, report_from_status
 from dtj_core.plan.model import Observed, Plan
 from tests.unit.plan.build import NOW, SETTINGS, UID, agent, condition, job, outcome, pods, service, started
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 def said(in_place: int = 0, pod: int = 0, counted: int = 0, *, memory: float = NOW, seconds: float = 0.0, **more: Any) -> Report:
     counters = {"inPlace": in_place, "pod": pod, "counted": counted}
-    report = from_agent(agent(restarts=counters, startTime=memory, productiveSeconds=seconds, **more), UID)
+    report = report_from_status(agent(restarts=counters, startTime=memory, productiveSeconds=seconds, **more), UID)
     assert report is not None
     return report
 
@@ -105,7 +105,7 @@ def test_a_restart_that_was_over_before_anybody_looked_is_written_at_once_and_to
     )
     assert after.status["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}
     assert [event.reason for event in after.events] == ["WorkerFailed", "WorkersRunning"]
-    assert condition(after.status, "Running")["message"] == "attempt 2 runs on 3 pods"
+    assert condition(after.status, "Running")["message"] == "attempt 2 is running on 3 pods"
     assert condition(after.status, "Running")["lastTransitionTime"] == condition(first.status, "Running")["lastTransitionTime"]
 
 

@@ -58,7 +58,7 @@ def test_a_running_job_with_a_spec_of_another_version_goes_on_and_says_so(case: 
     assert wanted.status["phase"] == "Running"
     stalled = condition(wanted.status, "Stalled")
     assert stalled["reason"] == "InvalidSpec"
-    assert "install the operator that belongs to it" in stalled["message"]
+    assert "install the operator that matches the CRD" in stalled["message"]
     assert [event.reason for event in wanted.events] == ["InvalidSpec"]
     again = plan(job(wanted.status, **NEWER[case]), seen, NOW + 6, SETTINGS)
     assert (again.actions, again.events, again.status) == ((), (), wanted.status)
@@ -167,7 +167,7 @@ def test_whatever_stands_in_the_spec_of_a_running_job_its_pods_stay_and_its_outc
 
 
 def job_of(body: Object) -> Job:
-    return Job.salvaged(body, "")
+    return Job.salvage(body, "")
 
 
 # --- the shape -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ FROZEN = (
 
 def test_the_shape_of_a_job_is_the_one_that_every_version_before_has_written() -> None:
     """The table may gain entries, at its end. An entry that changes restarts every job that runs at the upgrade."""
-    assert shape.of({"image": "trainer:cpu", "entrypoint": {"module": "train"}}).startswith(FROZEN)
+    assert shape.spec_shape({"image": "trainer:cpu", "entrypoint": {"module": "train"}}).startswith(FROZEN)
 
 
 def test_every_field_of_the_spec_that_is_not_live_is_in_the_table() -> None:
@@ -198,7 +198,7 @@ def test_every_field_of_the_spec_that_is_not_live_is_in_the_table() -> None:
 def test_a_default_that_another_version_changes_restarts_nothing(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, child = started()  # its stored spec says nothing of restarts
     monkeypatch.setattr(api, "read", read_with_defaults(**{field: 7}))
-    assert Job.of(stored).spec.restart.model_dump(by_alias=True)[field] == 7
+    assert Job.from_object(stored).spec.restart.model_dump(by_alias=True)[field] == 7
     seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent())
     assert plan(stored, seen, NOW, SETTINGS).actions == ()
 
@@ -237,14 +237,14 @@ def test_what_another_version_of_the_crd_fills_in_restarts_nothing(spec: Object)
 
 
 def test_shapes_of_two_versions_are_compared_where_both_know_the_field() -> None:
-    mine = shape.of(job()["spec"])
-    assert not shape.differ(mine, mine + ",communication.algorithm=0123456789ab"), "of a newer operator"
-    assert not shape.differ(mine, mine.replace(",restart.windowSeconds=default", "")), "of an older operator"
-    assert not shape.differ(mine, "0123456789abcdef"), "of an operator that wrote one digest"
-    assert shape.differ(mine, shape.of(job(backend="gloo")["spec"]))
+    mine = shape.spec_shape(job()["spec"])
+    assert not shape.shapes_differ(mine, mine + ",communication.algorithm=0123456789ab"), "of a newer operator"
+    assert not shape.shapes_differ(mine, mine.replace(",restart.windowSeconds=default", "")), "of an older operator"
+    assert not shape.shapes_differ(mine, "0123456789abcdef"), "of an operator that wrote one digest"
+    assert shape.shapes_differ(mine, shape.spec_shape(job(backend="gloo")["spec"]))
 
 
 def test_a_spec_that_was_changed_while_suspended_still_makes_the_pods_anew() -> None:
     stored, child = started()
-    assert children.is_outdated(Job.of(job(stored["status"], replicas=2)), child)
-    assert children.is_outdated(Job.of(job(stored["status"], restart={"maxRestarts": 1})), child)
+    assert children.is_outdated(Job.from_object(job(stored["status"], replicas=2)), child)
+    assert children.is_outdated(Job.from_object(job(stored["status"], restart={"maxRestarts": 1})), child)
