@@ -124,7 +124,7 @@ def exact(out: str) -> None:
             strategy = HsdpConfig(shard_size=2) if name == "hsdp" else STRATEGIES[name]
             trainer.config, rows = sgd(samples, micro, strategy), Rows()
             trainer.fit(elsewhere(trainer.group.rank), tokens(), loss=gpt.loss, sinks=[rows])
-            live = Contents({"model": trainer.state.parts["model"]}).sharded()["model"]
+            live = Contents({"model": trainer.state.objects["model"]}).sharded()["model"]
             weights_of_all = {k: whole(v).tolist() for k, v in live.items()}
             if trainer.group.rank == 0:
                 told.append({

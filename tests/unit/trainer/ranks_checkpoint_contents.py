@@ -109,7 +109,7 @@ def statistics(directory: str, out: str) -> None:
         trainer.config = config(folder, strategy=STRATEGIES[name])
         torch.manual_seed(1)
         result = trainer.fit(Normalized(), samples(), loss=loss, validation=samples(10), measure=measure)
-        live = next(b for n, b in trainer.state.parts["model"].named_buffers() if n.endswith("running_mean"))  # type: ignore[attr-defined]
+        live = next(b for n, b in trainer.state.objects["model"].named_buffers() if n.endswith("running_mean"))  # type: ignore[attr-defined]
         live = trainer.group.from_first(live.tolist())
         if trainer.group.rank == 0:
             export(folder, folder / "model.pt")

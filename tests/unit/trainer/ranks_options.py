@@ -50,7 +50,7 @@ def optimizers(folder: Path) -> None:
     """Optimizers with two groups, saved by one strategy and loaded by another; one of the caller's own."""
     with Trainer(TrainerConfig(steps=1, deterministic=True)) as trainer:
         told: dict[str, Any] = {"whole": run(trainer, folder / "whole", 4)}
-        groups = trainer.state.parts["optimizer"].param_groups  # type: ignore[attr-defined]
+        groups = trainer.state.objects["optimizer"].param_groups  # type: ignore[attr-defined]
         told |= {
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "groups": [[g["weight_decay"], sorted({p.dim() for p in g["params"]})] for g in groups],
@@ -68,7 +68,7 @@ def half(folder: Path, dtype: Literal["bf16", "fp16"]) -> None:
         told: dict[str, Any] = {}
         for name, until in (("whole", [4]), ("parts", [3, 4])):
             losses = [loss for steps in until for loss in run(trainer, folder / name, steps, dtype=dtype)]
-            told[name] = [losses, trainer.state.parts["precision"].loss_scale]  # type: ignore[attr-defined]
+            told[name] = [losses, trainer.state.objects["precision"].loss_scale]  # type: ignore[attr-defined]
         if trainer.group.rank == 0:
             (folder / "out.json").write_text(json.dumps(told))
 

@@ -139,7 +139,7 @@ def whole(leaf: Any) -> Any:
 def fingerprint(state: State) -> dict[str, str]:
     """SHA-256 of each tensor of modules and optimizers, whole, by name: the same however they are sharded."""
     out = {}
-    for key, leaf in sorted(leaves(Contents(state.parts).sharded())):
+    for key, leaf in sorted(leaves(Contents(state.objects).sharded())):
         if isinstance(leaf, (torch.Tensor, Part)):
             out[key] = hashlib.sha256(whole(leaf).detach().contiguous().numpy().tobytes()).hexdigest()
     return out
@@ -202,7 +202,7 @@ def features(out: str) -> None:
         "overflow": {"precision": PrecisionConfig(dtype="fp16", initial_scale=2.0**60), "steps": 3},
     }
     results: dict[str, Any] = {name: trained(trainer, **changes) for name, changes in runs.items()}
-    results["scale after overflow"] = trainer.group.all_objects(trainer.state.parts["precision"].loss_scale)  # type: ignore[attr-defined]
+    results["scale after overflow"] = trainer.group.all_objects(trainer.state.objects["precision"].loss_scale)  # type: ignore[attr-defined]
     if trainer.group.rank == 0:
         Path(out).write_text(json.dumps(results))
     trainer.close()
@@ -226,7 +226,7 @@ def bucket_traffic(out: str) -> None:
     dist.all_reduce = counted
     with Trainer(TrainerConfig(steps=1)) as trainer:
         trained(trainer, strategy=DdpScratchConfig(bucket_cap_mb=0.01), steps=4, micro_batch_size=2)
-        model = trainer.state.parts["model"]
+        model = trainer.state.objects["model"]
         assert isinstance(model, ScratchDdpModel)
         told = {
             "calls": calls,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtj_trainer.data.loader import Cut, LoaderConfig, StreamOrder, batches
+from dtj_trainer.data.loader import BatchPartition, LoaderConfig, StreamOrder, batches
 from dtj_trainer.data.order import DataOrder
 from dtj_trainer.data.source import TensorData
 from tests.unit.trainer.ranks import finished
@@ -65,8 +65,8 @@ def test_ranks_with_unequal_shares_have_as_many_micro_batches_and_every_sample_c
     counted: list[int] = []
     for rank in range(2):
         order = StreamOrder(global_batch_size=11) if streamed else DataOrder(length=22, global_batch_size=11, shuffle=False)
-        cut = Cut(global_batch_size=11, rank=rank, world_size=2, micro_batch_size=1)
-        steps = batches(data, order, cut, LoaderConfig(workers=workers), seed=0)
+        partition = BatchPartition(global_batch_size=11, rank=rank, world_size=2, micro_batch_size=1)
+        steps = batches(data, order, partition, LoaderConfig(workers=workers), seed=0)
         for _ in range(2):
             parts = next(steps)
             assert len(parts) == 6

@@ -14,7 +14,7 @@ import torch
 
 from dtj_trainer.components.early_stopping import EarlyStop, EarlyStopConfig
 from dtj_trainer.components.lr_schedule import ScheduleConfig, batch_factor, factor
-from dtj_trainer.data.loader import Cut, LoaderConfig, StreamOrder, batches
+from dtj_trainer.data.loader import BatchPartition, LoaderConfig, StreamOrder, batches
 from dtj_trainer.data.order import DataOrder
 from dtj_trainer.distributed.stop_consensus import steps_apart
 from dtj_trainer.errors import ConfigError
@@ -87,8 +87,8 @@ def test_the_search_for_a_batch_size_recovers_from_running_out_of_memory(tmp_pat
     assert not told["one more"]
 
 
-def cut(rank: int, world: int, batch: int = 12, micro: int | None = None) -> Cut:
-    return Cut(global_batch_size=batch, rank=rank, world_size=world, micro_batch_size=micro)
+def partition(rank: int, world: int, batch: int = 12, micro: int | None = None) -> BatchPartition:
+    return BatchPartition(global_batch_size=batch, rank=rank, world_size=world, micro_batch_size=micro)
 
 
 def test_over_any_changes_of_world_every_sample_comes_exactly_once_an_epoch() -> None:
@@ -97,7 +97,7 @@ def test_over_any_changes_of_world_every_sample_comes_exactly_once_an_epoch() ->
     for world in (4, 2, 3, 1, 4, 2, 3, 1):
         for rank in range(world):
             data = Recording(torch.arange(50))
-            next(batches(data, order, cut(rank, world, micro=2), LoaderConfig(), seed=3))
+            next(batches(data, order, partition(rank, world, micro=2), LoaderConfig(), seed=3))
             taken += data.given
         order.advance()
     assert sorted(taken[:50]) == list(range(50))
@@ -114,7 +114,7 @@ def test_the_order_depends_on_the_seed_alone_and_a_position_of_another_order_is_
     with pytest.raises(ConfigError, match="made with seed=1, this run has seed=2"):
         other.load_state_dict(first.state_dict())
     with pytest.raises(ConfigError, match="global_batch_size=2 is less than the 4 ranks: write at least 4"):
-        cut(0, 4, batch=2).parts()
+        partition(0, 4, batch=2).micro_batches()
 
 
 @pytest.mark.torch
@@ -130,13 +130,13 @@ def test_a_stream_gives_each_rank_its_part_and_goes_on_where_it_stood(workers: i
     stream, order = Numbers(tokens(30), 60), StreamOrder(global_batch_size=12, position=12)
     expected = [stream.data[i % 30] for i in range(12, 36)]
     for rank in range(2):
-        steps = batches(stream, order, cut(rank, 2, micro=4), LoaderConfig(workers=workers), seed=0)
+        steps = batches(stream, order, partition(rank, 2, micro=4), LoaderConfig(workers=workers), seed=0)
         for number in range(2):
             got = torch.cat([batch[0] for batch, _ in next(steps)])
             mine = expected[number * 12 + rank * 6 : number * 12 + rank * 6 + 6]
             assert torch.equal(got, torch.stack([x for x, _ in mine]))
         del steps
-    last = batches(stream, StreamOrder(global_batch_size=12, position=60), cut(0, 2), LoaderConfig(workers=workers), seed=0)
+    last = batches(stream, StreamOrder(global_batch_size=12, position=60), partition(0, 2), LoaderConfig(workers=workers), seed=0)
     with pytest.raises(ConfigError, match="stream of samples has ended"):
         next(last)
 

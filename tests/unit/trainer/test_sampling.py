@@ -34,8 +34,10 @@ def test_augmentation_in_a_worker_is_the_same_after_a_restart_and_differs_by_ran
     def drawn(rank: int, first: int) -> list[Any]:
         rng.seed_all(random.SystemRandom().randrange(2**32))
         order = DataOrder(length=24, global_batch_size=4, position=4 * first)
-        tasks = loader._Tasks(order, loader.Cut(global_batch_size=4, rank=rank, world_size=2, micro_batch_size=None))
-        return [loader._ByIndex(ranks_sampling.Augmented(), 3)[task].tolist() for task in islice(tasks, 6 - first)]
+        requests = loader._Requests(
+            order, loader.BatchPartition(global_batch_size=4, rank=rank, world_size=2, micro_batch_size=None)
+        )
+        return [loader._ByIndex(ranks_sampling.Augmented(), 3)[request].tolist() for request in islice(requests, 6 - first)]
 
     kept = rng.capture()
     try:

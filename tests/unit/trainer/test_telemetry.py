@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtj_trainer.errors import SinkError
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.telemetry.meter import summary
-from dtj_trainer.telemetry.progress import Progress
+from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 from tests.lib.ports import free_port
@@ -137,7 +137,7 @@ def test_a_worker_forked_while_a_sink_is_imported_can_import_the_same(tmp_path: 
 
 def test_a_report_never_blocks_and_what_is_said_once_arrives_when_there_is_room_again(tmp_path: Path) -> None:
     agent = AgentSocket(tmp_path / "agent")
-    progress = Progress(agent.path, rank=0, attempt=2, min_interval=0.0)
+    progress = ProgressReporter(agent.path, rank=0, attempt=2, min_interval=0.0)
     progress.event("Warning", "CheckpointTorn", "no agent yet")
     for step in range(1000):
         progress.step(step, 1000, loss=math.inf, metrics={"a": math.nan, "b": 1.0})

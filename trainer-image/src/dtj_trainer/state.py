@@ -34,10 +34,10 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.stop_consensus import Agreement, Signs
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
-from dtj_trainer.telemetry.progress import Progress
+from dtj_trainer.telemetry.meter import process_age
+from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
 from dtj_trainer.telemetry.sinks import Background
-from dtj_trainer.telemetry.startup import process_age
 
 log = logging.getLogger(__name__)
 
@@ -67,23 +67,23 @@ class StateConfig:
 class State:
     """Parts of a run by name: modules, optimizers, and anything with state_dict and load_state_dict."""
 
-    def __init__(self, config: StateConfig | None = None, /, **parts: object) -> None:
+    def __init__(self, config: StateConfig | None = None, /, **objects: object) -> None:
         """Joins the group if the script has not; `attach` gives an environment or group of one's own."""
         env = WorkerEnv.read()
         config = config or StateConfig()
         group = Group.open(env, timeout=timedelta(seconds=config.collective_timeout_seconds))
-        self._attach(config, env, group, parts)
+        self._attach(config, env, group, objects)
 
     @classmethod
-    def attach(cls, config: StateConfig, env: WorkerEnv, group: Group, /, **parts: object) -> State:
+    def attach(cls, config: StateConfig, env: WorkerEnv, group: Group, /, **objects: object) -> State:
         """As the constructor, in a group that is there already."""
         self = cls.__new__(cls)
-        self._attach(config, env, group, parts)
+        self._attach(config, env, group, objects)
         return self
 
-    def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, parts: dict[str, object]) -> None:
+    def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, objects: dict[str, object]) -> None:
         facts = config_check.facts(config, group, env, config.checkpoint)
-        config_check.check(facts | {"state parts": ", ".join(sorted(parts))}, group)
+        config_check.check(facts | {"state objects": ", ".join(sorted(objects))}, group)
         self.step = 0
         """Optimizer steps done."""
         self.total: int | None = None
@@ -94,11 +94,11 @@ class State:
         self.on_start: Callable[[State], None] | None = None
         """Called once by `steps`, after the load and before the first step."""
         self._config = config
-        self.parts = parts
-        self._progress = Progress(env.agent_socket, rank=group.rank, attempt=env.attempt)
+        self.objects = objects
+        self._progress = ProgressReporter(env.agent_socket, rank=group.rank, attempt=env.attempt)
         every = config.checkpoint.every_steps or env.checkpoint_every or DEFAULT_EVERY_STEPS
         self._saves = Saves(
-            self._open_store(), config.checkpoint, parts,
+            self._open_store(), config.checkpoint, objects,
             every=every, first_rank=group.rank == 0, progress=self._progress, notify=self.notify,
         )  # fmt: skip
         self._save_asked = False
@@ -184,7 +184,7 @@ class State:
     ) -> None:
         """What the step in hand has given. `samples`: over all ranks. A tensor is read only when the step is logged."""
         self._samples += samples
-        if self.due:
+        if self.will_log:
             values = {k: _number(v) for k, v in metrics.items()}
             self._record = Record(
                 step=self.step + 1,
@@ -196,22 +196,22 @@ class State:
             )
 
     @property
-    def due(self) -> bool:
+    def will_log(self) -> bool:
         """The step in hand will be logged: every `log_every_steps`, the last, and one that is saved: its metrics are its own."""
-        return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total or self.saving
+        return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total or self.will_save
 
     @property
-    def saving(self) -> bool:
+    def will_save(self) -> bool:
         """The step in hand will be saved, unless the save before it is still being written."""
         return (
             self._save_asked or self._saves.due(self.step + 1) or (self._saves.store is not None and self.step + 1 == self.total)
         )
 
-    def aside(self, seconds: float) -> None:
+    def exclude_time(self, seconds: float) -> None:
         """So long was no training but, say, validation: it does not count in samples_per_second."""
         self._window_start += seconds
 
-    def take_stall(self) -> float:
+    def pop_stall_seconds(self) -> float:
         """Seconds that checkpoints have kept the training thread since the last call."""
         return self._saves.take_stall()
 

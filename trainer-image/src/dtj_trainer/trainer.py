@@ -32,9 +32,9 @@ from dtj_trainer.components.optimizer import check_element_wise, make_optimizer
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.components.validation import Measure, evaluate
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.data.loader import Cut, LoaderConfig, StreamData, StreamOrder, batches
+from dtj_trainer.data.loader import BatchPartition, LoaderConfig, StreamData, StreamOrder, batches
 from dtj_trainer.data.nested import to_device
-from dtj_trainer.data.order import DataOrder, edges
+from dtj_trainer.data.order import DataOrder, rank_bounds
 from dtj_trainer.data.source import BatchDataset, MapDataset, check_data
 from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
@@ -45,7 +45,7 @@ from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import State
 from dtj_trainer.strategies import StrategyConfig
 from dtj_trainer.telemetry.meter import Meter
-from dtj_trainer.telemetry.profiler import Window
+from dtj_trainer.telemetry.profiler import ProfilerWindow
 from dtj_trainer.telemetry.record import Sink
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 
@@ -92,7 +92,9 @@ class Trainer:
         """Joins the group. Raises RankMismatch if the ranks were started differently."""
         self.config = config
         self.env = env or WorkerEnv.read()
-        edges(config.global_batch_size, self.env.rank, self.env.world_size)  # too small a batch is said before anybody waits
+        rank_bounds(
+            config.global_batch_size, self.env.rank, self.env.world_size
+        )  # too small a batch is said before anybody waits
         self.on_start: Callable[[State], None] | None = None
         """Called once by `fit`, after the load and before the first step."""
         if config.cpu_threads:
@@ -144,7 +146,7 @@ class Trainer:
             micro = micro_batch_size(model, share, loss, config=config, strategy=decided, group=group, precision=precision)
         recompute(found, config.recompute)
         compile_forward(model, config.compile, decided, config.blocks)
-        cut = Cut(
+        partition = BatchPartition(
             global_batch_size=config.global_batch_size, rank=group.rank, world_size=group.world_size, micro_batch_size=micro
         )
         strategy = strategies.make(decided, config.blocks)
@@ -167,14 +169,14 @@ class Trainer:
         meter = Meter(
             group, flops_per_sample=flops_per_sample, tokens_per_sample=tokens_per_sample, peak=config.telemetry.peak_flops
         )
-        profile = Window(config.telemetry.profile, group.rank)
+        profile = ProfilerWindow(config.telemetry.profile, group.rank)
 
         def validated() -> dict[str, float]:
             if validation is None or measure is None:
                 return {}
             broadcast_buffers(wrapped, group)  # what is validated is what a checkpoint holds
             with ema.applied() if ema else nullcontext():
-                return evaluate(wrapped, validation, measure, group=group, batch_size=cut.largest)
+                return evaluate(wrapped, validation, measure, group=group, batch_size=partition.largest)
 
         every = config.validate_every_steps or total
         ready = None
@@ -183,13 +185,13 @@ class Trainer:
 
         for step in state.steps(total):
             if ready is None:  # only now does the order know where a checkpoint left it
-                ready = batches(data, order, cut, config.data, seed=config.seed)
+                ready = batches(data, order, partition, config.data, seed=config.seed)
                 meter.begin()
             profile.before(step)
-            with meter.part("data"):
+            with meter.section("data"):
                 parts_of_step = next(ready)
             metrics: dict[str, torch.Tensor | float] = {"epoch": order.epoch, "lr": scheduler.get_last_lr()[0]}
-            with meter.part("compute"):
+            with meter.section("compute"):
                 with self._memory_named(step):
                     local = self._forward_backward(strategy, wrapped, parts_of_step, loss, precision)
                 if precision.unscale(wrapped, trains):
@@ -203,18 +205,18 @@ class Trainer:
             order.advance()
             meter.step_done()
             regular = (step + 1) % every == 0 or step + 1 == total
-            if regular or (state.saving and self._ranked_by_validation):
+            if regular or (state.will_save and self._ranked_by_validation):
                 began = time.perf_counter()
                 measured = validated()
                 meter.add("evaluation", time.perf_counter() - began)
-                state.aside(time.perf_counter() - began)
+                state.exclude_time(time.perf_counter() - began)
                 if early and regular:
                     early.validated(measured)
                     if early.over:
                         state.end()
             window = None
-            if state.due:
-                meter.add("checkpoint", state.take_stall())
+            if state.will_log:
+                meter.add("checkpoint", state.pop_stall_seconds())
                 window = meter.close_window(float(local), strategy.communication(wrapped), config.global_batch_size)
                 mean_loss = window.loss
                 metrics |= {f"validation_{k}": v for k, v in measured.items()} | window.metrics
@@ -253,7 +255,7 @@ class Trainer:
     def _check_metric(self, metrics: Mapping[str, object]) -> None:
         best = self.config.state.checkpoint.retention
         known = {"loss", *metrics} | SOMETIMES
-        if best.keep_best and best.metric not in known and (self.state.saving or not self._ranked_by_validation):
+        if best.keep_best and best.metric not in known and (self.state.will_save or not self._ranked_by_validation):
             raise ConfigError(f"checkpoint.retention.metric={best.metric!r}: write one of {', '.join(sorted(known))}")
 
     def _started(self, early: EarlyStop | None, state: State) -> None:
@@ -312,7 +314,7 @@ class Trainer:
     def _first_share(self, data: Data | StreamData) -> Any:
         """This rank's part of the first step as one batch, to try sizes with."""
         config, group = self.config, self.group
-        whole = Cut(
+        whole = BatchPartition(
             global_batch_size=config.global_batch_size, rank=group.rank, world_size=group.world_size, micro_batch_size=None
         )
         ((batch, _),) = next(batches(data, self._order(data)[0], whole, LoaderConfig(), seed=config.seed))

@@ -13,7 +13,7 @@ from dtj_trainer.checkpoint.folder import Checkpoint
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.checkpoint.write import SaveResult
 from dtj_trainer.errors import CheckpointError, LeaseLost
-from dtj_trainer.telemetry.progress import Progress
+from dtj_trainer.telemetry.progress import ProgressReporter
 
 Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 
@@ -29,7 +29,7 @@ class Saves:
         *,
         every: int,
         first_rank: bool,
-        progress: Progress,
+        progress: ProgressReporter,
         notify: Notify,
     ) -> None:
         self.store = store

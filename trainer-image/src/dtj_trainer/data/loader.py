@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.data.order import DataOrder, Indices, edges
+from dtj_trainer.data.order import DataOrder, Indices, rank_bounds
 from dtj_trainer.data.source import BatchDataset, MapDataset, collate, fetch
 from dtj_trainer.errors import ConfigError
 
@@ -64,7 +64,7 @@ class StreamOrder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class BatchPartition:
     """How a global batch is cut: by rank, then into micro-batches."""
 
     global_batch_size: int
@@ -72,13 +72,13 @@ class Cut:
     world_size: int
     micro_batch_size: int | None
 
-    def parts(self) -> list[tuple[int, int, int]]:
+    def micro_batches(self) -> list[tuple[int, int, int]]:
         """(begin, end, samples that count) of each of this rank's micro-batches, within the global batch.
 
         As many on every rank, because sharded models meet in every forward. Shares differ by a sample at most: a rank that
         has none left for the last micro-batch takes its last sample again, and that counts for nothing.
         """
-        begin, end = edges(self.global_batch_size, self.rank, self.world_size)
+        begin, end = rank_bounds(self.global_batch_size, self.rank, self.world_size)
         size = self.largest
         own = [(b, min(b + size, end), min(size, end - b)) for b in range(begin, end, size)]
         return own if len(own) == -(-self._share // size) else [*own, (end - 1, end, 0)]
@@ -93,7 +93,7 @@ class Cut:
         return -(-self.global_batch_size // self.world_size)
 
 
-Task = tuple[int, Indices]
+Request = tuple[int, Indices]
 """Place in the stream of samples, and indices."""
 
 
@@ -102,8 +102,8 @@ class _ByIndex(Dataset[Any]):
     data: MapDataset | BatchDataset
     seed: int
 
-    def __getitem__(self, task: Task) -> Any:
-        place, indices = task
+    def __getitem__(self, request: Request) -> Any:
+        place, indices = request
         if get_worker_info() is not None:
             # Random augmentation in a worker depends on the place alone: not on which worker it is, nor on a restart.
             rng.seed_all(self.seed * 1_000_003 + place)
@@ -111,22 +111,22 @@ class _ByIndex(Dataset[Any]):
 
 
 @dataclass(slots=True)
-class _Tasks:
+class _Requests:
     order: DataOrder
-    cut: Cut
+    partition: BatchPartition
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[Request]:
         position = self.order.position  # our own count: workers are ahead of the training
         while True:
             batch = self.order.batch(position)
-            for begin, end, _ in self.cut.parts():
+            for begin, end, _ in self.partition.micro_batches():
                 yield position + begin, batch[begin:end]
-            position += self.cut.global_batch_size
+            position += self.partition.global_batch_size
 
 
 class _Stream(IterableDataset[Any]):
-    def __init__(self, data: StreamData, cut: Cut, start: int) -> None:
-        self._data, self._cut, self._start = data, cut, start
+    def __init__(self, data: StreamData, partition: BatchPartition, start: int) -> None:
+        self._data, self._partition, self._start = data, partition, start
 
     def __iter__(self) -> Iterator[Any]:
         """Micro-batch k of this rank comes from worker k mod workers, and the loader takes them in that order."""
@@ -136,7 +136,7 @@ class _Stream(IterableDataset[Any]):
         position = self._start
         samples: list[Any] = []
         while True:
-            for begin, end, _ in self._cut.parts():
+            for begin, end, _ in self._partition.micro_batches():
                 if number % workers == mine:
                     for _ in islice(source, max(0, position + begin - at)):  # what belongs to others
                         pass
@@ -147,15 +147,20 @@ class _Stream(IterableDataset[Any]):
                         return
                     yield collate(samples)
                 number += 1
-            position += self._cut.global_batch_size
+            position += self._partition.global_batch_size
 
 
 def batches(
-    data: MapDataset | BatchDataset | StreamData, order: DataOrder | StreamOrder, cut: Cut, config: LoaderConfig, *, seed: int
+    data: MapDataset | BatchDataset | StreamData,
+    order: DataOrder | StreamOrder,
+    partition: BatchPartition,
+    config: LoaderConfig,
+    *,
+    seed: int,
 ) -> Iterator[list[tuple[Any, int]]]:
-    """Step by step from the order's position: this rank's micro-batches, each with its count of samples (see Cut); endless.
+    """Yields this rank's micro-batches step by step, without end, from the order's position on.
 
-    Raises ConfigError when a stream ends.
+    Each comes with its count of samples (see BatchPartition). Raises ConfigError when a stream ends.
     """
     pin = torch.cuda.is_available() if config.pin_memory is None else config.pin_memory
     options: dict[str, Any] = {"batch_size": None, "num_workers": config.workers, "pin_memory": pin}
@@ -165,12 +170,12 @@ def batches(
     options["generator"] = torch.Generator().manual_seed(seed)
     loaded: Iterable[Any]
     if isinstance(data, StreamData):
-        loaded = DataLoader(_Stream(data, cut, order.position), **options)
+        loaded = DataLoader(_Stream(data, partition, order.position), **options)
     elif isinstance(order, DataOrder):
-        loaded = DataLoader(_ByIndex(data, seed), sampler=_Tasks(order, cut), **options)
+        loaded = DataLoader(_ByIndex(data, seed), sampler=_Requests(order, partition), **options)
     else:
         raise TypeError("a data set by index needs a DataOrder")
-    sizes = [counted for _, _, counted in cut.parts()]
+    sizes = [counted for _, _, counted in partition.micro_batches()]
     ready = iter(loaded)
     while True:
         step = list(islice(ready, len(sizes)))

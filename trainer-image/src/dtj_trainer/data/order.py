@@ -96,7 +96,7 @@ class DataOrder:
         return self._permutation
 
 
-def edges(size: int, rank: int, world_size: int) -> tuple[int, int]:
+def rank_bounds(size: int, rank: int, world_size: int) -> tuple[int, int]:
     """[begin, end) of a rank's contiguous part of `size` samples. Raises ConfigError if there are fewer than ranks."""
     if size < world_size:
         raise ConfigError(f"global_batch_size={size} is less than the {world_size} ranks: write at least {world_size}")

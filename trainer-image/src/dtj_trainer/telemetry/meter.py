@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -15,8 +17,8 @@ from dtj_trainer.distributed.device_memory import peak_bytes
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.telemetry.gpu import GpuMeter, peak_flops
 
-PARTS = ("data", "compute", "checkpoint")
-_FIELDS = ("loss", "step", *PARTS, "communication", "exposed", "evaluation", "memory", "gpu")
+SECTIONS = ("data", "compute", "checkpoint")
+_FIELDS = ("loss", "step", *SECTIONS, "communication", "exposed", "evaluation", "memory", "gpu")
 _NAN = float("nan")
 
 
@@ -34,7 +36,7 @@ class Meter:
         self._tokens = tokens_per_sample
         self._peak = peak or peak_flops(group.device)
         self._gpu = GpuMeter(group.device)
-        self._seconds = dict.fromkeys((*PARTS, "evaluation"), 0.0)
+        self._seconds = dict.fromkeys((*SECTIONS, "evaluation"), 0.0)
         self._steps = 0
         self._since = time.perf_counter()
 
@@ -43,7 +45,7 @@ class Meter:
         self._since = time.perf_counter()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def section(self, name: str) -> Iterator[None]:
         """What is done inside belongs to this part, or to `evaluation`, which is no part of a step."""
         started = time.perf_counter()
         try:
@@ -59,11 +61,11 @@ class Meter:
         """Counts a step."""
         self._steps += 1
 
-    def close_window(self, local_loss: float, communication: Communication | None, samples_per_step: int) -> Window:
+    def close_window(self, local_loss: float, communication: Communication | None, samples_per_step: int) -> RateWindow:
         """Means per step since the last call, of all ranks: one collective. `local_loss`: this rank's part of the mean."""
         now = time.perf_counter()
         steps = max(1, self._steps)
-        parts = {part: self._seconds[part] / steps for part in PARTS}
+        parts = {part: self._seconds[part] / steps for part in SECTIONS}
         evaluation = self._seconds["evaluation"]
         exposed = min(communication.exposed, parts["compute"]) if communication else _NAN
         parts["compute"] -= exposed if communication else 0.0  # the parts of a step add up, so no second is in two
@@ -86,20 +88,20 @@ class Meter:
 
 def summary(
     rows: torch.Tensor, samples_per_step: int, *, tokens: int | None = None, flops: float | None = None, peak: float | None = None
-) -> Window:
+) -> RateWindow:
     """What the rows of all ranks say of the group (pure). `tokens`, `flops`: of one sample; `peak`: FLOP/s of one rank."""
     by_rank = {name: rows[:, i].tolist() for i, name in enumerate(_FIELDS)}
     mean = dict(zip(_FIELDS, rows.mean(0).tolist(), strict=True))
     # What a rank does by itself, without what it waits for others: the one with the most keeps the others waiting.
     own = [data + compute for data, compute in zip(by_rank["data"], by_rank["compute"], strict=True)]
     average = sum(own) / len(own)
-    metrics = {f"{name}_seconds": mean[name] for name in ("step", *PARTS)}
+    metrics = {f"{name}_seconds": mean[name] for name in ("step", *SECTIONS)}
     metrics |= {
         "imbalance": max(own) / average - 1 if average > 0 else 0.0,
         "slowest_rank": float(own.index(max(own))),
         "memory_bytes": max(by_rank["memory"]),
     }
-    told = ["step", *PARTS]
+    told = ["step", *SECTIONS]
     if not math.isnan(mean["communication"]):  # the strategy measures it
         told += ["communication", "exposed"]
         metrics["communication_seconds"] = mean["communication"]
@@ -118,13 +120,26 @@ def summary(
             metrics["mfu"] = flops * samples_per_second / (peak * len(rows))
     # Added up in rank order, so the loss is the same number on every rank and on every run.
     loss = float(rows[:, 0].sum())
-    return Window(loss=loss, metrics=metrics, per_rank={f"{name}_seconds": by_rank[name] for name in told})
+    return RateWindow(loss=loss, metrics=metrics, per_rank={f"{name}_seconds": by_rank[name] for name in told})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
+class RateWindow:
     """What the group did per step between two logged steps."""
 
     loss: float
     metrics: dict[str, float]
     per_rank: dict[str, list[float]]
+
+
+def process_age() -> float | None:
+    """Returns the seconds since the kernel started this process; None where there is no /proc.
+
+    At the first step this is the part of a recovery that a user's imports cost.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): ticks after boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

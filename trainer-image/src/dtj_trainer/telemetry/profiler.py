@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from dtj_trainer.telemetry.sinks import ProfileConfig
 
 
-class Window:
+class ProfilerWindow:
     """Call `before(step)` before every step, and `close` at the end."""
 
     def __init__(self, config: ProfileConfig | None, rank: int) -> None:

@@ -28,7 +28,7 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-class Progress:
+class ProgressReporter:
     """A worker's line to its agent. Without a socket every call is a no-op."""
 
     def __init__(self, path: Path | None, *, rank: int, attempt: int | None, min_interval: float = 0.05) -> None:
@@ -123,7 +123,7 @@ class Progress:
             return False
         return True
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressReporter:
         return self
 
     def __exit__(self, *_: object) -> None:
