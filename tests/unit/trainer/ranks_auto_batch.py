@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dtj_trainer.auto_batch import micro_batch_size
+from dtj_trainer.auto_batch import find_micro_batch_size
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.device_memory import at_most
@@ -56,7 +56,7 @@ def auto(out: str) -> None:
             precision = Precision(trainer.config.precision, group)
             share = (torch.ones(SAMPLES // 2),)
             with at_most(room):
-                return micro_batch_size(
+                return find_micro_batch_size(
                     model, share, loss, config=trainer.config, strategy=strategy, group=group, precision=precision
                 )
 

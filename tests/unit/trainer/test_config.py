@@ -99,7 +99,7 @@ TRAIN = "task: dtj_trainer.examples.digits:task\narguments: {model: mlp}\nsteps:
     ("file", "flags", "message"),
     [
         (TRAIN, ["--optimizer.lr", "0"], "optimizer.lr=0.0: write a rate above 0"),
-        (TRAIN, ["--optimizer.betas", "[0.9"], "--optimizer.betas: '[0.9' is no YAML; write a number"),
+        (TRAIN, ["--optimizer.betas", "[0.9"], "--optimizer.betas: '[0.9' is not valid YAML; write a number"),
         (TRAIN, ["--seed"], "--seed: a value must follow"),
         (TRAIN, ["steps", "3"], "'steps': write --field value"),
         (TRAIN, ["--epochs", "2"], "write either epochs or steps, not both"),
@@ -116,11 +116,11 @@ TRAIN = "task: dtj_trainer.examples.digits:task\narguments: {model: mlp}\nsteps:
         (
             TRAIN,
             ["--task", "dtj_trainer.examples.digits:mlp", "--arguments", "{}"],
-            "digits:mlp' gave a Sequential: return a dtj_trainer.cli.Task",
+            "digits:mlp' gave a Sequential: return a dtj_trainer.Task",
         ),
         ("steps: 5\n", [], "task: no such line; write task: module:function"),
         ("- steps\n", [], "write a mapping of fields, such as epochs: 10"),
-        ("steps: [1\n", [], "train.yaml is no YAML"),
+        ("steps: [1\n", [], "train.yaml is not valid YAML"),
         (None, [], "--config /no/such/train.yaml: No such file or directory"),
         (None, ["--config"], "--config: a value must follow"),
     ],

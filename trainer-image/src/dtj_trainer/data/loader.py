@@ -1,4 +1,4 @@
-"""A rank's micro-batches in order, from a data set by index or from a stream, read ahead by worker processes if wanted."""
+"""Loads a rank's micro-batches in order, from a data set by index or from a stream, ahead of time with worker processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dtj_trainer.errors import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class LoaderConfig:
-    """How samples come from where they lie to where they are used."""
+    """How samples are fetched."""
 
     workers: int = 0
-    """Processes of this rank that fetch ahead; 0: the training thread fetches. They live as long as the run."""
+    """Processes of this rank that fetch ahead, as long as the run lasts; 0: the training thread fetches."""
     prefetch: int = 2
     """Micro-batches that each worker is ahead."""
     pin_memory: bool | None = None
-    """Page-locked memory, from which a GPU copies while it computes; None: where there is a GPU."""
+    """Page-locked memory, from which a GPU copies while it computes; None: if there is a GPU."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -36,14 +36,14 @@ class LoaderConfig:
 
 @runtime_checkable
 class StreamData(Protocol):
-    """Samples that can only be read one after the other. `read(n)` begins at sample number n of the whole stream."""
+    """Samples that can only be read in order. `read(n)` begins at sample number n of the whole stream."""
 
     def read(self, start: int, /) -> Iterator[Any]: ...
 
 
 @dataclass(kw_only=True, slots=True)
 class StreamOrder:
-    """The place in a stream: DataOrder's counterpart where nothing can be shuffled and no length is known."""
+    """The position in a stream: DataOrder's counterpart where nothing can be shuffled and the length is unknown."""
 
     global_batch_size: int
     position: int = 0
@@ -51,21 +51,21 @@ class StreamOrder:
     epoch: int = field(default=0, init=False)
 
     def advance(self) -> None:
-        """The step is done: its samples are never given again."""
+        """Moves past the samples of a step that is done."""
         self.position += self.global_batch_size
 
     def state_dict(self) -> dict[str, int]:
-        """The position."""
+        """Returns the position."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on where `state` stood."""
+        """Continues at the position of `state`."""
         self.position = state["position"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPartition:
-    """How a global batch is cut: by rank, then into micro-batches."""
+    """Cuts a global batch by rank, then into micro-batches."""
 
     global_batch_size: int
     rank: int
@@ -73,10 +73,10 @@ class BatchPartition:
     micro_batch_size: int | None
 
     def micro_batches(self) -> list[tuple[int, int, int]]:
-        """(begin, end, samples that count) of each of this rank's micro-batches, within the global batch.
+        """Returns (begin, end, samples that count) of each of this rank's micro-batches, within the global batch.
 
-        As many on every rank, because sharded models meet in every forward. Shares differ by a sample at most: a rank that
-        has none left for the last micro-batch takes its last sample again, and that counts for nothing.
+        Every rank has the same number of them, because sharded models communicate in every forward. Shares differ by a
+        sample at most: a rank without a sample for the last micro-batch repeats its last sample, which does not count.
         """
         begin, end = rank_bounds(self.global_batch_size, self.rank, self.world_size)
         size = self.largest
@@ -85,7 +85,7 @@ class BatchPartition:
 
     @property
     def largest(self) -> int:
-        """Samples of the largest micro-batch of any rank."""
+        """The number of samples in the largest micro-batch of any rank."""
         return self.micro_batch_size or self._share
 
     @property
@@ -94,7 +94,7 @@ class BatchPartition:
 
 
 Request = tuple[int, Indices]
-"""Place in the stream of samples, and indices."""
+"""Position in the stream of samples, and indices."""
 
 
 @dataclass(slots=True)
@@ -103,10 +103,10 @@ class _ByIndex(Dataset[Any]):
     seed: int
 
     def __getitem__(self, request: Request) -> Any:
-        place, indices = request
+        position, indices = request
         if get_worker_info() is not None:
-            # Random augmentation in a worker depends on the place alone: not on which worker it is, nor on a restart.
-            rng.seed_all(self.seed * 1_000_003 + place)
+            # Random augmentation in a worker depends on the position alone, not on the worker or on a restart.
+            rng.seed_all(self.seed * 1_000_003 + position)
         return fetch(self.data, indices)
 
 
@@ -116,7 +116,7 @@ class _Requests:
     partition: BatchPartition
 
     def __iter__(self) -> Iterator[Request]:
-        position = self.order.position  # our own count: workers are ahead of the training
+        position = self.order.position  # a separate count: workers run ahead
         while True:
             batch = self.order.batch(position)
             for begin, end, _ in self.partition.micro_batches():
@@ -129,7 +129,7 @@ class _Stream(IterableDataset[Any]):
         self._data, self._partition, self._start = data, partition, start
 
     def __iter__(self) -> Iterator[Any]:
-        """Micro-batch k of this rank comes from worker k mod workers, and the loader takes them in that order."""
+        """Yields this worker's micro-batches: number k is of worker k mod workers, and the loader reads in that order."""
         info = get_worker_info()
         mine, workers = (info.id, info.num_workers) if info else (0, 1)
         source, at, number = self._data.read(self._start), self._start, 0
@@ -138,9 +138,9 @@ class _Stream(IterableDataset[Any]):
         while True:
             for begin, end, _ in self._partition.micro_batches():
                 if number % workers == mine:
-                    for _ in islice(source, max(0, position + begin - at)):  # what belongs to others
+                    for _ in islice(source, max(0, position + begin - at)):  # samples of other ranks or workers
                         pass
-                    # A last sample that is taken again has been read already, unless another worker did.
+                    # A repeated last sample was read already, unless another worker read it.
                     samples = list(islice(source, end - begin)) if at < position + end else samples[-1:]
                     at = position + end
                     if len(samples) < end - begin:
@@ -166,7 +166,7 @@ def batches(
     options: dict[str, Any] = {"batch_size": None, "num_workers": config.workers, "pin_memory": pin}
     if config.workers:
         options |= {"prefetch_factor": config.prefetch}
-    # A generator of its own: the loader would draw from the global one, and a resumed run would draw once more.
+    # Without a separate generator the loader would draw from the global one, once more in a resumed run.
     options["generator"] = torch.Generator().manual_seed(seed)
     loaded: Iterable[Any]
     if isinstance(data, StreamData):
