@@ -59,7 +59,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise ConfigError("write either epochs or steps: one of them, not both")
+            raise ConfigError("write either epochs or steps, not both")
         if self.epochs is not None and self.epochs <= 0:
             raise ConfigError(f"epochs={self.epochs}: write a number above 0")
         for name in ("steps", "validate_every_steps", "cpu_threads", "global_batch_size"):
