@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard
 from dtj_trainer.examples import gpt
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import HsdpConfig
@@ -124,7 +124,7 @@ def exact(out: str) -> None:
             strategy = HsdpConfig(shard_size=2) if name == "hsdp" else STRATEGIES[name]
             trainer.config, rows = sgd(samples, micro, strategy), Rows()
             trainer.fit(elsewhere(trainer.group.rank), tokens(), loss=gpt.loss, sinks=[rows])
-            live = Contents({"model": trainer.state.objects["model"]}).sharded()["model"]
+            live = CheckpointState({"model": trainer.state.objects["model"]}).sharded()["model"]
             weights_of_all = {k: whole(v).tolist() for k, v in live.items()}
             if trainer.group.rank == 0:
                 told.append({
@@ -174,9 +174,11 @@ def saved_early(out: str) -> None:
         live = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values())]
         mine = {t.untyped_storage().data_ptr() for t in live}
         copied = [
-            key for key, leaf in tree.items() if isinstance(leaf, Part) and leaf.flat.untyped_storage().data_ptr() not in mine
+            key
+            for key, leaf in tree.items()
+            if isinstance(leaf, FlatShard) and leaf.flat.untyped_storage().data_ptr() not in mine
         ]
-        parts = sum(isinstance(leaf, Part) for leaf in tree.values())
+        parts = sum(isinstance(leaf, FlatShard) for leaf in tree.values())
         if trainer.group.rank == 0:
             said = {"before": before, "after": told(), "sent": counted.get_total_counts(), "copied": copied, "parts": parts}
             Path(out).write_text(json.dumps(said))

@@ -159,13 +159,13 @@ def bytes_at_wrap(out: str) -> None:
         storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in own}
         return sum(storages.values())
 
-    sizes, real = [held()], flat_params.Unit.__init__
+    sizes, real = [held()], flat_params.FlatParamGroup.__init__
 
-    def noted(self: flat_params.Unit, *args: Any, **kwargs: Any) -> None:
+    def noted(self: flat_params.FlatParamGroup, *args: Any, **kwargs: Any) -> None:
         real(self, *args, **kwargs)
         sizes.append(held())
 
-    flat_params.Unit.__init__ = noted  # type: ignore[method-assign]
+    flat_params.FlatParamGroup.__init__ = noted  # type: ignore[method-assign]
     wrapped = make(FsdpScratchConfig()).wrap(model, group)
     assert isinstance(wrapped, ScratchFsdpModel)
     if group.rank == 0:

@@ -18,7 +18,7 @@ from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig, StrategyConfig, name_of
-from dtj_trainer.strategies.scratch.flat_params import Unit
+from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup
 from dtj_trainer.strategies.scratch.fsdp import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
@@ -89,14 +89,14 @@ def reduced(out: str) -> None:
     """Two micro-batches a step, reduced once and each: losses; of fsdp_scratch the whole gradients in between, and sends."""
     told: dict[str, Any] = {}
     sends = 0
-    real = Unit.scatter
+    real = FlatParamGroup.scatter
 
-    def counted(self: Unit) -> None:
+    def counted(self: FlatParamGroup) -> None:
         nonlocal sends
         sends += self.gradient is not None and self._scattering is None
         real(self)
 
-    Unit.scatter = counted  # type: ignore[method-assign]
+    FlatParamGroup.scatter = counted  # type: ignore[method-assign]
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name, each in (("once", False), ("each", True)):
             for kind in (FsdpConfig, HsdpConfig, FsdpScratchConfig):
@@ -106,7 +106,7 @@ def reduced(out: str) -> None:
                     nonlocal whole, calls
                     calls += 1
                     if calls == 2 and isinstance(model, ScratchFsdpModel):  # between the first step's micro-batches
-                        whole = sum(unit.gradient is not None and unit._scattering is None for unit in model.units)
+                        whole = sum(g.gradient is not None and g._scattering is None for g in model.flat_groups)
                     return square_error(model, batch)
 
                 torch.manual_seed(1)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents
+from dtj_trainer.checkpoint.contents import CheckpointState
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.distributed.process_group import Group
@@ -38,7 +38,7 @@ class Counted:
             p.grad = torch.zeros_like(p)
         self.optimizer.step()
         self.step = 0
-        self.contents = Contents({"model": self.model, "optimizer": self.optimizer, "counted": self})
+        self.contents = CheckpointState({"model": self.model, "optimizer": self.optimizer, "counted": self})
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step}

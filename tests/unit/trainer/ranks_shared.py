@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.cli import guarded
 from dtj_trainer.components.batch_size import fits, largest_that_fits
 from dtj_trainer.components.optimizer import OptimizerConfig
@@ -27,7 +27,7 @@ from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.data.source import TensorData
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard
 from dtj_trainer.examples import gpt
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.state import State, StateConfig
@@ -127,10 +127,10 @@ def whole(leaf: Any) -> Any:
     """A leaf of a state dict, on every rank as it is without sharding; a collective for what is sharded."""
     if isinstance(leaf, DTensor):
         return leaf.full_tensor()
-    if not isinstance(leaf, Part):
+    if not isinstance(leaf, FlatShard):
         return leaf
     out = torch.zeros(leaf.shape, dtype=leaf.flat.dtype)
-    for offsets, piece in leaf.pieces():
+    for offsets, piece in leaf.chunks():
         out[tuple(slice(o, o + n) for o, n in zip(offsets, piece.shape, strict=True))] = piece
     dist.all_reduce(out)  # each element is some rank's, and zero elsewhere
     return out
@@ -139,8 +139,8 @@ def whole(leaf: Any) -> Any:
 def fingerprint(state: State) -> dict[str, str]:
     """SHA-256 of each tensor of modules and optimizers, whole, by name: the same however they are sharded."""
     out = {}
-    for key, leaf in sorted(leaves(Contents(state.objects).sharded())):
-        if isinstance(leaf, (torch.Tensor, Part)):
+    for key, leaf in sorted(leaves(CheckpointState(state.objects).sharded())):
+        if isinstance(leaf, (torch.Tensor, FlatShard)):
             out[key] = hashlib.sha256(whole(leaf).detach().contiguous().numpy().tobytes()).hexdigest()
     return out
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.process_group import Group
@@ -91,7 +91,7 @@ def trained(kind: type[Net], strategy: Any, group: Group, broken: bool = False) 
         with torch.no_grad():
             evaluated.append(float(wrapped(x).mean()))
         wrapped.train()
-    keys = {} if alone else dict(leaves(Contents({"model": wrapped, "optimizer": optimizer}).sharded()))
+    keys = {} if alone else dict(leaves(CheckpointState({"model": wrapped, "optimizer": optimizer}).sharded()))
     return {"losses": losses, "evaluated": evaluated, "keys": sorted(k for k in keys if k.startswith("model."))}
 
 

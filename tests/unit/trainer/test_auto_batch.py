@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtj_trainer.distributed.process_group import Group, SilentGroup
+from dtj_trainer.distributed.process_group import FakeGroup, Group
 from tests.unit.trainer.ranks import finished
 from tests.unit.trainer.ranks_auto_batch import SAMPLES, auto
 
@@ -29,6 +29,6 @@ def test_a_silent_group_sends_nothing() -> None:
     """A rank that runs out of memory in a try leaves no other waiting, in the control group neither."""
     nowhere: Any = None
     fields = {"rank": 1, "world_size": 3, "local_world_size": 1, "device": torch.device("cpu"), "backend": "gloo"}
-    group = SilentGroup.of(Group(**fields, control=nowhere, checkpoint=nowhere, owns_default=False))
+    group = FakeGroup.of(Group(**fields, control=nowhere, checkpoint=nowhere, owns_default=False))
     assert group.gather(torch.tensor([7, 8])).tolist() == [[7, 8]] * 3
     assert (group.all_objects("a"), group.from_first("b"), group.rank) == (["a"] * 3, "b", 1)

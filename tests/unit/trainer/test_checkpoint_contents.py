@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dtj_trainer.checkpoint import folder
-from dtj_trainer.checkpoint.contents import Contents
+from dtj_trainer.checkpoint.contents import CheckpointState
 from dtj_trainer.checkpoint.folder import FileEntry, Manifest
 from dtj_trainer.errors import CheckpointError, ConfigError
 from tests.unit.trainer import ranks_checkpoint_contents
@@ -89,7 +89,7 @@ def test_an_optimizer_with_a_parameter_of_no_module_is_refused(some: bool) -> No
     model, weight = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*(model.parameters() if some else ()), weight], lr=0.1)
     with pytest.raises(ConfigError, match=r"optimizer 'optimizer' holds (1 parameters that are in none|no parameter) of the mod"):
-        Contents({"model": model, "optimizer": optimizer})
+        CheckpointState({"model": model, "optimizer": optimizer})
 
 
 class Colour(enum.Enum):
@@ -119,12 +119,12 @@ class Part:
 )  # fmt: skip
 def test_a_part_that_could_be_saved_and_never_loaded_is_refused_by_name(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"state part 'sampler' can't be loaded from a checkpoint"):
-        Contents({"good": Part({"a": 1}), "sampler": Part({"position": [value]})}).shared()
+        CheckpointState({"good": Part({"a": 1}), "sampler": Part({"position": [value]})}).shared()
 
 
 def test_the_state_of_a_part_is_copied_before_the_training_goes_on() -> None:
     part = Part({"seen": [1, 2], "weights": torch.ones(2), "schedule": {"lr": (0.1, None, "text")}})
-    taken = Contents({"part": part}).shared()["part"]
+    taken = CheckpointState({"part": part}).shared()["part"]
     part.state["seen"].append(3)
     part.state["weights"].zero_()
     assert taken["seen"] == [1, 2]

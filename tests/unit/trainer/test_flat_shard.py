@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dtj_trainer.components.ema import Ema
-from dtj_trainer.distributed.flat_shard import Part, boxes
+from dtj_trainer.distributed.flat_shard import FlatShard, boxes
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_every_run_of_every_shape_is_its_boxes_each_element_once_and_in_order(sh
         cut = [whole[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].flatten() for box in found]
         assert torch.equal(torch.cat(cut), whole.flatten()[start:stop])
         assert len(found) <= max(1, 2 * len(shape) - 1)
-        part = Part(whole.flatten()[start:stop], start, shape)
-        for offsets, piece in part.pieces():
+        part = FlatShard(whole.flatten()[start:stop], start, shape)
+        for offsets, piece in part.chunks():
             assert torch.equal(piece, whole[tuple(slice(o, o + n) for o, n in zip(offsets, piece.shape, strict=True))])
 
 

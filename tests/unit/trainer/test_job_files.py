@@ -60,7 +60,7 @@ def test_the_loop_of_ones_own_is_a_bare_one_and_three_lines() -> None:
     before, after = ((EXAMPLES / "own_loop" / f).read_text().splitlines() for f in ("before.py", "train.py"))
     changed = [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if re.match(r"[+-][ \w]", line)]
     assert [re.split(r" import |[(=]", line)[0].strip() for line in changed] == [
-        "+from dtj_trainer.state",
+        "+from dtj_trainer",
         "+state",
         "-for step in range",
         "+for step in state.steps",

@@ -17,7 +17,7 @@ import pytest
 from torch._C._distributed_c10d import Store, TCPStore
 
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.distributed.rendezvous import Verdict, Word, hold, judge, objection, spans
+from dtj_trainer.distributed.rendezvous import RankInfo, RendezvousResult, check_arrivals, error_for, format_ranks, join_store
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed
 from tests.lib.ports import free_port
@@ -26,8 +26,8 @@ from tests.unit.trainer.ranks import finished, ranks
 from tests.unit.trainer.ranks_rendezvous import frozen, start
 
 
-def word(rank: int, world_size: int = 3, pid: int = 7) -> Word:
-    return Word(rank=rank, world_size=world_size, host="web", pid=pid)
+def rank_info(rank: int, world_size: int = 3, pid: int = 7) -> RankInfo:
+    return RankInfo(rank=rank, world_size=world_size, host="web", pid=pid)
 
 
 WORLD = "write the number of all workers, the same for each"
@@ -35,47 +35,58 @@ TWICE = "write for each one of its own (or was one restarted alone? then restart
 
 
 @pytest.mark.parametrize(
-    ("words", "verdict"),
+    ("infos", "result"),
     [
-        ([word(0), word(2), word(1)], Verdict(world_size=3, read=3)),
-        ([word(0), word(2)], Verdict(world_size=3, read=2, missing="rank 1 of 3 away")),
-        ([], Verdict(world_size=3, read=0, missing="ranks 0-2 of 3 away")),
+        ([rank_info(0), rank_info(2), rank_info(1)], RendezvousResult(world_size=3, read=3)),
+        ([rank_info(0), rank_info(2)], RendezvousResult(world_size=3, read=2, missing="rank 1 of 3 away")),
+        ([], RendezvousResult(world_size=3, read=0, missing="ranks 0-2 of 3 away")),
         (
-            [word(0), word(1, 4), word(2)],
-            Verdict(world_size=3, read=2, different=f"rank 1 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"),
+            [rank_info(0), rank_info(1, 4), rank_info(2)],
+            RendezvousResult(
+                world_size=3, read=2, different=f"rank 1 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"
+            ),
         ),
         (  # beyond rank 0's world
-            [word(3, 4), word(0)],
-            Verdict(world_size=3, read=1, different=f"rank 3 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"),
+            [rank_info(3, 4), rank_info(0)],
+            RendezvousResult(
+                world_size=3, read=1, different=f"rank 3 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"
+            ),
         ),
         (
-            [word(1), word(1, pid=8), word(0)],
-            Verdict(world_size=3, read=2, different=f"two workers have RANK=1, pid 7 on web and pid 8 on web: {TWICE}"),
+            [rank_info(1), rank_info(1, pid=8), rank_info(0)],
+            RendezvousResult(world_size=3, read=2, different=f"two workers have RANK=1, pid 7 on web and pid 8 on web: {TWICE}"),
         ),
     ],
 )
-def test_what_rank_0_makes_of_the_words(words: list[Word], verdict: Verdict) -> None:
-    assert judge(words, 3, "away") == verdict
+def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(infos: list[RankInfo], result: RendezvousResult) -> None:
+    assert check_arrivals(infos, 3, "away") == result
 
 
 @pytest.mark.parametrize(
-    ("verdict", "ticket", "error", "message"),
+    ("result", "ticket", "error", "message"),
     [
-        (Verdict(world_size=3, read=3), 3, None, ""),
-        (Verdict(world_size=2, read=2), 3, RankMismatch, "rank 1 (pid 7 on web) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=2"),
-        (Verdict(world_size=3, read=3), 4, RankMismatch, "all 3 ranks are here already, another worker has RANK=1"),
-        (Verdict(world_size=3, read=2, different="x"), 1, RankMismatch, "ranks were started differently: x"),
-        (Verdict(world_size=3, read=2, missing="x"), 1, RendezvousFailed, "x"),
+        (RendezvousResult(world_size=3, read=3), 3, None, ""),
+        (
+            RendezvousResult(world_size=2, read=2),
+            3,
+            RankMismatch,
+            "rank 1 (pid 7 on web) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=2",
+        ),
+        (RendezvousResult(world_size=3, read=3), 4, RankMismatch, "all 3 ranks are here already, another worker has RANK=1"),
+        (RendezvousResult(world_size=3, read=2, different="x"), 1, RankMismatch, "ranks were started differently: x"),
+        (RendezvousResult(world_size=3, read=2, missing="x"), 1, RendezvousFailed, "x"),
     ],
 )
-def test_what_a_worker_does_at_the_verdict(verdict: Verdict, ticket: int, error: type[Exception] | None, message: str) -> None:
-    raised = objection(verdict, word(1), ticket)
+def test_worker_raises_what_the_rendezvous_result_calls_for(
+    result: RendezvousResult, ticket: int, error: type[Exception] | None, message: str
+) -> None:
+    raised = error_for(result, rank_info(1), ticket)
     assert (type(raised) if raised else None) == error
     assert message in str(raised or "")
 
 
 @pytest.mark.parametrize(
-    ("absent", "said"),
+    ("absent", "text"),
     [
         ([2], "rank 2"),
         ([0, 1], "ranks 0-1"),
@@ -83,8 +94,8 @@ def test_what_a_worker_does_at_the_verdict(verdict: Verdict, ticket: int, error:
         ([*range(0, 24, 2), 23], "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18 and 3 more"),
     ],
 )
-def test_absent_ranks_are_said_in_few_words(absent: list[int], said: str) -> None:
-    assert spans(absent) == said
+def test_missing_ranks_are_listed_as_ranges(absent: list[int], text: str) -> None:
+    assert format_ranks(absent) == text
 
 
 # --- real ranks under bare variables ---------------------------------------------------------------------------------
@@ -196,7 +207,9 @@ class Attempts:
 
     def start(self, rank: int, world_size: int, seconds: float = 20.0) -> Future[Store]:
         timeout = timedelta(seconds=seconds)
-        return self._pool.submit(hold, self.store(), word(rank, world_size), timeout, where="here", outlives=self._outlives)
+        return self._pool.submit(
+            join_store, self.store(), rank_info(rank, world_size), timeout, where="here", outlives=self._outlives
+        )
 
     def until(self, key: str) -> None:
         self._server.wait([key], timedelta(seconds=250))

@@ -83,7 +83,7 @@ class Endless(IterableDataset[int]):
     ("data", "message"),
     [
         (DataLoader(TensorData(torch.ones(2))), r"a DataLoader: pass its data set \(data=loader.dataset\)"),  # type: ignore[arg-type]
-        (Endless(), "an IterableDataset, which can't go on in the middle: pass a data set with __len__"),
+        (Endless(), "an IterableDataset, which can't resume in the middle: pass a data set with __len__"),
         (iter([1]), "a list_iterator without __len__ and __getitem__"),
     ],
     ids=["DataLoader", "IterableDataset", "iterator"],

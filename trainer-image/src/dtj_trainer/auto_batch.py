@@ -23,14 +23,14 @@ from torch.distributed.tensor import DTensor
 
 from dtj_trainer import strategies
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.components.activation_checkpoint import recompute
+from dtj_trainer.components.activation_checkpoint import checkpoint_activations
 from dtj_trainer.components.batch_size import fits, largest_that_fits, with_headroom
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.nested import first, to_device
 from dtj_trainer.distributed.device_memory import at_most, device_bytes, resident_bytes
-from dtj_trainer.distributed.process_group import Group, SilentGroup
-from dtj_trainer.torch_private import silent_default_group
+from dtj_trainer.distributed.process_group import FakeGroup, Group
+from dtj_trainer.torch_private import fake_process_group
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ def find_micro_batch_size(
 
     # torch's DDP needs answers of other ranks. On one rank it is the plain model, whose gradients are as many bytes as the
     # buckets they lie in.
-    stage = replace(group, rank=0, world_size=1) if isinstance(strategy, strategies.DdpConfig) else SilentGroup.of(group)
+    stage = replace(group, rank=0, world_size=1) if isinstance(strategy, strategies.DdpConfig) else FakeGroup.of(group)
 
     def try_size(n: int) -> None:
         copied = copy.deepcopy(model)
-        recompute(strategies.blocks(copied, config.blocks), config.recompute)
-        with silent_default_group(group.world_size):
+        checkpoint_activations(strategies.blocks(copied, config.blocks), config.recompute)
+        with fake_process_group(group.world_size):
             tried = strategies.make(strategy, config.blocks)
             wrapped = tried.wrap(copied, stage)
             # The run will hold these tensors too, so that their memory must not be counted as free.

@@ -14,7 +14,7 @@ from dtj_trainer import strategies
 from dtj_trainer.auto_batch import find_micro_batch_size
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.components import lr_schedule
-from dtj_trainer.components.activation_checkpoint import recompute
+from dtj_trainer.components.activation_checkpoint import checkpoint_activations
 from dtj_trainer.components.compile import compile_forward
 from dtj_trainer.components.early_stopping import EarlyStop
 from dtj_trainer.components.ema import Ema
@@ -79,7 +79,7 @@ def prepare(
             model, share, loss, config=config, strategy=strategy_config, group=group, precision=precision
         )
     partition = _partition(config, group, micro_batch_size)
-    recompute(found, config.recompute)
+    checkpoint_activations(found, config.recompute)
     compile_forward(model, config.compile, strategy_config, config.blocks)
     strategy = strategies.make(strategy_config, config.blocks)
     config_check.check(strategies.shapes(model), group)
@@ -186,7 +186,7 @@ def find_blocks(model: nn.Module, config: TrainerConfig, group: Group) -> list[n
             "write blocks: with the name of a class of its parts, or recompute: none"
         )
     if group.rank == 0:
-        log.info("%s: %s", type(model).__name__, strategies.described(found))
+        log.info("%s: %s", type(model).__name__, strategies.describe_blocks(found))
     return found
 
 
@@ -213,7 +213,7 @@ def _trackers(config: TrainerConfig, env: WorkerEnv) -> list[Sink]:
         out.append(Background("TensorBoard", partial(TensorBoard, telemetry.tensorboard)))
     if telemetry.mlflow:
         uri, experiment = telemetry.mlflow, telemetry.mlflow_experiment
-        parameters = config_check.flat(config)
+        parameters = config_check.flatten(config)
         out.append(Background("MLflow", partial(Mlflow, uri, experiment, env.job or "run", parameters)))
     return out
 
@@ -222,7 +222,7 @@ def _start(early_stop: EarlyStop | None, on_start: Callable[[State], None] | Non
     """Prepares the first step, once a checkpoint is loaded."""
     if not state.step and state.group.rank:  # ranks that were seeded alike build the same model, then draw apart
         rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
-    if early_stop and early_stop.over:  # the run had ended, and was started again
+    if early_stop and early_stop.should_stop:  # the run had ended, and was started again
         state.end_at(state.step)
     if on_start:
         on_start(state)

@@ -50,7 +50,7 @@ class Run:
     total_steps: int
     model: nn.Module
     """The model as the strategy has wrapped it."""
-    strategy: Strategy
+    strategy: Strategy[Any]
     loss: Loss
     optimizer: Optimizer
     scheduler: LRScheduler
@@ -137,8 +137,8 @@ class Run:
     def check_early_stop(self, step: int, validated: Mapping[str, float]) -> None:
         """Ends the run after this step if its regular validation was one too many without a new best."""
         if self.early_stop and self._at_interval(step):
-            self.early_stop.validated(validated)
-            if self.early_stop.over:
+            self.early_stop.update(validated)
+            if self.early_stop.should_stop:
                 self.state.end()
 
     def log_step(
@@ -147,7 +147,7 @@ class Run:
         """Reports the means since the last logged step. Returns the mean loss over all ranks; a collective."""
         self.meter.add("checkpoint", self.state.pop_stall_seconds())
         samples = self.config.global_batch_size
-        window = self.meter.close_window(float(local_loss), self.strategy.communication(self.model), samples)
+        window = self.meter.close_window(float(local_loss), self.strategy.comm_stats(self.model), samples)
         values = {**metrics, **{f"validation_{k}": v for k, v in validated.items()}, **window.metrics}
         if self.precision.config.dtype == "fp16":
             values["loss_scale"] = self.precision.loss_scale

@@ -53,7 +53,7 @@ def ddp_times(ddp: DistributedDataParallel) -> dict[str, Any]:
 
 
 @contextmanager
-def silent_default_group(world_size: int) -> Iterator[None]:
+def fake_process_group(world_size: int) -> Iterator[None]:
     """Replaces torch's default group, and groups made from it, by groups of the same size in which nothing is sent."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers the backend
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.device_memory import peak_bytes
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.telemetry.gpu import GpuMeter, peak_flops
@@ -61,7 +61,7 @@ class Meter:
         """Counts a step."""
         self._steps += 1
 
-    def close_window(self, local_loss: float, communication: Communication | None, samples_per_step: int) -> RateWindow:
+    def close_window(self, local_loss: float, communication: CommStats | None, samples_per_step: int) -> RateWindow:
         """Returns means per step since the last call, over all ranks; one collective.
 
         `local_loss` is this rank's part of the mean loss.

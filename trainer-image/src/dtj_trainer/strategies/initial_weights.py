@@ -31,7 +31,7 @@ def check_not_meta(model: nn.Module, strategy: str) -> None:
         )
 
 
-class FromFirst:
+class WeightBroadcast:
     """Sends rank 0's weights to all ranks, one part of a model at a time.
 
     The other ranks may have built theirs under `torch.device("meta")`. A part of such a model has memory from here on, and so
@@ -73,7 +73,7 @@ class FromFirst:
         return made
 
 
-def move_what_stays_whole(module: nn.Module, device: torch.device) -> None:
+def move_unsharded(module: nn.Module, device: torch.device) -> None:
     """Moves buffers and what is not trained; the rest goes to the device unit by unit, so that it never is there as a whole."""
     moved: dict[int, torch.Tensor] = {}
     for part in module.modules():
@@ -84,7 +84,7 @@ def move_what_stays_whole(module: nn.Module, device: torch.device) -> None:
                 parameter.data = parameter.data.to(device)
 
 
-def group_of_all() -> dist.ProcessGroup:
+def new_world_group() -> dist.ProcessGroup:
     """Returns a further group of all ranks, whose collectives have an order of their own."""
     group = dist.new_group()
     if not isinstance(group, dist.ProcessGroup):  # torch gives a marker object to ranks outside; all ranks are inside

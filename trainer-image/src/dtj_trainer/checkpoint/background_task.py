@@ -14,7 +14,7 @@ WRITER_NICE = 19
 JOIN_SECONDS = 5.0  # for a thread that has its result, or is about to: it ends at once or hangs on the volume
 
 
-class Task(Generic[T]):
+class BackgroundTask(Generic[T]):
     """`work` in a daemon thread, not an executor: the interpreter would wait for an executor's thread that a dead volume holds.
 
     Whoever takes the result waits for the thread too: an interpreter that ends while a daemon thread is inside torch

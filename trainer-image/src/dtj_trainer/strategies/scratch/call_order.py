@@ -1,8 +1,9 @@
-"""In which order the ranks call the blocks of a model (pure), so that their collectives pair up though a rank leaves one out.
+"""The order in which the ranks gather the blocks of a model (pure): their collectives pair up though a rank skips a block.
 
-Collectives of a group pair up by the order in which each rank begins them. A rank that leaves a block out (stochastic depth,
-experts) would pair the weights of the next one with those of the block that others fetch: wrong weights where sizes are equal,
-a wait for ever where numbers differ. So every rank fetches every block, in one order, whether it calls the block or not.
+Collectives of a group pair up by the order in which each rank begins them. A rank that skips a block (stochastic depth,
+experts) would pair the weights of the next block with those of the block that the other ranks gather: wrong weights where
+sizes are equal, a wait for ever where the numbers differ. Therefore every rank gathers every block, in one order, whether
+it calls the block or not.
 """
 
 from __future__ import annotations
@@ -10,35 +11,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Calls:
-    """The calls of one forward after the other. Blocks go by number."""
+class CallOrder:
+    """The blocks that one forward after the other has called. Blocks are numbered."""
 
     def __init__(self, count: int) -> None:
         self.order = list(range(count))
-        """In which blocks are fetched: as the model holds them, then as the first forward has called them that left none out."""
+        """Blocks in the order of gathering: as the model holds them, later as the first forward that skipped none called them."""
         self.even: list[int] = []
         """Blocks that all ranks have called, in that order."""
-        self._learnt = False
+        self._learned = False
         self._called: list[int] = []
-        self._next = 0  # in the order
+        self._next = 0  # an index into `order`
 
     def begin(self) -> None:
-        """A forward begins."""
+        """Begins a forward."""
         self._called, self._next = [], 0
 
     def reach(self, number: int) -> list[int]:
-        """Notes a call; returns the blocks that were passed over since the last one."""
+        """Records a call. Returns the blocks that were skipped since the last call."""
         if number not in self._called:
             self._called.append(number)
         at = self.order.index(number)
-        passed = self.order[self._next : at]
+        skipped = self.order[self._next : at]
         self._next = max(self._next, at + 1)
-        return passed
+        return skipped
 
     def rest(self) -> list[int]:
-        """Returns the blocks that the forward has not come to. It is over."""
-        passed, self._next = self.order[self._next :], len(self.order)
-        return passed
+        """Ends a forward. Returns the blocks after its last call."""
+        skipped, self._next = self.order[self._next :], len(self.order)
+        return skipped
 
     def after(self, number: int) -> int | None:
         """Returns the block that follows in the order."""
@@ -51,15 +52,15 @@ class Calls:
         return self.even[at - 1] if at else None
 
     def row(self) -> list[int]:
-        """Returns the place of each block among this forward's calls, -1 if it was not called: what the ranks exchange."""
+        """Returns the index of each block among this forward's calls (-1: not called), which the ranks exchange."""
         return [self._called.index(number) if number in self._called else -1 for number in range(len(self.order))]
 
     def agree(self, rows: Sequence[Sequence[int]]) -> tuple[set[int], set[int]]:
-        """Returns the blocks that all ranks have called and those that only some have."""
+        """Returns (blocks that all ranks have called, blocks that only some ranks have called)."""
         columns = list(zip(*rows, strict=True))
         everywhere = {number for number, column in enumerate(columns) if min(column) >= 0}
         somewhere = {number for number, column in enumerate(columns) if max(column) >= 0} - everywhere
-        if not self._learnt and len(everywhere) == len(self.order):
+        if not self._learned and len(everywhere) == len(self.order):
             self.order.sort(key=lambda number: rows[0][number])
-            self._learnt = True
+            self._learned = True
         return everywhere, somewhere
