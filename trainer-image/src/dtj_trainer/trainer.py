@@ -283,7 +283,7 @@ class Trainer:
         if not isinstance(wanted, strategies.AutoConfig):
             return wanted
         smallest = group.gather(torch.tensor(device_bytes(group), dtype=torch.int64)).min()
-        facts = strategies.Facts(
+        facts = strategies.ModelFacts(
             parameters=sum(p.numel() for p in model.parameters()),
             parameter_bytes=strategies.tensor_bytes(model),
             optimizer_bytes_per_parameter=8 if self.config.optimizer.name == "adamw" else 4,
@@ -293,7 +293,7 @@ class Trainer:
         )
         choice = strategies.choose(facts, wanted)
         if group.rank == 0:
-            log.info("strategy %s", choice.why)
+            log.info("strategy %s", choice.reason)
         return choice.config
 
     def _blocks(self, model: nn.Module) -> list[nn.Module]:
