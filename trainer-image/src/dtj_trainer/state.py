@@ -213,7 +213,7 @@ class State:
 
     def take_stall(self) -> float:
         """Seconds that checkpoints have kept the training thread since the last call."""
-        return self._saves.take_stall()
+        return self._saves.pop_stall_seconds()
 
     def save(self) -> None:
         """Saves in addition to every so many steps. Call it on all ranks at the same step.

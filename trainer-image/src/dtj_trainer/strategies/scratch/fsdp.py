@@ -1,4 +1,7 @@
-"""The strategy `fsdp_scratch`: its options and its clipping. The sharded model itself is in fsdp_model.py."""
+"""The strategy `fsdp_scratch`: its options and its clipping.
+
+The sharded model itself is in fsdp_model.py.
+"""
 
 from __future__ import annotations
 
