@@ -20,7 +20,8 @@ from dtj_trainer.distributed.flat_shard import FlatShard
 from dtj_trainer.examples import gpt
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import HsdpConfig
-from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, ScratchFsdpModel
+from dtj_trainer.strategies.scratch.fsdp import FsdpScratch
+from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.ranks_shared import STRATEGIES, tiny_gpt, tokens, whole

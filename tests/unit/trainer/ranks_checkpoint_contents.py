@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import CheckpointState, assign
+from dtj_trainer.checkpoint.contents import CheckpointState, assign_writers
 from dtj_trainer.checkpoint.export import export
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.write import Writer
@@ -123,7 +123,7 @@ def statistics(directory: str, out: str) -> None:
             told[name] = {"in the run": result.validation["loss"], "exported": validation, "live": live, "saved": mean.tolist()}
     wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), DistributedDataParallel(nn.BatchNorm1d(2))))
     contents = CheckpointState({"model": wrapped})
-    owners = assign(contents.sharded(), 2, contents.buffer_keys())
+    owners = assign_writers(contents.sharded(), 2, contents.buffer_keys())
     if trainer.group.rank == 0:
         told["owners"] = {key: owner for key, owner in owners.items() if "running" in key}
         Path(out).write_text(json.dumps(told))

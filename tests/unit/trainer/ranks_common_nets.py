@@ -20,7 +20,7 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, make
 from dtj_trainer.strategies.scratch import flat_params
-from dtj_trainer.strategies.scratch.fsdp import ScratchFsdpModel
+from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
 from tests.unit.trainer.nets_common import IMAGES, Block, MaskedLm, VisionTransformer

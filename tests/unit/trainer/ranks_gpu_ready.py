@@ -19,7 +19,7 @@ from dtj_trainer.data.source import TensorData
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig, StrategyConfig, name_of
 from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup
-from dtj_trainer.strategies.scratch.fsdp import ScratchFsdpModel
+from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
 from tests.unit.trainer.ranks import Records

@@ -60,7 +60,7 @@ def test_blocks_that_the_config_names_are_the_outermost_that_match(pattern: str,
 
 
 def test_blocks_that_a_model_does_not_have_are_refused_with_the_classes_it_has() -> None:
-    with pytest.raises(ConfigError, match=r"blocks='Blok': VisionTransformer has no such part.*\bBlock\b.*encoder\.layer"):
+    with pytest.raises(ConfigError, match=r"blocks='Blok': VisionTransformer has no such submodule.*\bBlock\b.*encoder\.layer"):
         blocks(nets_common.VisionTransformer(), "Blok")
 
 

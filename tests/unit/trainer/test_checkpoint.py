@@ -147,7 +147,7 @@ def test_a_volume_that_fails_makes_no_checkpoint_invalid(tmp_path: Path, monkeyp
 
 def test_only_the_attempt_in_the_lease_file_commits(tmp_path: Path) -> None:
     (tmp_path / "attempt").write_text("2\n")
-    with pytest.raises(LeaseLost, match=r"attempt 2 owns .* this worker is of attempt 1"):
+    with pytest.raises(LeaseLost, match=r"attempt 2 owns .* this worker of attempt 1"):
         folder.commit(tmp_path, *_written(tmp_path, 5), attempt=1)
     assert folder.committed(tmp_path) == []
     (tmp_path / "attempt").write_text("1")

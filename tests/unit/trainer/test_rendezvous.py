@@ -72,7 +72,7 @@ def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(infos: list
             RankMismatch,
             "rank 1 (pid 7 on web) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=2",
         ),
-        (RendezvousResult(world_size=3, read=3), 4, RankMismatch, "all 3 ranks are here already, another worker has RANK=1"),
+        (RendezvousResult(world_size=3, read=3), 4, RankMismatch, "all 3 ranks have joined already, another worker has RANK=1"),
         (RendezvousResult(world_size=3, read=2, different="x"), 1, RankMismatch, "ranks were started differently: x"),
         (RendezvousResult(world_size=3, read=2, missing="x"), 1, RendezvousFailed, "x"),
     ],
@@ -128,7 +128,7 @@ def test_a_host_of_rank_0_that_freezes_in_the_roll_call_is_waited_for_no_longer_
         group.wait_for(lambda: group.processes[1].exitcode is not None)
         assert group.processes[0].is_alive()
         assert group.processes[1].exitcode == 1, group.everything()
-        assert re.search(r"RendezvousFailed: rank 0's store at \S+ took pid \d+ on \S+ in and has not answered", group.output(1))
+        assert re.search(r"RendezvousFailed: rank 0's store at \S+ accepted pid \d+ on \S+ and has not answered", group.output(1))
 
 
 @pytest.mark.torch
@@ -136,7 +136,7 @@ def test_a_rank_that_never_comes_is_named_on_the_others_at_the_deadline_and_a_re
     with ranks(2, start, tmp_path, {}, 1, 20.0, WORLD_SIZE="3") as group:
         assert group.wait() == [1, 1], group.everything()
         for rank in range(2):
-            assert "RendezvousFailed: rank 2 of 3 did not come to 127.0.0.1:" in group.output(rank)
+            assert "RendezvousFailed: rank 2 of 3 did not join at 127.0.0.1:" in group.output(rank)
             assert "within 20 s: see its log, or write a longer collective_timeout_seconds" in group.output(rank)
 
 
@@ -165,7 +165,7 @@ def test_a_rank_0_that_dies_while_the_others_wait_for_one_is_named_at_once(tmp_p
         store.wait(["dtj/1/1/word/2"], timedelta(seconds=250))
         group.processes[0].kill()
         assert group.wait() == [-signal.SIGKILL, 1], group.everything()
-        assert f"rank 0's store at 127.0.0.1:{port} went away before all ranks had met" in group.output(1)
+        assert f"rank 0's store at 127.0.0.1:{port} was closed before all ranks had joined" in group.output(1)
 
 
 @pytest.mark.torch
@@ -236,7 +236,7 @@ def whole(attempts: Attempts) -> int:
 
 
 def without_rank_1(attempts: Attempts) -> int:
-    with pytest.raises(RendezvousFailed, match=r"rank 1 of 2 did not come to here within 0\.1 s"):
+    with pytest.raises(RendezvousFailed, match=r"rank 1 of 2 did not join at here within 0\.1 s"):
         attempts.start(0, 2, 0.1).result()
     return 2
 
@@ -261,7 +261,7 @@ def test_a_worker_too_many_that_comes_when_all_are_here_ends_alone() -> None:
         attempts = Attempts(pool, outlives=False)
         whole(attempts)
         for rank in range(2):
-            with pytest.raises(RankMismatch, match=f"all 2 ranks are here already, another worker has RANK={rank}"):
+            with pytest.raises(RankMismatch, match=f"all 2 ranks have joined already, another worker has RANK={rank}"):
                 attempts.start(rank, 2).result()
 
 

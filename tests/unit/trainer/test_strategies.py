@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj_trainer.strategies import AutoConfig, DdpConfig, Facts, FsdpConfig, HsdpConfig, choose
+from dtj_trainer.strategies import AutoConfig, DdpConfig, FsdpConfig, HsdpConfig, ModelFacts, choose
 from tests.unit.trainer.nets import NETS
 from tests.unit.trainer.ranks import finished
 from tests.unit.trainer.ranks_shared import STRATEGIES, all_strategies
@@ -118,7 +118,7 @@ def test_a_group_of_one_tells_no_communication_and_no_nonsense(tmp_path: Path) -
 def test_auto_takes_what_sends_least_of_what_fits_and_says_why(
     parameters: int, world: int, local: int, expected: DdpConfig | FsdpConfig
 ) -> None:
-    facts = Facts(
+    facts = ModelFacts(
         parameters=parameters,
         parameter_bytes=4 * parameters,
         optimizer_bytes_per_parameter=8,
@@ -128,5 +128,5 @@ def test_auto_takes_what_sends_least_of_what_fits_and_says_why(
     )
     choice = choose(facts, AutoConfig())
     assert choice.config == expected
-    assert f"{parameters:,} parameters" in choice.why
-    assert "GiB" in choice.why
+    assert f"{parameters:,} parameters" in choice.reason
+    assert "GiB" in choice.reason

@@ -14,7 +14,7 @@ import gc
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,40 +65,17 @@ def find_micro_batch_size(
         precision: The run's precision, for autocast.
     """
     limit = -(-config.global_batch_size // group.world_size)  # of the largest share: ranks must try the same sizes
-    held_per_parameter = optimizer_copies(config)
-
-    # torch's DDP needs answers of other ranks. On one rank it is the plain model, whose gradients are as many bytes as the
-    # buckets they lie in.
-    stage = replace(group, rank=0, world_size=1) if isinstance(strategy, strategies.DdpConfig) else FakeGroup.of(group)
-
-    def try_size(n: int) -> None:
-        copied = copy.deepcopy(model)
-        checkpoint_activations(strategies.blocks(copied, config.blocks), config.recompute)
-        with fake_process_group(group.world_size):
-            tried = strategies.make(strategy, config.blocks)
-            wrapped = tried.wrap(copied, stage)
-            # The run will hold these tensors too, so that their memory must not be counted as free.
-            local = [p.to_local() if isinstance(p, DTensor) else p for p in wrapped.parameters() if p.requires_grad]
-            held = [torch.empty_like(p) for p in local for _ in range(held_per_parameter)]
-            # Whole gradients are kept from one micro-batch to the next.
-            for last in (False, True) if n < limit else (True,):
-                with tried.accumulate(wrapped, last=last):
-                    with precision.autocast():
-                        value = loss(wrapped, to_device(first(share, n), group.device))
-                    torch.autograd.backward(value)
-            tried.finish(wrapped)
-            del held
-
-    def fits_everywhere(n: int) -> bool:
-        return bool(group.gather(torch.tensor(fits(lambda n: thread.submit(try_size, n).result(), n))).all())
-
-    def ready() -> None:
-        if group.device.type == "cuda":
-            torch.cuda.set_device(group.device)
-        # Start autograd's threads now, so that they have their stacks before memory is short.
-        torch.autograd.backward(torch.zeros((), requires_grad=True))
-
-    drawn = rng.capture()
+    trial = _Trial(
+        model=model,
+        share=share,
+        limit=limit,
+        loss=loss,
+        config=config,
+        strategy=strategy,
+        group=group,
+        precision=precision,
+    )
+    random_state = rng.capture()
     # On a CPU the kernel would kill the process, so that the memory is limited here. The model that the copy is made from
     # is in memory only for the search there, and its bytes count as free.
     room = strategies.tensor_bytes(model) + device_bytes(group) - resident_bytes() if group.device.type == "cpu" else None
@@ -106,17 +83,68 @@ def find_micro_batch_size(
     # torch caches its decisions for a mesh per thread, and takes a mesh of the same shape for the same one. A thread of its
     # own keeps the cache entries of the tries out of the run.
     thread = ThreadPoolExecutor(1)
+
+    def fits_everywhere(n: int) -> bool:
+        return bool(group.gather(torch.tensor(fits(lambda n: thread.submit(trial.step, n).result(), n))).all())
+
     try:
-        thread.submit(ready).result()
+        thread.submit(trial.prepare_thread).result()
         with at_most(room):
             largest = largest_that_fits(fits_everywhere, limit)
     finally:
         thread.shutdown()
         gc.unfreeze()
-    rng.restore(drawn)
+    rng.restore(random_state)
     if group.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(group.device)  # report what the training uses
     found = with_headroom(largest, limit)
     if group.rank == 0:
         log.info("micro_batch_size auto: %d of a share of %d samples", found, limit)
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trial:
+    """Takes steps of one run with different micro-batches, on copies of its model and without the other ranks."""
+
+    model: nn.Module
+    share: Any
+    limit: int
+    """Samples of the largest share of any rank."""
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    config: TrainerConfig
+    strategy: strategies.StrategyConfig
+    group: Group
+    precision: Precision
+
+    def prepare_thread(self) -> None:
+        """Starts autograd's threads, so that they have their stacks before memory is short."""
+        if self.group.device.type == "cuda":
+            torch.cuda.set_device(self.group.device)
+        torch.autograd.backward(torch.zeros((), requires_grad=True))
+
+    def step(self, n: int) -> None:
+        """Takes one step with micro-batches of `n` samples."""
+        copied = copy.deepcopy(self.model)
+        checkpoint_activations(strategies.blocks(copied, self.config.blocks), self.config.recompute)
+        with fake_process_group(self.group.world_size):
+            tried = strategies.make(self.strategy, self.config.blocks)
+            wrapped = tried.wrap(copied, self._silent_group())
+            # The run will hold these tensors too, so that their memory must not be counted as free.
+            local = [p.to_local() if isinstance(p, DTensor) else p for p in wrapped.parameters() if p.requires_grad]
+            held = [torch.empty_like(p) for p in local for _ in range(optimizer_copies(self.config))]
+            # Whole gradients are kept from one micro-batch to the next.
+            for last in (False, True) if n < self.limit else (True,):
+                with tried.accumulate(wrapped, last=last):
+                    with self.precision.autocast():
+                        value = self.loss(wrapped, to_device(first(self.share, n), self.group.device))
+                    torch.autograd.backward(value)
+            tried.finish(wrapped)
+            del held
+
+    def _silent_group(self) -> Group:
+        # torch's DDP needs answers of other ranks. On one rank it is the plain model, whose gradients are as many bytes as
+        # the buckets they lie in.
+        if isinstance(self.strategy, strategies.DdpConfig):
+            return replace(self.group, rank=0, world_size=1)
+        return FakeGroup.of(self.group)

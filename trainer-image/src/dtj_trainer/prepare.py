@@ -78,19 +78,18 @@ def prepare(
         micro_batch_size = find_micro_batch_size(
             model, share, loss, config=config, strategy=strategy_config, group=group, precision=precision
         )
-    partition = _partition(config, group, micro_batch_size)
     checkpoint_activations(found, config.recompute)
     compile_forward(model, config.compile, strategy_config, config.blocks)
     strategy = strategies.make(strategy_config, config.blocks)
     config_check.check(strategies.shapes(model), group)
-    wrapped = strategy.wrap(model, group)
-    optimizer = task.optimizer(wrapped) if task.optimizer else make_optimizer(wrapped, config.optimizer)
+    model = strategy.wrap(model, group)
+    optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
     if isinstance(strategy_config, strategies.FsdpScratchConfig):
         check_element_wise(optimizer)
     scheduler = lr_schedule.make_schedule(optimizer, config.schedule, total_steps, config.global_batch_size)
     early_stop = EarlyStop(config.early_stop) if config.early_stop else None
-    ema = Ema(wrapped, config.ema_decay) if config.ema_decay else None
-    saved = {"model": wrapped, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
+    ema = Ema(model, config.ema_decay) if config.ema_decay else None
+    saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
     optional = {"ema": ema, "early_stop": early_stop}
     saved |= {name: value for name, value in optional.items() if value is not None}
     state = State.attach(config.state, env, group, **saved)
@@ -102,7 +101,7 @@ def prepare(
         group=group,
         state=state,
         total_steps=total_steps,
-        model=wrapped,
+        model=model,
         strategy=strategy,
         loss=loss,
         optimizer=optimizer,
@@ -112,7 +111,7 @@ def prepare(
         early_stop=early_stop,
         data=task.data,
         order=order,
-        partition=partition,
+        partition=_partition(config, group, micro_batch_size),
         validation=task.validation,
         measure=task.measure,
         meter=Meter(
@@ -160,7 +159,7 @@ def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> St
     if not isinstance(wanted, strategies.AutoConfig):
         return wanted
     smallest = group.gather(torch.tensor(device_bytes(group), dtype=torch.int64)).min()
-    facts = strategies.Facts(
+    facts = strategies.ModelFacts(
         parameters=sum(p.numel() for p in model.parameters()),
         parameter_bytes=strategies.tensor_bytes(model),
         optimizer_bytes_per_parameter=8 if config.optimizer.name == "adamw" else 4,
@@ -170,7 +169,7 @@ def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> St
     )
     choice = strategies.choose(facts, wanted)
     if group.rank == 0:
-        log.info("strategy %s", choice.why)
+        log.info("strategy %s", choice.reason)
     return choice.config
 
 

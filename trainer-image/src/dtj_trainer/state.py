@@ -222,7 +222,7 @@ class State:
 
     def pop_stall_seconds(self) -> float:
         """Returns the seconds that saves have held the training thread since the last call."""
-        return self._saves.take_stall()
+        return self._saves.pop_stall_seconds()
 
     def save(self) -> None:
         """Saves, in addition to the saves at the interval. Call it on all ranks at the same step.
