@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.data.text import VOCABULARY
 from dtj_trainer.examples import gpt
-from dtj_trainer.trainer import Loss, Trainer
+from dtj_trainer.task import Loss
+from dtj_trainer.trainer import Trainer
 
 LR = 1e-3
 LOG_EVERY = 10

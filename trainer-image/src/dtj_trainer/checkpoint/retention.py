@@ -1,4 +1,4 @@
-"""Which checkpoints may go (pure): the last n, every m steps, and the best by one metric stay."""
+"""Chooses the checkpoints to remove (pure): the last n, every m steps, and the best by one metric stay."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dtj_trainer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionConfig:
-    """What stays on the volume."""
+    """The checkpoints that stay on the volume."""
 
     keep_last: int = 3
-    """The newest n."""
+    """How many of the newest stay."""
     keep_every_steps: int | None = None
-    """And for good every checkpoint whose step is a multiple of this."""
+    """Checkpoints whose step is a multiple of this stay for good."""
     keep_best: int = 0
-    """And the n best by `metric`."""
+    """How many of the best by `metric` stay."""
     metric: str = "loss"
     mode: Literal["min", "max"] = "min"
 
@@ -36,7 +36,10 @@ class RetentionConfig:
 
 
 def to_remove(checkpoints: Sequence[CommittedCheckpoint], config: RetentionConfig) -> list[CommittedCheckpoint]:
-    """Of `checkpoints`, newest first, those that no rule keeps. One that lacks the metric can't be best."""
+    """Returns those of `checkpoints`, newest first, that no rule keeps.
+
+    A checkpoint that lacks the metric can't be best.
+    """
 
     def badness(c: CommittedCheckpoint) -> float:
         value = c.manifest.metrics.get(config.metric, math.nan)

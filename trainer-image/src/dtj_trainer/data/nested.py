@@ -1,4 +1,4 @@
-"""Batches are tensors in nested tuples, lists, mappings and dataclasses."""
+"""Changes batches, which are tensors in nested tuples, lists, mappings and dataclasses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Tensors in nested tuples, lists, mappings and dataclasses, moved; anything else that has a `to` moves itself."""
+    """Returns the batch with its tensors on `device`, and anything else that has a `to` moved by that."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -22,19 +22,19 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def first(batch: Any, n: int) -> Any:
-    """The first n samples of a batch."""
+    """Returns the first n samples of a batch."""
     return on_tensors(batch, lambda t: t[:n])
 
 
 def on_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nesting with every tensor changed."""
+    """Returns the batch with `change` applied to every tensor."""
     return _on_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def _on_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):  # a tuple whose second member stays on the CPU
+    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):  # a tuple; its second member stays on the CPU
         return change(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple takes its members one by one
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple
         return type(batch)(*(_on_leaves(b, change) for b in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(_on_leaves(b, change) for b in batch)
