@@ -2,8 +2,8 @@
 
     from dtj_trainer import State, Trainer, TrainerConfig
 
-Names are imported when they are first used (PEP 562), so that `import dtj_trainer` alone does not import torch, which takes
-seconds.
+Names are imported when they are first used (PEP 562), so that `import dtj_trainer` alone does not
+import torch, which takes seconds.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Returns the batch with its tensors on `device`, and anything else that has a `to` moved by that."""
+    """Returns the batch with its tensors, and anything else that has a `to`, on `device`."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
