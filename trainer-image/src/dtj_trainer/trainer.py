@@ -93,8 +93,8 @@ class Trainer:
                 fsdp_scratch those are flat shards).
             after_step: `after_step(step)` is called at the end of each step.
             sinks: Further places for rank 0's records.
-            flops_per_sample: FLOPs of forward and backward. With them MFU is reported.
-            tokens_per_sample: Tokens of one sample. With them tokens/s are reported.
+            flops_per_sample: FLOPs of forward and backward, for MFU.
+            tokens_per_sample: Tokens of one sample, for tokens/s.
         """
         task = Task(
             model=model,
