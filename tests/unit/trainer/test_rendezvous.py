@@ -1,4 +1,4 @@
-"""Ranks that were started differently, or not at all, are named when the group opens and not when torch gives up waiting."""
+"""Ranks that were started differently, or not at all, are named when the group opens and not when torch times out."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_missing_ranks_are_listed_as_ranges(absent: list[int], text: str) -> Non
         ({2: {"RANK": "0"}}, r"two workers have RANK=0, pid \d+ on \S+ and pid \d+ on \S+: write for each"),
     ],
 )
-def test_ranks_started_differently_are_named_on_every_rank_and_ask_for_no_restart(
+def test_ranks_started_differently_are_named_on_every_rank_without_restart(
     tmp_path: Path, changes: dict[int, dict[str, str]], message: str
 ) -> None:
     with ranks(3, start, tmp_path, changes) as group:
@@ -123,7 +123,7 @@ def test_ranks_started_differently_are_named_on_every_rank_and_ask_for_no_restar
 
 
 @pytest.mark.torch
-def test_a_host_of_rank_0_that_freezes_in_the_roll_call_is_waited_for_no_longer_than_the_deadlines(tmp_path: Path) -> None:
+def test_frozen_host_of_rank_0_times_out_at_the_deadlines(tmp_path: Path) -> None:
     with ranks(2, frozen, tmp_path) as group:
         group.wait_for(lambda: group.processes[1].exitcode is not None)
         assert group.processes[0].is_alive()
@@ -132,7 +132,8 @@ def test_a_host_of_rank_0_that_freezes_in_the_roll_call_is_waited_for_no_longer_
 
 
 @pytest.mark.torch
-def test_a_rank_that_never_comes_is_named_on_the_others_at_the_deadline_and_a_restart_may_cure_it(tmp_path: Path) -> None:
+def test_missing_rank_is_named_on_all_others_at_the_deadline(tmp_path: Path) -> None:
+    """The exit code is 1, because a restart may cure it."""
     with ranks(2, start, tmp_path, {}, 1, 20.0, WORLD_SIZE="3") as group:
         assert group.wait() == [1, 1], group.everything()
         for rank in range(2):
@@ -142,7 +143,7 @@ def test_a_rank_that_never_comes_is_named_on_the_others_at_the_deadline_and_a_re
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("rank", "port"), [(1, "closed"), (1, "silent"), (0, "silent")])
-def test_where_no_store_answers_is_said_with_how_long_it_was_tried(tmp_path: Path, rank: int, port: str) -> None:
+def test_address_without_a_store_is_named_with_the_seconds_of_trying(tmp_path: Path, rank: int, port: str) -> None:
     with socket.socket() as silent:  # accepts, and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -150,15 +151,15 @@ def test_where_no_store_answers_is_said_with_how_long_it_was_tried(tmp_path: Pat
         changes = {0: {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(there)}}
         with ranks(1, start, tmp_path, changes, 1, 1.0) as group:
             assert group.wait() == [1], group.everything()
-            said = group.output()
+            output = group.output()
     if rank == 0:
-        assert f"RendezvousFailed: rank 0 can't listen at 127.0.0.1:{there}: another program has the port" in said
+        assert f"RendezvousFailed: rank 0 can't listen at 127.0.0.1:{there}: another program has the port" in output
     else:
-        assert f"RendezvousFailed: rank 1 could not reach rank 0's store at 127.0.0.1:{there} for 1 s" in said
+        assert f"RendezvousFailed: rank 1 could not reach rank 0's store at 127.0.0.1:{there} for 1 s" in output
 
 
 @pytest.mark.torch
-def test_a_rank_0_that_dies_while_the_others_wait_for_one_is_named_at_once(tmp_path: Path) -> None:
+def test_death_of_rank_0_during_the_rendezvous_is_reported_at_once(tmp_path: Path) -> None:
     port = free_port()
     with ranks(2, start, tmp_path, {}, WORLD_SIZE="3", MASTER_PORT=str(port)) as group:
         store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -169,7 +170,7 @@ def test_a_rank_0_that_dies_while_the_others_wait_for_one_is_named_at_once(tmp_p
 
 
 @pytest.mark.torch
-def test_a_group_is_opened_again_in_the_same_processes(tmp_path: Path) -> None:
+def test_group_opens_again_in_the_same_processes(tmp_path: Path) -> None:
     assert "5 times all here" in finished(3, start, tmp_path, {}, 5)
 
 
@@ -182,7 +183,9 @@ def test_a_group_is_opened_again_in_the_same_processes(tmp_path: Path) -> None:
         ({"MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "'99999': write a port, 1 to 65535"),
     ],
 )
-def test_where_rank_0_listens_must_be_said(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str) -> None:
+def test_missing_or_wrong_address_of_rank_0_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -215,21 +218,21 @@ class Attempts:
         self._server.wait([key], timedelta(seconds=250))
 
 
-def dead_after_its_call(attempts: Attempts) -> int:
-    """Rank 0 has asked, and died."""
+def dead_after_opening(attempts: Attempts) -> int:
+    """Leaves the store as a rank 0 does that has opened its round and died."""
     store = attempts.store()
     store.add("calls", 1)
     store.set("1/open", "1")
     return 1
 
 
-def dead_before_its_call(attempts: Attempts) -> int:
+def dead_before_opening(attempts: Attempts) -> int:
     attempts.store().add("calls", 1)
     return 0
 
 
 def whole(attempts: Attempts) -> int:
-    """All were there."""
+    """Leaves the store as a complete group does."""
     for started in [attempts.start(rank, 2) for rank in range(2)]:
         started.result()
     return 3
@@ -242,21 +245,21 @@ def without_rank_1(attempts: Attempts) -> int:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("earlier", [dead_before_its_call, dead_after_its_call, whole, without_rank_1])
-def test_an_attempt_meets_whatever_the_one_before_it_has_left_in_the_store(earlier: Callable[[Attempts], int]) -> None:
+@pytest.mark.parametrize("earlier", [dead_before_opening, dead_after_opening, whole, without_rank_1])
+def test_attempt_joins_whatever_the_previous_one_left_in_the_store(earlier: Callable[[Attempts], int]) -> None:
     with ThreadPoolExecutor(4) as pool:
         attempts = Attempts(pool, outlives=True)
         ticket = earlier(attempts)
         early = attempts.start(1, 2)
         if ticket:
-            attempts.until(f"1/word/{ticket}")  # it has answered the call of a rank 0 that is gone
+            attempts.until(f"1/word/{ticket}")  # it has registered with a rank 0 that is gone
         first = attempts.start(0, 2)
         early.result().set("address", "new")
-        assert first.result().get("address") == b"new", "both go on in the same call"
+        assert first.result().get("address") == b"new", "both continue in the same round"
 
 
 @pytest.mark.torch
-def test_a_worker_too_many_that_comes_when_all_are_here_ends_alone() -> None:
+def test_surplus_worker_that_comes_late_ends_alone() -> None:
     with ThreadPoolExecutor(3) as pool:
         attempts = Attempts(pool, outlives=False)
         whole(attempts)
