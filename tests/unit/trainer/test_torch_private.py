@@ -1,4 +1,4 @@
-"""Each use of torch's private API, by name: a failure here names what to adapt to a new version of torch."""
+"""Each use of torch's private API: a failure here names what a new version of torch changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""User errors that no restart cures: one clear line, and exit code 93, after which the agent does not restart."""
+"""User errors that no restart cures end with one clear line and exit code 93."""
 
 from __future__ import annotations
 
