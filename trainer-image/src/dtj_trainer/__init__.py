@@ -66,7 +66,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # the next use finds it without this function
+    # The next use finds the name without this function.
+    globals()[name] = value
     return value
 
 

@@ -65,7 +65,8 @@ def find_micro_batch_size(
         group: All ranks of the run.
         precision: The run's precision, for autocast.
     """
-    limit = -(-config.global_batch_size // group.world_size)  # of the largest share: ranks must try the same sizes
+    # The largest share of any rank, because all ranks must try the same sizes.
+    limit = -(-config.global_batch_size // group.world_size)
     trial = _Trial(
         model=model,
         share=share,
@@ -80,7 +81,8 @@ def find_micro_batch_size(
     # On a CPU the kernel would kill the process, so that the memory is limited here. The model that
     # the copy is made from is in memory only for the search there, and its bytes count as free.
     room = strategies.tensor_bytes(model) + device_bytes(group) - resident_bytes() if group.device.type == "cpu" else None
-    gc.freeze()  # the collection after each try skips older objects
+    # The collection after each try then skips older objects.
+    gc.freeze()
     # torch caches its decisions for a mesh per thread, and takes a mesh of the same shape for the
     # same one. A thread of its own keeps the cache entries of the tries out of the run.
     thread = ThreadPoolExecutor(1)

@@ -124,7 +124,8 @@ def guarded(main: Callable[[], int]) -> int:
         return main()
     except (ConfigError, RankMismatch, CheckpointInvalid) as e:
         text = str(e)
-        if text.startswith("Caught "):  # in a loader's worker; torch's last line is the error
+        # torch repeats the traceback of a loader's worker; its last line is the error.
+        if text.startswith("Caught "):
             text = text.rstrip().splitlines()[-1].partition(f"{type(e).__name__}: ")[2] or text
         sys.stderr.write(f"{type(e).__name__}: {text}\n")
         return names.EXIT_NO_RESTART

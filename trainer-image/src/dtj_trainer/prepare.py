@@ -222,9 +222,11 @@ def _trackers(config: TrainerConfig, env: WorkerEnv) -> list[Sink]:
 
 def _start(early_stop: EarlyStop | None, on_start: Callable[[State], None] | None, state: State) -> None:
     """Prepares the first step, once a checkpoint is loaded."""
-    if not state.step and state.group.rank:  # ranks that were seeded alike build the same model, then draw apart
+    # Ranks that were seeded alike build the same model, and must draw different numbers afterwards.
+    if not state.step and state.group.rank:
         rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
-    if early_stop and early_stop.should_stop:  # the run had ended, and was started again
+    # The run had ended early, and was started again.
+    if early_stop and early_stop.should_stop:
         state.end_at(state.step)
     if on_start:
         on_start(state)

@@ -72,7 +72,8 @@ class Run:
         """
         ready: Iterator[MicroBatches] | None = None
         for step in self.state.steps(self.total_steps):
-            if ready is None:  # only now does the order know where the checkpoint left it
+            # Only now has the order loaded its position from the checkpoint.
+            if ready is None:
                 ready = batches(self.data, self.order, self.partition, self.config.data, seed=self.config.seed)
                 self.meter.begin()
             self.profiler.before(step)
@@ -108,7 +109,8 @@ class Run:
         Returns its share of the global mean loss.
         """
         model, device = self.model, self.group.device
-        total = torch.zeros((), dtype=torch.float64, device=device)  # read only when a step is logged
+        # The sum stays on the device, and is read only when a step is logged.
+        total = torch.zeros((), dtype=torch.float64, device=device)
         for number, (batch, samples) in enumerate(micro_batches):
             # Ranks and micro-batches may differ in size by a sample: each sample weighs the same,
             # so that the step is the mean over the global batch however it was cut. The strategy
@@ -138,7 +140,8 @@ class Run:
         began = time.perf_counter()
         means: dict[str, float] = {}
         if self.validation is not None and self.measure is not None:
-            broadcast_buffers(self.model, self.group)  # what is validated is what a checkpoint holds
+            # Validate the same running statistics that a checkpoint holds: rank 0's.
+            broadcast_buffers(self.model, self.group)
             with self.ema.applied() if self.ema else nullcontext():
                 size = self.partition.largest
                 means = evaluate(self.model, self.validation, self.measure, group=self.group, batch_size=size)

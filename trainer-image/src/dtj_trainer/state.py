@@ -344,7 +344,8 @@ class State:
         for sink in list(self.sinks):
             try:
                 sink.write(record)
-            except (OSError, SinkError) as e:  # a full volume must not end the training
+            # A full volume must not end the training; the other sinks continue.
+            except (OSError, SinkError) as e:
                 self.notify("Warning", names.Reason.SINK_FAILED, f"{type(sink).__name__}: {e}; this sink gets no further records")
                 self.sinks.remove(sink)
 

@@ -39,7 +39,7 @@ def unscale(gradients: Iterable[torch.Tensor], scale: float, device: torch.devic
     for gradient in gradients:
         alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     for (place, _), group in alike.items():
-        here = found.to(place)  # gradients that are offloaded lie on the host
+        here = found.to(place)  # offloaded gradients are on the host
         torch._amp_foreach_non_finite_check_and_unscale_(group, here, inverse.to(place))
         found = torch.maximum(found, here.to(device))
     return found
@@ -71,7 +71,8 @@ def fake_process_group(world_size: int) -> Iterator[None]:
         distributed_c10d._update_default_pg(real)
         for made in set(world.pg_map) - groups:
             dist.destroy_process_group(made)
-        world.group_count = count  # later groups' names contain it, alike on every rank
+        # Names of later groups contain this count, and must be the same on every rank.
+        world.group_count = count
 
 
 def set_compiler(*, cut_at_buckets: bool, graphs: int) -> None:

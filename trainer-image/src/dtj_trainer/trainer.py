@@ -56,7 +56,8 @@ class Trainer:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
         if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+            # cuBLAS reads the variable when it is first used.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         if config.precision.matmul:
             torch.set_float32_matmul_precision(config.precision.matmul)
@@ -131,5 +132,6 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # after an error, closing could wait for lost peers
+        # After an error peers may be gone, and an orderly close would wait for them.
+        if kind is None:
             self.close()

@@ -22,7 +22,7 @@ from typing import Literal
 Phase = Literal["loading", "training", "saving", "done"]
 MAX_METRICS = 32
 MAX_UNSENT = 64
-LINGER_SECONDS = 0.5  # at the end, for an agent that is behind
+LINGER_SECONDS = 0.5  # for an agent that is behind
 # Characters of an event's message, which keeps a datagram far below the socket's limit.
 MAX_MESSAGE = 1024
 
@@ -135,7 +135,7 @@ class ProgressReporter:
             return True
         try:
             self._socket.sendto(body, self._path)
-        except OSError:  # buffer full, agent gone, socket file not there
+        except OSError:  # buffer full, agent or socket gone
             return False
         return True
 
