@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_group_is_left_open() -> Iterator[None]:
-    """Closes a group that a test file opened in this process: the next file's tests would take it for their own."""
+    """Closes a group that a test file opened here: the next file's tests would take it for theirs."""
     yield
     distributed = sys.modules.get("torch.distributed")  # a file that needs no torch does not import it for this
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -1,7 +1,8 @@
-"""Starts real ranks: processes with torchrun's environment, gloo on loopback, the agent's socket where a test wants one.
+"""Starts real ranks: processes with torchrun's environment, gloo on loopback, the agent's socket
+where a test wants one.
 
-They are forked from one server process that has imported torch, so that a group of ranks is up in a tenth of a second
-and not in the seconds that importing torch takes on a busy machine.
+They are forked from one server process that has imported torch, so that a group of ranks is up in a
+tenth of a second and not in the seconds that importing torch takes on a busy machine.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _context = multiprocessing.get_context("forkserver")
 
 
 def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str) -> None:
-    """Runs in the forked process: sets environment and output, then calls the module's main or the function."""
-    # A server's child would start its own children by a server too, and each loader's worker would import torch again, for
-    # a minute on a busy machine. A rank that torchrun starts has the platform's default.
+    """Runs in the forked process: sets environment and output, then calls the module or function."""
+    # A server's child would start its own children by a server too, and each loader's worker would
+    # import torch again, for a minute on a busy machine. A rank that torchrun starts has the
+    # platform's default.
     multiprocessing.set_start_method(None, force=True)
     for name in [n for n in os.environ if n.startswith("DTJ_")]:
         del os.environ[name]
@@ -91,7 +93,9 @@ class Ranks:
 
 @contextlib.contextmanager
 def ranks(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> Iterator[Ranks]:
-    """Starts `world` processes of `[module, argument...]` or of a function; kills those that still run at the end."""
+    """Starts `world` processes of `[module, argument...]` or of a function; kills the rest at the
+    end.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
     _context.set_forkserver_preload(PRELOAD)
     port, run = free_port(), len(list(folder.glob("log-*-0.txt")))

@@ -1,4 +1,4 @@
-"""Ranks of test_auto_batch: search a micro-batch size in so little memory that the model only fits in shards."""
+"""Ranks of test_auto_batch: search a size in memory where the model only fits in shards."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
 def auto(out: str) -> None:
     """Searches with 8 MiB of weights, by each strategy; rank 0 writes the sizes of all ranks.
 
-    Whole weights with gradients, Adam's state and averages are 40 MiB. Half of the weights, with whole gradients that are
-    accumulated, are 28 MiB. There are 39.75 MiB, of which half a MiB goes to each sample; rank 1 has a little less.
+    Whole weights with gradients, Adam's state and averages are 40 MiB. Half of the weights, with
+    whole gradients that are accumulated, are 28 MiB. There are 39.75 MiB, of which half a MiB goes
+    to each sample; rank 1 has a little less.
     """
     # Freed memory is returned to the kernel at once, so that the limit holds for what is in use.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB // 2)

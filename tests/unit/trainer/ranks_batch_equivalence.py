@@ -27,8 +27,8 @@ from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.ranks_shared import STRATEGIES, tiny_gpt, tokens, whole
 
 NORM = 0.05
-# (samples, micro-batch). 11 samples are 5 and 6 on 2 ranks, and 2, 3, 3, 3 on 4: by threes micro-batches differ in size, by
-# ones some ranks need one more of them than others.
+# (samples, micro-batch). 11 samples are 5 and 6 on 2 ranks, and 2, 3, 3, 3 on 4: by threes
+# micro-batches differ in size, by ones some ranks need one more of them than others.
 CUTS = [(11, 3), (11, 1)]
 PLAIN = ("ddp", "ddp_scratch", "fsdp", "hsdp", "fsdp_scratch")
 
@@ -41,7 +41,10 @@ def sgd(samples: int, micro: int, strategy: Any) -> TrainerConfig:
 
 
 def single_process(samples: int) -> tuple[list[float], list[float], dict[str, Any]]:
-    """Takes two steps of plain torch on whole batches. Returns (losses, norms before the clip, weights)."""
+    """Takes two steps of plain torch on whole batches.
+
+    Returns (losses, unclipped norms, weights).
+    """
     model, (inputs, targets) = tiny_gpt(), tokens().tensors
     losses, norms = [], []
     for step in range(2):
@@ -58,7 +61,7 @@ def single_process(samples: int) -> tuple[list[float], list[float], dict[str, An
 
 
 def elsewhere(rank: int) -> gpt.Gpt:
-    """Builds rank 0's model with other weights, as a script does that seeds by rank or not at all."""
+    """Builds the model with other weights than rank 0, as a script that seeds by rank does."""
     model = tiny_gpt()
     with torch.no_grad():
         for p in model.parameters():
@@ -83,7 +86,7 @@ class Rows:
 
 
 class Reads(TorchDispatchMode):
-    """Counts numbers that Python reads from tensors, and copies to the host: on a GPU each of them waits for the device."""
+    """Counts numbers read from tensors, and copies to the host: on a GPU each waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +99,7 @@ class Reads(TorchDispatchMode):
 
 
 def reads(out: str) -> None:
-    """Counts the numbers that each step of a strategy reads from tensors; the tenth step is logged."""
+    """Counts the numbers that each step reads from tensors; the tenth step is logged."""
     outcome = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name in PLAIN:
@@ -116,7 +119,7 @@ def largest_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def exact(out: str) -> None:
-    """Trains with every strategy and cut in one group; rank 0 writes the difference of each to the single process."""
+    """Trains with every strategy and cut; rank 0 writes the differences to the single process."""
     trainer = Trainer(TrainerConfig(steps=1))
     outcome = []
     for samples, micro in CUTS:
@@ -153,7 +156,7 @@ class HalfUsed(nn.Module):
 
 
 def saved_early(out: str) -> None:
-    """Reads moments and step counts of fsdp_scratch before and after a save, while a block has had no gradient."""
+    """Reads the optimizer's state around a save, while a block has had no gradient."""
     with Trainer(TrainerConfig(steps=1)) as trainer:
         strategy = FsdpScratch()
         model = strategy.wrap(HalfUsed(), trainer.group)

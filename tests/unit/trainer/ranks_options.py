@@ -34,7 +34,7 @@ def run(
     own: Callable[[nn.Module], Optimizer] | None = None,
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
 ) -> list[float]:
-    """Trains a tiny GPT from the folder's newest checkpoint, if any, to `steps`. Returns the losses."""
+    """Trains a tiny GPT from the newest checkpoint, if any, to `steps`. Returns the losses."""
     trainer.config = TrainerConfig(
         steps=steps, global_batch_size=12, strategy=strategy or DdpConfig(),
         optimizer=OptimizerConfig(lr=1e-2, weight_decay=decay, decay_vectors=False),
@@ -47,7 +47,7 @@ def run(
 
 
 def optimizers(folder: Path) -> None:
-    """Saves an optimizer of two groups by one strategy and loads it by another; also trains with the caller's own."""
+    """Saves an optimizer of two groups by one strategy, loads it by another, and tries an own one."""
     with Trainer(TrainerConfig(steps=1, deterministic=True)) as trainer:
         outcome: dict[str, Any] = {"whole": run(trainer, folder / "whole", 4)}
         groups = trainer.state.objects["optimizer"].param_groups  # type: ignore[attr-defined]

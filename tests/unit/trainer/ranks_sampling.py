@@ -38,7 +38,9 @@ class Augmented:
 
 
 def masks(out: str) -> None:
-    """Collects the dropout masks and other random numbers of each rank, after all ranks were seeded and built alike."""
+    """Collects each rank's dropout masks and other draws, after all ranks were seeded and built
+    alike.
+    """
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
@@ -58,7 +60,7 @@ def masks(out: str) -> None:
 
 
 class Weighed(nn.Module):
-    """A model whose measure is its weight, so that a checkpoint itself has the metric that must rank it."""
+    """A model whose measure is its weight, so that a checkpoint has the metric that must rank it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class Weighed(nn.Module):
 
 
 def ranked(directory: str, out: str) -> None:
-    """Saves at steps that are not logged or validated; writes the metrics of each checkpoint and the losses by step."""
+    """Saves at steps that are not logged or validated; writes checkpoint metrics and losses."""
     trainer = Trainer(config(None))
     outcome: dict[str, Any] = {}
     for metric in ("loss", "validation_weight"):

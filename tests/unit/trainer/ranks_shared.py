@@ -67,7 +67,10 @@ def tokens(samples: int = 64, block: int = 16) -> TensorData:
 
 
 def trained(trainer: Trainer, **changes: Any) -> tuple[list[float], dict[str, float]]:
-    """Trains a tiny GPT a few clipped, accumulated steps of a global batch of 12. Returns (losses by step, validation)."""
+    """Trains a tiny GPT for clipped, accumulated steps of 12 samples.
+
+    Returns (losses, validation).
+    """
     config = TrainerConfig(
         steps=changes.pop("steps", 5),
         global_batch_size=12,
@@ -137,7 +140,7 @@ def whole(leaf: Any) -> Any:
 
 
 def fingerprint(state: State) -> dict[str, str]:
-    """Returns the SHA-256 of each whole tensor of modules and optimizers, by name: the same for every sharding."""
+    """Returns the SHA-256 of each tensor of the state by name, the same for every sharding."""
     out = {}
     for key, leaf in sorted(leaves(CheckpointState(state.objects).sharded())):
         if isinstance(leaf, (torch.Tensor, FlatShard)):
@@ -146,7 +149,9 @@ def fingerprint(state: State) -> dict[str, str]:
 
 
 def stage(directory: str, strategy: str, until: int, out: str) -> None:
-    """Resumes with a differently initialized model and trains to step `until`; writes what it loaded, used and saved."""
+    """Resumes with other initial weights, trains to step `until`; writes what it loaded, used,
+    saved.
+    """
     config = TrainerConfig(
         steps=until,
         global_batch_size=12,
@@ -237,7 +242,7 @@ def bucket_traffic(out: str) -> None:
 
 
 def own_loop(directory: str, until: int, killed: bool = False) -> None:
-    """Trains by the three lines in a user's own loop, which saves step 4; with `killed` it dies once that save is written."""
+    """Trains in a user's own loop, which saves step 4; `killed`: dies once that save is written."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     model.register_parameter("unused", torch.nn.Parameter(torch.zeros(3)))  # no gradient, so no optimizer state in a checkpoint

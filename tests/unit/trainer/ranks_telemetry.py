@@ -72,7 +72,7 @@ def fit(
 
 
 def windows(directory: str, out: str) -> None:
-    """Trains six steps, then six more from their checkpoint; start and every third step's validation are slow."""
+    """Trains six steps, then six more from their checkpoint; start and validations are slow."""
 
     def slow(*_: Any) -> Mapping[str, torch.Tensor]:
         time.sleep(SLOW)

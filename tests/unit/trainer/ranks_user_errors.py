@@ -78,7 +78,7 @@ def mistake(name: str) -> None:
 
 
 def modes(out: str) -> None:
-    """Records which modules are in training at each step, with validations in between, by each strategy."""
+    """Records which modules are in training at each step, with validations in between."""
     outcome: dict[str, list[list[bool]]] = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name, strategy in {

@@ -1,4 +1,4 @@
-"""auto_batch: a size is found where the model only fits in shards, and no rank waits for one without memory."""
+"""auto_batch finds a size for a model that only fits in shards, and no rank waits for another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_auto_finds_a_size_where_a_model_fits_in_shards_and_rejects_ddp(tmp_path
 
 
 def test_fake_group_sends_nothing() -> None:
-    """A rank that runs out of memory in a try leaves no other rank waiting, also not in the control group."""
+    """A rank that runs out of memory in a try leaves no rank waiting, not in the control group
+    either.
+    """
     nowhere: Any = None
     fields = {"rank": 1, "world_size": 3, "local_world_size": 1, "device": torch.device("cpu"), "backend": "gloo"}
     group = FakeGroup.of(Group(**fields, control=nowhere, checkpoint=nowhere, owns_default=False))

@@ -1,4 +1,4 @@
-"""A step equals that of a single process on the whole batch, for every cut over ranks and micro-batches."""
+"""A step equals a single process's on the whole batch, for every cut by ranks and micro-batches."""
 
 from __future__ import annotations
 

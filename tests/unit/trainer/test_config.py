@@ -1,4 +1,4 @@
-"""Config, flags and variables: a wrong field is named before anything starts, with what to write instead."""
+"""A wrong field, flag or variable is named before anything starts, with what to write instead."""
 
 from __future__ import annotations
 

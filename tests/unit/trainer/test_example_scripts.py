@@ -1,4 +1,4 @@
-"""The scripts of examples/ as ranks: the own loop learns what the bare loop learns, and the Trainer learns."""
+"""The scripts of examples/ as ranks: the loop with State learns what the bare loop learns."""
 
 from __future__ import annotations
 

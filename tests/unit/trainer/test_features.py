@@ -1,4 +1,4 @@
-"""Precision, accumulation, recomputation, loaders, EMA: the training stays the same with one thing changed at a time."""
+"""Precision, accumulation, recomputation, loaders and EMA keep a training what it is."""
 
 from __future__ import annotations
 

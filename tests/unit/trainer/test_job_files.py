@@ -45,7 +45,7 @@ def test_example_job_is_valid_and_its_command_parses(job: dict[str, Any]) -> Non
 
 
 def mounted(job: dict[str, Any], path: str) -> Path:
-    """Returns the file of this repository that `path` means, in a pod and locally; the job file's command mounts it."""
+    """Returns the file that `path` means, in a pod and locally; the job file's command mounts it."""
     (container,) = job["spec"]["template"]["spec"]["containers"]
     (mount,) = container["volumeMounts"]
     (volume,) = job["spec"]["template"]["spec"]["volumes"]

@@ -1,4 +1,4 @@
-"""Options of a run: optimizers with groups, half precision over an interruption, arguments that ranks must share."""
+"""Options of a run: optimizer groups, half precision over an interruption, arguments of ranks."""
 
 from __future__ import annotations
 

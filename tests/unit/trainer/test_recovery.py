@@ -27,7 +27,8 @@ def test_killed_and_resumed_run_has_the_losses_of_an_undisturbed_one_to_the_bit(
     whole = finished(world, [*DIGITS, "--checkpoint-dir", str(undisturbed)], tmp_path)
     slow = [*DIGITS, "--checkpoint-dir", str(broken), "--checkpoint-every", "10", "--step-time-ms", "60"]
     with ranks(world, slow, tmp_path) as group:
-        # Any checkpoint will do: on a busy machine a save is skipped while the previous one is still being written.
+        # Any checkpoint will do: on a busy machine a save is skipped while the previous one is
+        # still being written.
         group.wait_until(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
         group.signal(signal.SIGKILL)
         assert group.wait() == [-signal.SIGKILL] * world
@@ -70,7 +71,8 @@ def test_torn_newest_checkpoint_is_reported_and_the_previous_one_loaded(tmp_path
     directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "20"]
     finished(2, command, tmp_path)
-    # The first and the last are always there; a save between is skipped while the previous one is still being written.
+    # The first and the last are always there; a save between is skipped while the previous one is
+    # still being written.
     *_, before, newest = sorted(path.name for path in directory.glob("step-*"))
     assert newest == "step-00000067"
     file = next((directory / "step-00000067").glob("__1_*"))

@@ -1,4 +1,4 @@
-"""A rank gets its own samples and random numbers, the same after a restart; data that can't be cut is rejected."""
+"""A rank gets its own samples and random numbers, and the same ones after a restart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.trainer.ranks import finished
 
 
 def test_worker_augmentation_repeats_after_a_restart_and_differs_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls the code of a worker without a worker; earlier states of the generators must not matter."""
+    """Calls a worker's code without a worker; earlier states of the generators must not matter."""
     monkeypatch.setattr(loader, "get_worker_info", lambda: "a worker")
 
     def drawn(rank: int, first: int) -> list[Any]:

@@ -180,7 +180,10 @@ def test_unmeasured_metrics_are_left_out_and_nothing_is_divided_by_zero() -> Non
 
 
 def test_gpt_flops_are_those_of_the_palm_paper() -> None:
-    """6 N + 12 L H Q T a token (Chowdhery et al. 2022, appendix B): N parameters without position embeddings, H Q the width."""
+    """Per token 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B).
+
+    N are the parameters without position embeddings, H Q is the width.
+    """
     width, layers, block, vocabulary = 8, 3, 16, 11
     model = Gpt(GptConfig(vocabulary=vocabulary, block=block, layers=layers, heads=2, width=width))
     matrices = 3 * width * width + width * width + 2 * 4 * width * width

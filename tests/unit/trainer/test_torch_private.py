@@ -1,4 +1,4 @@
-"""Each use of torch's private API, by name: a failure here names what to adapt to a new version of torch."""
+"""Each use of torch's private API: a failure here names what a new version of torch changed."""
 
 from __future__ import annotations
 
@@ -101,4 +101,4 @@ def test_unscale_divides_every_gradient_and_finds_nonfinite_ones(dtype: torch.dt
 @pytest.mark.parametrize("name", ["flash_attention", "efficient_attention", "flash_attention_for_cpu"])
 def test_attention_that_selective_recompute_keeps_has_the_name_of_an_operator(name: str) -> None:
     operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
-    assert operator in activation_checkpoint._DEAR
+    assert operator in activation_checkpoint._EXPENSIVE

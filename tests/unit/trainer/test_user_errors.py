@@ -1,4 +1,4 @@
-"""User errors that no restart cures: one clear line, and exit code 93, after which the agent does not restart."""
+"""User errors that no restart cures end with one clear line and exit code 93."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.trainer.ranks_user_errors import mistake, modes
         ("ragged", "ConfigError: samples of one batch differ in shape"),
         ("ragged in a worker", "ConfigError: samples of one batch differ in shape"),
         ("optimizer", "ConfigError: optimizer Adafactor computes with whole tensors"),
-        ("recompute", "ConfigError: recompute=block: Linear has no repeated parts"),
+        ("recompute", "ConfigError: recompute=block: Linear has no repeated modules"),
         ("blocks", "ConfigError: blocks='Blok': Net has no such submodule"),
         ("meta", "ConfigError: strategy=ddp_scratch can't begin from torch.device('meta')"),
         ("meta everywhere", "ConfigError: rank 0's model has no weights"),

@@ -2,8 +2,8 @@
 
     from dtj_trainer import State, Trainer, TrainerConfig
 
-Names are imported when they are first used (PEP 562), so that `import dtj_trainer` alone does not import torch, which takes
-seconds.
+Names are imported when they are first used (PEP 562), so that `import dtj_trainer` alone does not
+import torch, which takes seconds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # the next use finds it without this function
+    # The next use finds the name without this function.
+    globals()[name] = value
     return value
 
 

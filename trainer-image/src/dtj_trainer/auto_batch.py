@@ -1,10 +1,11 @@
 """Finds the size for `micro_batch_size: auto` by real steps that no other rank waits for.
 
-A rank that runs out of memory in the middle of a step leaves the others waiting in a collective. Therefore each size is
-tried on a copy of the model, wrapped by the run's own strategy, in a group of the same size in which nothing is sent
-(torch's `fake` backend): weights are sharded, gathered and freed as in the run, only the values are not the other ranks'.
-Between two tries the ranks exchange their results and continue with the same size. The ranks wait for nothing else, and
-this exchange has the group's timeout.
+A rank that runs out of memory in the middle of a step leaves the others waiting in a collective.
+Therefore each size is tried on a copy of the model, wrapped by the run's own strategy, in a group
+of the same size in which nothing is sent (torch's `fake` backend): weights are sharded, gathered
+and freed as in the run, only the values are not the other ranks'. Between two tries the ranks
+exchange their results and continue with the same size. The ranks wait for nothing else, and this
+exchange has the group's timeout.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def optimizer_copies(config: TrainerConfig) -> int:
-    """Returns the number of tensors per parameter beside its gradient: the optimizer's state and averaged weights."""
+    """Returns how many tensors per parameter the optimizer's state and averaged weights take."""
     own = {"adamw": 2, "sgd": 1 if config.optimizer.momentum else 0}[config.optimizer.name]
     return own + (config.ema_decay is not None)
 
@@ -51,7 +52,7 @@ def find_micro_batch_size(
     group: Group,
     precision: Precision,
 ) -> int:
-    """Returns the largest micro-batch that fits on every rank, times 0.9 where that is less than a whole share.
+    """Returns the largest micro-batch that fits on every rank, times 0.9 unless it is a whole share.
 
     A collective. Raises ConfigError if not even one sample fits on some rank.
 
@@ -64,7 +65,8 @@ def find_micro_batch_size(
         group: All ranks of the run.
         precision: The run's precision, for autocast.
     """
-    limit = -(-config.global_batch_size // group.world_size)  # of the largest share: ranks must try the same sizes
+    # The largest share of any rank, because all ranks must try the same sizes.
+    limit = -(-config.global_batch_size // group.world_size)
     trial = _Trial(
         model=model,
         share=share,
@@ -76,12 +78,13 @@ def find_micro_batch_size(
         precision=precision,
     )
     random_state = rng.capture()
-    # On a CPU the kernel would kill the process, so that the memory is limited here. The model that the copy is made from
-    # is in memory only for the search there, and its bytes count as free.
+    # On a CPU the kernel would kill the process, so that the memory is limited here. The model that
+    # the copy is made from is in memory only for the search there, and its bytes count as free.
     room = strategies.tensor_bytes(model) + device_bytes(group) - resident_bytes() if group.device.type == "cpu" else None
-    gc.freeze()  # the collection after each try skips older objects
-    # torch caches its decisions for a mesh per thread, and takes a mesh of the same shape for the same one. A thread of its
-    # own keeps the cache entries of the tries out of the run.
+    # The collection after each try then skips older objects.
+    gc.freeze()
+    # torch caches its decisions for a mesh per thread, and takes a mesh of the same shape for the
+    # same one. A thread of its own keeps the cache entries of the tries out of the run.
     thread = ThreadPoolExecutor(1)
 
     def fits_everywhere(n: int) -> bool:
@@ -105,7 +108,7 @@ def find_micro_batch_size(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
-    """Takes steps of one run with different micro-batches, on copies of its model and without the other ranks."""
+    """Takes steps with different micro-batches, on copies of the model and without other ranks."""
 
     model: nn.Module
     share: Any
@@ -143,8 +146,8 @@ class _Trial:
             del held
 
     def _silent_group(self) -> Group:
-        # torch's DDP needs answers of other ranks. On one rank it is the plain model, whose gradients are as many bytes as
-        # the buckets they lie in.
+        # torch's DDP needs answers of other ranks. On one rank it is the plain model, whose
+        # gradients are as many bytes as the buckets they lie in.
         if isinstance(self.strategy, strategies.DdpConfig):
             return replace(self.group, rank=0, world_size=1)
         return FakeGroup.of(self.group)

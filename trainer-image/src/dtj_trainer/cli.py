@@ -1,6 +1,7 @@
 """Runs `dtj-train --config train.yaml [--field value …]` and `dtj-train export`.
 
-A train.yaml names a task, which is a function that returns model, data and loss, and beside it the fields of TrainerConfig:
+A train.yaml names a task, which is a function that returns model, data and loss, and the fields of
+TrainerConfig:
 
     task: dtj_trainer.examples.digits:task
     arguments: {model: cnn}
@@ -63,14 +64,17 @@ def make_task(spelled: object, arguments: object) -> Task:
 
 
 def task_facts(spelled: object, arguments: object) -> dict[str, str]:
-    """Returns what must be the same on every rank beside the config: the task, its arguments and its source file."""
+    """Returns what ranks must share beside the config: the task, its arguments and its source file."""
     source = inspect.getsourcefile(find_task(spelled))
     digest = config_check.files_digest([Path(source)] if source else [])
     return {"task": str(spelled), "arguments": repr(arguments), f"code of {spelled}": digest}
 
 
 def train(config_file: Path, given: Sequence[str]) -> int:
-    """Trains as the file and the flags describe. Raises ConfigError before the first collective if a field is wrong."""
+    """Trains as the file and the flags describe.
+
+    Raises ConfigError before the first collective if a field is wrong.
+    """
     import torch
 
     tree = read_yaml(config_file)
@@ -89,7 +93,9 @@ def run_task(
     after_step: Callable[[int], None] | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> int:
-    """Trains a task, and prints `final step=… loss=…` and its validation on rank 0. Returns the exit code.
+    """Trains a task, and prints `final step=… loss=…` and its validation on rank 0.
+
+    Returns the exit code.
 
     Args:
         task: What is trained on what.
@@ -118,14 +124,18 @@ def guarded(main: Callable[[], int]) -> int:
         return main()
     except (ConfigError, RankMismatch, CheckpointInvalid) as e:
         text = str(e)
-        if text.startswith("Caught "):  # in a loader's worker; torch's last line is the error
+        # torch repeats the traceback of a loader's worker; its last line is the error.
+        if text.startswith("Caught "):
             text = text.rstrip().splitlines()[-1].partition(f"{type(e).__name__}: ")[2] or text
         sys.stderr.write(f"{type(e).__name__}: {text}\n")
         return names.EXIT_NO_RESTART
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line. Exit codes: 0 done, 143 stopped by SIGTERM after a save, 93 a wrong config, else an error."""
+    """Runs the command line.
+
+    Exit codes: 0 done, 143 stopped by SIGTERM after a save, 93 a wrong config, else an error.
+    """
     parser = argparse.ArgumentParser(
         prog="dtj-train",
         description="Train as a YAML file says; --field value overrides it.",

@@ -25,27 +25,29 @@ class TrainerConfig:
     epochs: float | None = None
     steps: int | None = None
     global_batch_size: int = 64
-    """Samples of one optimizer step over all ranks: steps and results don't depend on how many ranks there are."""
+    """Samples of one optimizer step over all ranks: steps and results don't depend on how many
+    ranks there are."""
     micro_batch_size: int | Literal["auto"] | None = None
-    """The most samples that go through the model at once on one rank; the rest of a step's share is accumulated.
-    auto: the largest size that fits in memory, with a tenth to spare; on the CPU in this rank's share of the
-    container's limit."""
+    """The most samples that go through the model at once on one rank; the rest of a step's share is
+    accumulated. auto: the largest size that fits in memory, with a tenth to spare; on the CPU in
+    this rank's share of the container's limit."""
     seed: int = 0
     shuffle: bool = True
     clip_norm: float | None = None
     validate_every_steps: int | None = None
     """Validate this often, besides at the end."""
     blocks: str | None = None
-    """The modules that are sharded, compiled and recomputed one by one: the name of a class, or a pattern of module
-    names, such as encoder.layer.*; None: the repeated modules, which the log names."""
+    """The modules that are sharded, compiled and recomputed one by one: the name of a class, or a
+    pattern of module names, such as encoder.layer.*; None: the repeated modules, which the log
+    names."""
     recompute: Recompute = "none"
     compile: Compile = False
     """torch.compile, block by block. True is inductor, which needs a C++ compiler in the image."""
     ema_decay: float | None = None
     """Keep averaged weights and validate with them, e.g. 0.999."""
     deterministic: bool = False
-    """Use only algorithms that give the same bits every time, which on a GPU are slower. An operation that has no such
-    algorithm is an error."""
+    """Use only algorithms that give the same bits every time, which on a GPU are slower. An
+    operation that has no such algorithm is an error."""
     cpu_threads: int | None = None
     """torch threads of one process on the CPU; None: as OMP_NUM_THREADS sets it."""
     data: LoaderConfig = field(default_factory=LoaderConfig)

@@ -1,4 +1,4 @@
-"""Builds a config from a YAML file and flags: `--optimizer.lr 0.01` sets the file's `optimizer: {lr: …}`."""
+"""Builds a config from a YAML file and flags: `--optimizer.lr 0.01` sets `optimizer: {lr: …}`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def override(tree: dict[str, Any], flags: Sequence[str]) -> None:
 
 
 def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
-    """Returns a config dataclass built from a mapping. Raises ConfigError, which names a wrong field and what to write."""
+    """Returns a config dataclass built from a mapping.
+
+    Raises ConfigError, which names a wrong field and what to write.
+    """
     hints = get_type_hints(cls)
     known = [f.name for f in fields(cls) if f.init]
     values: dict[str, Any] = {}

@@ -12,7 +12,8 @@ TrainerError
     ├── LeaseLost          a newer attempt owns the checkpoint folder; this one may not commit
     └── CheckpointStalled  the volume did not finish a save within its deadline
 
-Stopped is a SystemExit and not a TrainerError, so that no `except Exception` of a user's loop can keep the process alive.
+Stopped is a SystemExit and not a TrainerError, so that no `except Exception` of a user's loop can
+keep the process alive.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class RankMismatch(TrainerError):
 
 
 class Stopped(SystemExit):
-    """The group stopped cleanly after SIGTERM; if this is not caught, the process exits with 128 + SIGTERM."""
+    """The group stopped cleanly after SIGTERM; uncaught, the process exits with 128 + SIGTERM."""
 
     def __init__(self, step: int) -> None:
         super().__init__(143)

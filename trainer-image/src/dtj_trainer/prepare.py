@@ -1,4 +1,4 @@
-"""Prepares a run: checks the arguments of `Trainer.fit`, decides what is automatic, and puts the parts together."""
+"""Prepares a Run: checks the arguments of `Trainer.fit`, and decides what is automatic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def prepare(
     precision = Precision(config.precision, group)
     loss = scalar_loss(task.loss)
     model = task.model
-    # from_pretrained returns a model in eval() as a whole. A module in eval() within a model in train() stays so.
+    # from_pretrained returns a model in eval(). A module in eval() of a model in train() stays.
     if not model.training:
         model.train()
     strategy_config = decide_strategy(model, config, group)
@@ -125,7 +125,7 @@ def prepare(
 
 
 def check_arguments(task: Task, config: TrainerConfig) -> None:
-    """Raises ConfigError for arguments of `fit` that are of no use, or that the config needs and that are missing."""
+    """Raises ConfigError for unusable arguments of `fit`, and for missing ones that the config needs."""
     if not isinstance(task.data, StreamData):
         check_data(task.data, "data")
     if task.validation is not None:
@@ -154,7 +154,10 @@ def make_order(data: Data | StreamData, config: TrainerConfig) -> tuple[DataOrde
 
 
 def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> StrategyConfig:
-    """Returns the strategy's config. The smallest device of the group decides `auto`; the log has the reason."""
+    """Returns the strategy's config.
+
+    The smallest device of the group decides `auto`; the log has the reason.
+    """
     wanted = config.strategy
     if not isinstance(wanted, strategies.AutoConfig):
         return wanted
@@ -181,8 +184,8 @@ def find_blocks(model: nn.Module, config: TrainerConfig, group: Group) -> list[n
     found = strategies.blocks(model, config.blocks)
     if config.recompute != "none" and not found:
         raise ConfigError(
-            f"recompute={config.recompute}: {type(model).__name__} has no repeated parts that could be recomputed; "
-            "write blocks: with the name of a class of its parts, or recompute: none"
+            f"recompute={config.recompute}: {type(model).__name__} has no repeated modules that could be recomputed; "
+            "write blocks: with the name of a class of its modules, or recompute: none"
         )
     if group.rank == 0:
         log.info("%s: %s", type(model).__name__, strategies.describe_blocks(found))
@@ -219,9 +222,11 @@ def _trackers(config: TrainerConfig, env: WorkerEnv) -> list[Sink]:
 
 def _start(early_stop: EarlyStop | None, on_start: Callable[[State], None] | None, state: State) -> None:
     """Prepares the first step, once a checkpoint is loaded."""
-    if not state.step and state.group.rank:  # ranks that were seeded alike build the same model, then draw apart
+    # Ranks that were seeded alike build the same model, and must draw different numbers afterwards.
+    if not state.step and state.group.rank:
         rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
-    if early_stop and early_stop.should_stop:  # the run had ended, and was started again
+    # The run had ended early, and was started again.
+    if early_stop and early_stop.should_stop:
         state.end_at(state.step)
     if on_start:
         on_start(state)

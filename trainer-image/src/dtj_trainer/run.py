@@ -66,10 +66,14 @@ class Run:
     profiler: ProfilerWindow
 
     def steps(self) -> Iterator[tuple[int, MicroBatches]]:
-        """Yields each step still to do, from 0, with its data. `State.steps` resumes, saves, and stops on SIGTERM."""
+        """Yields each step still to do, from 0, with its data.
+
+        `State.steps` resumes, saves, and stops on SIGTERM.
+        """
         ready: Iterator[MicroBatches] | None = None
         for step in self.state.steps(self.total_steps):
-            if ready is None:  # only now does the order know where the checkpoint left it
+            # Only now has the order loaded its position from the checkpoint.
+            if ready is None:
                 ready = batches(self.data, self.order, self.partition, self.config.data, seed=self.config.seed)
                 self.meter.begin()
             self.profiler.before(step)
@@ -79,7 +83,10 @@ class Run:
         self.profiler.close(self.state.step)
 
     def train_step(self, step: int, micro_batches: MicroBatches) -> tuple[torch.Tensor, dict[str, torch.Tensor | float]]:
-        """Takes one optimizer step. Returns (this rank's part of the mean loss, metrics of the step)."""
+        """Takes one optimizer step.
+
+        Returns (this rank's share of the mean loss, metrics of the step).
+        """
         metrics: dict[str, torch.Tensor | float] = {"epoch": self.order.epoch, "lr": self.scheduler.get_last_lr()[0]}
         with self.meter.section("compute"):
             with _named_out_of_memory(step, fixed_size=self.config.micro_batch_size != "auto"):
@@ -97,12 +104,17 @@ class Run:
         return local_loss, metrics
 
     def forward_backward(self, micro_batches: MicroBatches) -> torch.Tensor:
-        """Accumulates the gradients of this rank's share. Returns its part of the global mean loss."""
+        """Accumulates the gradients of this rank's micro-batches.
+
+        Returns its share of the global mean loss.
+        """
         model, device = self.model, self.group.device
-        total = torch.zeros((), dtype=torch.float64, device=device)  # read only when a step is logged
+        # The sum stays on the device, and is read only when a step is logged.
+        total = torch.zeros((), dtype=torch.float64, device=device)
         for number, (batch, samples) in enumerate(micro_batches):
-            # Ranks and micro-batches may differ in size by a sample: each sample weighs the same, so that the step is
-            # the mean over the global batch however it was cut. The strategy takes the mean over ranks, hence the world.
+            # Ranks and micro-batches may differ in size by a sample: each sample weighs the same,
+            # so that the step is the mean over the global batch however it was cut. The strategy
+            # takes the mean over ranks, hence the factor world_size.
             weight = samples / self.config.global_batch_size
             # A batch that counts for nothing must not move running statistics.
             kept = [] if samples else [b.clone() for b in model.buffers()]
@@ -117,15 +129,19 @@ class Run:
         return total
 
     def validation_due(self, step: int) -> bool:
-        """Returns whether to validate after this step: at the interval, and for a save that validation ranks."""
+        """Returns whether to validate after this step, at the interval or for a save that it ranks."""
         return self._at_interval(step) or (self.state.will_save and ranked_by_validation(self.config))
 
     def validate(self) -> dict[str, float]:
-        """Returns the means over the validation data, of the averaged weights if there are any; {} without such data."""
+        """Returns the means over the validation data; {} without such data.
+
+        Validates the averaged weights if there are any.
+        """
         began = time.perf_counter()
         means: dict[str, float] = {}
         if self.validation is not None and self.measure is not None:
-            broadcast_buffers(self.model, self.group)  # what is validated is what a checkpoint holds
+            # Validate the same running statistics that a checkpoint holds: rank 0's.
+            broadcast_buffers(self.model, self.group)
             with self.ema.applied() if self.ema else nullcontext():
                 size = self.partition.largest
                 means = evaluate(self.model, self.validation, self.measure, group=self.group, batch_size=size)
@@ -135,7 +151,7 @@ class Run:
         return means
 
     def check_early_stop(self, step: int, validated: Mapping[str, float]) -> None:
-        """Ends the run after this step if its regular validation was one too many without a new best."""
+        """Ends the run after this step if too many validations at the interval had no new best."""
         if self.early_stop and self._at_interval(step):
             self.early_stop.update(validated)
             if self.early_stop.should_stop:
@@ -144,7 +160,10 @@ class Run:
     def log_step(
         self, local_loss: torch.Tensor, metrics: Mapping[str, torch.Tensor | float], validated: Mapping[str, float]
     ) -> float:
-        """Reports the means since the last logged step. Returns the mean loss over all ranks; a collective."""
+        """Reports the means since the last logged step.
+
+        Returns the mean loss over all ranks; a collective.
+        """
         self.meter.add("checkpoint", self.state.pop_stall_seconds())
         samples = self.config.global_batch_size
         window = self.meter.close_window(float(local_loss), self.strategy.comm_stats(self.model), samples)
@@ -168,14 +187,14 @@ class Run:
 
 
 def ranked_by_validation(config: TrainerConfig) -> bool:
-    """Returns whether checkpoints are kept by a metric of the validation, so that each save needs one."""
+    """Returns whether validation ranks the checkpoints, so that each save needs one."""
     best = config.state.checkpoint.retention
     return bool(best.keep_best) and best.metric.startswith("validation_")
 
 
 @contextmanager
 def _named_out_of_memory(step: int, *, fixed_size: bool) -> Iterator[None]:
-    """Raises OutOfMemory for torch's error inside, ConfigError where the next attempt would run into the same."""
+    """Raises OutOfMemory for torch's error, ConfigError if the next attempt would meet it again."""
     try:
         yield
     except RuntimeError as e:

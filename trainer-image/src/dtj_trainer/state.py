@@ -5,7 +5,8 @@
         loss = ...
         state.report(loss=loss, samples=64)                                 # 3: progress, to the agent and the log
 
-Without a checkpoint folder nothing is saved, and without an agent nothing is reported to one; the loop is the same.
+Without a checkpoint folder nothing is saved; without an agent nothing is reported to one. The loop
+is the same.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ class StateConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_every_steps: int = 10
     agree_seconds: float = 0.5
-    """About how often the ranks exchange whether one of them was asked to stop."""
+    """About how often the ranks exchange whether one of them got a SIGTERM."""
     collective_timeout_seconds: float = 600.0
     max_nonfinite: int = 5
-    """This many logged losses in a row that are NaN or infinite, on any rank, end the training with NonFiniteLoss, and so
-    does one at the end of the run; 0: continue."""
+    """This many logged losses in a row that are NaN or infinite, on any rank, end the training with
+    NonFiniteLoss, and so does one at the end of the run; 0: continue."""
 
     def __post_init__(self) -> None:
         if self.log_every_steps < 1:
@@ -65,10 +66,13 @@ class StateConfig:
 
 
 class State:
-    """Holds the objects of a run by name: modules, optimizers, and anything with state_dict and load_state_dict."""
+    """Holds the objects of a run by name, and saves and loads them.
+
+    Objects are modules, optimizers, and anything with state_dict and load_state_dict.
+    """
 
     def __init__(self, config: StateConfig | None = None, /, **objects: object) -> None:
-        """Joins the group if the script has not; `attach` takes a given environment and group instead."""
+        """Joins the group if the script has not; `attach` takes a given group instead."""
         env = WorkerEnv.read()
         config = config or StateConfig()
         group = Group.open(env, timeout=timedelta(seconds=config.collective_timeout_seconds))
@@ -114,7 +118,7 @@ class State:
         if group.rank == 0:
             self.sinks.append(Console())
             if self._saves.store:
-                # In a thread, because a volume that does not answer would hold the training thread in the kernel.
+                # In a thread: a volume that hangs would hold the training thread in the kernel.
                 path = self._saves.store.directory / names.METRICS_FILE
                 self.sinks.append(Background(names.METRICS_FILE, partial(JsonLines, path)))
 
@@ -131,10 +135,11 @@ class State:
     # --- the loop ------------------------------------------------------------------------------------------------
 
     def steps(self, total: int) -> Iterator[int]:
-        """Resumes, then yields the number of each step still to do; saves at the interval and at the end.
+        """Resumes, then yields the number of each step still to do; saves on the way and at the end.
 
-        A step is done when the loop requests the next one. A step that is left by `break` is not counted, so leave by
-        `end`. Raises Stopped (exit code 143) after a SIGTERM to any rank, once the step is done and saved.
+        A step is done when the loop requests the next one. A step that is left by `break` is not
+        counted, so leave by `end`. Raises Stopped (exit code 143) after a SIGTERM to any rank, once
+        the step is done and saved.
         """
         self.total = total
         previous = _on_sigterm(self._stop)
@@ -166,7 +171,10 @@ class State:
                 self.sinks.pop().close()
 
     def resume(self) -> int:
-        """Loads the newest valid checkpoint, if there is one. Returns its step, 0 for a fresh start."""
+        """Loads the newest valid checkpoint, if there is one.
+
+        Returns its step, 0 for a fresh start.
+        """
         self._progress.phase("loading")
         if checkpoint := self._saves.load():
             self.step = checkpoint.step
@@ -204,7 +212,7 @@ class State:
 
     @property
     def will_log(self) -> bool:
-        """Whether the current step will be logged: every `log_every_steps`, the last one, and each that is saved."""
+        """Whether the current step will be logged: at the interval, at the end, and when it is saved."""
         return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total or self.will_save
 
     @property
@@ -227,9 +235,9 @@ class State:
     def save(self) -> None:
         """Saves, in addition to the saves at the interval. Call it on all ranks at the same step.
 
-        Within a step, the save begins when that step is done, and has its number. Before or after the loop, the save begins
-        at once and is waited for. If called before the step's `report`, the save has the step's own metrics, by which
-        `keep_best` ranks it.
+        Within a step, the save begins when that step is done, and has its number. Before or after
+        the loop, the save begins at once and is waited for. If called before the step's `report`,
+        the save has the step's own metrics, by which `keep_best` ranks it.
         """
         if self._in_step:
             self._save_requested = True
@@ -238,7 +246,10 @@ class State:
             self._saves.settle()
 
     def end(self) -> None:
-        """Makes the current step the last one (early stopping). Call it on all ranks in the same step."""
+        """Makes the current step the last one (early stopping).
+
+        Call it on all ranks in the same step.
+        """
         self.end_at(self.step + 1)
 
     def end_at(self, step: int) -> None:
@@ -280,7 +291,7 @@ class State:
         self._step_start = time.perf_counter()
 
     def _metrics(self) -> dict[str, float]:
-        """Returns the metrics that rank a checkpoint of this step; {} if the latest metrics are of another step."""
+        """Returns the metrics that rank a checkpoint of this step; {} if the latest are of another one."""
         return self._latest if self._latest_step == self.step else {}
 
     def _rank_status(self) -> RankStatus:
@@ -288,7 +299,8 @@ class State:
         return RankStatus(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
 
     def _check_loss(self, nonfinite: int, *, limit: int) -> None:
-        """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row that were not finite.
+        """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row
+        that were not finite.
 
         Rank 0 reports the first of them as an event.
         """
@@ -332,7 +344,8 @@ class State:
         for sink in list(self.sinks):
             try:
                 sink.write(record)
-            except (OSError, SinkError) as e:  # a full volume must not end the training
+            # A full volume must not end the training; the other sinks continue.
+            except (OSError, SinkError) as e:
                 self.notify("Warning", names.Reason.SINK_FAILED, f"{type(sink).__name__}: {e}; this sink gets no further records")
                 self.sinks.remove(sink)
 
@@ -347,7 +360,10 @@ def _number(value: torch.Tensor | float) -> float:
 
 
 def _on_sigterm(stop: threading.Event) -> Any:
-    """Sets `stop` on SIGTERM. Returns the previous handler; None outside the main thread, where it can't be set."""
+    """Sets `stop` on SIGTERM.
+
+    Returns the previous handler; None outside the main thread, where it can't be set.
+    """
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -39,7 +39,7 @@ class Task:
 
 
 def scalar_loss(loss: Loss) -> Loss:
-    """Returns a loss that raises ConfigError where the caller's gives anything but one number with a gradient."""
+    """Returns a loss that raises ConfigError unless `loss` returns one number with a gradient."""
 
     def checked(model: nn.Module, batch: Any) -> torch.Tensor:
         value = loss(model, batch)

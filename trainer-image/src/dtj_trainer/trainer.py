@@ -1,7 +1,7 @@
 """The whole loop: `Trainer(config).fit(model, data, loss=...)`.
 
-It is the loop that a user of `State` would write, with strategy, precision, accumulation, schedule and validation in it.
-`prepare` puts the parts together, `Run` has the steps.
+The loop is what a user of `State` would write, with strategy, precision, accumulation, schedule and
+validation in it. `prepare` assembles a `Run`, which has the steps.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Trainer:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
         if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+            # cuBLAS reads the variable when it is first used.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         if config.precision.matmul:
             torch.set_float32_matmul_precision(config.precision.matmul)
@@ -82,16 +83,19 @@ class Trainer:
 
         Args:
             model: Built alike on all ranks. Put into train() if it is in eval() as a whole.
-            data: A data set with `__len__` and `__getitem__` (or `get_batch`), or a stream with `read(start)`.
+            data: A data set with `__len__` and `__getitem__` (or `get_batch`), or a stream with
+                `read(start)`.
             loss: `loss(model, batch)` returns the mean over the batch, one number with a gradient.
-            validation: A data set to validate on, at the end and every `config.validate_every_steps`.
+            validation: A data set to validate on, at the end and every
+                `config.validate_every_steps`.
             measure: `measure(model, batch)` returns means over a batch of `validation`, by name.
-            optimizer: `optimizer(model)` returns an optimizer to use instead of `config.optimizer`, made of the
-                parameters of the model as the strategy has wrapped it (with fsdp_scratch those are flat shards).
+            optimizer: `optimizer(model)` returns an optimizer to use instead of `config.optimizer`,
+                made of the parameters of the model as the strategy has wrapped it (with
+                fsdp_scratch those are flat shards).
             after_step: `after_step(step)` is called at the end of each step.
             sinks: Further places for rank 0's records.
-            flops_per_sample: FLOPs of forward and backward. With them MFU is reported.
-            tokens_per_sample: Tokens of one sample. With them tokens/s are reported.
+            flops_per_sample: FLOPs of forward and backward, for MFU.
+            tokens_per_sample: Tokens of one sample, for tokens/s.
         """
         task = Task(
             model=model,
@@ -128,5 +132,6 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # after an error, closing could wait for lost peers
+        # After an error peers may be gone, and an orderly close would wait for them.
+        if kind is None:
             self.close()

@@ -1,1 +1,1 @@
-"""Data by global sample index: every sample exactly once per epoch, even if the number of ranks changes."""
+"""Data by global sample index: every sample once per epoch, also if the world size changes."""

@@ -1,4 +1,7 @@
-"""Loads a rank's micro-batches in order, from a data set by index or from a stream, ahead of time with worker processes."""
+"""Loads a rank's micro-batches in order, from a data set by index or from a stream.
+
+Worker processes can fetch ahead.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class LoaderConfig:
     """How samples are fetched."""
 
     workers: int = 0
-    """Processes of this rank that fetch ahead, as long as the run lasts; 0: the training thread fetches."""
+    """Processes of this rank that fetch ahead during the run; 0: the training thread fetches."""
     prefetch: int = 2
     """Micro-batches that each worker is ahead."""
     pin_memory: bool | None = None
@@ -36,14 +39,17 @@ class LoaderConfig:
 
 @runtime_checkable
 class StreamData(Protocol):
-    """Samples that can only be read in order. `read(n)` begins at sample number n of the whole stream."""
+    """Samples that can only be read in order.
+
+    `read(n)` begins at sample number n of the whole stream.
+    """
 
     def read(self, start: int, /) -> Iterator[Any]: ...
 
 
 @dataclass(kw_only=True, slots=True)
 class StreamOrder:
-    """The position in a stream: DataOrder's counterpart where nothing can be shuffled and the length is unknown."""
+    """The position in a stream, which has no length and can't be shuffled as by DataOrder."""
 
     global_batch_size: int
     position: int = 0
@@ -73,10 +79,11 @@ class BatchPartition:
     micro_batch_size: int | None
 
     def micro_batches(self) -> list[tuple[int, int, int]]:
-        """Returns (begin, end, samples that count) of each of this rank's micro-batches, within the global batch.
+        """Returns (begin, end, samples that count) in the global batch of each micro-batch.
 
-        Every rank has the same number of them, because sharded models communicate in every forward. Shares differ by a
-        sample at most: a rank without a sample for the last micro-batch repeats its last sample, which does not count.
+        Every rank has the same number of them, because sharded models communicate in every forward.
+        Shares differ by a sample at most: a rank without a sample for the last micro-batch repeats
+        its last sample, which does not count.
         """
         begin, end = rank_bounds(self.global_batch_size, self.rank, self.world_size)
         size = self.largest
@@ -105,7 +112,7 @@ class _ByIndex(Dataset[Any]):
     def __getitem__(self, request: Request) -> Any:
         position, indices = request
         if get_worker_info() is not None:
-            # Random augmentation in a worker depends on the position alone, not on the worker or on a restart.
+            # Augmentation in a worker depends on the position alone, not on worker or restart.
             rng.seed_all(self.seed * 1_000_003 + position)
         return fetch(self.data, indices)
 
@@ -129,7 +136,7 @@ class _Stream(IterableDataset[Any]):
         self._data, self._partition, self._start = data, partition, start
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields this worker's micro-batches: number k is of worker k mod workers, and the loader reads in that order."""
+        """Yields this worker's micro-batches. The loader reads number k from worker k mod workers."""
         info = get_worker_info()
         mine, workers = (info.id, info.num_workers) if info else (0, 1)
         source, at, number = self._data.read(self._start), self._start, 0
@@ -160,13 +167,14 @@ def batches(
 ) -> Iterator[list[tuple[Any, int]]]:
     """Yields this rank's micro-batches step by step, without end, from the order's position on.
 
-    Each comes with its count of samples (see BatchPartition). Raises ConfigError when a stream ends.
+    Each comes with its count of samples (see BatchPartition). Raises ConfigError when a stream
+    ends.
     """
     pin = torch.cuda.is_available() if config.pin_memory is None else config.pin_memory
     options: dict[str, Any] = {"batch_size": None, "num_workers": config.workers, "pin_memory": pin}
     if config.workers:
         options |= {"prefetch_factor": config.prefetch}
-    # Without a separate generator the loader would draw from the global one, once more in a resumed run.
+    # Without its own generator the loader would draw from the global one, again in a resumed run.
     options["generator"] = torch.Generator().manual_seed(seed)
     loaded: Iterable[Any]
     if isinstance(data, StreamData):

@@ -11,7 +11,7 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Returns the batch with its tensors on `device`, and anything else that has a `to` moved by that."""
+    """Returns the batch with its tensors, and anything else that has a `to`, on `device`."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -32,7 +32,8 @@ def on_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
 
 
 def _on_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):  # a tuple; its second member stays on the CPU
+    # A PackedSequence is a tuple whose second member stays on the CPU.
+    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):
         return change(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple
         return type(batch)(*(_on_leaves(b, change) for b in batch))
@@ -40,7 +41,8 @@ def _on_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
         return type(batch)(_on_leaves(b, change) for b in batch)
     if type(batch) is dict or (isinstance(batch, Mapping) and not isinstance(batch, MutableMapping)):
         return {k: _on_leaves(b, change) for k, b in batch.items()}
-    if isinstance(batch, MutableMapping):  # a UserDict, such as the output of a tokenizer
+    # For example a UserDict, which tokenizers return.
+    if isinstance(batch, MutableMapping):
         out = copy.copy(batch)
         for key, value in batch.items():
             out[key] = _on_leaves(value, change)

@@ -1,8 +1,9 @@
 """The order of samples, as one endless stream that all ranks agree on (pure).
 
-Sample number p of the stream is number `p % length` of the permutation of epoch `p // length`. A step takes the next
-`global_batch_size` samples, and ranks split them. Therefore the data position of a run is one number, p: there is no sampler
-state, and a world of another size continues at p without repeating or losing a sample.
+Sample number p of the stream is number `p % length` of the permutation of epoch `p // length`. A
+step takes the next `global_batch_size` samples, and ranks split them. Therefore the data position
+of a run is one number, p: there is no sampler state, and a world of another size continues at p
+without repeating or losing a sample.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(kw_only=True, slots=True)
 class DataOrder:
-    """Gives each step its samples, for all ranks. `state_dict` puts the position into a checkpoint."""
+    """Gives each step its samples, for all ranks.
+
+    `state_dict` puts the position into a checkpoint.
+    """
 
     length: int
     """Samples in the data set."""
     global_batch_size: int
-    """Samples of one optimizer step over all ranks, so that the number of steps does not depend on the world size."""
+    """Samples of one optimizer step over all ranks, so that the number of steps does not depend on
+    the world size."""
     seed: int = 0
     shuffle: bool = True
     position: int = 0
@@ -39,7 +44,10 @@ class DataOrder:
             raise ConfigError(f"global_batch_size={self.global_batch_size}: write samples per step over all ranks, 1 or more")
 
     def steps_for(self, epochs: float) -> int:
-        """Returns the full steps in `epochs`. Less than one batch is left out, once per run and not once per epoch."""
+        """Returns the full steps in `epochs`.
+
+        Less than one batch is left out, once per run and not once per epoch.
+        """
         return int(epochs * self.length) // self.global_batch_size
 
     @property
@@ -48,7 +56,7 @@ class DataOrder:
         return self.position // self.length
 
     def batch(self, position: int | None = None) -> Indices:
-        """Returns the sample indices of all ranks for the step that begins at `position` (default: the next)."""
+        """Returns all ranks' sample indices of the step that begins at `position` (default: the next)."""
         start = self.position if position is None else position
         pieces, left = [], self.global_batch_size
         while left:
@@ -73,7 +81,10 @@ class DataOrder:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continues at the position of `state`. Raises ConfigError if `state` is of another order of samples."""
+        """Continues at the position of `state`.
+
+        Raises ConfigError if `state` is of another order of samples.
+        """
         own = self.state_dict()
         options = {key: key for key in own if key != "position"} | {"length": "the data set"}
         # Steps are counted in batches: with another batch size they would end in another epoch.
@@ -90,7 +101,8 @@ class DataOrder:
             epoch = 0
         if epoch != self._epoch:
             everything = np.arange(self.length, dtype=np.int64)
-            # Philox by (seed, epoch) is the same on every platform and for every world size, and needs no earlier epoch.
+            # Philox by (seed, epoch) is the same on every platform and for every world size, and
+            # needs no earlier epoch.
             generator = np.random.Generator(np.random.Philox(key=(self.seed << 32) + epoch))
             self._permutation = generator.permutation(everything) if self.shuffle else everything
             self._epoch = epoch
@@ -98,7 +110,10 @@ class DataOrder:
 
 
 def rank_bounds(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Returns (begin, end) of a rank's contiguous share of `size` samples. Raises ConfigError if a rank would have none."""
+    """Returns (begin, end) of a rank's contiguous share of `size` samples.
+
+    Raises ConfigError if a rank would have none.
+    """
     if size < world_size:
         raise ConfigError(f"global_batch_size={size} is less than the {world_size} ranks: write at least {world_size}")
     return size * rank // world_size, size * (rank + 1) // world_size

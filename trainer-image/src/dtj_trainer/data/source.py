@@ -23,7 +23,7 @@ class MapDataset(Protocol):
 
 @runtime_checkable
 class BatchDataset(Protocol):
-    """A data set that returns many items as one finished batch, which saves a Python call per sample."""
+    """A data set that returns whole batches, which saves a Python call per sample."""
 
     def __len__(self) -> int: ...
 
@@ -49,7 +49,7 @@ class TensorData:
 
 
 def check_data(data: object, name: str) -> None:
-    """Raises ConfigError, with what to write instead, for data that the Trainer can't cut into shares."""
+    """Raises ConfigError, with what to write, for data that the Trainer can't cut into shares."""
     if isinstance(data, DataLoader):
         raise ConfigError(
             f"{name} is a DataLoader: pass its data set ({name}=loader.dataset) and write global_batch_size, shuffle and "
@@ -73,7 +73,10 @@ def fetch(dataset: MapDataset | BatchDataset, indices: Indices) -> Any:
 
 
 def collate(samples: list[Any]) -> Any:
-    """Makes a batch of samples. Raises ConfigError if their shapes differ, or if torch can't stack their type."""
+    """Makes a batch of samples.
+
+    Raises ConfigError if their shapes differ, or if torch can't stack their type.
+    """
     try:
         return default_collate(samples)
     except (RuntimeError, TypeError) as e:
@@ -95,10 +98,12 @@ def _shape(sample: Any) -> str:
 
 
 def in_order(dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[Any, int]]:
-    """Yields a rank's share of one pass for validation, as (batch, samples that count). Each sample counts on one rank.
+    """Yields a rank's share of one pass for validation, as (batch, samples that count).
 
-    All ranks get the same number of batches, because sharded models communicate in every forward. A rank without a
-    sample gets sample 0, which does not count.
+    Each sample counts on one rank.
+
+    All ranks get the same number of batches, because sharded models communicate in every forward. A
+    rank without a sample gets sample 0, which does not count.
     """
     shares = np.array_split(np.arange(len(dataset), dtype=np.int64), world_size)
     for start in range(0, len(shares[0]), batch_size):  # array_split puts the longest shares first

@@ -32,7 +32,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def standard_library(limit: int) -> str:
-    """Returns the first `limit` characters of the sources of Python's standard library, ordered by name."""
+    """Returns the first `limit` characters of the standard library's sources, ordered by name."""
     folder = Path(sysconfig.get_path("stdlib"))
     sources: list[str] = []
     size = 0
@@ -49,8 +49,8 @@ def standard_library(limit: int) -> str:
 def token_file(path: Path, limit: int) -> Path:
     """Creates the token file if it is missing, by writing a temporary file and renaming it.
 
-    Processes that find it missing at the same time each write the same bytes. None waits for a lock, which on a network
-    volume may be held by a node that is gone.
+    Processes that find it missing at the same time each write the same bytes. None waits for a
+    lock, which on a network volume may be held by a node that is gone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -62,10 +62,10 @@ def token_file(path: Path, limit: int) -> Path:
 
 
 class TokenData:
-    """A token file cut into blocks: sample i is tokens [i·block, (i+1)·block] as input and the same shifted by one."""
+    """A token file cut into blocks: sample i is (tokens from i·block on, the same shifted by one)."""
 
     def __init__(self, path: Path, block: int, start: float = 0.0, stop: float = 1.0) -> None:
-        """Maps the file; `start` and `stop` are the fractions of the file where this data set begins and ends."""
+        """Maps the file from the fraction `start` of its length to `stop`."""
         tokens = np.memmap(path, np.uint8, "r")
         self._tokens = tokens[int(len(tokens) * start) : int(len(tokens) * stop)]
         self._block = block

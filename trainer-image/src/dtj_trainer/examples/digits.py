@@ -1,9 +1,10 @@
-"""The bundled digits of scikit-learn, 8x8 pixels: an MLP or a small CNN, at least 95 % right on the test part.
+"""The bundled digits of scikit-learn, 8x8 pixels: an MLP or a small CNN, at least 95 % right.
 
     python -m dtj_trainer.examples.digits --model mlp --epochs 30                                  # alone
     torchrun --nproc-per-node 2 -m dtj_trainer.examples.digits --checkpoint-dir /tmp/digits       # two ranks, resumable
 
-Each logged step prints a line, losses as exact repr. With a checkpoint folder, metrics.jsonl there has the same as JSON.
+Each logged step prints a line, losses as exact repr. With a checkpoint folder, metrics.jsonl there
+has the same as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ SPLIT_SEED = 0
 
 
 def load() -> tuple[TensorData, TensorData]:
-    """Returns (train, test). Reads scikit-learn's file, because importing scikit-learn would take longer than an epoch."""
+    """Returns (train, test).
+
+    Reads scikit-learn's file, because importing scikit-learn would take longer than an epoch.
+    """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the digits come with scikit-learn: pip install scikit-learn")
@@ -46,7 +50,10 @@ def load() -> tuple[TensorData, TensorData]:
 
 
 def mlp() -> nn.Module:
-    """Builds 64-512-256-10. The dropout also shows whether a resumed run restores its random numbers."""
+    """Builds 64-512-256-10.
+
+    The dropout also shows whether a resumed run restores its random numbers.
+    """
     return nn.Sequential(
         nn.Linear(64, 512), nn.ReLU(), nn.Dropout(0.4),
         nn.Linear(512, 256), nn.ReLU(), nn.Dropout(0.4),

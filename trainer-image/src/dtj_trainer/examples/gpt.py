@@ -1,7 +1,7 @@
 """A character-level GPT on the sources of Python's own standard library.
 
 python -m dtj_trainer.examples.gpt --steps 300
-torchrun --nproc-per-node 2 -m dtj_trainer.examples.gpt --layers 6 --width 384 --checkpoint-dir /tmp/gpt
+torchrun --nproc-per-node 2 -m dtj_trainer.examples.gpt --width 384 --checkpoint-dir /tmp/gpt
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class GptConfig:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP. Strategies shard, and activation checkpointing recomputes, block by block."""
+    """Pre-norm attention and MLP.
+
+    Strategies shard, and activation checkpointing recomputes, block by block.
+    """
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -95,7 +98,10 @@ class Gpt(nn.Module):
         return logits
 
     def flops_per_token(self) -> float:
-        """Returns the FLOPs of forward and backward: 6 per parameter, and 12·layers·width·block (as in the PaLM paper)."""
+        """Returns the FLOPs of forward and backward, as in the PaLM paper.
+
+        They are 6 per parameter, and 12·layers·width·block.
+        """
         parameters = sum(p.numel() for p in self.parameters()) - self.place.weight.numel()
         return 6.0 * parameters + 12.0 * self.config.layers * self.config.width * self.config.block
 

@@ -1,4 +1,7 @@
-"""Reads this rank's GPU through NVIDIA's management library. A machine without GPU or library has no values, which is normal."""
+"""Reads this rank's GPU through NVIDIA's management library.
+
+A machine without GPU or library has no values, which is normal.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import Any
 
 import torch
 
-# Dense bf16 tensor-core FLOP/s from NVIDIA's data sheets (without sparsity), by a substring of the device's name.
-# The first substring that matches counts.
+# Dense bf16 tensor-core FLOP/s from NVIDIA's data sheets (without sparsity), by a substring of the
+# device's name. The first substring that matches counts.
 PEAK_FLOPS = {
     "H200 NVL": 836e12, "H200": 989e12, "H100 NVL": 836e12, "H100 PCIe": 756e12, "H100": 989e12,
     "A100": 312e12, "L40S": 362e12, "A10G": 70e12,
@@ -42,7 +45,7 @@ class GpuMeter:
             self._handle = None
 
     def utilization(self) -> float | None:
-        """Returns the share of the last sampling period (up to a second) in which a kernel ran, 0 to 1."""
+        """Returns the share, 0 to 1, of the last sampling period (up to a second) with a kernel running."""
         if self._handle is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Measures the sections of a step on each rank (data, compute, communication, checkpoint), and sums them up for the group."""
+"""Measures how the ranks spend a step: data, compute, communication, checkpoint."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NAN = float("nan")
 
 
 class Meter:
-    """Adds up a rank's times between two logged steps, without validation, which is not a section of a step.
+    """Adds up a rank's times between two logged steps; validation is not a section of a step.
 
-    The times are the host's: on a GPU, a step's total is exact and its sections are where the host waited.
+    The times are the host's: on a GPU, a step's total is exact, and sections are the host's waits.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Meter:
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        """Adds the time inside to this section, or to `evaluation`, which is not a section of a step."""
+        """Adds the time inside to a section of the step, or to `evaluation`, which is none."""
         started = time.perf_counter()
         try:
             yield
@@ -64,7 +64,7 @@ class Meter:
     def close_window(self, local_loss: float, communication: CommStats | None, samples_per_step: int) -> RateWindow:
         """Returns means per step since the last call, over all ranks; one collective.
 
-        `local_loss` is this rank's part of the mean loss.
+        `local_loss` is this rank's share of the mean loss.
         """
         now = time.perf_counter()
         steps = max(1, self._steps)
@@ -98,7 +98,8 @@ def summary(
     """
     by_rank = {name: rows[:, i].tolist() for i, name in enumerate(_FIELDS)}
     mean = dict(zip(_FIELDS, rows.mean(0).tolist(), strict=True))
-    # Time of a rank's own work, without waits for other ranks: the rank with the most keeps the others waiting.
+    # Time of a rank's own work, without waits for other ranks: the rank with the most keeps the
+    # others waiting.
     own = [data + compute for data, compute in zip(by_rank["data"], by_rank["compute"], strict=True)]
     average = sum(own) / len(own)
     metrics = {f"{name}_seconds": mean[name] for name in ("step", *SECTIONS)}
@@ -141,7 +142,7 @@ class RateWindow:
 def process_age() -> float | None:
     """Returns the seconds since the kernel started this process; None where there is no /proc.
 
-    At the first step this is the part of a recovery that a user's imports cost.
+    At the first step, this is the time of a recovery that a user's imports cost.
     """
     try:
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()

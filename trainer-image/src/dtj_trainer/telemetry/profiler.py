@@ -9,7 +9,10 @@ from dtj_trainer.telemetry.sinks import ProfileConfig
 
 
 class ProfilerWindow:
-    """Records from `config.start` to `config.stop`. Call `before(step)` before every step, and `close` at the end."""
+    """Records from `config.start` to `config.stop`.
+
+    Call `before(step)` before every step, and `close` at the end.
+    """
 
     def __init__(self, config: ProfileConfig | None, rank: int) -> None:
         self._config = config if config is not None and rank in config.ranks else None

@@ -1,7 +1,10 @@
-"""Progress reports to the agent: one JSON object per datagram, never blocking, never raising (contract: Progress).
+"""Progress reports to the agent (contract: Progress).
 
-A report that can't be sent must not hold up training. A step report is dropped, because the next one replaces it. A report
-that is made only once (phase, resumed step, checkpoint, event) is kept, and sent before the next report.
+Each report is a JSON object in a datagram. Reporting never blocks and never raises.
+
+A report that can't be sent must not hold up training. A step report is dropped, because the next
+one replaces it. A report that is made only once (phase, resumed step, checkpoint, event) is kept,
+and sent before the next report.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Literal
 Phase = Literal["loading", "training", "saving", "done"]
 MAX_METRICS = 32
 MAX_UNSENT = 64
-LINGER_SECONDS = 0.5  # at the end, for an agent that is behind
+LINGER_SECONDS = 0.5  # for an agent that is behind
 # Characters of an event's message, which keeps a datagram far below the socket's limit.
 MAX_MESSAGE = 1024
 
@@ -33,7 +36,10 @@ class ProgressReporter:
     """Reports a worker's progress to its agent. Without a socket every call is a no-op."""
 
     def __init__(self, path: Path | None, *, rank: int, attempt: int | None, min_interval: float = 0.05) -> None:
-        """Opens the socket. `min_interval` is the seconds between two step reports; all others are sent at once."""
+        """Opens the socket.
+
+        `min_interval` is the seconds between two step reports; all others are sent at once.
+        """
         self.dropped = 0
         self._unsent: deque[bytes] = deque(maxlen=MAX_UNSENT)
         self._head = {"rank": rank, "attempt": attempt or 0}
@@ -129,7 +135,7 @@ class ProgressReporter:
             return True
         try:
             self._socket.sendto(body, self._path)
-        except OSError:  # buffer full, agent gone, socket file not there
+        except OSError:  # buffer full, agent or socket gone
             return False
         return True
 

@@ -18,7 +18,7 @@ RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """Numbers after `step` optimizer steps, which are means over all ranks unless the name has another meaning."""
+    """Numbers after `step` optimizer steps: means over all ranks, but for names like slowest_rank."""
 
     step: int
     total_steps: int | None
@@ -33,7 +33,7 @@ class Record:
     """Unix seconds."""
 
     def flat(self) -> dict[str, Any]:
-        """Returns everything by name, in the order in which a person reads it, without what is unknown."""
+        """Returns all known values by name, in the order in which a person reads them."""
         head: dict[str, Any] = {"step": self.step, "total_steps": self.total_steps, "attempt": self.attempt, "loss": self.loss}
         body = head | {"samples_per_second": self.samples_per_second} | self.metrics
         body |= {"per_rank": self.per_rank or None, "time": self.time}
@@ -54,7 +54,10 @@ class Sink(Protocol):
 
 
 class Console:
-    """Prints one line per record: `step=120 epoch=3 loss=0.1234 …`. Losses and accuracies are exact repr."""
+    """Prints one line per record: `step=120 epoch=3 loss=0.1234 …`.
+
+    Losses and accuracies are exact repr.
+    """
 
     SHOWN = ("step", "epoch", "loss", "accuracy", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "mfu")
 
@@ -83,7 +86,10 @@ def _short(key: str, value: Any) -> str:
 
 
 class JsonLines:
-    """Appends one JSON object per record: the run's history over all attempts. Each line is one write, so none is torn."""
+    """Appends one JSON object per record: the run's history over all attempts.
+
+    Each line is one write, so none is torn.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +104,9 @@ class JsonLines:
     def write(self, record: Record) -> None:
         """Writes floats as repr, so that reading them returns the same bits.
 
-        Raises OSError if the volume takes no whole line for a few seconds. It retries because a save that does not fit
-        fills the volume until the save is abandoned. Call it in a thread beside the training.
+        Raises OSError if the volume takes no whole line for a few seconds. It retries because a
+        save that does not fit fills the volume until the save is abandoned. Call it in a thread
+        beside the training.
         """
         line = (json.dumps(record.flat()) + "\n").encode()
         for left in range(RETRIES, -1, -1):

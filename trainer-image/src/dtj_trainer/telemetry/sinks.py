@@ -1,4 +1,7 @@
-"""TensorBoard and MLflow, written by a thread: importing them takes seconds, and a tracking server may be slow or down."""
+"""TensorBoard and MLflow, written by a thread.
+
+Importing them takes seconds, and a tracking server may be slow or down.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,16 @@ MLFLOW_PARAMS = 100  # the most per call
 IMPORTING = threading.RLock()
 """Held by a sink's thread while it imports; a fork waits for it.
 
-A child inherits the parent's import locks, but not the thread that would release them. A loader's worker whose data set
-imports what that thread was importing would wait for ever, and the training with it.
+A child inherits the parent's import locks, but not the thread that would release them. A
+loader's worker whose data set imports what that thread was importing would wait for ever, and the
+training with it.
 """
 os.register_at_fork(before=IMPORTING.acquire, after_in_parent=IMPORTING.release, after_in_child=IMPORTING.release)
 
 
 @dataclass(kw_only=True, slots=True)
 class TelemetryConfig:
-    """Where records go besides the console, the agent and metrics.jsonl, and what is measured besides the loss."""
+    """Where else records go, besides console, agent and metrics.jsonl, and what else is measured."""
 
     tensorboard: Path | None = None
     """Folder of the event files."""
@@ -37,7 +41,7 @@ class TelemetryConfig:
     """Tracking URI: sqlite:////shared/mlflow.db, or http://server:5000."""
     mlflow_experiment: str = "default"
     peak_flops: float | None = None
-    """Peak FLOP/s of one rank's device, for MFU; None: the known value of a common GPU, else no MFU."""
+    """Peak FLOP/s of one rank's device, for MFU; None: that of a common GPU, else no MFU."""
     profile: ProfileConfig | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +70,7 @@ class ProfileConfig:
 
 
 class Background:
-    """A sink that another thread creates and writes; the training thread only puts records into a queue."""
+    """A sink that another thread creates and writes; the training thread only queues records."""
 
     def __init__(self, name: str, make: Callable[[], Sink]) -> None:
         self._name = name
@@ -78,7 +82,10 @@ class Background:
         self._thread.start()
 
     def write(self, record: Record) -> None:
-        """Queues a record without waiting; drops it if the queue is full. Raises SinkError if an earlier record failed."""
+        """Queues a record without waiting; drops it if the queue is full.
+
+        Raises SinkError if an earlier record failed.
+        """
         if self._error is not None:
             raise SinkError(f"{self._name}: {self._error}") from self._error
         if not self._thread.is_alive():
