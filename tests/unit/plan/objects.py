@@ -51,6 +51,11 @@ def applied(**spec: Any) -> dict[str, Any]:
     return {action.body["kind"]: action.body for action in actions if isinstance(action, Apply)}
 
 
+def template(pod: Any = None, **container: Any) -> Any:
+    """Returns a spec with a template of one container."""
+    return {"template": {"spec": {"containers": [{"name": "trainer", **container}], **(pod or {})}}}
+
+
 def service(owner_uid: str = UID, name: str = "digits") -> Object:
     owner = {"kind": names.KIND, "name": name, "uid": owner_uid, "controller": True}
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {names.LABEL_JOB: name}}

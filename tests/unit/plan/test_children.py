@@ -25,19 +25,8 @@ from tests.unit.plan.objects import (
     pods,
     service,
     started,
+    template,
 )
-
-
-def pod_spec(**spec: Any) -> Any:
-    return applied(**spec)["StatefulSet"]["spec"]["template"]["spec"]
-
-
-def trainer(**spec: Any) -> Any:
-    return pod_spec(**spec)["containers"][0]
-
-
-def template(pod: Any = None, **container: Any) -> Any:
-    return {"template": {"spec": {"containers": [{"name": "trainer", **container}], **(pod or {})}}}
 
 
 def test_every_child_has_the_owner_and_the_labels_of_its_job() -> None:

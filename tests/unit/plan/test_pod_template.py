@@ -15,6 +15,7 @@ from tests.unit.plan.objects import (
     UID,
     applied,
     job,
+    template,
 )
 
 
@@ -28,10 +29,6 @@ def trainer(**spec: Any) -> Any:
 
 def env(**spec: Any) -> dict[str, Any]:
     return {e["name"]: e.get("value", e.get("valueFrom")) for e in trainer(**spec)["env"]}
-
-
-def template(pod: Any = None, **container: Any) -> Any:
-    return {"template": {"spec": {"containers": [{"name": "trainer", **container}], **(pod or {})}}}
 
 
 @pytest.mark.parametrize(

@@ -117,10 +117,8 @@ def pods_of_previous_run(observed: Observed) -> tuple[Object, ...]:
 def orphaned_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
     """Returns pods of this very job that have no owner.
 
-    Their StatefulSet was deleted with kubectl delete --cascade=orphan.
-
-    No garbage collector deletes them. A job that is to run leaves them alone, because its next
-    StatefulSet adopts them.
+    Their StatefulSet was deleted with kubectl delete --cascade=orphan. No garbage collector deletes
+    them. A job that is to run leaves them alone, because its next StatefulSet adopts them.
     """
     return tuple(pod for pod in observed.pods if not pod["metadata"].get("ownerReferences") and _is_made_for(job, pod))
 
@@ -145,10 +143,8 @@ def repairs(
 ) -> tuple[Apply, ...]:
     """Returns the children that somebody deleted or changed, as they should be.
 
-    No repair restarts a running pod.
-
-    No repair is tried while the API server rejects one. A training that runs needs none of them, so
-    it continues without.
+    No repair restarts a running pod. No repair is tried while the API server rejects one. A
+    training that runs needs none of them, so it continues without.
     """
     if observed.rejection or observed.refusal:
         return ()
@@ -185,10 +181,8 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
 def _repaired(job: Job, child: Object, settings: Settings) -> Object:
     """Returns the StatefulSet as it should be, with the agent image of its running pods.
 
-    A group has one agent version.
-
-    Fields that somebody has added and the operator does not write (a node selector where there was
-    none) stay.
+    A group has one agent version. Fields that somebody has added and the operator does not write (a
+    node selector where there was none) stay.
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
     body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1)
