@@ -118,7 +118,7 @@ class CheckpointVolume(Model):
 
 
 class Checkpoint(Model):
-    """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
+    """Location and frequency of checkpoints.
 
     Without checkpoints, every restart begins at step 0.
     """
@@ -148,7 +148,7 @@ class Checkpoint(Model):
 
 
 class Restart(Model):
-    """Budget for failures of the job's own. Preempted, evicted and deleted pods never count.
+    """Budget for failures of the job's own.
 
     Preempted, evicted and deleted pods never count.
     """
@@ -301,8 +301,7 @@ class Spec(Model):
 
     @property
     def undecided_accelerator(self) -> str | None:
-        """Accelerator of the trainer container that the job must decide about; None if there is
-        none.
+        """Accelerator whose use the job must decide; None if there is none.
 
         The spec leaves the number of ranks or the backend open for it.
         """

@@ -191,7 +191,7 @@ def _repaired(job: Job, child: Object, settings: Settings) -> Object:
 
 
 def _is_edited(child: Object) -> bool:
-    """Returns whether somebody has changed the spec since the operator last wrote it.
+    """Returns whether somebody has edited the spec since it was created or last repaired.
 
     Generations are counted because specs can't be compared: the API server fills in defaults, an
     admission plugin may change what is applied, and another version of the operator renders another
