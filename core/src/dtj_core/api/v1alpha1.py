@@ -124,7 +124,7 @@ class Checkpoint(Model):
     """
 
     volume: CheckpointVolume
-    """Volume that stores the checkpoints."""
+    """Volume that stores the checkpoints: set exactly one field. All pods of the job mount it."""
     mount_path: Annotated[str, StringConstraints(max_length=1024)] = names.DEFAULT_CHECKPOINT_DIR
     """Path at which the container mounts the volume. The job's own folder is
     `<mountPath>/<namespace>/<job>`."""
@@ -221,7 +221,7 @@ class Spec(Model):
     """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
     """
     restart: Restart = Restart()
-    """Budget for failures of the job's own."""
+    """Budget for failures of the job's own. Preempted, evicted and deleted pods never count."""
     suspend: bool = False
     """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
     checkpoint."""

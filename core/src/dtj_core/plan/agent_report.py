@@ -153,4 +153,4 @@ def _sanitize_value(value: object, kind: str) -> object:
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if abs(value) <= MAX_NUMBER else None  # drops infinity and NaN
+    return value if abs(value) <= MAX_NUMBER else None  # neither infinite nor NaN
