@@ -118,13 +118,13 @@ class CheckpointVolume(Model):
 
 
 class Checkpoint(Model):
-    """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
+    """Location and frequency of checkpoints.
 
     Without checkpoints, every restart begins at step 0.
     """
 
     volume: CheckpointVolume
-    """Volume that stores the checkpoints."""
+    """Volume that stores the checkpoints: set exactly one field. All pods of the job mount it."""
     mount_path: Annotated[str, StringConstraints(max_length=1024)] = names.DEFAULT_CHECKPOINT_DIR
     """Path at which the container mounts the volume. The job's own folder is
     `<mountPath>/<namespace>/<job>`."""
@@ -146,7 +146,7 @@ class Checkpoint(Model):
 
 
 class Restart(Model):
-    """Budget for failures of the job's own. Preempted, evicted and deleted pods never count.
+    """Budget for failures of the job's own.
 
     Preempted, evicted and deleted pods never count.
     """
@@ -218,7 +218,7 @@ class Spec(Model):
     """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
     """
     restart: Restart = Restart()
-    """Budget for failures of the job's own."""
+    """Budget for failures of the job's own. Preempted, evicted and deleted pods never count."""
     suspend: bool = False
     """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
     checkpoint."""
@@ -295,8 +295,7 @@ class Spec(Model):
 
     @property
     def undecided_accelerator(self) -> str | None:
-        """Accelerator of the trainer container that the job must decide about; None if there is
-        none.
+        """Accelerator whose use the job must decide; None if there is none.
 
         The spec leaves the number of ranks or the backend open for it.
         """

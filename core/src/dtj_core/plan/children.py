@@ -117,10 +117,8 @@ def pods_of_previous_run(observed: Observed) -> tuple[Object, ...]:
 def orphaned_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
     """Returns pods of this very job that have no owner.
 
-    Their StatefulSet was deleted with kubectl delete --cascade=orphan.
-
-    No garbage collector deletes them. A job that is to run leaves them alone, because its next
-    StatefulSet adopts them.
+    Their StatefulSet was deleted with kubectl delete --cascade=orphan. No garbage collector deletes
+    them. A job that is to run leaves them alone, because its next StatefulSet adopts them.
     """
     return tuple(pod for pod in observed.pods if not pod["metadata"].get("ownerReferences") and _is_made_for(job, pod))
 
@@ -143,10 +141,8 @@ def _is_made_for(job: Job, pod: Object) -> bool:
 def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings) -> tuple[Apply, ...]:
     """Returns the children that somebody deleted or changed, as they should be.
 
-    No repair restarts a running pod.
-
-    No repair is tried while the API server rejects one. A training that runs needs none of them, so
-    it continues without.
+    No repair restarts a running pod. No repair is tried while the API server rejects one. A
+    training that runs needs none of them, so it continues without.
     """
     if observed.rejection or observed.refusal:
         return ()
@@ -183,10 +179,8 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
 def _repaired(job: Job, child: Object, settings: Settings) -> Object:
     """Returns the StatefulSet as it should be, with the agent image of its running pods.
 
-    A group has one agent version.
-
-    Fields that somebody has added and the operator does not write (a node selector where there was
-    none) stay.
+    A group has one agent version. Fields that somebody has added and the operator does not write (a
+    node selector where there was none) stay.
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
     body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1)
@@ -195,7 +189,7 @@ def _repaired(job: Job, child: Object, settings: Settings) -> Object:
 
 
 def _is_edited(child: Object) -> bool:
-    """Returns whether somebody has changed the spec since the operator last wrote it.
+    """Returns whether somebody has edited the spec since it was created or last repaired.
 
     Generations are counted because specs can't be compared: the API server fills in defaults, an
     admission plugin may change what is applied, and another version of the operator renders another

@@ -25,8 +25,7 @@ class Conditions:
     now: float
 
     def set(self, status: Object, kind: str, value: bool, reason: str, message: str) -> Object:
-        """Returns `status` with this condition set, and with phase and reason derived from all
-        conditions.
+        """Returns `status` with this condition set, and with phase and reason that follow.
 
         The transition time changes only when the status of the condition does.
         """

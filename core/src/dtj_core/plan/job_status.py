@@ -25,10 +25,8 @@ def has_started(status: Object) -> bool:
 def is_stop_announced(status: Object) -> bool:
     """Returns whether the operator has announced, or executed, the deletion of the pods.
 
-    The announcement stays until new pods are created.
-
-    A missing StatefulSet is no proof: somebody else may have deleted it, and then the clock of the
-    deadline keeps running.
+    The announcement stays until new pods are created. A missing StatefulSet is no proof: somebody
+    else may have deleted it, and then the clock of the deadline keeps running.
     """
     return condition_reason(status, names.RUNNING) == Reason.JOB_SUSPENDED
 

@@ -206,9 +206,8 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
 def _wait_for_admission(job: Job, status: Object, refusal: str, conditions: Conditions) -> Plan:
     """Reports in a condition why the API server rejects a child for now.
 
-    The caller retries at growing intervals.
-
-    The clock of the job runs meanwhile, so its deadline bounds the wait.
+    The caller retries at growing intervals. The clock of the job runs meanwhile, so its deadline
+    bounds the wait.
     """
     status = _set_not_created(job, status, Reason.CHILD_REFUSED, pods.refused_message(refusal), conditions)
     status = _mark_active(status, conditions)

@@ -193,9 +193,8 @@ def _condition(pod: Object, kind: str) -> Object:
 def _is_on_silent_node(pod: Object) -> bool:
     """Returns whether the node controller, and nothing else, has set Ready to False.
 
-    The controller does so when a node has not reported for 40 s.
-
-    A kubelet sets ContainersReady to False along with Ready, and a readiness gate gives a reason.
+    The controller does so when a node has not reported for 40 s. A kubelet sets ContainersReady to
+    False along with Ready, and a readiness gate gives a reason.
     """
     ready, containers = _condition(pod, "Ready"), _condition(pod, "ContainersReady")
     return ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")

@@ -26,6 +26,7 @@ UNREACHABLE = (
 )
 # Separates why the group does not run from what it waits for.
 NOW = "; now "
+UNEXPLAINED = "a pod was lost"  # where no pod shows why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +96,13 @@ def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: 
     if remembered is not None and (not reported or reported in LOST):
         lost = remembered
     elif not reported or reported in LOST:
-        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, "a pod was lost")
+        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, UNEXPLAINED)
     else:
         failures = [f for f in status.get("failures") or () if f.get("attempt") == status.get("attempt")]
         last = failures[-1] if failures else {}
         lost = Cause(reported, str(last.get("message") or f"attempt {status.get('attempt')} ended"))
     blocks = blocked is not None and blocked.reason not in (Reason.PODS_PENDING, lost.reason)
-    return blocked if blocked is not None and blocks and lost.message == "a pod was lost" else lost
+    return blocked if blocked is not None and blocks and lost.message == UNEXPLAINED else lost
 
 
 def _remembered_loss(status: Object) -> Cause | None:

@@ -23,9 +23,6 @@ def is_user_error(job: Job, observed: Observed, error: InvalidJob) -> bool:
     """Returns whether the violations are the user's.
 
     Only those in the template of a new job are: the CRD checks a template only in part.
-
-    Only violations in the template of a new job are, because the CRD checks a template only in
-    part.
     """
     accepted = bool(job.status.get("conditions")) or children.has_stateful_set(job, observed)
     return not accepted and all(violation.path.startswith(TEMPLATE) for violation in error.violations)
