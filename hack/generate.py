@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generates files from the API types (the CRD, the chart's copy of it, the reference page) and from VERSION.
+"""Generates files from the API types (the CRD, its copy in the chart, the reference page) and from VERSION.
 
 python3 hack/generate.py            writes the files
 python3 hack/generate.py --check    writes nothing; exits 1 if a file is stale

@@ -16,7 +16,7 @@ from benchmarks.gpu.bench import Bench, Turn
 from benchmarks.memory import Peak
 from benchmarks.report import Rows
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.components.activation_checkpoint import Recompute
@@ -103,7 +103,7 @@ def stall(bench: Bench, trials: int, volume: str | None) -> Tables:
     gpt.loss(model, tuple(t.to(bench.device) for t in batch)).backward()  # type: ignore[no-untyped-call, arg-type]
     optimizer.step()
     optimizer.zero_grad()
-    contents = Contents({"model": model, "optimizer": optimizer})
+    contents = CheckpointState({"model": model, "optimizer": optimizer})
     state = [leaf for _, leaf in leaves(contents.sharded()) if isinstance(leaf, torch.Tensor)]
     pinned = bench.device.type == "cuda"
     buffers = [torch.empty_like(t, device="cpu", pin_memory=pinned and t.is_cuda) for t in state]

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.trainer.group import Rows
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.config import TrainerConfig
@@ -102,7 +102,7 @@ class Bench:
             attempt=None,
             notify=lambda *_: None,
         )
-        self.contents = Contents({"model": self.model, "optimizer": self.optimizer})
+        self.contents = CheckpointState({"model": self.model, "optimizer": self.optimizer})
         self.gloo = dist.new_group(backend="gloo")
         options = StagingOptions(
             use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False

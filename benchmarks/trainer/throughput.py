@@ -21,7 +21,7 @@ from benchmarks.trainer.arms import ARMS, BARE_DDP, installed
 from benchmarks.trainer.group import Rows
 from benchmarks.trainer.workloads import GPT, MLP, Workload, same_losses
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.distributed.comm_timer import Clock
+from dtj_trainer.distributed.comm_timer import CommTimer
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, StrategyConfig
 from dtj_trainer.strategies.ddp import Ddp
@@ -115,7 +115,7 @@ def _on_and_off(trainer: Trainer, strategy: StrategyConfig, agent: socket.socket
     due = State.due.fget
     assert due is not None
     changed = [(State, "due", property(only(due, False))), (State, "_log", only(State._log)), (Ddp, "finish", only(Ddp.finish))]
-    changed.append((Clock, "counting", only(Clock.counting, contextlib.nullcontext())))
+    changed.append((CommTimer, "counting", only(CommTimer.counting, contextlib.nullcontext())))
     config = TrainerConfig(
         steps=(2 * PAIRS + 2) * BLOCK + 1,
         global_batch_size=GPT.batch,

@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 from dtj_operator import app
-from dtj_operator.watches import Watches
+from dtj_operator.watches import WatchState
 
 
-def _nothing(self: Watches, *_: Any) -> None:
+def _nothing(self: WatchState, *_: Any) -> None:
     """A dead watch."""
 
 
-Watches.job = _nothing  # type: ignore[assignment,method-assign]
-Watches.child = _nothing  # type: ignore[assignment,method-assign]
+WatchState.on_job_event = _nothing  # type: ignore[assignment,method-assign]
+WatchState.on_child_event = _nothing  # type: ignore[assignment,method-assign]
 sys.exit(app.main())

@@ -1,4 +1,4 @@
-"""Real agents under random faults, one after another and two at a time; the job must go on and end well."""
+"""Real agents under random faults, one after another and two at a time; the job must recover and succeed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = int(os.environ.get("DTJ_CHAOS_SEED", "1"))
 
 
 def strike(group: Group, rng: random.Random, number: int, attempt: int) -> str:
-    """One fault; return what it was. An agent that was ended is started again."""
+    """Injects one fault and returns its name. An agent that was killed is started again."""
     ordinal = rng.randrange(group.replicas)
     kind = rng.choice(["worker", "two workers", "agent", "pod", "two pods", "eviction", "frozen worker killed"])
     if "worker" in kind:
@@ -36,7 +36,7 @@ def strike(group: Group, rng: random.Random, number: int, attempt: int) -> str:
     return f"{kind} {victims}"
 
 
-def test_whatever_is_killed_the_job_goes_on(tmp_path: Path) -> None:
+def test_job_succeeds_despite_random_kills(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     with running(tmp_path, 3, DTJ_MAX_RESTARTS="1000", DTJ_CHECKPOINT_DIR=str(tmp_path / "volume")) as group:
         done = []

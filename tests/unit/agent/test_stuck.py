@@ -1,4 +1,4 @@
-"""A worker that SIGKILL can't end, for real: it sleeps in a volume that hangs. Its pod is given up, not the group."""
+"""A worker that SIGKILL can't end, because it sleeps in a volume that hangs: its pod is given up, not the group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.agent.hung_volume import hung_volume, possible
 
 # An agent that is less patient than a real one; nothing else of it differs.
 IMPATIENT = "from dtj_contract import names; names.STUCK_SECONDS = 0.5; from dtj_agent.main import main; main()"
-# A rank that is told to reads the volume, and is never seen again.
+# Rank 1 of the first attempt reads the volume, and never returns from the read.
 READER = """
 import os, sys
 sys.path.insert(0, os.environ["PLAN"] + "/..")
@@ -34,7 +34,7 @@ needs_root = pytest.mark.skipif(not possible(), reason="mounting a file system n
 
 
 def state_of(pid: int) -> str:
-    """As ps shows it; "" if it is gone."""
+    """Returns the state of a process as ps shows it; "" if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -42,7 +42,7 @@ def state_of(pid: int) -> str:
 
 
 def stuck_group(tmp_path: Path) -> Group:
-    """Two agents, the first attempt of which is running, with rank 1 in the volume's hands."""
+    """Starts two agents and waits for the first attempt, in which rank 1 sleeps in the volume."""
     (tmp_path / "reader.py").write_text(READER)
     command = [sys.executable, "-u", str(tmp_path / "reader.py")]
     program = [sys.executable, "-c", IMPATIENT]
@@ -53,7 +53,7 @@ def stuck_group(tmp_path: Path) -> Group:
 
 
 @needs_root
-def test_the_group_goes_on_in_a_new_pod_while_the_old_ones_worker_still_does_not_die(tmp_path: Path) -> None:
+def test_group_resumes_in_a_new_pod_while_the_old_worker_is_stuck(tmp_path: Path) -> None:
     with hung_volume(tmp_path / "volume"):
         group = stuck_group(tmp_path)
         try:
@@ -82,11 +82,11 @@ def test_the_group_goes_on_in_a_new_pod_while_the_old_ones_worker_still_does_not
         finally:
             group.close()
     wait_until("the volume to let go", lambda: state_of(pid) in ("", "Z"))
-    assert not (group.plan / "woke").exists(), "the signal was the first that it got"
+    assert not (group.plan / "woke").exists(), "SIGKILL came before any further instruction"
 
 
 @needs_root
-def test_a_worker_that_is_let_go_in_time_costs_no_pod(tmp_path: Path) -> None:
+def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> None:
     with hung_volume(tmp_path / "volume") as volume:
         group = stuck_group(tmp_path)
         try:
@@ -101,8 +101,8 @@ def test_a_worker_that_is_let_go_in_time_costs_no_pod(tmp_path: Path) -> None:
             group.close()
 
 
-def test_a_new_pod_takes_the_place_of_a_stuck_one_that_still_talks() -> None:
-    """The old one's node can't end it either, and its agent goes on with its heartbeats."""
+def test_new_pod_replaces_a_stuck_pod_that_still_sends_heartbeats() -> None:
+    """The old pod's node can't end it either, and its agent continues to send heartbeats."""
     bench = Bench(2).running()
     bench.fail(0)
     bench.stopped(0)
@@ -113,7 +113,7 @@ def test_a_new_pod_takes_the_place_of_a_stuck_one_that_still_talks() -> None:
     assert [ordinal for ordinal, message in bench.messages("start") if message["attempt"] == 2] == [0, 1]
 
 
-def test_it_is_counted_as_a_failure_and_once_though_a_worker_failed_too() -> None:
+def test_stuck_worker_is_counted_once_though_a_worker_failed_too() -> None:
     bench = Bench(2, max_restarts=0).running()
     bench.fail(0)
     bench.stopped(0)
@@ -125,7 +125,7 @@ def test_it_is_counted_as_a_failure_and_once_though_a_worker_failed_too() -> Non
     assert [failure["reason"] for failure in bench.coordinator.history.failures] == ["WorkerStuck"]
 
 
-def test_an_agent_that_never_says_what_became_of_its_workers_is_not_waited_for_without_end() -> None:
+def test_agent_that_never_reports_its_workers_end_is_waited_for_a_bounded_time() -> None:
     bench = Bench(2).running()
     bench.fail(0)
     bench.stopped(0)
@@ -135,8 +135,8 @@ def test_an_agent_that_never_says_what_became_of_its_workers_is_not_waited_for_w
     assert (bench.coordinator.phase, bench.coordinator.waiting_for) == ("Rendezvous", [1])
 
 
-def test_a_stuck_member_still_takes_the_outcome_and_stays_to_tell_it() -> None:
-    """Its container could not end, so its termination message would never be read."""
+def test_stuck_member_takes_the_outcome_and_stays_to_serve_it() -> None:
+    """The container can't exit, so its termination message would never be read."""
     bench = Bench(1, max_restarts=0).running()
     bench.fail(0)
     bench.say(0, "stuck", attempt=1, what="processes 7 do not die")

@@ -16,7 +16,7 @@ import pytest
 
 from dtj.errors import LocalRunError
 from dtj.local import pods, processes
-from dtj.local.container import Container
+from dtj.local.container import LocalContainer
 from dtj.local.kubelet import LocalPod
 from tests.lib.waiting import wait_until_async
 
@@ -30,7 +30,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time
 def make(folder: Path, *argv: str, ordinal: int = 0) -> LocalPod:
     pod = pods.new_pod(SET, ordinal, uid=str(uuid.uuid4()), node="n", now=datetime.now(UTC))
     mark = f"test/{pod['metadata']['uid']}"
-    container = Container(
+    container = LocalContainer(
         argv=argv,
         environment={**os.environ, "DTJ_LOCAL_POD": mark, "TERMINATION_LOG": str(folder / f"end-{ordinal}")},
         working_dir=folder,
@@ -109,13 +109,13 @@ def test_the_end_of_a_container_is_the_end_of_all_that_ran_in_it(tmp_path: Path)
         hide = f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
         first = f"os.path.getsize('log-0') or ({hide}, print('hidden', flush=True))"
         pod = make(tmp_path, sys.executable, "-c", f"import os, subprocess, sys, time; {first}; time.sleep(600)")
-        await wait_until_async("two processes", lambda: len(list(processes.marked(pod.mark))) == 2)
+        await wait_until_async("two processes", lambda: len(list(processes.tagged(pod.tag))) == 2)
         assert pod.pid is not None
         os.kill(pod.pid, signal.SIGKILL)
         await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
-        await wait_until_async("the pod's process alone", lambda: [pid for pid, _ in processes.marked(pod.mark)] == [pod.pid])
+        await wait_until_async("the pod's process alone", lambda: [pid for pid, _ in processes.tagged(pod.tag)] == [pod.pid])
         await pod.lose()
-        assert list(processes.marked(pod.mark)) == []
+        assert list(processes.tagged(pod.tag)) == []
 
     run(test)
 

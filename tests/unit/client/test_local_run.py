@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dtj.local.logs import LogTail
+from dtj.local.log_tail import LogTail
 from tests.lib.waiting import wait_until
 from tests.unit.client.support import WORKER, LocalRun, job_yaml, script_job
 

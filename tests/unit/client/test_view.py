@@ -15,8 +15,8 @@ from rich.text import Text
 from dtj import durations
 from dtj.errors import InputError
 from dtj.local import activity
-from dtj.local.pace import Pace
-from dtj.view.model import PodRow, Sight, seconds_left
+from dtj.local.progress_estimator import ProgressEstimator
+from dtj.view.model import PodRow, Snapshot, seconds_left
 from dtj.view.plain import PlainView, line
 from dtj.view.summary import PHASES, summary
 from dtj.view.table import fitted
@@ -31,15 +31,15 @@ STATUS: dict[str, Any] = {
 }
 
 
-def sight(**status: Any) -> Sight:
+def sight(**status: Any) -> Snapshot:
     job = {"metadata": {"name": "digits"}, "status": {**STATUS, **status}}
     row = PodRow(name="digits-0", state="Running", pid=41, workers={0: 51, 1: 52}, restarts=3)
-    return Sight(job=job, now=NOW, rows=[row])
+    return Snapshot(job=job, now=NOW, rows=[row])
 
 
 def test_one_line_says_all() -> None:
     assert line(sight()) == "digits Running attempt 2 step 130/900 loss 0.3123 5120 samples/s 3 m 05 s left"
-    assert line(Sight(job={"metadata": {"name": "digits"}}, now=NOW, rows=())) == "digits Pending"
+    assert line(Snapshot(job={"metadata": {"name": "digits"}}, now=NOW, rows=())) == "digits Pending"
 
 
 def test_the_table_has_a_row_for_each_pod() -> None:
@@ -56,7 +56,7 @@ def test_plain_lines_come_with_a_change_of_phase_and_every_five_seconds_of_progr
     view = PlainView(stream)
     for second, step, attempt in ((0, 1, 1), (1, 2, 1), (6, 3, 1), (7, 3, 2), (20, 3, 2)):
         job = {"metadata": {"name": "j"}, "status": {"phase": "Running", "attempt": attempt, "progress": {"step": step}}}
-        view.show(Sight(job=job, now=NOW.replace(second=second), rows=()))
+        view.show(Snapshot(job=job, now=NOW.replace(second=second), rows=()))
     assert [text.partition(":")[2] for text in stream.getvalue().splitlines()] == [
         "00:00 j Running attempt 1 step 1",
         "00:06 j Running attempt 1 step 3",
@@ -97,7 +97,7 @@ def test_a_wrong_duration_names_the_flag(text: str) -> None:
 
 
 def test_the_time_left_comes_from_the_speed_of_this_attempt() -> None:
-    pace = Pace()
+    pace = ProgressEstimator()
     job = {"metadata": {"name": "j"}, "status": {"attempt": 1, "progress": {"step": 3, "totalSteps": 100}}}
 
     def left(attempt: int, time: float, step: int) -> float | None:
@@ -112,7 +112,7 @@ def test_the_time_left_comes_from_the_speed_of_this_attempt() -> None:
     assert pace.apply(job, None) == job
 
 
-def drawn(shown: Sight, events: list[str], *, height: int, width: int = 100) -> list[str]:
+def drawn(shown: Snapshot, events: list[str], *, height: int, width: int = 100) -> list[str]:
     """The lines of the live table in a terminal of this size."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, height=height)
@@ -130,7 +130,7 @@ def many(count: int, **other: str) -> list[PodRow]:
 @pytest.mark.parametrize("pods", [40, 200])
 def test_more_pods_than_rows_are_folded_and_events_stay_visible(height: int, pods: int) -> None:
     rows = many(pods, **{"digits-13": "Terminating"})
-    lines = drawn(Sight(job=sight().job, now=NOW, rows=rows), [f"event {n}" for n in range(8)], height=height)
+    lines = drawn(Snapshot(job=sight().job, now=NOW, rows=rows), [f"event {n}" for n in range(8)], height=height)
     assert len(lines) <= height
     assert lines[-3:] == ["event 5", "event 6", "event 7"]
     text = "\n".join(lines)
@@ -141,7 +141,7 @@ def test_more_pods_than_rows_are_folded_and_events_stay_visible(height: int, pod
 
 
 def test_few_pods_are_all_shown_with_all_events() -> None:
-    lines = drawn(Sight(job=sight().job, now=NOW, rows=many(4)), [f"event {n}" for n in range(8)], height=24)
+    lines = drawn(Snapshot(job=sight().job, now=NOW, rows=many(4)), [f"event {n}" for n in range(8)], height=24)
     assert sum(line.startswith("digits-") for line in lines) == 4
     assert sum(line.startswith("event") for line in lines) == 8
     assert "more" not in "\n".join(lines)
@@ -152,12 +152,12 @@ def test_wide_rows_and_long_events_keep_to_the_height(width: int) -> None:
     rows = [
         PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0) for n in range(2)
     ]
-    lines = drawn(Sight(job=sight().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
+    lines = drawn(Snapshot(job=sight().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
     assert len(lines) <= 20
     assert sum(line.startswith("digits-") for line in lines) == 2
 
 
-def recovering() -> Sight:
+def recovering() -> Snapshot:
     return replace(sight(), activity="stopping the workers", activity_seconds=12.0)
 
 
@@ -176,7 +176,9 @@ def test_plain_lines_go_on_while_no_step_is_done() -> None:
     view = PlainView(stream)
     for second in range(0, 60, 5):
         job = {"metadata": {"name": "j"}, "status": {"phase": "Running", "attempt": 1}}
-        moment = Sight(job=job, now=NOW.replace(second=second), rows=(), activity="no step reported yet", activity_seconds=second)
+        moment = Snapshot(
+            job=job, now=NOW.replace(second=second), rows=(), activity="no step reported yet", activity_seconds=second
+        )
         view.show(moment)
     assert [text.partition(" ")[2] for text in stream.getvalue().splitlines()] == [
         f"j Running attempt 1 no step reported yet ({second} s)" for second in (0, 15, 30, 45)
@@ -215,7 +217,7 @@ OLD, LOADED, TRAINED = ({"step": 120, "time": 99.0}, {"step": 100, "time": 130.0
     ],
 )
 def test_the_activity_is_what_the_group_does_instead_of_training(agent: dict[str, Any] | None, text: str) -> None:
-    assert activity.of(agent) == text
+    assert activity.group_activity(agent) == text
 
 
 FLAPPING = {"attempt": 7, "rank": 1, "pod": "j-1", "reason": "WorkerFailed", "exitCode": 1, "logTail": "FileNotFoundError: x.csv"}

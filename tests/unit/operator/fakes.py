@@ -34,7 +34,7 @@ class FakeClient:
         self._called("get", resource.plural, name)
         found = self.objects.get((resource.plural, name))
         if found is None or _namespace(found) != namespace:
-            raise errors.NotFound("no", status=404)
+            raise errors.ObjectNotFound("no", status=404)
         return found
 
     async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Any]:

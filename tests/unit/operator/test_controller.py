@@ -13,13 +13,13 @@ from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller
-from dtj_operator.kube.executor import World
+from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.metrics import Metrics
 from dtj_operator.workqueue import WorkQueue
 from tests.lib.waiting import wait_until_async
 from tests.unit.operator.fakes import FakeClient, job
-from tests.unit.operator.test_apply import SET, Recorded
+from tests.unit.operator.test_executor import SET, Recorded
 
 SETTINGS = Settings(agent_image="i", master_key=b"k" * 32)
 KEY = ("ns", "j")
@@ -33,8 +33,8 @@ class Shell:
         self.queue: WorkQueue[Key] = WorkQueue(self.metrics, first_backoff=0.01)
         self.agents = AgentClient(SETTINGS)
         observer = Observer(client, self.agents)  # type: ignore[arg-type]
-        world = World(client, observer, Recorded(client))  # type: ignore[arg-type]
-        self.controller = Controller(self.queue, observer, world, planner, SETTINGS, self.metrics, now=lambda: 7.0)
+        executor = PlanExecutor(client, observer, Recorded(client))  # type: ignore[arg-type]
+        self.controller = Controller(self.queue, observer, executor, planner, SETTINGS, self.metrics, now=lambda: 7.0)
 
     def results(self) -> dict[str, float]:
         samples = next(iter(self.metrics.reconcile.collect())).samples

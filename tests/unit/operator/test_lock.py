@@ -10,15 +10,15 @@ import pytest
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
 from tests.unit.operator.fakes import FakeClient, job
-from tests.unit.operator.test_apply import SERVICE, SET, carry_out
 from tests.unit.operator.test_controller import KEY, Shell, client_with
+from tests.unit.operator.test_executor import SERVICE, SET, execute
 
 MADE = Plan(actions=(Apply(body=SERVICE), Apply(body=SET)), status={"phase": "Pending"})
 
 
 def test_a_status_is_written_under_the_version_that_was_planned_on() -> None:
     client = FakeClient()
-    carry_out(client, Plan(status={"phase": "Pending"}), job(resourceVersion="7"))
+    execute(client, Plan(status={"phase": "Pending"}), job(resourceVersion="7"))
     assert client.bodies[0]["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}
 
 
@@ -30,13 +30,13 @@ def test_a_status_is_written_under_the_version_that_was_planned_on() -> None:
 def test_a_stateful_set_of_an_overtaken_plan_is_not_made(stored: Any) -> None:
     client = client_with(stored) if stored else FakeClient()
     with pytest.raises(errors.Conflict, match="meanwhile"):
-        carry_out(client, MADE, job(resourceVersion="7"))
+        execute(client, MADE, job(resourceVersion="7"))
     assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == []
 
 
 def test_a_stateful_set_of_the_plan_of_the_stored_job_is_made() -> None:
     client = client_with(job(resourceVersion="7"))
-    carry_out(client, MADE, job(resourceVersion="7"))
+    execute(client, MADE, job(resourceVersion="7"))
     assert [call[:2] for call in client.calls][-2:] == [("apply", "statefulsets"), ("apply", "distributedtrainingjobs/status")]
 
 

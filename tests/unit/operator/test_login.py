@@ -53,7 +53,7 @@ class ExpiredLogin:
         self.configuration = Configuration(host="http://127.0.0.1:1")
 
     async def load(self) -> None:
-        raise errors.ConfigError("no way to log in to the API server: exec plugin ended with 1")
+        raise errors.OptionError("no way to log in to the API server: exec plugin ended with 1")
 
 
 class Refusing(Client):

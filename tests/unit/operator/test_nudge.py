@@ -11,10 +11,10 @@ from dtj_contract import names
 from dtj_core.plan.model import Nudge, Plan, Settings
 from dtj_operator import errors
 from dtj_operator.agent_client import AgentClient
-from dtj_operator.kube.executor import Rejected, World
+from dtj_operator.kube.executor import PlanExecutor, Rejected
 from dtj_operator.kube.observer import Observer
 from tests.unit.operator.fakes import FakeClient, job
-from tests.unit.operator.test_apply import Recorded
+from tests.unit.operator.test_executor import Recorded
 
 TIME = "2026-09-21T14:13:20Z"
 SET: Any = {
@@ -30,8 +30,8 @@ def carried_out(client: FakeClient) -> None:
     async def main() -> None:
         agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
         try:
-            world = World(client, Observer(client, agents), Recorded(client))  # type: ignore[arg-type]
-            await world.carry_out(job(), Plan(actions=(Nudge(stateful_set=SET, time=TIME),)))
+            executor = PlanExecutor(client, Observer(client, agents), Recorded(client))  # type: ignore[arg-type]
+            await executor.execute(job(), Plan(actions=(Nudge(stateful_set=SET, time=TIME),)))
         finally:
             await agents.close()
 
@@ -59,7 +59,7 @@ def test_a_nudge_whose_pod_is_refused_is_refused_for_now_with_the_words(error: e
     client.refuse[DRY_RUN] = error
     with pytest.raises(Rejected) as refused:
         carried_out(client)
-    assert (str(refused.value), refused.value.for_good) == (error.message, False)
+    assert (str(refused.value), refused.value.permanent) == (error.message, False)
     assert client.calls == [DRY_RUN]
 
 
@@ -78,7 +78,7 @@ def test_a_nudge_that_learns_nothing_wakes_the_controller_all_the_same(error: er
     assert client.calls == [DRY_RUN, PATCH]
 
 
-@pytest.mark.parametrize("error", [errors.NotFound("no", status=404), errors.Conflict("another uid", status=409)])
+@pytest.mark.parametrize("error", [errors.ObjectNotFound("no", status=404), errors.Conflict("another uid", status=409)])
 def test_a_nudge_of_a_set_that_is_gone_is_no_error(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse[PATCH] = error
@@ -90,7 +90,7 @@ def test_a_nudge_whose_annotation_is_refused_is_a_refusal_for_now_so_that_the_st
     client.refuse[PATCH] = errors.Forbidden("admission webhook x denied the request: sets are frozen", status=403)
     with pytest.raises(Rejected, match="sets are frozen") as refused:
         carried_out(client)
-    assert not refused.value.for_good
+    assert not refused.value.permanent
 
 
 @pytest.mark.parametrize("call", [DRY_RUN, PATCH])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtj_operator.errors import ConfigError
+from dtj_operator.errors import OptionError
 from dtj_operator.settings import AGENT_RESOURCES, resources
 
 
@@ -16,5 +16,5 @@ def test_agent_resources_are_a_list_of_quantities_or_none() -> None:
 
 @pytest.mark.parametrize("text", ["", "cpu", "cpu=", "=1", "cpu=1,", "cpu=lots", "cpu=1;memory=2", "cpu=-1"])
 def test_agent_resources_that_are_no_such_list_are_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--agent-resources: .* such as cpu=100m,memory=64Mi; write one, or none"):
+    with pytest.raises(OptionError, match=r"--agent-resources: .* such as cpu=100m,memory=64Mi; write one, or none"):
         resources(text)

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtj_contract import names
 from dtj_operator import errors, logs, rbac, settings
 from dtj_operator.kube.client import failure
-from dtj_operator.metrics import Metrics, phase_of
-from dtj_operator.watches import Backoffs, Watches, kopf_settings, quiet_at_the_end
+from dtj_operator.metrics import Metrics, phase_label
+from dtj_operator.watches import Backoffs, WatchState, ignore_unclosed_watches, kopf_settings
 from tests.unit.operator.fakes import job
 
 # --- what wakes a job ------------------------------------------------------------------------------------------------
@@ -31,52 +31,52 @@ def child(kind: str = "Pod", **status: Any) -> Any:
     return {"kind": kind, "metadata": metadata, "spec": {}, "status": status}
 
 
-def woken(tell: Callable[[Watches], None]) -> list[tuple[str, str]]:
+def woken(tell: Callable[[WatchState], None]) -> list[tuple[str, str]]:
     keys: list[tuple[str, str]] = []
-    tell(Watches(keys.append, lambda _: None))
+    tell(WatchState(keys.append, lambda _: None))
     return keys
 
 
 def test_a_write_of_the_jobs_status_wakes_nobody_and_a_change_of_its_spec_does() -> None:
-    def tell(watches: Watches) -> None:
-        watches.job(None, job())
-        watches.job("MODIFIED", job({"phase": "Running"}, resourceVersion="2", managedFields=[1]))
-        watches.job("MODIFIED", job(generation=2))
-        watches.job("MODIFIED", job(generation=2, deletionTimestamp="now"))
-        watches.job("DELETED", job(generation=2, deletionTimestamp="now"))
+    def tell(watches: WatchState) -> None:
+        watches.on_job_event(None, job())
+        watches.on_job_event("MODIFIED", job({"phase": "Running"}, resourceVersion="2", managedFields=[1]))
+        watches.on_job_event("MODIFIED", job(generation=2))
+        watches.on_job_event("MODIFIED", job(generation=2, deletionTimestamp="now"))
+        watches.on_job_event("DELETED", job(generation=2, deletionTimestamp="now"))
 
     assert woken(tell) == [("ns", "j")] * 4
 
 
 def test_a_job_of_the_same_name_that_comes_after_a_lost_deletion_is_seen() -> None:
-    def tell(watches: Watches) -> None:
-        watches.job("ADDED", job())
-        watches.job("ADDED", job(uid="u2"))
+    def tell(watches: WatchState) -> None:
+        watches.on_job_event("ADDED", job())
+        watches.on_job_event("ADDED", job(uid="u2"))
 
     assert woken(tell) == [("ns", "j")] * 2
 
 
 def test_a_pod_wakes_its_job_when_something_is_told_that_a_reconcile_reads() -> None:
-    def tell(watches: Watches) -> None:
+    def tell(watches: WatchState) -> None:
         ready = {"type": "Ready", "status": "False", "reason": "x"}
-        watches.child("pods", "ADDED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "1"}]))
-        watches.child("pods", "MODIFIED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "2"}]))
-        watches.child("pods", "MODIFIED", child(phase="Running", conditions=[ready]))
-        watches.child("pods", "DELETED", child(phase="Running", conditions=[ready]))
-        watches.child("pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}})  # nobody's
+        watches.on_child_event("pods", "ADDED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "1"}]))
+        watches.on_child_event("pods", "MODIFIED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "2"}]))
+        watches.on_child_event("pods", "MODIFIED", child(phase="Running", conditions=[ready]))
+        watches.on_child_event("pods", "DELETED", child(phase="Running", conditions=[ready]))
+        watches.on_child_event("pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}})  # nobody's
 
     assert woken(tell) == [("ns", "j")] * 3
 
 
 def test_what_a_relist_has_lost_is_forgotten_and_what_no_watch_told_of_is_named() -> None:
-    watches = Watches(lambda _: None, lambda _: None)
-    watches.job("ADDED", job())
-    watches.job("ADDED", job(name="k"))
-    assert watches.untold([job(), job(name="k")]) == set()
-    missed = watches.untold([job(generation=2), job(name="new")])
+    watches = WatchState(lambda _: None, lambda _: None)
+    watches.on_job_event("ADDED", job())
+    watches.on_job_event("ADDED", job(name="k"))
+    assert watches.unobserved([job(), job(name="k")]) == set()
+    missed = watches.unobserved([job(generation=2), job(name="new")])
     assert {key for key, _ in missed} == {("ns", "j"), ("ns", "new")}
-    watches.keep([job()])
-    assert {key for key, _ in watches.untold([job(), job(name="k")])} == {("ns", "k")}
+    watches.keep_only([job()])
+    assert {key for key, _ in watches.unobserved([job(), job(name="k")])} == {("ns", "k")}
 
 
 def test_kopf_settings_post_no_events_scan_nothing_and_back_off_without_end() -> None:
@@ -98,7 +98,7 @@ def test_kopf_settings_post_no_events_scan_nothing_and_back_off_without_end() ->
         (400, "{}", errors.Invalid),
         (401, "{}", errors.NotAuthenticated),
         (403, "{}", errors.Forbidden),
-        (404, "{}", errors.NotFound),
+        (404, "{}", errors.ObjectNotFound),
         (409, "{}", errors.Conflict),
         (410, "{}", errors.Gone),
         (422, "{}", errors.Invalid),
@@ -192,8 +192,8 @@ def test_jobs_are_counted_by_phase_and_a_list_heals_what_was_missed() -> None:
     metrics.all_job_phases({("ns", "c"): "Failed"})
     found = samples(metrics)
     assert (found["dtj_jobs{phase=Running}"], found["dtj_jobs{phase=Failed}"]) == (0, 1)
-    assert phase_of(job()) == "Pending"
-    assert phase_of(job({"phase": "Sleeping"})) == "Pending", "labels are bounded"
+    assert phase_label(job()) == "Pending"
+    assert phase_label(job({"phase": "Sleeping"})) == "Pending", "labels are bounded"
 
 
 # --- settings, rights, logs --------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_no_namespace_means_all(key: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_name_and_what_to_write(key: Path, change: list[str], says: str) -> None:
-    with pytest.raises(errors.ConfigError, match=says):
+    with pytest.raises(errors.OptionError, match=says):
         settings.parse(["--agent-image", "i", "--master-key-file", str(key), *change], {})
 
 
@@ -256,8 +256,8 @@ def test_secrets_are_written_and_never_read_and_nothing_is_asked_for_all_verbs()
 
 def test_a_log_line_is_one_json_object_with_its_job_and_attempt() -> None:
     record = logging.LogRecord("dtj", logging.WARNING, "f", 1, "two\nlines: %s", ("x",), None)
-    logs.about("ns", "j")
-    logs.attempt_of(job({"attempt": 3}))
+    logs.set_job("ns", "j")
+    logs.set_attempt(job({"attempt": 3}))
     line = logs.JsonFormatter().format(record)
     assert "\n" not in line
     said = json.loads(line)
@@ -267,7 +267,7 @@ def test_a_log_line_is_one_json_object_with_its_job_and_attempt() -> None:
         {"namespace": "ns", "name": "j", "attempt": 3},
     )
     assert "ns/j: two" in logs.TextFormatter().format(record)
-    logs.about_nothing()
+    logs.clear_job()
     assert "job" not in json.loads(logs.JsonFormatter().format(record))
 
 
@@ -311,8 +311,8 @@ def test_a_watch_that_kopf_leaves_open_at_the_end_is_no_error_and_other_errors_a
     said = ended_inside_a_watch_of_kopfs(caplog, None)
     assert said, "kopf still does it"
     assert all("asynchronous generator" in line for line in said)
-    assert not ended_inside_a_watch_of_kopfs(caplog, quiet_at_the_end)
+    assert not ended_inside_a_watch_of_kopfs(caplog, ignore_unclosed_watches)
     loop = asyncio.new_event_loop()
-    quiet_at_the_end(loop, {"message": "a task failed"})
+    ignore_unclosed_watches(loop, {"message": "a task failed"})
     loop.close()
     assert caplog.messages[-1] == "a task failed"

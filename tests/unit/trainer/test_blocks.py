@@ -10,7 +10,7 @@ from torch import nn
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.strategies import blocks
-from dtj_trainer.strategies.blocks import described
+from dtj_trainer.strategies.blocks import describe_blocks
 from tests.unit.trainer import nets, nets_common
 
 
@@ -46,17 +46,17 @@ def test_blocks_stand_in_the_order_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("like", "names"),
+    ("pattern", "names"),
     [
         ("Bottleneck", ["layer1.0", "layer1.1", "layer2.0", "layer3.0", "layer3.1", "layer3.2"]),
         ("layer[13].*", ["layer1.0", "layer1.1", "layer3.0", "layer3.1", "layer3.2"]),
         ("layer?", ["layer1", "layer2", "layer3"]),
     ],
 )
-def test_blocks_that_the_config_names_are_the_outermost_that_match(like: str, names: list[str]) -> None:
+def test_blocks_that_the_config_names_are_the_outermost_that_match(pattern: str, names: list[str]) -> None:
     model = nets_common.ResNet()
     by_module = {module: name for name, module in model.named_modules()}
-    assert [by_module[block] for block in blocks(model, like)] == names
+    assert [by_module[block] for block in blocks(model, pattern)] == names
 
 
 def test_blocks_that_a_model_does_not_have_are_refused_with_the_classes_it_has() -> None:
@@ -65,5 +65,5 @@ def test_blocks_that_a_model_does_not_have_are_refused_with_the_classes_it_has()
 
 
 def test_blocks_are_described_by_class_and_count() -> None:
-    assert described(blocks(nets_common.VisionTransformer(depth=12))) == "12 blocks of Block"
-    assert described([]) == "no blocks"
+    assert describe_blocks(blocks(nets_common.VisionTransformer(depth=12))) == "12 blocks of Block"
+    assert describe_blocks([]) == "no blocks"

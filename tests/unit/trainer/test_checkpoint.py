@@ -19,13 +19,13 @@ import torch
 from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.export import export
-from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.retention import RetentionConfig, to_remove
 from dtj_trainer.checkpoint.write import Writer
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, ConfigError, LeaseLost
 from tests.unit.trainer.ranks import finished, ranks
-from tests.unit.trainer.work import stage
+from tests.unit.trainer.ranks_shared import stage
 
 
 @pytest.mark.torch
@@ -223,7 +223,7 @@ def test_leftovers_of_earlier_attempts_are_swept_and_those_of_this_one_are_not(t
 def test_retention_keeps_the_last_the_every_and_the_best(config: RetentionConfig, kept: list[int]) -> None:
     losses = {10: 0.9, 20: 0.1, 30: 0.8, 40: 0.2, 50: 0.7, 60: float("nan")}
     found = [
-        Checkpoint(path=Path(str(s)), manifest=_manifest(s, loss=v, accuracy=0.99 if s == 30 else 0.5))
+        CommittedCheckpoint(path=Path(str(s)), manifest=_manifest(s, loss=v, accuracy=0.99 if s == 30 else 0.5))
         for s, v in sorted(losses.items(), reverse=True)
     ]
     gone = {c.step for c in to_remove(found, config)}

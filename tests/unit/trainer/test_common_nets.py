@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dtj_trainer.strategies.calls import Calls
+from dtj_trainer.strategies.scratch.call_order import CallOrder
 from tests.unit.trainer.nets_common import IMAGES
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.work_common import STRATEGIES, bytes_at_wrap, common_nets, from_meta, left_out, recomputed
+from tests.unit.trainer.ranks_common_nets import STRATEGIES, bytes_at_wrap, common_nets, from_meta, left_out, recomputed
 
 
 @pytest.mark.torch
@@ -66,7 +66,7 @@ def test_fsdp_of_a_model_that_rank_0_alone_has_built_trains_alike(tmp_path: Path
 def test_fetched_blocks_have_one_order_whatever_each_rank_leaves_out(seed: int) -> None:
     draw = random.Random(seed)
     count, world = draw.randint(1, 6), draw.randint(1, 4)
-    ranks = [Calls(count) for _ in range(world)]
+    ranks = [CallOrder(count) for _ in range(world)]
     usual = draw.sample(range(count), count)
     for forward in range(4):
         fetched, rows = [], []

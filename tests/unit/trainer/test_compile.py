@@ -12,7 +12,7 @@ from dtj_trainer.config import TrainerConfig
 from dtj_trainer.config_parser import build, override
 from dtj_trainer.errors import ConfigError
 from tests.unit.trainer.ranks import finished, ranks
-from tests.unit.trainer.work_compile import MODES, inductor, kept, parts, strategies_compiled
+from tests.unit.trainer.ranks_compile import MODES, inductor, kept, parts, strategies_compiled
 
 
 @pytest.mark.torch

@@ -11,7 +11,7 @@ import torch
 
 from dtj_trainer.data import text
 from tests.unit.trainer.ranks import finished, history, ranks
-from tests.unit.trainer.work import PLAIN, plain
+from tests.unit.trainer.ranks_shared import PLAIN, plain
 
 pytestmark = pytest.mark.torch
 

@@ -16,10 +16,10 @@ from dtj_trainer.components.early_stopping import EarlyStop, EarlyStopConfig
 from dtj_trainer.components.lr_schedule import ScheduleConfig, batch_factor, factor
 from dtj_trainer.data.loader import Cut, LoaderConfig, StreamOrder, batches
 from dtj_trainer.data.order import DataOrder
-from dtj_trainer.distributed.stop_consensus import steps_apart
+from dtj_trainer.distributed.stop_consensus import steps_to_next_exchange
 from dtj_trainer.errors import ConfigError
 from tests.unit.trainer.ranks import finished, history, ranks
-from tests.unit.trainer.work import (
+from tests.unit.trainer.ranks_shared import (
     Numbers,
     Recording,
     bucket_traffic,
@@ -157,13 +157,13 @@ def test_early_stopping_counts_validations_without_a_new_best_and_remembers_over
     config = EarlyStopConfig(metric="accuracy", mode="max", patience=2, min_delta=0.01)
     before, after = EarlyStop(config), EarlyStop(config)
     for value in (0.5, 0.7, 0.705):
-        before.validated({"accuracy": value})
-    assert (before.best, before.waited, before.over) == (-0.7, 1, False)
+        before.update({"accuracy": value})
+    assert (before.best, before.waited, before.should_stop) == (-0.7, 1, False)
     after.load_state_dict(before.state_dict())
-    after.validated({"accuracy": 0.6})
-    assert after.over
+    after.update({"accuracy": 0.6})
+    assert after.should_stop
     with pytest.raises(ConfigError, match="write one of \\['loss'\\]"):
-        after.validated({"loss": math.nan})
+        after.update({"loss": math.nan})
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,4 @@ def test_early_stopping_counts_validations_without_a_new_best_and_remembers_over
     ],
 )
 def test_the_ranks_meet_again_before_long_even_if_steps_become_slow(before: int, slowest: float, expected: int, why: str) -> None:
-    assert steps_apart(before, slowest, 0.5) == expected, why
+    assert steps_to_next_exchange(before, slowest, 0.5) == expected, why

@@ -14,7 +14,7 @@ from dtj_trainer.distributed import process_group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, OutOfMemory
 from tests.unit.trainer.ranks import finished, ranks
-from tests.unit.trainer.work_gpu import clipped_norms, reduced, runs_out
+from tests.unit.trainer.ranks_gpu_ready import clipped_norms, reduced, runs_out
 
 
 @pytest.mark.torch

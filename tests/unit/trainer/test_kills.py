@@ -14,7 +14,7 @@ import pytest
 
 from dtj_trainer.checkpoint import folder
 from tests.unit.trainer.ranks import AgentSocket, ranks
-from tests.unit.trainer.work_saves import counted_saves
+from tests.unit.trainer.ranks_saves import counted_saves
 
 pytestmark = pytest.mark.torch
 SEED, KILLS = 11, 100

@@ -11,7 +11,7 @@ import torch
 
 from dtj_trainer.data.nested import first
 from tests.unit.trainer.ranks import finished, ranks
-from tests.unit.trainer.work_options import different_arguments, half, optimizers
+from tests.unit.trainer.ranks_options import different_arguments, half, optimizers
 
 
 @pytest.mark.torch

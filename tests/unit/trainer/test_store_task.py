@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from dtj_trainer.checkpoint.task import Task
+from dtj_trainer.checkpoint.background_task import BackgroundTask
 
 
 def test_whoever_has_the_result_has_outlived_the_thread() -> None:
     """Else the interpreter can end under a daemon thread that is inside torch, which aborts the process (SIGABRT)."""
     release = threading.Event()
-    task = Task(lambda: release.wait(10))
+    task = BackgroundTask(lambda: release.wait(10))
     assert not task.done()
     release.set()
     assert task.result() is True
@@ -24,4 +24,4 @@ def test_an_error_of_the_thread_is_raised_to_whoever_takes_the_result() -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        Task(fail).result()
+        BackgroundTask(fail).result()

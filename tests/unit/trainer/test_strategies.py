@@ -11,8 +11,8 @@ import pytest
 from dtj_trainer.strategies import AutoConfig, DdpConfig, Facts, FsdpConfig, HsdpConfig, choose
 from tests.unit.trainer.nets import NETS
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.work import STRATEGIES, all_strategies
-from tests.unit.trainer.work_strategies import SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed, unheld
+from tests.unit.trainer.ranks_shared import STRATEGIES, all_strategies
+from tests.unit.trainer.ranks_strategies import SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed, unheld
 
 GIB = 2**30
 

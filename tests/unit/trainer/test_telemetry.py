@@ -27,7 +27,7 @@ from tests.lib.ports import free_port
 from tests.lib.waiting import wait_until
 from tests.unit.agent.harness import running
 from tests.unit.trainer.ranks import AgentSocket, finished, ranks
-from tests.unit.trainer.work_telemetry import BATCH, SLOW, profiled, tracked, windows
+from tests.unit.trainer.ranks_telemetry import BATCH, SLOW, profiled, tracked, windows
 
 
 def record(step: int, loss: float = 0.1 + 0.2) -> Record:
@@ -212,7 +212,7 @@ def test_a_profile_has_the_steps_of_its_window_on_its_ranks_and_a_run_that_begin
 
 @pytest.mark.torch
 def test_prometheus_reads_a_trainings_numbers_at_the_agent(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "tests.unit.trainer.work_telemetry"]
+    command = [sys.executable, "-u", "-m", "tests.unit.trainer.ranks_telemetry"]
     wanted = {"loss", "samples_per_second", "step", "total_steps"}
     named = {f"{part}_seconds" for part in ("step", "data", "compute", "checkpoint", "communication", "exposed")}
     named |= {"tokens_per_second", "mfu", "imbalance", "slowest_rank", "memory_bytes", "lr", "epoch", "validation_half"}

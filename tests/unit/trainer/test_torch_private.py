@@ -17,7 +17,7 @@ import dtj_trainer
 from dtj_trainer import torch_private
 from dtj_trainer.checkpoint.files import HashedFiles
 from dtj_trainer.components import activation_checkpoint
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard
 
 PACKAGE = Path(dtj_trainer.__file__).parent
 PRIVATE = re.compile(
@@ -34,8 +34,8 @@ def test_private_torch_stands_in_one_file_alone() -> None:
         if path.name != "torch_private.py"
         for use in PRIVATE.findall(path.read_text())
     }
-    assert found == {"parts.py: torch.distributed._checkpointable._Checkpointable"}, (
-        "a comment: Part has the methods that this protocol names"
+    assert found == {"flat_shard.py: torch.distributed._checkpointable._Checkpointable"}, (
+        "a comment: FlatShard has the methods that this protocol names"
     )
 
 
@@ -53,7 +53,7 @@ def test_torch_world_of_groups_has_the_private_field(name: str) -> None:
 @pytest.mark.parametrize("name", ["__create_write_items__", "__create_chunk_list__"])
 def test_torch_checkpoints_ask_a_tensor_by_the_methods_that_part_has(name: str) -> None:
     assert hasattr(_Checkpointable, name)
-    assert hasattr(Part, name)
+    assert hasattr(FlatShard, name)
 
 
 @pytest.mark.parametrize("name", ["DefaultAllGather", "DefaultReduceScatter"])

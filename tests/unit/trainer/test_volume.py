@@ -8,8 +8,8 @@ import pytest
 
 from dtj_trainer.checkpoint import folder
 from tests.unit.trainer.ranks import AgentSocket, finished, history, ranks
+from tests.unit.trainer.ranks_saves import on_a_volume_that_fills, on_a_volume_that_hangs
 from tests.unit.trainer.volume import freezing_volume, small_volume
-from tests.unit.trainer.work_saves import on_a_volume_that_fills, on_a_volume_that_hangs
 
 pytestmark = pytest.mark.torch
 

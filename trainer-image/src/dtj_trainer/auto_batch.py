@@ -22,14 +22,14 @@ from torch.distributed.tensor import DTensor
 
 from dtj_trainer import strategies
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.components.activation_checkpoint import recompute
+from dtj_trainer.components.activation_checkpoint import checkpoint_activations
 from dtj_trainer.components.batch_size import fits, largest_that_fits, with_headroom
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.nested import first, to_device
 from dtj_trainer.distributed.device_memory import at_most, device_bytes, resident_bytes
-from dtj_trainer.distributed.process_group import Group, SilentGroup
-from dtj_trainer.torch_private import silent_default_group
+from dtj_trainer.distributed.process_group import FakeGroup, Group
+from dtj_trainer.torch_private import fake_process_group
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,12 @@ def micro_batch_size(
     held_per_parameter = optimizer_copies(config)
 
     # torch's DDP needs answers; alone it is the plain model, whose gradients are as many bytes as the buckets they lie in.
-    stage = replace(group, rank=0, world_size=1) if isinstance(strategy, strategies.DdpConfig) else SilentGroup.of(group)
+    stage = replace(group, rank=0, world_size=1) if isinstance(strategy, strategies.DdpConfig) else FakeGroup.of(group)
 
     def attempt(n: int) -> None:
         copied = copy.deepcopy(model)
-        recompute(strategies.blocks(copied, config.blocks), config.recompute)
-        with silent_default_group(group.world_size):
+        checkpoint_activations(strategies.blocks(copied, config.blocks), config.recompute)
+        with fake_process_group(group.world_size):
             tried = strategies.make(strategy, config.blocks)
             wrapped = tried.wrap(copied, stage)
             # What will be there too by then, so that it is not found to be missing later.

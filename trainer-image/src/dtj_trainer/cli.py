@@ -84,7 +84,7 @@ def make_task(spelled: object, arguments: object) -> Task:
 def task_facts(spelled: object, arguments: object) -> dict[str, str]:
     """What must be the same on every rank, beside the config: the task, its arguments and the file it stands in."""
     source = inspect.getsourcefile(find_task(spelled))
-    digest = config_check.digest([Path(source)] if source else [])
+    digest = config_check.files_digest([Path(source)] if source else [])
     return {"task": str(spelled), "arguments": repr(arguments), f"code of {spelled}": digest}
 
 

@@ -27,11 +27,11 @@ import torch
 
 from dtj_contract import names
 from dtj_trainer.checkpoint.config import DEFAULT_EVERY_STEPS, CheckpointConfig
-from dtj_trainer.checkpoint.manager import Saves
+from dtj_trainer.checkpoint.manager import CheckpointManager
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.distributed.stop_consensus import Agreement, Signs
+from dtj_trainer.distributed.stop_consensus import RankStatus, StopConsensus
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
 from dtj_trainer.telemetry.progress import Progress
@@ -82,7 +82,7 @@ class State:
         return self
 
     def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, parts: dict[str, object]) -> None:
-        facts = config_check.facts(config, group, env, config.checkpoint)
+        facts = config_check.startup_facts(config, group, env, config.checkpoint)
         config_check.check(facts | {"state parts": ", ".join(sorted(parts))}, group)
         self.step = 0
         """Optimizer steps done."""
@@ -97,7 +97,7 @@ class State:
         self.parts = parts
         self._progress = Progress(env.agent_socket, rank=group.rank, attempt=env.attempt)
         every = config.checkpoint.every_steps or env.checkpoint_every or DEFAULT_EVERY_STEPS
-        self._saves = Saves(
+        self._saves = CheckpointManager(
             self._open_store(), config.checkpoint, parts,
             every=every, first_rank=group.rank == 0, progress=self._progress, notify=self.notify,
         )  # fmt: skip
@@ -110,7 +110,7 @@ class State:
         self._told_nonfinite = False
         self._samples = 0
         self._stop = threading.Event()
-        self._agreement = Agreement(group, config.agree_seconds)
+        self._stop_consensus = StopConsensus(group, config.agree_seconds)
         if group.rank == 0:
             self.sinks.append(Console())
             if self._saves.store:
@@ -152,7 +152,7 @@ class State:
                 self._after_step(first)
                 first = False
             if not first:
-                at_the_end = self._agreement.meet(self.step, self._signs())
+                at_the_end = self._stop_consensus.exchange(self.step, self._rank_status())
                 self._check_loss(at_the_end.nonfinite, limit=min(1, self._config.max_nonfinite))
             self._saves.finish(self.step, self._metrics())
             self._progress.phase("done", step=self.step, total=self.total)
@@ -248,13 +248,13 @@ class State:
         if first and (age := process_age()) is not None:
             self._say(f"first step done {age:.2f} s after the process started")
         else:
-            self._agreement.step_took(now - self._step_start)
+            self._stop_consensus.record_step_seconds(now - self._step_start)
         self._log(now, first)
         self._saves.poll()
         asked, self._save_asked = self._save_asked, False
         due = self._saves.due(self.step) and self.step != self.total
-        if due or asked or self._agreement.due(self.step):
-            any_rank = self._agreement.meet(self.step, self._signs())
+        if due or asked or self._stop_consensus.due(self.step):
+            any_rank = self._stop_consensus.exchange(self.step, self._rank_status())
             self._check_loss(any_rank.nonfinite, limit=self._config.max_nonfinite)
             if any_rank.stop:
                 self._saves.finish(self.step, self._metrics())
@@ -269,9 +269,9 @@ class State:
         """What a checkpoint of this step is ranked by: metrics of an older step would rank it by another one's."""
         return self._latest if self._latest_step == self.step else {}
 
-    def _signs(self) -> Signs:
+    def _rank_status(self) -> RankStatus:
         saves = self._saves
-        return Signs(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
+        return RankStatus(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
 
     def _check_loss(self, nonfinite: int, *, limit: int) -> None:
         """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row that were not finite.

@@ -53,7 +53,7 @@ def ddp_times(ddp: DistributedDataParallel) -> dict[str, Any]:
 
 
 @contextmanager
-def silent_default_group(world_size: int) -> Iterator[None]:
+def fake_process_group(world_size: int) -> Iterator[None]:
     """Inside, torch's default group is one of the same size in which nothing is sent, and so are groups made from it."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers the backend
 

@@ -23,7 +23,7 @@ from dtj_trainer import strategies
 from dtj_trainer.auto_batch import micro_batch_size
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.components import lr_schedule
-from dtj_trainer.components.activation_checkpoint import recompute
+from dtj_trainer.components.activation_checkpoint import checkpoint_activations
 from dtj_trainer.components.batch_size import is_out_of_memory, out_of_memory
 from dtj_trainer.components.compile import check_compiler, compile_forward
 from dtj_trainer.components.early_stopping import EarlyStop
@@ -104,7 +104,7 @@ class Trainer:
             torch.set_float32_matmul_precision(config.precision.matmul)
         check_compiler(config.compile, self.env.local_rank)
         self.group = Group.open(self.env, timeout=timedelta(seconds=config.state.collective_timeout_seconds))
-        config_check.check(config_check.facts(config, self.group, self.env, config.state.checkpoint), self.group)
+        config_check.check(config_check.startup_facts(config, self.group, self.env, config.state.checkpoint), self.group)
 
     def fit(
         self,
@@ -142,7 +142,7 @@ class Trainer:
         if micro == "auto":
             share = self._first_share(data)
             micro = micro_batch_size(model, share, loss, config=config, strategy=decided, group=group, precision=precision)
-        recompute(found, config.recompute)
+        checkpoint_activations(found, config.recompute)
         compile_forward(model, config.compile, decided, config.blocks)
         cut = Cut(
             global_batch_size=config.global_batch_size, rank=group.rank, world_size=group.world_size, micro_batch_size=micro
@@ -209,13 +209,13 @@ class Trainer:
                 meter.add("evaluation", time.perf_counter() - began)
                 state.aside(time.perf_counter() - began)
                 if early and regular:
-                    early.validated(measured)
-                    if early.over:
+                    early.update(measured)
+                    if early.should_stop:
                         state.end()
             window = None
             if state.due:
                 meter.add("checkpoint", state.take_stall())
-                window = meter.close_window(float(local), strategy.communication(wrapped), config.global_batch_size)
+                window = meter.close_window(float(local), strategy.comm_stats(wrapped), config.global_batch_size)
                 mean_loss = window.loss
                 metrics |= {f"validation_{k}": v for k, v in measured.items()} | window.metrics
                 if precision.config.dtype == "fp16":
@@ -259,7 +259,7 @@ class Trainer:
     def _started(self, early: EarlyStop | None, state: State) -> None:
         if not state.step and state.group.rank:  # ranks that were seeded alike build the same model, and then draw apart
             rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
-        if early and early.over:  # it had ended, and was started again
+        if early and early.should_stop:  # it had ended, and was started again
             state.total = state.step
         if self.on_start:
             self.on_start(state)
@@ -306,7 +306,7 @@ class Trainer:
                 "write blocks: with the name of a class of its parts, or recompute: none"
             )
         if self.group.rank == 0:
-            log.info("%s: %s", type(model).__name__, strategies.described(found))
+            log.info("%s: %s", type(model).__name__, strategies.describe_blocks(found))
         return found
 
     def _first_share(self, data: Data | StreamData) -> Any:
@@ -327,7 +327,7 @@ class Trainer:
             job = self.env.job or "run"
             out.append(
                 Background(
-                    "MLflow", partial(Mlflow, config.mlflow, config.mlflow_experiment, job, config_check.flat(self.config))
+                    "MLflow", partial(Mlflow, config.mlflow, config.mlflow_experiment, job, config_check.flatten(self.config))
                 )
             )
         return out
@@ -346,7 +346,7 @@ class Trainer:
 
     def _forward_backward(
         self,
-        strategy: strategies.Strategy,
+        strategy: strategies.Strategy[Any],
         model: nn.Module,
         parts: list[tuple[Any, int]],
         loss: Loss,

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from dtj_contract import names
+from dtj_contract.json_numbers import finite_number
 from dtj_core.api.status import FAILURES, RECOVERIES
 from dtj_core.plan.model import Object
 from dtj_core.plan.times import rfc3339
@@ -134,6 +135,4 @@ def _clean_value(value: object, kind: str) -> object:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if abs(value) <= MAX_NUMBER else None  # neither infinite nor NaN
+    return finite_number(value, MAX_NUMBER)

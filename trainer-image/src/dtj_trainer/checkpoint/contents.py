@@ -29,11 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
-Tree = dict[str, Any]
 TORCHS_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of torch's checkpoint_wrapper
 
 
@@ -46,7 +45,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-class Contents:
+class CheckpointState:
     """The named parts of a run's state. Modules and optimizers are sharded content, everything else is shared."""
 
     def __init__(self, parts: Mapping[str, object]) -> None:
@@ -68,9 +67,9 @@ class Contents:
             if not optimizer.state:
                 optimizer.zero_grad(set_to_none=True)
 
-    def sharded(self) -> Tree:
+    def sharded(self) -> StateDict:
         """State dicts by part; their tensors are the live ones, so a load into this tree fills the model in place."""
-        tree: Tree = {}
+        tree: StateDict = {}
         for name, module in self._modules.items():
             tree[name] = model_state(module)
         for name, optimizer in self._optimizers.items():
@@ -78,12 +77,12 @@ class Contents:
             tree[name] = own(optimizer) if own else get_optimizer_state_dict(self._owner[name], optimizer)
         return tree
 
-    def take_out_fresh(self, tree: Tree, known: Collection[str]) -> dict[str, Tree]:
+    def take_out_fresh(self, tree: StateDict, known: Collection[str]) -> dict[str, StateDict]:
         """Takes from `tree` the optimizers' state of parameters of which the checkpoint has none: no gradient had come by then.
 
         Put back after the load, it is what it was: zeros. `known`: dotted keys of the checkpoint.
         """
-        out: dict[str, Tree] = {}
+        out: dict[str, StateDict] = {}
         for name in self._optimizers:
             state = tree[name]["state"]
             gone = [p for p, values in state.items() if values and not any(f"{name}.state.{p}.{key}" in known for key in values)]
@@ -91,7 +90,7 @@ class Contents:
                 out[name] = {p: state.pop(p) for p in gone}
         return out
 
-    def load_sharded(self, tree: Tree) -> None:
+    def load_sharded(self, tree: StateDict) -> None:
         """Hands a filled-in tree back to modules and optimizers (step counts and options are not tensors)."""
         for name, module in self._modules.items():
             own = getattr(module, "load_portable_state_dict", None)
@@ -106,7 +105,7 @@ class Contents:
             else:
                 set_optimizer_state_dict(self._owner[name], optimizer, tree[name])
 
-    def shared(self) -> Tree:
+    def shared(self) -> StateDict:
         """State dicts of everything that is neither module nor optimizer, as a load will give them back.
 
         Copied, because the training goes on while a thread writes them. Raises ConfigError, which names the part, for a state
@@ -114,7 +113,7 @@ class Contents:
         """
         return {name: _read_back(name, part.state_dict()) for name, part in self._others.items()}
 
-    def load_shared(self, tree: Tree) -> None:
+    def load_shared(self, tree: StateDict) -> None:
         """Raises ConfigError for a part that the checkpoint does not have."""
         for name, part in self._others.items():
             if name not in tree:
@@ -125,7 +124,7 @@ class Contents:
         """Keys of module buffers: under DDP each rank has its own running statistics, and rank 0's are the ones that count."""
         return {f"{part}.{key}" for part, module in self._modules.items() for key in buffer_names(module)}
 
-    def trained_keys(self, tree: Tree) -> set[str]:
+    def trained_keys(self, tree: StateDict) -> set[str]:
         """Keys of what is trained in the tree that `sharded` gives: tensors of modules, without buffers and frozen parameters."""
         frozen = {
             f"{part}.{plain_name(module, name)}"
@@ -183,7 +182,7 @@ def owner_of(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module]) 
     return nn.ModuleDict(owners)
 
 
-def model_state(module: nn.Module) -> Tree:
+def model_state(module: nn.Module) -> StateDict:
     """A module's state dict without what wrappers put in front of the names; the strategies from scratch give their own."""
     own = getattr(module, "portable_state_dict", None)
     return dict(own() if own else get_model_state_dict(module))
@@ -215,16 +214,17 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def assign(tree: Tree, world_size: int, first_rank: set[str]) -> dict[str, int]:
+def assign(tree: StateDict, world_size: int, first_rank: set[str]) -> dict[str, int]:
     """Which rank writes each replicated tensor: the biggest first, each to the rank with least so far.
 
     Replicated tensors are the same on every rank, so each rank copies and writes only its share: staging costs 1/world.
-    Leaves in `first_rank`, and those that are no tensor, are rank 0's. DTensors and Parts are not listed: each rank has its own.
+    Leaves in `first_rank`, and those that are no tensor, are rank 0's. DTensors and FlatShards are not listed: each rank has
+    its own.
     """
     owner: dict[str, int] = {}
     sizes: list[tuple[int, str]] = []
     for key, leaf in leaves(tree):
-        if isinstance(leaf, (DTensor, Part)):
+        if isinstance(leaf, (DTensor, FlatShard)):
             continue
         if isinstance(leaf, torch.Tensor) and key not in first_rank:
             sizes.append((-leaf.numel() * leaf.element_size(), key))
@@ -238,9 +238,9 @@ def assign(tree: Tree, world_size: int, first_rank: set[str]) -> dict[str, int]:
     return owner
 
 
-def share_of(tree: Tree, owner: Mapping[str, int], rank: int, prefix: str = "") -> Tree:
+def share_of(tree: StateDict, owner: Mapping[str, int], rank: int, prefix: str = "") -> StateDict:
     """The tree with only the leaves that `rank` writes."""
-    out: Tree = {}
+    out: StateDict = {}
     for key, value in tree.items():
         if isinstance(value, dict):
             if inner := share_of(value, owner, rank, f"{prefix}{key}."):

@@ -45,7 +45,7 @@ def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
     return len(state)
 
 
-def _find(path: Path) -> folder.Checkpoint:
+def _find(path: Path) -> folder.CommittedCheckpoint:
     if (path / "manifest.json").is_file():
         return folder.read(path)
     for candidate in folder.committed(path):

@@ -80,7 +80,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
+class CommittedCheckpoint:
     """A committed folder whose manifest could be read."""
 
     path: Path
@@ -101,7 +101,7 @@ def committed(directory: Path) -> list[Path]:
     return [p for _, p in sorted(found, reverse=True)]
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path) -> CommittedCheckpoint:
     """The manifest of one folder, and that every file is there with its size. Raises CheckpointInvalid, CheckpointError.
 
     ConfigError: another version of this trainer wrote it.
@@ -111,7 +111,7 @@ def read(path: Path) -> Checkpoint:
         _check_sizes(path, manifest)
     except OSError as e:
         raise _unreadable(path, e) from None
-    return Checkpoint(path=path, manifest=manifest)
+    return CommittedCheckpoint(path=path, manifest=manifest)
 
 
 def _check_sizes(path: Path, manifest: Manifest) -> None:
@@ -121,7 +121,7 @@ def _check_sizes(path: Path, manifest: Manifest) -> None:
             raise CheckpointInvalid(f"{name} has {size} bytes, the manifest says {entry.bytes}")
 
 
-def verify(checkpoint: Checkpoint, share: Iterable[str]) -> None:
+def verify(checkpoint: CommittedCheckpoint, share: Iterable[str]) -> None:
     """Checksums of the files named in `share`. Raises CheckpointInvalid, CheckpointError."""
     for name in share:
         try:
@@ -206,7 +206,7 @@ def commit(directory: Path, incomplete: Path, manifest: Manifest, *, attempt: in
             verify(kept := read(target), kept.manifest.files)
             shutil.rmtree(incomplete)
         except CheckpointInvalid:
-            set_aside(target, manifest.attempt)
+            quarantine(target, manifest.attempt)
             incomplete.rename(target)
     sync_folder(directory)
     return target
@@ -222,7 +222,7 @@ def remove(checkpoint: Path, attempt: int) -> None:
         shutil.rmtree(going)
 
 
-def set_aside(torn: Path, attempt: int) -> Path:
+def quarantine(torn: Path, attempt: int) -> Path:
     """Renames an invalid checkpoint so that nobody finds it, and a person still can. One that is gone is left gone."""
     step = int(torn.name.rsplit("-", 1)[1])
     target = torn.with_name(names.CHECKPOINT_TORN % (step, attempt))

@@ -8,8 +8,8 @@ from typing import Literal
 
 from dtj_contract import names
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents
-from dtj_trainer.checkpoint.folder import Checkpoint
+from dtj_trainer.checkpoint.contents import CheckpointState
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.checkpoint.write import SaveResult
 from dtj_trainer.errors import CheckpointError, LeaseLost
@@ -18,7 +18,7 @@ from dtj_trainer.telemetry.progress import Progress
 Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 
 
-class Saves:
+class CheckpointManager:
     """The saves of one run, one at a time; without a store nothing is saved."""
 
     def __init__(
@@ -56,12 +56,12 @@ class Saves:
         """A save is due after this step."""
         return bool(self.store and step % self._every == 0)
 
-    def load(self) -> Checkpoint | None:
+    def load(self) -> CommittedCheckpoint | None:
         """The newest valid checkpoint, loaded into the parts."""
         self.settle()
         if self.store is None:
             return None
-        contents = Contents(self._parts)
+        contents = CheckpointState(self._parts)
         contents.shared()  # what could never be loaded is refused before the first step, and not at the first save
         found = self.store.load(contents)
         if found:
@@ -86,7 +86,7 @@ class Saves:
         self._told_slow = False
         self._check_metric(metrics)
         self._progress.phase("saving", step=step)
-        self.store.save(step, Contents(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
+        self.store.save(step, CheckpointState(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
         self._stall += self.store.stall_seconds
 
     def begin_unless(self, busy: bool, step: int, metrics: Mapping[str, float], *, overdue: bool) -> None:

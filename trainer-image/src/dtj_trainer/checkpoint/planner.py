@@ -1,4 +1,4 @@
-"""torch's planners, which also know a `Part`: torch itself looks up pieces in tensors alone."""
+"""torch's planners, which also know a `FlatShard`: torch itself looks up pieces in tensors alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from dtj_trainer.distributed.flat_shard import Part
-
-Tree = dict[str, Any]
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -20,13 +18,13 @@ class SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         """What is written at an index."""
         leaf = self.state_dict[index.fqn]
-        return leaf.box(index) if isinstance(leaf, Part) else super().lookup_object(index)
+        return leaf.find_chunk(index) if isinstance(leaf, FlatShard) else super().lookup_object(index)
 
 
 class LoadPlanner(DefaultLoadPlanner):
     """For `load`."""
 
-    def set_up_planner(self, state_dict: Tree, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         """Before all else. torch makes None of a leaf that it does not know."""
         parts = list(_parts(state_dict))
         super().set_up_planner(state_dict, metadata, is_coordinator)
@@ -36,13 +34,13 @@ class LoadPlanner(DefaultLoadPlanner):
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """What is read into at an index."""
         leaf = self.state_dict[index.fqn]
-        return leaf.box(index) if isinstance(leaf, Part) else super().lookup_tensor(index)
+        return leaf.find_chunk(index) if isinstance(leaf, FlatShard) else super().lookup_tensor(index)
 
 
-def _parts(tree: Tree, prefix: str = "") -> Iterator[tuple[Tree, str, str, Part]]:
+def _parts(tree: StateDict, prefix: str = "") -> Iterator[tuple[StateDict, str, str, FlatShard]]:
     """Each part in nested dicts: what holds it, its key there, its dotted key."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _parts(value, f"{prefix}{key}.")
-        elif isinstance(value, Part):
+        elif isinstance(value, FlatShard):
             yield tree, key, f"{prefix}{key}", value

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dtj_trainer.checkpoint.folder import Checkpoint
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.errors import ConfigError
 
 
@@ -35,10 +35,10 @@ class RetentionConfig:
             raise ConfigError(f"checkpoint.mode={self.mode!r}: write min (a loss) or max (an accuracy)")
 
 
-def to_remove(checkpoints: Sequence[Checkpoint], config: RetentionConfig) -> list[Checkpoint]:
+def to_remove(checkpoints: Sequence[CommittedCheckpoint], config: RetentionConfig) -> list[CommittedCheckpoint]:
     """Of `checkpoints`, newest first, those that no rule keeps. One that lacks the metric can't be best."""
 
-    def badness(c: Checkpoint) -> float:
+    def badness(c: CommittedCheckpoint) -> float:
         value = c.manifest.metrics.get(config.metric, math.nan)
         return math.inf if math.isnan(value) else value if config.mode == "min" else -value
 

@@ -23,12 +23,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from dtj_contract import names
 from dtj_trainer.checkpoint import folder, rng, shared_folder
+from dtj_trainer.checkpoint.background_task import BackgroundTask
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents, Tree, assign, share_of
-from dtj_trainer.checkpoint.folder import Checkpoint
+from dtj_trainer.checkpoint.contents import CheckpointState, assign, share_of
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.checkpoint.planner import LoadPlanner
-from dtj_trainer.checkpoint.task import Task
 from dtj_trainer.checkpoint.write import PRIVATE_FILE, SHARED_FILE, SaveResult, Staged, Writer, first, reason
+from dtj_trainer.distributed.flat_shard import StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError
 
@@ -50,7 +51,7 @@ class CheckpointStore:
         self._stager = DefaultStager(
             StagingOptions(use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
         )
-        self._pending: Task[SaveResult] | None = None
+        self._pending: BackgroundTask[SaveResult] | None = None
         self._pending_since = 0.0
         self.stall_seconds = 0.0
         """How long the last `save` kept the training thread."""
@@ -63,7 +64,7 @@ class CheckpointStore:
         """A save is still being written by this rank's thread."""
         return self._pending is not None and not self._pending.done()
 
-    def save(self, step: int, contents: Contents, metrics: dict[str, float]) -> None:
+    def save(self, step: int, contents: CheckpointState, metrics: dict[str, float]) -> None:
         """Stages this rank's share and hands it to the thread. Call only when no rank is `busy`; take the result by `poll`."""
         started = time.perf_counter()
         shared = {"step": step, "parts": contents.shared()}
@@ -82,7 +83,7 @@ class CheckpointStore:
             metrics=metrics,
         )
         self._pending_since = time.monotonic()
-        self._pending = Task(partial(self._writer.write, work))
+        self._pending = BackgroundTask(partial(self._writer.write, work))
         if not self._config.asynchronous:
             self._wait()
         self.stall_seconds = time.perf_counter() - started
@@ -127,7 +128,7 @@ class CheckpointStore:
 
     # --- load ----------------------------------------------------------------------------------------------------
 
-    def load(self, contents: Contents) -> Checkpoint | None:
+    def load(self, contents: CheckpointState) -> CommittedCheckpoint | None:
         """The newest valid checkpoint, read into `contents`; None if there is none.
 
         A torn one is reported, put aside and the one before it taken. Raises ConfigError if what is in a valid one does
@@ -168,7 +169,7 @@ class CheckpointStore:
                 )
         return checkpoint
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> CommittedCheckpoint | None:
         """The newest checkpoint whose files all have their checksums; the ranks share the reading.
 
         Raises CheckpointError if the volume fails: a restart may read what is whole, a fresh start would throw it away.
@@ -187,7 +188,7 @@ class CheckpointStore:
                 return checkpoint
             if self._group.rank == 0:
                 self._notify("Warning", names.Reason.CHECKPOINT_TORN, f"{path.name} skipped: {problems[0]}")
-                folder.set_aside(path, self._attempt or 0)
+                folder.quarantine(path, self._attempt or 0)
         return None
 
     def close(self) -> None:
@@ -198,6 +199,6 @@ class CheckpointStore:
             self._stager.close()
 
 
-def _load_file(path: Path) -> Tree:
-    tree: Tree = torch.load(path, map_location="cpu", weights_only=True)
+def _load_file(path: Path) -> StateDict:
+    tree: StateDict = torch.load(path, map_location="cpu", weights_only=True)
     return tree

@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 from dtj_contract import names
 from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Tree, leaves
+from dtj_trainer.checkpoint.contents import leaves
 from dtj_trainer.checkpoint.files import HashedFiles
-from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.planner import SavePlanner
 from dtj_trainer.checkpoint.retention import to_remove
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, LeaseLost
 from dtj_trainer.torch_private import write_through
@@ -60,12 +60,12 @@ class Staged:
     """What one rank has to write, copied, so that the training may go on."""
 
     step: int
-    sharded: Tree
+    sharded: StateDict
     """This rank's share of tensors."""
     trained: Collection[str] = ()
     """Keys of those that must be finite."""
-    shared: Tree
-    private: Tree
+    shared: StateDict
+    private: StateDict
     metrics: dict[str, float]
 
 
@@ -143,7 +143,7 @@ class Writer:
             folder.remove(old.path, self.attempt or 0)
         return path
 
-    def _readable(self) -> list[Checkpoint]:
+    def _readable(self) -> list[CommittedCheckpoint]:
         found = []
         for path in folder.committed(self.directory):
             try:
@@ -176,7 +176,7 @@ class Writer:
 
 
 def _finite(leaf: Any) -> bool:
-    tensor = leaf.flat if isinstance(leaf, Part) else leaf.to_local() if isinstance(leaf, DTensor) else leaf
+    tensor = leaf.flat if isinstance(leaf, FlatShard) else leaf.to_local() if isinstance(leaf, DTensor) else leaf
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
         return True
     smallest, largest = torch.aminmax(tensor.detach())  # both are NaN if one element is, and nothing is allocated

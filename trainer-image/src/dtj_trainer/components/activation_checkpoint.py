@@ -23,7 +23,7 @@ _DEAR = [
 ]
 
 
-def recompute(blocks: list[nn.Module], mode: Recompute) -> None:
+def checkpoint_activations(blocks: list[nn.Module], mode: Recompute) -> None:
     """Changes each block's forward in place; names and state dicts stay as they are.
 
     `block` keeps only a block's input. `selective` also keeps what is dear to compute again: products and attention.

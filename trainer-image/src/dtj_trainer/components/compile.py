@@ -65,12 +65,12 @@ def _one_more(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def compile_forward(model: nn.Module, wanted: Compile, strategy: StrategyConfig, like: str | None = None) -> None:
+def compile_forward(model: nn.Module, wanted: Compile, strategy: StrategyConfig, pattern: str | None = None) -> None:
     """Changes forward in place, of each block or of the model. Before the strategy's `wrap`, after `recompute`."""
     if wanted is False:
         return
     whole_on_each_rank = isinstance(strategy, (DdpConfig, DdpScratchConfig))
-    parts = blocks(model, like) if not (whole_on_each_rank and isinstance(model, nn.Sequential)) else []
+    parts = blocks(model, pattern) if not (whole_on_each_rank and isinstance(model, nn.Sequential)) else []
     small = isinstance(strategy, DdpConfig) and strategy.bucket_cap_mb < FIRST_BUCKET_MB
     # torch counts graphs by code, and blocks share theirs: with a number of its own that its forward reads each needs one.
     set_compiler(cut_at_buckets=not parts and not small, graphs=GRAPHS_PER_BLOCK * len(parts))

@@ -38,11 +38,11 @@ class EarlyStop:
         self.waited = 0
 
     @property
-    def over(self) -> bool:
+    def should_stop(self) -> bool:
         """The run should end."""
         return self.waited >= self._config.patience
 
-    def validated(self, measured: Mapping[str, float]) -> None:
+    def update(self, measured: Mapping[str, float]) -> None:
         """Takes one validation. Raises ConfigError if it has no such metric."""
         if self._config.metric not in measured:
             raise ConfigError(f"early_stop.metric={self._config.metric!r}: write one of {sorted(measured)}")

@@ -18,20 +18,20 @@ from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import RankMismatch
 
 
-def flat(config: Any, prefix: str = "") -> dict[str, str]:
+def flatten(config: Any, prefix: str = "") -> dict[str, str]:
     """A config's fields by dotted name."""
     out: dict[str, str] = {}
     for f in fields(config):
         value = getattr(config, f.name)
         if is_dataclass(value) and not isinstance(value, type):
             out[f"{prefix}{f.name}"] = type(value).__name__
-            out |= flat(value, f"{prefix}{f.name}.")
+            out |= flatten(value, f"{prefix}{f.name}.")
         else:
             out[f"{prefix}{f.name}"] = repr(value)
     return out
 
 
-def digest(files: Iterable[Path]) -> str:
+def files_digest(files: Iterable[Path]) -> str:
     """Of SHA-256 over the files' contents, 16 characters."""
     sha = hashlib.sha256()
     for path in files:
@@ -43,10 +43,10 @@ def code_digest() -> str:
     """Of this package's sources and of the script that was started."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     script = [Path(main)] if main and Path(main).is_file() else []
-    return digest([*sorted(Path(__file__).parents[1].rglob("*.py")), *script])
+    return files_digest([*sorted(Path(__file__).parents[1].rglob("*.py")), *script])
 
 
-def facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfig) -> dict[str, str]:
+def startup_facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfig) -> dict[str, str]:
     """What must be the same on every rank: the config, what the environment adds to it, and the code."""
     told: dict[str, object] = {names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep, names.ENV_ATTEMPT: env.attempt}
     if checkpoint.directory is None:
@@ -54,7 +54,7 @@ def facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfi
     if checkpoint.every_steps is None:
         told[names.ENV_CHECKPOINT_EVERY] = env.checkpoint_every
     return (
-        flat(config)
+        flatten(config)
         | {name: "not set" if value is None else str(value) for name, value in told.items()}
         | {
             "world size": str(group.world_size),

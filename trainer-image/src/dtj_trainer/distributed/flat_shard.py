@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 Shape = tuple[int, ...]
+StateDict = dict[str, Any]
+"""Nested dicts as torch's state_dict functions return them, with tensors, DTensors or FlatShards as leaves."""
 
 
 def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
@@ -42,7 +45,7 @@ def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FlatShard:
     """Elements of a tensor that lie one after the other, from `start` on. A state dict's leaf, in a tensor's place."""
 
     flat: torch.Tensor
@@ -51,7 +54,7 @@ class Part:
     shape: Shape
     """Of the whole."""
 
-    def pieces(self) -> Iterator[tuple[Shape, torch.Tensor]]:
+    def chunks(self) -> Iterator[tuple[Shape, torch.Tensor]]:
         """Views of `flat` as boxes of the whole, each with its offsets."""
         at = 0
         for offsets, sizes in boxes(self.shape, self.start, self.start + self.flat.numel()):
@@ -63,9 +66,9 @@ class Part:
         """Of the whole: torch compares it with the checkpoint's."""
         return torch.Size(self.shape)
 
-    def box(self, index: MetadataIndex) -> torch.Tensor:
+    def find_chunk(self, index: MetadataIndex) -> torch.Tensor:
         """The piece at an index of torch's."""
-        for offsets, piece in self.pieces():
+        for offsets, piece in self.chunks():
             if torch.Size(offsets) == index.offset:
                 return piece
         raise ValueError(f"{index.fqn}: no piece of this rank begins at {index.offset}")
@@ -84,4 +87,4 @@ class Part:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(offsets), piece.size()) for offsets, piece in self.pieces()]
+        return [ChunkStorageMetadata(torch.Size(offsets), piece.size()) for offsets, piece in self.chunks()]

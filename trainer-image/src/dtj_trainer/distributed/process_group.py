@@ -61,7 +61,7 @@ class Group:
             # With a GPU the default group carries both, so that CPU tensors can be reduced too.
             spelled = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
             if env.launched:
-                store = rendezvous.meet(env.rank, env.world_size, timeout)
+                store = rendezvous.join(env.rank, env.world_size, timeout)
                 dist.init_process_group(spelled, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
             else:
                 dist.init_process_group(spelled, store=HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -110,11 +110,11 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SilentGroup(Group):
+class FakeGroup(Group):
     """A group in which nothing is sent: every other rank answers what this one asks with."""
 
     @classmethod
-    def of(cls, group: Group) -> SilentGroup:
+    def of(cls, group: Group) -> FakeGroup:
         """Returns the same place in the same world, silent."""
         return cls(**{field.name: getattr(group, field.name) for field in fields(group)})
 

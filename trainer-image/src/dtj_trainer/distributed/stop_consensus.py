@@ -15,7 +15,7 @@ from dtj_trainer.distributed.process_group import Group
 MOST_STEPS = 100
 
 
-def steps_apart(before: int, slowest: float, seconds: float) -> int:
+def steps_to_next_exchange(before: int, slowest: float, seconds: float) -> int:
     """Steps to the next meeting, after `before` steps of which the slowest took `slowest` seconds on any rank (pure).
 
     As many as fit into `seconds`, by the slowest step; at most twice as many as before, and at most 100. So if steps suddenly
@@ -28,7 +28,7 @@ def steps_apart(before: int, slowest: float, seconds: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Signs:
+class RankStatus:
     """What a rank reports to the others, and what the others learn: true for all if it is for one."""
 
     stop: bool = False
@@ -41,7 +41,7 @@ class Signs:
     """So many of its logged losses in a row were not finite."""
 
 
-class Agreement:
+class StopConsensus:
     """The ranks' meetings."""
 
     def __init__(self, group: Group, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Agreement:
         self._apart = 1
         self._next = 0
 
-    def step_took(self, seconds: float) -> None:
+    def record_step_seconds(self, seconds: float) -> None:
         """Of this rank's last step."""
         self._slowest = max(self._slowest, seconds)
 
@@ -59,11 +59,11 @@ class Agreement:
         """The ranks meet after this step; the same on all of them."""
         return step >= self._next
 
-    def meet(self, step: int, mine: Signs) -> Signs:
+    def exchange(self, step: int, mine: RankStatus) -> RankStatus:
         """A collective: what holds for any rank."""
         row = [float(mine.stop), float(mine.busy), float(mine.overdue), float(mine.nonfinite), self._slowest]
         *signs, nonfinite, slowest = self._group.gather(torch.tensor(row, dtype=torch.float64)).amax(0).tolist()
-        self._apart, self._slowest = steps_apart(self._apart, slowest, self._seconds), 0.0
+        self._apart, self._slowest = steps_to_next_exchange(self._apart, slowest, self._seconds), 0.0
         self._next = step + self._apart
         stop, busy, overdue = (bool(s) for s in signs)
-        return Signs(stop=stop, busy=busy, overdue=overdue, nonfinite=int(nonfinite))
+        return RankStatus(stop=stop, busy=busy, overdue=overdue, nonfinite=int(nonfinite))

@@ -18,35 +18,35 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """They have no forward of their own, so that nothing can be done around it."""
 
 
-def blocks(model: nn.Module, like: str | None = None) -> list[nn.Module]:
+def blocks(model: nn.Module, pattern: str | None = None) -> list[nn.Module]:
     """Returns the repeated parts of a model, in the order in which it holds them.
 
-    Without `like` these are the members of every ModuleList that is in no other one (lists in a list are looked into), and of
+    Without `pattern` these are the members of every ModuleList that is in no other one (lists in a list are looked into), and of
     every Sequential whose members, two or more, are of one class with parts of its own. A model without either: members of a
     Sequential that share their class with another one; of a plain Sequential, its members.
 
-    `like` is the name of a class, or a pattern (`encoder.layer.*`) of the names of modules. Raises ConfigError if the model has
-    none such.
+    `pattern` is the name of a class, or a pattern (`encoder.layer.*`) of the names of modules. Raises ConfigError if the model
+    has none such.
     """
-    found = _named(model, like) if like else _repeated(model)
+    found = _named(model, pattern) if pattern else _repeated(model)
     return [b for b in dict.fromkeys(found) if any(True for _ in b.parameters())]
 
 
-def described(found: Sequence[nn.Module]) -> str:
+def describe_blocks(found: Sequence[nn.Module]) -> str:
     """Returns the blocks in words, such as `12 blocks of Block`."""
     kinds = Counter(type(block).__name__ for block in found)
     return ", ".join(f"{n} block{'s' if n > 1 else ''} of {kind}" for kind, n in kinds.items()) or "no blocks"
 
 
-def _named(model: nn.Module, like: str) -> list[nn.Module]:
+def _named(model: nn.Module, pattern: str) -> list[nn.Module]:
     def wanted(name: str, module: nn.Module) -> bool:
-        return type(module).__name__ == like or fnmatchcase(name, like)
+        return type(module).__name__ == pattern or fnmatchcase(name, pattern)
 
     found = list(_outermost(model, wanted))
     if not found:
         classes = dict.fromkeys(type(m).__name__ for m in model.modules() if m is not model and _composite(m))
         raise ConfigError(
-            f"blocks={like!r}: {type(model).__name__} has no such part; write the name of a class ({', '.join(classes)}) or a "
+            f"blocks={pattern!r}: {type(model).__name__} has no such part; write the name of a class ({', '.join(classes)}) or a "
             "pattern of module names, such as encoder.layer.*"
         )
     return found

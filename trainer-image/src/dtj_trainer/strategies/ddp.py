@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer import torch_private
-from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
@@ -54,7 +54,7 @@ class Ddp:
         self.config = config or DdpConfig()
         self._finished = self._iteration = self._steps = 0
         self._total = self._exposed = 0.0
-        self._last: Communication | None = None
+        self._last: CommStats | None = None
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
         """See Strategy."""
@@ -97,10 +97,10 @@ class Ddp:
         """See Strategy."""
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
-    def communication(self, model: nn.Module) -> Communication | None:
+    def comm_stats(self, model: nn.Module) -> CommStats | None:
         """See Strategy. DDP measures itself, on a GPU with events, so it is device time; of that one step in four (GPU: ten)."""
         if self._steps:
-            self._last = Communication(total=self._total / self._steps, exposed=self._exposed / self._steps)
+            self._last = CommStats(total=self._total / self._steps, exposed=self._exposed / self._steps)
             self._steps, self._total, self._exposed = 0, 0.0, 0.0
         return self._last
 

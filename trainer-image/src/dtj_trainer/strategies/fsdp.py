@@ -16,11 +16,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Clock, Communication
+from dtj_trainer.distributed.comm_timer import CommStats, CommTimer
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.blocks import blocks
-from dtj_trainer.strategies.start import FromFirst
+from dtj_trainer.strategies.initial_weights import WeightBroadcast
 from dtj_trainer.torch_private import DefaultAllGather, DefaultReduceScatter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,20 +63,20 @@ class HsdpConfig(FsdpConfig):
 class TimedAllGather(DefaultAllGather):
     """fully_shard's all-gather, which blocks on a CPU, with its time taken."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, comm_timer: CommTimer) -> None:
+        self._comm_timer = comm_timer
 
     def __call__(self, *args: Any, **kwargs: Any) -> dist.Work | None:
         """See AllGather."""
-        with self._clock.waiting():
+        with self._comm_timer.waiting():
             return super().__call__(*args, **kwargs)
 
 
 class TimedReduceScatter(DefaultReduceScatter):
     """The same of its reduce-scatter, and of hsdp's all-reduce that follows it."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, comm_timer: CommTimer) -> None:
+        self._comm_timer = comm_timer
         self._before_all_reduce = 0.0
 
     def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -86,22 +86,22 @@ class TimedReduceScatter(DefaultReduceScatter):
 
     def __call__(self, *args: Any, **kwargs: Any) -> dist.Work:
         """See ReduceScatter."""
-        with self._clock.waiting():
+        with self._comm_timer.waiting():
             work = super().__call__(*args, **kwargs)
         self._before_all_reduce = time.perf_counter()
         return work
 
     def after_all_reduce(self, _: torch.Tensor) -> None:
         """fully_shard has no place for an all-reduce of one's own, only one right after it."""
-        self._clock.blocked(time.perf_counter() - self._before_all_reduce)
+        self._comm_timer.add_blocked(time.perf_counter() - self._before_all_reduce)
 
 
 class Fsdp:
     """The strategies `fsdp` and `hsdp`."""
 
-    def __init__(self, config: FsdpConfig | None = None, like: str | None = None) -> None:
+    def __init__(self, config: FsdpConfig | None = None, pattern: str | None = None) -> None:
         self.config = config or FsdpConfig()
-        self._like = like
+        self._block_pattern = pattern
         self.name = "hsdp" if isinstance(self.config, HsdpConfig) else "fsdp"
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
@@ -119,18 +119,18 @@ class Fsdp:
         if (config.param_dtype, config.reduce_dtype) != ("fp32", "fp32"):  # named types cost casts even where they change nothing
             precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.param_dtype], reduce_dtype=DTYPES[config.reduce_dtype])
         offload = CPUOffloadPolicy(pin_memory=kind == "cuda") if config.cpu_offload else OffloadPolicy()
-        parts, from_first = [*blocks(model, self._like), model], FromFirst(model, group)
+        parts, broadcast = [*blocks(model, self._block_pattern), model], WeightBroadcast(model, group)
         for part in parts:  # a rank whose model is on the meta device never holds more than one of them whole
-            from_first(part)
+            broadcast(part)
             reshard = None if part is model else config.reshard_after_forward
             # This moves the part to the device: a model that fits on no device as a whole must not be moved first.
             fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
-        self._clock = Clock(group)
-        if self._clock.told:
+        self._comm_timer = CommTimer(group)
+        if self._comm_timer.enabled:
             for unit in parts:
                 assert isinstance(unit, FSDPModule)
-                scatter = TimedReduceScatter(self._clock)
-                unit.set_custom_all_gather(TimedAllGather(self._clock))
+                scatter = TimedReduceScatter(self._comm_timer)
+                unit.set_custom_all_gather(TimedAllGather(self._comm_timer))
                 unit.set_custom_reduce_scatter(scatter)
                 if isinstance(config, HsdpConfig):
                     unit.set_all_reduce_hook(scatter.after_all_reduce)
@@ -142,21 +142,21 @@ class Fsdp:
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(last or self.config.reduce_every_micro_batch)
         model.set_requires_all_reduce(last)
-        with self._clock.counting():
+        with self._comm_timer.counting():
             yield
 
     def finish(self, model: nn.Module) -> None:
         """FSDP's own backward has waited already."""
-        self._clock.step_done()
+        self._comm_timer.step_done()
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """See Strategy. The norm of sharded gradients is itself a DTensor; its full value is the same on all ranks."""
         norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def communication(self, model: nn.Module) -> Communication | None:
+    def comm_stats(self, model: nn.Module) -> CommStats | None:
         """See Strategy. On a CPU fully_shard waits for each collective, so nothing overlaps; on a GPU a profile tells."""
-        return self._clock.take()
+        return self._comm_timer.pop_stats()
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
         """See Strategy. Of all parameters: those that the optimizer does not have count in the norm."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.device_memory import peak_bytes
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.telemetry.gpu import GpuMeter, peak_flops
@@ -59,7 +59,7 @@ class Meter:
         """Counts a step."""
         self._steps += 1
 
-    def close_window(self, local_loss: float, communication: Communication | None, samples_per_step: int) -> Window:
+    def close_window(self, local_loss: float, communication: CommStats | None, samples_per_step: int) -> Window:
         """Means per step since the last call, of all ranks: one collective. `local_loss`: this rank's part of the mean."""
         now = time.perf_counter()
         steps = max(1, self._steps)
