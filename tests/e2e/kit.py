@@ -1,4 +1,4 @@
-"""What the e2e tests speak with: kubectl on the real cluster, jobs as dicts, and files on the shared volume."""
+"""Tools of the e2e tests: kubectl on the real cluster, jobs as dicts, and files on the shared volume."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Job:
     kubectl: Kubectl
     name: str
     shared: Path
-    """Where the namespace's shared volume is on this machine."""
+    """The namespace's shared volume on this machine."""
     spec: Object = field(default_factory=dict)
 
     def create(self) -> Job:
@@ -98,7 +98,10 @@ class Job:
         return job
 
     def wait(self, condition: str, seconds: float) -> Object:
-        """As a user's script would: kubectl wait. Fails at once when the job has ended in the other way."""
+        """Runs kubectl wait, as a user's script would.
+
+        Fails at once when the job has the other terminal condition.
+        """
         other = {"Complete": "Failed", "Failed": "Complete"}.get(condition)
         end = time.monotonic() + seconds
         while True:
@@ -118,18 +121,24 @@ class Job:
         return self.shared / self.kubectl.namespace / self.name
 
     def records(self) -> list[Object]:
-        """What rank 0 wrote at each step, all attempts: {attempt, step, loss, …}. A torn last line is not there yet."""
+        """Returns what rank 0 wrote at each step of all attempts: {attempt, step, loss, …}.
+
+        An incomplete last line is omitted.
+        """
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
     def step(self, attempt: int = 1) -> int:
-        """The last step that was done by this attempt or a later one."""
+        """Returns the last step that was done by this attempt or a later one."""
         return max((r["step"] for r in self.records() if "loss" in r and r["attempt"] >= attempt), default=0)
 
     def until_step(self, step: int, *, attempt: int = 1, seconds: float = 120) -> None:
-        """Until the training itself (not the status, which is throttled) is at `step`, in this attempt or a later one."""
+        """Waits until the training is at `step`, in this attempt or a later one.
+
+        The status is not enough, because its writes are throttled.
+        """
 
         def reached() -> bool:
             job = self.get()
@@ -139,7 +148,7 @@ class Job:
         wait_until(f"{self.name} at step {step} of attempt {attempt}", reached, timeout=seconds)
 
     def losses(self) -> dict[int, float]:
-        """The loss of each step as the last attempt that did it wrote it."""
+        """Returns the loss of each step as the last attempt that did it wrote it."""
         return {r["step"]: r["loss"] for r in self.records() if "loss" in r}
 
     def delete(self) -> None:
@@ -147,7 +156,7 @@ class Job:
 
 
 def steps_by_attempt(records: list[Object]) -> Iterator[tuple[int, list[int]]]:
-    """(attempt, its steps in the order done)."""
+    """Returns each attempt with its steps in the order done."""
     attempts: dict[int, list[int]] = {}
     for record in records:
         if "loss" in record:
@@ -162,7 +171,10 @@ def docker(*args: str, timeout: float = 90) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What `make cluster-env` prints: KUBECONFIG, PATH and where the shared folder and the audit log are."""
+    """Returns the variables that `make cluster-env` prints.
+
+    They are KUBECONFIG, PATH and the locations of the shared folder and the audit log.
+    """
     import sys
 
     done = subprocess.run([sys.executable, "-m", "hack.cluster", "env"], capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""Bad input on the real thing: each ends in a condition that says what is wrong and what was seen."""
+"""Bad input on a real cluster: each ends in a condition with the cause and the evidence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.e2e.kit import Job, conditions, wait_until
 
 
-def command(*words: str) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "trainer", "command": list(words)}]}}
+def command(*arguments: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", "command": list(arguments)}]}}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def command(*words: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_job_that_cannot_work_fails_with_its_evidence(make_job: Callable[..., Job], spec: Any, reason: str, says: str) -> None:
+def test_impossible_job_fails_with_its_evidence(make_job: Callable[..., Job], spec: Any, reason: str, says: str) -> None:
     job = make_job("bad", replicas=2, **spec).create()
     status = job.wait("Failed", 90)["status"]
     failed = next(c for c in status["conditions"] if c["type"] == "Failed")
@@ -75,7 +75,7 @@ def test_a_job_that_cannot_work_fails_with_its_evidence(make_job: Callable[..., 
     assert status["failures"][-1]["pod"].startswith("bad-")
 
 
-def test_a_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) -> None:
+def test_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) -> None:
     job = make_job("claim", replicas=1, checkpoint={"volume": {"claimName": "sharde"}}).create()
 
     def running() -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_a_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]
         ),
     ],
 )
-def test_a_template_that_is_invalid_fails_within_10_seconds_and_is_not_retried(
+def test_invalid_template_fails_within_10_seconds_and_is_not_retried(
     make_job: Callable[..., Job], template: Any, says: str
 ) -> None:
     start = time.monotonic()
@@ -114,7 +114,7 @@ def test_a_template_that_is_invalid_fails_within_10_seconds_and_is_not_retried(
     assert job.kubectl.get("statefulset", "rejected") is None
 
 
-def test_a_pod_that_the_namespace_forbids_is_a_condition_with_the_servers_words(make_job: Callable[..., Job]) -> None:
+def test_pod_forbidden_by_the_namespace_is_a_condition_with_the_message(make_job: Callable[..., Job]) -> None:
     template = {"spec": {"hostNetwork": True, "containers": [{"name": "trainer"}]}}
     job = make_job("forbidden", replicas=1, template=template).create()
 

@@ -1,4 +1,4 @@
-"""The check of the pod security standard finds what it is there to find."""
+"""The check of the pod security standard finds each violation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BAD: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-def test_a_restricted_pod_has_no_violation() -> None:
+def test_restricted_pod_has_no_violation() -> None:
     assert violations(GOOD) == []
 
 
@@ -52,5 +52,5 @@ def test_each_violation_is_named(name: str) -> None:
     assert violations(spec) == [name]
 
 
-def test_an_init_container_is_held_to_the_same() -> None:
+def test_init_container_is_checked_like_a_container() -> None:
     assert violations(GOOD | {"initContainers": [{"name": "i"}]}) != []

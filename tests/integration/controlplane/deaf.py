@@ -1,4 +1,4 @@
-"""`dtj-operator` whose watches hear nothing: only the resync is left."""
+"""`dtj-operator` whose watches receive no events, so that only the resync is left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtj_operator.watches import WatchState
 
 
 def _nothing(self: WatchState, *_: Any) -> None:
-    """A dead watch."""
+    """Ignores every event, like a dead watch."""
 
 
 WatchState.on_job_event = _nothing  # type: ignore[assignment,method-assign]

@@ -1,4 +1,7 @@
-"""What the planner makes, a real API server takes: every good job's children, in a namespace that enforces "restricted"."""
+"""A real API server accepts the children that the planner creates.
+
+Every good job is tried, in a namespace that enforces "restricted".
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def test_children_of_a_good_job_are_valid(case: str, plane: ControlPlane, namesp
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_a_field_that_the_api_server_does_not_know_is_refused_by_its_name(plane: ControlPlane, namespace: str) -> None:
+def test_unknown_field_is_rejected_by_name(plane: ControlPlane, namespace: str) -> None:
     done = apply(plane, children(GOOD[UNKNOWN], namespace), "--dry-run=server", "--validate=false")
     assert done.returncode == 1
     assert ".spec.template.spec.newIn2030: field not declared in schema" in done.stderr
@@ -54,7 +57,7 @@ def test_pods_are_admitted_where_restricted_is_enforced(plane: ControlPlane, nam
     }
     made = children(spec, namespace)
     for child in made:
-        child["metadata"].pop("ownerReferences")  # of a job that is not there: they would be collected
+        child["metadata"].pop("ownerReferences")  # or the garbage collector would delete it
     done = apply(plane, made)
     assert done.returncode == 0, done.stderr
     objects = Objects(plane, namespace)

@@ -1,4 +1,4 @@
-"""What goes wrong around the operator: it is killed, the API server goes away, watches die, rights lack."""
+"""Failures around the operator: a crash, an unavailable API server, dead watches, missing rights."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ HERE = Path(__file__).parent
 
 
 def crash_after_each_write(start: Start, journal: Path, over: Callable[[], Any], *, most: int = 15) -> int:
-    """Operators one after the other, each killed after its first new write. Returns how many were, until `over` holds."""
+    """Runs operators one after the other, each killed after its first new write, until `over` holds.
+
+    Returns the number of operators.
+    """
     for number in range(most):
         operator = start(program=(str(HERE / "crashing.py"), str(journal)))
         wait_until("killed or done", lambda operator=operator: operator.process.poll() is not None or over())
         try:
-            operator.process.wait(3)  # it may be about to: what it wrote last shows before its end
+            # The operator may be about to end: its last write shows before its end.
+            operator.process.wait(3)
         except subprocess.TimeoutExpired:
             operator.kill()
             return number
@@ -42,12 +46,12 @@ def crash_after_each_write(start: Start, journal: Path, over: Callable[[], Any],
 
 
 @pytest.mark.timeout(240)
-def test_killed_after_each_of_its_writes_it_does_nothing_twice_and_ends_the_same(
+def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=7)
+    agents.statuses[job["metadata"]["uid"]] = running(step=7)
     first: dict[str, str] = {}
 
     def children() -> dict[str, str]:
@@ -79,16 +83,16 @@ def test_killed_after_each_of_its_writes_it_does_nothing_twice_and_ends_the_same
     assert (status["phase"], status["attempt"], status["progress"]["step"]) == ("Complete", 1, 7)
     assert status["restarts"]["total"] == 0
     assert status["startTime"] <= status["completionTime"]
-    told = [event["reason"] for event in objects.list("events") if event["regarding"]["kind"] == names.KIND]
-    assert len(told) == len(set(told)), told
+    reasons = [event["reason"] for event in objects.list("events") if event["regarding"]["kind"] == names.KIND]
+    assert len(reasons) == len(set(reasons)), reasons
 
 
-def test_an_api_server_that_crashes_is_waited_for_and_what_happened_meanwhile_is_done(
+def test_operator_waits_for_a_crashed_api_server_and_catches_up(
     plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     wait_until("it runs", lambda: objects.condition("j", "Running"))
     plane.crash_apiserver()
     try:
@@ -104,15 +108,15 @@ def test_an_api_server_that_crashes_is_waited_for_and_what_happened_meanwhile_is
     assert operator.process.poll() is None
 
 
-def test_without_watches_the_resync_does_the_work_and_healthz_says_so(
+def test_resync_replaces_dead_watches_and_healthz_reports_them(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator("--resync-seconds", "2", program=(str(HERE / "deaf.py"),)).ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     wait_until("it runs", lambda: objects.condition("j", "Running"))
-    _, said = wait_until("it is found sick", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
-    assert "a watch has missed changes" in said
+    _, health = wait_until("it is found sick", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
+    assert "a watch has missed changes" in health
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
 
     def counted() -> bool:
@@ -121,7 +125,7 @@ def test_without_watches_the_resync_does_the_work_and_healthz_says_so(
     wait_until("a deletion that was never heard of is noticed", counted)
 
 
-def test_sigterm_lets_the_reconcile_under_way_end_and_exits_0(
+def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
     start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     operator = start_operator().ready()
@@ -137,14 +141,14 @@ def test_sigterm_lets_the_reconcile_under_way_end_and_exits_0(
         assert status.get("phase") == "Pending", "no job is left between its children and its status"
 
 
-def test_rights_are_exactly_those_that_are_used(
+def test_rbac_rights_are_exactly_the_used_ones(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator("--resync-seconds", "2").ready()
-    jobs = submit("kept"), submit("brief", ttlSecondsAfterFinished=1)  # whose StatefulSet may go with it, for the job's sake
+    jobs = submit("kept"), submit("brief", ttlSecondsAfterFinished=1)  # its StatefulSet may be deleted with it
     for job in jobs:
         name = job["metadata"]["name"]
-        agents.words[job["metadata"]["uid"]] = running()
+        agents.statuses[job["metadata"]["uid"]] = running()
         wait_until("it runs", partial(objects.condition, name, "Running"))
         kubelet.container_states[f"{name}-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
     wait_until("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
@@ -160,16 +164,16 @@ def test_rights_are_exactly_those_that_are_used(
         resource = ref["resource"] + (f"/{ref['subresource']}" if "subresource" in ref else "")
         verbs = used.setdefault((ref.get("apiGroup", ""), resource), set())
         verbs.add(call["verb"])
-        # RBAC asks for create where an apply makes the object.
+        # RBAC requires create where an apply creates the object.
         if call["verb"] == "patch" and call["responseStatus"]["code"] == 201:
             verbs.add("create")
     granted = {key: set(verbs) for key, verbs in rbac.RULES.items()}
-    granted["events.k8s.io", "events"] -= {"patch"}  # of an event that repeats
-    granted["", "pods"] -= {"delete"}  # of a node that is dead for half a minute
+    granted["events.k8s.io", "events"] -= {"patch"}  # for a repeated event
+    granted["", "pods"] -= {"delete"}  # for a node that is dead for half a minute
     assert used == granted
 
 
-def test_a_missing_right_is_said_and_heals_when_it_is_given(
+def test_missing_right_is_reported_and_recovers_once_granted(
     plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     where = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{objects.namespace}/roles/{SERVICE_ACCOUNT}"
@@ -179,11 +183,11 @@ def test_a_missing_right_is_said_and_heals_when_it_is_given(
     plane.request("PUT", where, role)
     operator = start_operator().ready()
     submit()
-    said = wait_until(
+    warnings = wait_until(
         "the log says which right",
         lambda: [line for line in operator.lines() if "cannot" in line["message"] and '"services"' in line["message"]],
     )
-    assert said[0]["level"] == "warning"
+    assert warnings[0]["level"] == "warning"
     assert not objects.condition("j", "Failed"), "the installation is wrong, not the job"
     role = plane.request("GET", where)
     role["rules"] = whole
@@ -191,16 +195,16 @@ def test_a_missing_right_is_said_and_heals_when_it_is_given(
     wait_until("the pods are there", lambda: len(objects.list("pods")) == 2, timeout=60)
 
 
-def test_a_login_that_is_no_longer_valid_is_read_again_by_the_client_and_by_the_watches(
+def test_expired_login_is_read_again_by_client_and_watches(
     plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
-    """As the kubelet renews a pod's token on disk: here the old one is revoked, and the file has another."""
+    """The old token is revoked, and the file has another, as when the kubelet renews a token on disk."""
     operator = start_operator().ready()
     account = f"/api/v1/namespaces/{objects.namespace}/serviceaccounts"
     plane.request("DELETE", f"{account}/{SERVICE_ACCOUNT}")
     plane.request("POST", account, {"metadata": {"name": SERVICE_ACCOUNT}})
     plane.kubeconfig_for_service_account(objects.namespace, SERVICE_ACCOUNT).replace(operator.kubeconfig)
-    # It ends the watches, and the API server's memory of the tokens that it has checked.
+    # The restart ends the watches and clears the API server's cache of checked tokens.
     plane.crash_apiserver()
     plane.start_apiserver()
     submit()
@@ -209,8 +213,11 @@ def test_a_login_that_is_no_longer_valid_is_read_again_by_the_client_and_by_the_
     assert operator.process.poll() is None
 
 
-def test_the_crd_is_waited_for_and_its_loss_ends_the_operator(tmp_path: Path) -> None:
-    """Served cluster-wide, with a ClusterRole; on an API server of its own, for the CRD's sake."""
+def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) -> None:
+    """The operator serves the whole cluster with a ClusterRole.
+
+    The API server is the test's own, because its CRD is deleted.
+    """
     with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), tmp_path / "plane") as plane:
         plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "home"}})
         grant(plane, "home")
@@ -249,7 +256,7 @@ def test_the_crd_is_waited_for_and_its_loss_ends_the_operator(tmp_path: Path) ->
         operator.check_log()
 
 
-def test_wrong_flags_end_it_with_2_and_the_flag(tmp_path: Path) -> None:
+def test_wrong_flags_exit_with_2_and_name_the_flag(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtj_operator.app", "--agent-image", "i", "--master-key-file", str(tmp_path / "no")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
@@ -258,16 +265,16 @@ def test_wrong_flags_end_it_with_2_and_the_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_hundred_jobs_that_run_cost_little_more_than_the_questions_to_their_agents(
+def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator().ready()
     for number in range(100):
-        agents.words[submit(f"j{number:03}", replicas=1)["metadata"]["uid"]] = running()
+        agents.statuses[submit(f"j{number:03}", replicas=1)["metadata"]["uid"]] = running()
     phases = lambda: {job.get("status", {}).get("phase") for job in objects.list(JOBS)}  # noqa: E731
     wait_until("all run", lambda: phases() == {"Running"}, timeout=120)
     before, cpu, asked = len(operator.calls()), operator.cpu_seconds(), agents.asked
-    time.sleep(10)  # the measure is a time in which nothing happens
+    time.sleep(10)  # observes that nothing happens
     calls = operator.calls()[before:]
     reads = sum(call["verb"] in ("get", "list") for call in calls)
     print(
@@ -280,7 +287,7 @@ def test_a_hundred_jobs_that_run_cost_little_more_than_the_questions_to_their_ag
 
 
 @pytest.mark.timeout(300)
-def test_a_hundred_jobs_at_once(start_operator: Start, submit: Callable[..., Any], objects: Objects) -> None:
+def test_hundred_jobs_at_once_all_start(start_operator: Start, submit: Callable[..., Any], objects: Objects) -> None:
     operator = start_operator().ready()
     idle, cpu = operator.rss_mib(), operator.cpu_seconds()
     began = time.monotonic()

@@ -1,4 +1,7 @@
-"""A node that is down, on a real API server with the real pod garbage collector: who removes the pod that was on it, and when."""
+"""A node that is down, on a real API server with the real pod garbage collector.
+
+The tests check who deletes the node's pod, and when.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from tests.integration.controlplane.test_life import running
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 NODES = "/api/v1/nodes"
-GARBAGE_COLLECTOR_SECONDS = 240  # it looks every 20 s, and waits 40 s before it believes that a node is gone
+# The garbage collector runs every 20 s, and waits 40 s until it considers a node gone.
+GARBAGE_COLLECTOR_SECONDS = 240
 
 
 @pytest.fixture
 def node(objects: Objects) -> Iterator[str]:
-    """A Node that is not ready; its name."""
+    """Creates a Node that is not ready, and returns its name."""
     name = f"{objects.namespace}-w1"
     objects.plane.request("POST", NODES, {"metadata": {"name": name}})
 
@@ -61,7 +65,7 @@ def allow(objects: Objects, node: str) -> None:
 @pytest.mark.parametrize(
     ("confirm", "by_operator"), [(taint, False), (delete, False), (allow, True)], ids=["taint", "node deleted", "Always"]
 )
-def test_a_pod_of_a_plain_script_on_a_dead_node_is_removed_once_somebody_confirms(
+def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     start_operator: Callable[..., Operator],
     submit: Callable[..., Any],
     objects: Objects,
@@ -72,14 +76,14 @@ def test_a_pod_of_a_plain_script_on_a_dead_node_is_removed_once_somebody_confirm
     by_operator: bool,
 ) -> None:
     operator = start_operator(program=IMPATIENT).ready()
-    agents.words[submit()["metadata"]["uid"]] = running()
+    agents.statuses[submit()["metadata"]["uid"]] = running()
     wait_until("it runs", lambda: objects.condition("j", "Running"))
     pod = objects.get("pods", "j-1")
     kubelet.held = {pod["metadata"]["uid"]}
     objects.plane.request(
         "POST", objects.path("pods", "j-1") + "/binding", {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": node}}
     )
-    agents.words.clear()  # pod 0's agent waits for its peer, and says nothing new
+    agents.statuses.clear()  # pod 0's agent only waits for its peer
     objects.plane.request("DELETE", objects.path("pods", "j-1"), {"gracePeriodSeconds": 1})
     waits = wait_until(
         "what a person has to do is in the condition",

@@ -1,4 +1,7 @@
-"""Operator and CRD become newer and older under a job that runs: it keeps its pods, and ends by its own outcome."""
+"""Operator and CRD are upgraded and rolled back under a running job.
+
+The job keeps its pods, and finishes with its own outcome.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ Schema = dict[str, Any]
 
 @pytest.fixture
 def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], None]], None]]:
-    """Installs our CRD with its schema changed; the one of the repository is there again after the test."""
+    """Installs our CRD with a changed schema.
+
+    The CRD of the repository is restored after the test.
+    """
     [path] = (ROOT / "crds").glob("*.yaml")
     ours = yaml.safe_load(path.read_text())
 
@@ -39,7 +45,7 @@ def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], No
         change(schema)
         stored = plane.request("GET", CRD)
         plane.request("PUT", CRD, {**stored, "spec": wanted["spec"]})
-        # It is served some time after it is stored.
+        # The API server serves a stored CRD only after a while.
         wait_until("the schema is served", lambda: served(plane) == backends(schema), timeout=60)
 
     yield install
@@ -51,7 +57,7 @@ def backends(schema: Schema) -> set[str]:
 
 
 def served(plane: ControlPlane) -> set[str]:
-    """The backends that the API server takes now."""
+    """Returns the backends that the API server accepts now."""
     taken = set()
     for backend in ("auto", "nccl", "gloo", "mpi", "ucc"):
         spec = {"image": "i", "entrypoint": {"module": "m"}, "backend": backend}
@@ -87,7 +93,7 @@ def older(schema: Schema) -> None:
 
 
 class Life:
-    """What must not change while a job runs."""
+    """The facts that must not change while a job runs."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
@@ -105,14 +111,14 @@ class Life:
 
 
 def looked(operator: Operator, agents: Agents) -> None:
-    """Waits until the operator has looked at the job several times."""
+    """Waits until the operator has reconciled the job several times."""
     asked = agents.asked
     operator.ready()
     wait_until("it has looked", lambda: agents.asked >= asked + 3, timeout=60)
 
 
 @pytest.mark.timeout(400)
-def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_newer_one_alone(
+def test_rolled_back_operator_leaves_a_job_of_a_newer_crd_alone(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -123,7 +129,7 @@ def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_n
     install_crd(newer)
     first = start_operator(program=(OTHER, json.dumps(NEWER))).ready()
     job = submit(backend="mpi", restart={"maxRestarts": 1000, "backoffSeconds": 7})
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     first.kill()
@@ -152,7 +158,7 @@ def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_n
     [(None, NEWER), (NEWER, None), (None, OLDER), (OLDER, None)],
     ids=["to newer", "from newer", "to older", "from older"],
 )
-def test_another_versions_defaults_and_bounds_restart_no_job(
+def test_defaults_and_bounds_of_another_version_restart_no_job(
     first: Any,
     then: Any,
     start_operator: Start,
@@ -164,7 +170,7 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
     program = {"program": (OTHER, json.dumps(first))} if first else {}
     before = start_operator(**program).ready()
     job = submit(replicas=1)
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     before.kill()
@@ -174,7 +180,7 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
 
 
 @pytest.mark.timeout(400)
-def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
+def test_crd_upgrade_and_rollback_under_a_job_restart_nothing(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -184,7 +190,7 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
 ) -> None:
     operator = start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
+    agents.statuses[job["metadata"]["uid"]] = running()
     wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     for change in (newer, lambda schema: None):
@@ -196,7 +202,7 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
 
 
 @pytest.mark.timeout(400)
-def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
+def test_job_under_an_older_crd_runs_suspends_and_finishes(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -207,7 +213,7 @@ def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
     install_crd(older)
     operator = start_operator()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=9)
+    agents.statuses[job["metadata"]["uid"]] = running(step=9)
     wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
     looked(operator, agents)
     status = objects.get(JOBS, "j")["status"]

@@ -1,4 +1,7 @@
-"""A local pod is as a kubelet's: its container is started again, its end is the end of all that ran in it."""
+"""A local pod behaves like a kubelet's.
+
+Its container is restarted, and the container's end ends all its processes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_a_container_that_ends_is_started_again_and_its_message_is_kept(tmp_path: Path) -> None:
+def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(
             tmp_path, "/bin/sh", "-c", 'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600'
@@ -65,7 +68,7 @@ def test_a_container_that_ends_is_started_again_and_its_message_is_kept(tmp_path
     run(test)
 
 
-def test_a_container_that_ends_again_and_again_backs_off(tmp_path: Path) -> None:
+def test_repeatedly_ending_container_backs_off(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/bin/false")
         await wait_until_async("the back-off", lambda: pods.state_of(pod.object) == "CrashLoopBackOff")
@@ -75,8 +78,8 @@ def test_a_container_that_ends_again_and_again_backs_off(tmp_path: Path) -> None
     run(test)
 
 
-def test_sigterm_reaches_an_agent_that_is_just_being_started(tmp_path: Path) -> None:
-    """For a moment in exec(2) a process shows no environment, so nothing can be looked up in it."""
+def test_sigterm_reaches_an_agent_that_is_just_starting(tmp_path: Path) -> None:
+    """A process in exec(2) shows no environment for a moment, so no lookup finds it by its tag."""
 
     async def test() -> None:
         began = time.monotonic()
@@ -84,7 +87,7 @@ def test_sigterm_reaches_an_agent_that_is_just_being_started(tmp_path: Path) -> 
             group = [make(tmp_path, "/bin/sleep", "600", ordinal=ordinal) for ordinal in range(8)]
 
             async def stop_at_once(pod: LocalPod) -> None:
-                await asyncio.sleep(0)  # it has been asked for, and does not run yet
+                await asyncio.sleep(0)  # requested, but not running yet
                 await pod.stop(120)
 
             await asyncio.gather(*map(stop_at_once, group))
@@ -93,7 +96,7 @@ def test_sigterm_reaches_an_agent_that_is_just_being_started(tmp_path: Path) -> 
     run(test)
 
 
-def test_what_does_not_hear_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, sys.executable, "-c", DEAF.replace("time.sleep", "print('deaf', flush=True); time.sleep"))
         await wait_until_async("a log", lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
@@ -104,7 +107,7 @@ def test_what_does_not_hear_sigterm_is_killed_after_the_grace(tmp_path: Path) ->
     run(test)
 
 
-def test_the_end_of_a_container_is_the_end_of_all_that_ran_in_it(tmp_path: Path) -> None:
+def test_end_of_a_container_ends_all_its_processes(tmp_path: Path) -> None:
     async def test() -> None:
         hide = f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
         first = f"os.path.getsize('log-0') or ({hide}, print('hidden', flush=True))"
@@ -120,7 +123,7 @@ def test_the_end_of_a_container_is_the_end_of_all_that_ran_in_it(tmp_path: Path)
     run(test)
 
 
-def test_a_program_that_can_not_be_started_is_an_error_in_one_line(tmp_path: Path) -> None:
+def test_unstartable_program_is_an_error_in_one_line(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/no/such/program")
         with pytest.raises(LocalRunError, match=r"can't start pod j-0: .*No such file"):

@@ -1,4 +1,7 @@
-"""A client that keeps what it is asked, and answers from a dict. What they mean is tested on a real one."""
+"""A client that records requests and answers from a dict.
+
+The meaning of the requests is tested on a real API server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ NAMESPACE = "ns"
 class FakeClient:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Any] = {}
-        """By plural and name: what get and list answer. One that names no namespace is in NAMESPACE."""
+        """The objects that get and list return, by plural and name.
+
+        The namespace is NAMESPACE unless the object names another.
+        """
         self.calls: list[Call] = []
         self.bodies: list[Any] = []
         self.refuse: dict[Call, errors.KubeError] = {}
@@ -76,7 +82,10 @@ def _matches(obj: Any, selector: str | None) -> bool:
 
 
 def _sent(body: Any) -> Any:
-    """`body` as the API server reads it: halves of surrogate pairs are joined, or replaced where one is alone."""
+    """Returns `body` as the API server reads it.
+
+    Surrogate pairs are joined, and an unpaired surrogate is replaced.
+    """
     text = json.dumps(body, ensure_ascii=False)
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 

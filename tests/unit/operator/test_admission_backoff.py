@@ -1,4 +1,4 @@
-"""What was refused is not asked at every look, and not forgotten to be asked."""
+"""A rejected object is not sent at every reconcile, and is retried later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock:
         return self.time
 
 
-def test_waits_double_and_have_an_end() -> None:
+def test_rejection_waits_double_up_to_a_limit() -> None:
     clock, waits = Clock(), []
     refusals = RejectionCache(now=clock)
     for _ in range(9):
@@ -28,7 +28,7 @@ def test_waits_double_and_have_an_end() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_until_then_the_planner_is_told_what_was_said() -> None:
+def test_rejection_is_annotated_until_its_wait_is_over() -> None:
     refusals = RejectionCache(now=Clock())
     refusals.add(job(), QUOTA)
     assert refusals.annotate(job(), Observed()) == Observed(refusal="exceeded quota")
@@ -37,7 +37,7 @@ def test_until_then_the_planner_is_told_what_was_said() -> None:
     assert refusals.wait(job()) == 2, "a job that has run may be let another time"
 
 
-def test_another_job_and_another_spec_are_another_question() -> None:
+def test_another_job_or_spec_has_no_remembered_rejection() -> None:
     refusals = RejectionCache(now=Clock())
     refusals.add(job(), QUOTA)
     for other in (job(generation=2), job(uid="u2"), job(name="k")):
@@ -45,7 +45,7 @@ def test_another_job_and_another_spec_are_another_question() -> None:
         assert refusals.wait(other) is None
 
 
-def test_what_went_through_or_is_gone_is_forgotten() -> None:
+def test_cleared_rejection_starts_over() -> None:
     refusals = RejectionCache(now=Clock())
     refusals.add(job(), QUOTA)
     refusals.clear(("ns", "j"))

@@ -1,4 +1,4 @@
-"""Polls of an agent that does not answer: fewer and fewer, counted each, logged once."""
+"""Polls of a silent agent: less and less frequent, each counted, logged once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[], web.Response]
 
 
 def polled(answer: list[Answer], test: Callable[[AgentClient, Clock, Counter[str]], Awaitable[None]]) -> None:
-    """`test` with an agent that answers as the last of `answer` does."""
+    """Runs `test` with an agent whose answer is the last item of `answer`."""
     counts: Counter[str] = Counter()
 
     async def status(request: web.Request) -> web.Response:
@@ -51,7 +51,7 @@ REFUSED: Answer = lambda: web.Response(status=401)  # noqa: E731
 GOOD: Answer = lambda: web.json_response({"uid": "u1"})  # noqa: E731
 
 
-def test_a_refused_poll_is_logged_once_and_repeated_ever_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_poll_is_logged_once_and_retried_with_back_off(caplog: pytest.LogCaptureFixture) -> None:
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
         for second in range(600):
             clock.now = second
@@ -65,7 +65,7 @@ def test_a_refused_poll_is_logged_once_and_repeated_ever_later(caplog: pytest.Lo
     assert [record.getMessage() for record in caplog.records] == ["the agent of pod j-0 answered 401 to GET /status"]
 
 
-def test_another_result_is_logged_and_an_answer_ends_the_silence(caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_result_is_logged_and_an_answer_ends_the_silence(caplog: pytest.LogCaptureFixture) -> None:
     answer: list[Answer] = [REFUSED]
 
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
@@ -86,7 +86,7 @@ def test_another_result_is_logged_and_an_answer_ends_the_silence(caplog: pytest.
 
 
 @pytest.mark.parametrize("change", ["another pod", "a restarted container", "another address"])
-def test_an_agent_that_may_be_another_one_is_asked_at_once(change: str) -> None:
+def test_possibly_new_agent_is_polled_at_once(change: str) -> None:
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
         for second in range(60):
             clock.now = second
@@ -107,7 +107,7 @@ def test_an_agent_that_may_be_another_one_is_asked_at_once(change: str) -> None:
     polled([REFUSED], test)
 
 
-def test_the_silence_of_an_agent_is_observed_and_forgotten_with_its_job() -> None:
+def test_silence_of_an_agent_is_observed_and_dropped_with_its_job() -> None:
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
         observer = Observer(client_with(pod()), agents, now=clock)  # type: ignore[arg-type]
         for clock.now in (0, 61):
@@ -120,7 +120,7 @@ def test_the_silence_of_an_agent_is_observed_and_forgotten_with_its_job() -> Non
     polled([REFUSED], test)
 
 
-def test_every_result_of_a_poll_is_a_series_from_the_start() -> None:
+def test_every_poll_result_is_a_series_from_the_start() -> None:
     text = Metrics("1").text().decode()
     for result in ("answered", "unreachable", "refused", "invalid"):
         assert f'dtj_agent_polls_total{{result="{result}"}} 0.0' in text

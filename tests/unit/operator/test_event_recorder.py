@@ -1,4 +1,7 @@
-"""Events: one object per thing that happened, a bounded number per job, and never a reconcile's failure."""
+"""Events: one object per event, a bounded number per job.
+
+A failed event never fails a reconcile.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def recorder(client: FakeClient, clock: Clock, dropped: list[int] | None = None)
     return EventRecorder(client, "pod-1", now=clock, dropped=lambda: count.append(1))  # type: ignore[arg-type]
 
 
-def test_the_first_is_created_with_all_that_the_api_asks_for() -> None:
+def test_first_event_is_created_with_all_required_fields() -> None:
     client = FakeClient()
     asyncio.run(recorder(client, Clock()).record(job(), MADE))
     body: Any = client.bodies[0]
@@ -43,7 +46,7 @@ def test_the_first_is_created_with_all_that_the_api_asks_for() -> None:
     assert body["reportingInstance"] == "pod-1"
 
 
-def test_repetitions_are_counted_in_the_series_of_the_first_once_a_minute() -> None:
+def test_repetitions_update_the_series_of_the_first_event_once_a_minute() -> None:
     client, clock = FakeClient(), Clock()
 
     async def main() -> None:
@@ -58,7 +61,7 @@ def test_repetitions_are_counted_in_the_series_of_the_first_once_a_minute() -> N
     assert client.bodies[1] == {"series": {"count": 11, "lastObservedTime": "1970-01-01T00:17:41.000000Z"}}
 
 
-def test_an_operator_that_was_restarted_finds_the_event_of_the_one_before() -> None:
+def test_restarted_operator_finds_the_event_of_its_predecessor() -> None:
     client = FakeClient()
     name = event_name(job(), MADE)
     client.refuse["create", "events", name] = errors.Conflict("there", status=409)
@@ -67,7 +70,7 @@ def test_an_operator_that_was_restarted_finds_the_event_of_the_one_before() -> N
     assert client.bodies[1]["series"]["count"] == 2
 
 
-def test_a_job_that_flaps_is_stopped_at_its_share_and_another_is_not() -> None:
+def test_flapping_job_is_rate_limited_and_another_is_not() -> None:
     client, clock, dropped = FakeClient(), Clock(), []
 
     async def main() -> None:
@@ -84,7 +87,7 @@ def test_a_job_that_flaps_is_stopped_at_its_share_and_another_is_not() -> None:
     asyncio.run(main())
 
 
-def test_an_event_that_can_not_be_written_fails_nothing_and_the_next_is_tried() -> None:
+def test_failed_event_write_raises_nothing_and_the_next_is_tried() -> None:
     client = FakeClient()
     client.refuse["create", "events", event_name(job(), MADE)] = errors.Transient("no answer")
 
@@ -99,7 +102,7 @@ def test_an_event_that_can_not_be_written_fails_nothing_and_the_next_is_tried() 
 
 
 @pytest.mark.parametrize(("message", "length"), [("x" * 5000, 1024), ("\u6b65" * 1000, 341), ("\ud800", 1)])
-def test_a_note_is_cut_at_the_bytes_that_the_api_takes(message: str, length: int) -> None:
+def test_note_is_cut_at_the_byte_limit_of_the_api(message: str, length: int) -> None:
     client = FakeClient()
     asyncio.run(recorder(client, Clock()).record(job(), Event(type="Normal", reason="R", message=message)))
     assert len(client.bodies[0]["note"]) == length

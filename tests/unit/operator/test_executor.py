@@ -1,4 +1,7 @@
-"""Carrying out a plan: order, one status write and none without need, and who is told of a refusal."""
+"""Executing a plan: the order, the single status write, and the reporting of rejections.
+
+No status is written without need.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def execute(client: FakeClient, plan: Plan, of: Any = None) -> Any:
     return asyncio.run(main())
 
 
-def test_actions_in_order_then_the_status_then_the_events() -> None:
+def test_plan_is_executed_as_actions_then_status_then_events() -> None:
     client = FakeClient()
     actions = (Apply(body=SERVICE), Apply(body=SET), Delete(kind="Pod", name="j-1", uid="p1", grace_seconds=0))
     written = execute(client, Plan(actions=actions, status={"phase": "Pending"}, events=(EVENT,)))
@@ -60,7 +63,7 @@ def test_actions_in_order_then_the_status_then_the_events() -> None:
     assert written["status"] == {"phase": "Pending"}
 
 
-def test_a_status_is_written_with_the_jobs_uid_so_that_it_lands_on_no_other() -> None:
+def test_status_is_written_with_the_uid_of_its_job() -> None:
     client = FakeClient()
     execute(client, Plan(status={"phase": "Pending"}))
     assert client.bodies[0]["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1"}
@@ -81,21 +84,21 @@ def test_a_status_is_written_with_the_jobs_uid_so_that_it_lands_on_no_other() ->
         ({"goodput": 1}, {"goodput": 1.0}, True),
     ],
 )
-def test_a_status_is_written_only_where_it_says_something_else(before: Any, after: Any, same: bool) -> None:
+def test_status_is_written_only_if_it_changed(before: Any, after: Any, same: bool) -> None:
     assert same_status(before, after) is same
     client = FakeClient()
     execute(client, Plan(status=after), job(before))
     assert len(client.calls) == (0 if same else 1)
 
 
-def test_a_job_whose_time_to_live_is_over_gets_no_status_any_more() -> None:
+def test_job_deleted_by_its_ttl_gets_no_status() -> None:
     client = FakeClient()
     execute(client, Plan(actions=(Delete(kind="DistributedTrainingJob", name="j", uid="u1"),), status={"phase": "Complete"}))
     assert client.calls == [("delete", "distributedtrainingjobs", "j")]
 
 
 @pytest.mark.parametrize("error", [errors.ObjectNotFound("gone", status=404), errors.Conflict("another", status=409)])
-def test_what_is_gone_or_is_another_object_by_now_counts_as_deleted(error: errors.KubeError) -> None:
+def test_missing_or_replaced_object_counts_as_deleted(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse["delete", "pods", "j-0"] = error
     execute(client, Plan(actions=(Delete(kind="Pod", name="j-0", uid="p"),), status={"phase": "Pending"}))
@@ -105,7 +108,7 @@ def test_what_is_gone_or_is_another_object_by_now_counts_as_deleted(error: error
 RBAC = 'statefulsets.apps "j" is forbidden: User "jane" cannot patch resource "statefulsets" in API group "apps"'
 POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed expression: false"
 OWNERS = "metadata.ownerReferences: Invalid value: Only one reference can have Controller set to true"
-# Messages as kube-apiserver 1.36 gave them.
+# Messages of kube-apiserver 1.36.
 INVALID = [
     errors.Invalid('StatefulSet.apps "j" is invalid: spec.template.spec.containers[0].image: Required value', status=422),
     errors.Invalid(".spec.template.spec.containers[0].imge: field not declared in schema", status=500),
@@ -142,7 +145,7 @@ def refusal_of(client: FakeClient, child: Any = SET) -> Rejected:
 
 @pytest.mark.parametrize("error", INVALID, ids=name)
 @pytest.mark.parametrize("call", [("dry-run", "pods", "j-dry-run"), ("apply", "statefulsets", "j")], ids=["pod", "set"])
-def test_only_what_the_api_server_calls_invalid_is_refused_for_good(error: errors.KubeError, call: Any) -> None:
+def test_only_an_invalid_object_is_rejected_permanently(error: errors.KubeError, call: Any) -> None:
     client = FakeClient()
     client.refuse[call] = error
     refused = refusal_of(client)
@@ -151,7 +154,7 @@ def test_only_what_the_api_server_calls_invalid_is_refused_for_good(error: error
 
 
 @pytest.mark.parametrize("error", REFUSED, ids=name)
-def test_every_other_answer_is_a_refusal_for_now_with_the_servers_words(error: errors.KubeError) -> None:
+def test_every_other_error_is_a_temporary_rejection_with_the_servers_message(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse["apply", "statefulsets", "j"] = error
     refused = refusal_of(client)
@@ -159,7 +162,7 @@ def test_every_other_answer_is_a_refusal_for_now_with_the_servers_words(error: e
 
 
 @pytest.mark.parametrize("error", [e for e in REFUSED if not isinstance(e, errors.Conflict)], ids=name)
-def test_a_pod_that_is_refused_for_now_is_known_before_the_set_is_made(error: errors.KubeError) -> None:
+def test_rejected_pod_is_reported_before_the_set_is_created(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse["dry-run", "pods", "j-dry-run"] = error
     refused = refusal_of(client)
@@ -167,7 +170,7 @@ def test_a_pod_that_is_refused_for_now_is_known_before_the_set_is_made(error: er
     assert client.calls == [("dry-run", "pods", "j-dry-run")]
 
 
-def test_a_child_that_is_not_made_of_the_template_is_never_refused_for_good() -> None:
+def test_child_without_the_template_is_never_rejected_permanently() -> None:
     client = FakeClient()
     client.refuse["apply", "services", "j"] = errors.Invalid('Service "j" is invalid: ' + OWNERS, status=422)
     assert not refusal_of(client, SERVICE).permanent
@@ -184,14 +187,14 @@ def test_a_child_that_is_not_made_of_the_template_is_never_refused_for_good() ->
     ],
     ids=name,
 )
-def test_a_dry_run_that_can_not_be_done_keeps_no_job_from_its_pods(error: errors.KubeError) -> None:
+def test_impossible_dry_run_keeps_no_job_from_its_pods(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse["dry-run", "pods", "j-dry-run"] = error
     execute(client, Plan(actions=(Apply(body=SET),), status={"phase": "Pending"}))
     assert ("apply", "statefulsets", "j") in client.calls
 
 
-def test_the_pod_of_the_dry_run_has_of_the_templates_metadata_what_a_stateful_set_takes() -> None:
+def test_dry_run_pod_has_the_metadata_that_a_stateful_set_copies() -> None:
     client = FakeClient()
     given = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "namespace": "elsewhere", "generateName": "x-", "uid": "u"}
     child = SET | {"spec": {"template": {"metadata": given, "spec": {}}}}
@@ -208,14 +211,14 @@ def test_the_pod_of_the_dry_run_has_of_the_templates_metadata_what_a_stateful_se
     ],
     ids=name,
 )
-def test_an_answer_that_says_nothing_of_the_child_is_no_refusal(error: errors.KubeError) -> None:
+def test_error_that_is_not_about_the_child_is_no_rejection(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse["apply", "statefulsets", "j"] = error
     with pytest.raises(type(error)):
         execute(client, Plan(actions=(Apply(body=SET),)))
 
 
-def test_what_is_to_be_made_if_it_is_missing_is_never_written_over() -> None:
+def test_existing_object_is_not_overwritten_by_an_if_missing_apply() -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "j-dtj-agent"}, "data": {}}
     plan = Plan(actions=(Apply(body=secret, if_missing=True),), status={"phase": "Pending"})
     client = FakeClient()

@@ -1,4 +1,4 @@
-"""Logging in has a deadline too."""
+"""Logging in has a deadline, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ sys.exit(app.main())
 """
 
 
-def test_a_login_plugin_that_never_answers_ends_the_operator_with_a_word_about_it(tmp_path: Path) -> None:
+def test_silent_login_plugin_ends_the_operator_with_an_error(tmp_path: Path) -> None:
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["2"], "interactiveMode": "Never"}
     config = {
         "apiVersion": "v1",
@@ -47,7 +47,7 @@ def test_a_login_plugin_that_never_answers_ends_the_operator_with_a_word_about_i
 
 
 class ExpiredLogin:
-    """A login that was good once and can't be renewed: its exec plugin fails."""
+    """A login that was valid once and can't be renewed, because its exec plugin fails."""
 
     def __init__(self) -> None:
         self.configuration = Configuration(host="http://127.0.0.1:1")
@@ -57,7 +57,7 @@ class ExpiredLogin:
 
 
 class Refusing(Client):
-    """A client whose API server answers 401 to everything."""
+    """A client whose API server answers 401 to every request."""
 
     def __init__(self) -> None:
         super().__init__(ExpiredLogin(), lambda *_: None)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ class Refusing(Client):
         self._api.call_api = call_api  # type: ignore[method-assign]
 
 
-def test_a_login_that_can_not_be_renewed_is_an_error_of_the_api_and_no_bug() -> None:
+def test_failed_login_renewal_is_an_api_error_and_no_bug() -> None:
     async def main() -> None:
         client = Refusing()
         try:
@@ -82,7 +82,7 @@ def test_a_login_that_can_not_be_renewed_is_an_error_of_the_api_and_no_bug() -> 
     asyncio.run(main())
 
 
-def test_a_reconcile_whose_login_can_not_be_renewed_is_counted_as_an_error_and_tried_again() -> None:
+def test_reconcile_with_a_failed_login_renewal_counts_as_error_and_is_retried() -> None:
     async def main() -> None:
         client = Refusing()
         shell = Shell(client, lambda *_: pytest.fail("nothing to plan"))  # type: ignore[arg-type]

@@ -1,4 +1,8 @@
-"""A StatefulSet whose pods are missing: the server's words if they are refused, else an annotation that wakes its controller."""
+"""A StatefulSet whose pods are missing.
+
+If the pods would be rejected, the server's message is reported. Otherwise an annotation wakes the
+StatefulSet controller.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ def carried_out(client: FakeClient) -> None:
     asyncio.run(main())
 
 
-def test_a_nudge_whose_pod_is_taken_writes_an_annotation_and_nothing_else() -> None:
+def test_nudge_with_an_admitted_pod_writes_only_an_annotation() -> None:
     client = FakeClient()
     carried_out(client)
     assert client.calls == [DRY_RUN, PATCH]
@@ -54,7 +58,7 @@ def test_a_nudge_whose_pod_is_taken_writes_an_annotation_and_nothing_else() -> N
         errors.Transient("Internal error occurred: failed calling webhook x", status=500),
     ],
 )
-def test_a_nudge_whose_pod_is_refused_is_refused_for_now_with_the_words(error: errors.KubeError) -> None:
+def test_nudge_with_a_rejected_pod_is_a_temporary_rejection_with_the_message(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse[DRY_RUN] = error
     with pytest.raises(Rejected) as refused:
@@ -71,7 +75,7 @@ def test_a_nudge_whose_pod_is_refused_is_refused_for_now_with_the_words(error: e
         errors.Forbidden('pods is forbidden: User "u" cannot create resource', status=403),
     ],
 )
-def test_a_nudge_that_learns_nothing_wakes_the_controller_all_the_same(error: errors.KubeError) -> None:
+def test_nudge_with_an_inconclusive_dry_run_still_wakes_the_controller(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse[DRY_RUN] = error
     carried_out(client)
@@ -79,13 +83,13 @@ def test_a_nudge_that_learns_nothing_wakes_the_controller_all_the_same(error: er
 
 
 @pytest.mark.parametrize("error", [errors.ObjectNotFound("no", status=404), errors.Conflict("another uid", status=409)])
-def test_a_nudge_of_a_set_that_is_gone_is_no_error(error: errors.KubeError) -> None:
+def test_nudge_of_a_deleted_set_is_no_error(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse[PATCH] = error
     carried_out(client)
 
 
-def test_a_nudge_whose_annotation_is_refused_is_a_refusal_for_now_so_that_the_status_is_written_on() -> None:
+def test_nudge_with_a_rejected_annotation_is_a_temporary_rejection() -> None:
     client = FakeClient()
     client.refuse[PATCH] = errors.Forbidden("admission webhook x denied the request: sets are frozen", status=403)
     with pytest.raises(Rejected, match="sets are frozen") as refused:
@@ -94,7 +98,7 @@ def test_a_nudge_whose_annotation_is_refused_is_a_refusal_for_now_so_that_the_st
 
 
 @pytest.mark.parametrize("call", [DRY_RUN, PATCH])
-def test_a_nudge_without_an_answer_is_no_refusal(call: Any) -> None:
+def test_nudge_without_a_response_is_no_rejection(call: Any) -> None:
     client = FakeClient()
     client.refuse[call] = errors.Transient("no connection")
     with pytest.raises(errors.Transient):

@@ -1,4 +1,7 @@
-"""Observing: read anew whenever anything was heard of, and only the agent asked in between."""
+"""Observing: reads are repeated after every event.
+
+Between events only the agent is polled.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ SET = {"metadata": {"name": "j", "uid": "set", "ownerReferences": [{"uid": "u1"}
 
 
 def client_with(*pods: Any) -> FakeClient:
-    """A job, its StatefulSet, and these pods."""
+    """Returns a client that serves a job, its StatefulSet, and these pods."""
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
     client.objects["statefulsets", "j"] = SET
@@ -75,7 +78,7 @@ async def look(observer: Observer) -> Any:
     return await observer.observe(found)
 
 
-def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() -> None:
+def test_observed_children_are_as_served_and_missing_ones_are_none() -> None:
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
 
@@ -93,7 +96,7 @@ def test_what_is_not_there_is_none_and_what_is_is_as_the_api_server_gave_it() ->
     observing(client, Clock(), test)
 
 
-def test_pods_of_other_jobs_and_children_in_other_namespaces_are_not_seen() -> None:
+def test_children_of_other_jobs_and_namespaces_are_not_observed() -> None:
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
     other = pod(0)
@@ -108,7 +111,7 @@ def test_pods_of_other_jobs_and_children_in_other_namespaces_are_not_seen() -> N
     observing(client, Clock(), test)
 
 
-def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None:
+def test_reads_are_reused_for_half_a_minute_without_an_event() -> None:
     client, clock = client_with(pod()), Clock()
 
     async def test(observer: Observer) -> None:
@@ -130,7 +133,7 @@ def test_reads_are_reused_for_half_a_minute_unless_something_was_heard() -> None
     observing(client, clock, test)
 
 
-def test_of_a_job_whose_agent_can_not_be_asked_nothing_is_kept() -> None:
+def test_reads_of_a_job_without_a_reachable_agent_are_not_kept() -> None:
     client = FakeClient()
     client.objects["distributedtrainingjobs", "j"] = job()
 
@@ -143,7 +146,7 @@ def test_of_a_job_whose_agent_can_not_be_asked_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
-def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> None:
+def test_reads_during_a_change_are_not_reused(moment: str) -> None:
     client = client_with(pod())
 
     async def test(observer: Observer) -> None:
@@ -173,11 +176,11 @@ def test_what_was_read_while_a_change_was_heard_is_not_reused(moment: str) -> No
         ((pod(1), pod(0)), pod(0)),
     ],
 )
-def test_the_agent_of_pod_0_is_asked_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
+def test_agent_of_pod_0_is_polled_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
     assert coordinator_pod(job(), SET, pods) == asked
 
 
-def test_pod_to_ask_of_a_stranger_with_the_labels_is_none() -> None:
+def test_coordinator_pod_ignores_a_foreign_pod_with_our_labels() -> None:
     stranger = pod(0)
     stranger["metadata"]["ownerReferences"] = []
     assert coordinator_pod(job(), SET, (stranger,)) is None
@@ -201,7 +204,7 @@ GOOD = {"uid": "u1", "phase": "Running"}
         (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
     ],
 )
-def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
+def test_agent_status_is_accepted_only_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
     client = client_with(pod())
     asked = []
 
@@ -227,7 +230,7 @@ def test_an_agent_is_believed_when_it_answers_for_this_job_within_bounds(answer:
     asyncio.run(test())
 
 
-def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
+def test_agent_status_in_several_chunks_is_read_completely() -> None:
     client = client_with(pod())
     text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
 
@@ -238,7 +241,7 @@ def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
             for start in range(0, len(text), 5000):
                 writer.write(text[start : start + 5000])
                 await writer.drain()
-                await asyncio.sleep(0.001)  # the pieces are to arrive one by one
+                await asyncio.sleep(0.001)  # so that each chunk arrives alone
             writer.close()
 
         server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)
@@ -253,7 +256,7 @@ def test_an_answer_that_comes_in_several_pieces_is_read_to_its_end() -> None:
     asyncio.run(test())
 
 
-def test_an_agent_that_accepts_and_says_nothing_costs_its_deadline_and_no_error() -> None:
+def test_silent_agent_costs_its_deadline_and_no_error() -> None:
     client = client_with(pod())
 
     async def test() -> None:

@@ -15,6 +15,6 @@ def test_agent_resources_are_a_list_of_quantities_or_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "cpu", "cpu=", "=1", "cpu=1,", "cpu=lots", "cpu=1;memory=2", "cpu=-1"])
-def test_agent_resources_that_are_no_such_list_are_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(OptionError, match=r"--agent-resources: .* such as cpu=100m,memory=64Mi; write one, or none"):
+def test_malformed_agent_resources_are_rejected_with_a_remedy(text: str) -> None:
+    with pytest.raises(OptionError, match=r"--agent-resources: .* such as cpu=100m,memory=64Mi; write such a list, or none"):
         resources(text)

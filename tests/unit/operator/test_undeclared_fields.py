@@ -10,7 +10,7 @@ from dtj_operator.kube import undeclared_fields
 from tests.unit.operator.fakes import FakeClient
 from tests.unit.operator.test_executor import execute
 
-# As kube-apiserver 1.36 gave it.
+# A message of kube-apiserver 1.36.
 REFUSAL = """failed to create typed patch object (t1/j; training.dtj.dev/v1alpha1, Kind=DistributedTrainingJob): errors:
   .status.progress.eta: field not declared in schema
   .status.conditions[type="A"].observedGeneration: field not declared in schema
@@ -21,14 +21,14 @@ REFUSAL = """failed to create typed patch object (t1/j; training.dtj.dev/v1alpha
 ONE = "failed to create typed patch object (t1/j; x/v1, Kind=J): .status.agent.eventTime: field not declared in schema"
 
 
-def test_the_fields_are_read_from_the_servers_words() -> None:
+def test_undeclared_fields_are_read_from_the_servers_message() -> None:
     expected = {("progress", "eta"), ("conditions", "[]", "observedGeneration"), ("failures", "[]", "logTail"), ("goodput",)}
     assert undeclared_fields.named(REFUSAL) == expected
     assert undeclared_fields.named(ONE) == {("agent", "eventTime")}
     assert undeclared_fields.named(".spec.template.imge: field not declared in schema") == frozenset()
 
 
-def test_a_status_loses_those_fields_and_nothing_else() -> None:
+def test_status_loses_only_the_undeclared_fields() -> None:
     status = {
         "goodput": 1.0,
         "progress": {"eta": "x", "step": 3},
@@ -43,7 +43,7 @@ def test_a_status_loses_those_fields_and_nothing_else() -> None:
     assert undeclared_fields.without(status, frozenset()) == status
 
 
-def test_a_refusal_that_stays_the_same_is_an_error_that_names_the_crd() -> None:
+def test_persistent_rejection_is_an_error_that_names_the_crd() -> None:
     client = FakeClient()
     client.refuse["apply", "distributedtrainingjobs/status", "j"] = errors.Invalid(ONE, status=500)
     with pytest.raises(errors.Invalid, match="the CRD is older than the operator"):

@@ -1,4 +1,4 @@
-"""The work queue, on a loop whose clock is virtual: minutes of back-off pass in no time, and exactly."""
+"""The work queue on a loop with a virtual clock: minutes of back-off take no time, and are exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtj_operator.workqueue import WorkQueue
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Never waits: what the loop would wait is added to its clock."""
+    """Never waits: adds the timeout to the clock of the loop instead."""
 
     now = 0.0
 
@@ -54,7 +54,7 @@ class Counter:
         self.retries += 1
 
 
-def test_a_key_that_is_added_many_times_is_handed_out_once() -> None:
+def test_key_added_repeatedly_is_handed_out_once() -> None:
     async def main() -> None:
         counter = Counter()
         queue: WorkQueue[str] = WorkQueue(counter)
@@ -68,7 +68,7 @@ def test_a_key_that_is_added_many_times_is_handed_out_once() -> None:
     run(main())
 
 
-def test_a_key_in_a_workers_hands_is_given_to_no_other_and_comes_back_when_it_was_added_meanwhile() -> None:
+def test_key_in_work_goes_to_no_other_worker_and_returns_if_added_meanwhile() -> None:
     async def main() -> None:
         queue: WorkQueue[str] = WorkQueue(Counter())
         queue.add("a")
@@ -94,7 +94,7 @@ def test_keys_are_handed_out_in_the_order_they_were_added() -> None:
     run(main())
 
 
-def test_the_shortest_of_several_waits_holds_and_the_key_comes_once() -> None:
+def test_shortest_of_several_delays_wins_and_key_arrives_once() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         queue: WorkQueue[str] = WorkQueue(Counter())
@@ -110,7 +110,7 @@ def test_the_shortest_of_several_waits_holds_and_the_key_comes_once() -> None:
     run(main())
 
 
-def test_taking_a_key_drops_its_older_wait() -> None:
+def test_taking_a_key_cancels_its_timer() -> None:
     async def main() -> None:
         queue: WorkQueue[str] = WorkQueue(Counter())
         queue.add_after("a", 10)
@@ -123,7 +123,7 @@ def test_taking_a_key_drops_its_older_wait() -> None:
     run(main())
 
 
-def test_failures_wait_half_a_second_then_twice_as_long_up_to_five_minutes_until_forgotten() -> None:
+def test_backoff_doubles_from_half_a_second_to_five_minutes_until_forgotten() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         counter = Counter()
@@ -144,7 +144,7 @@ def test_failures_wait_half_a_second_then_twice_as_long_up_to_five_minutes_until
     run(main())
 
 
-def test_a_closed_queue_hands_out_nothing_and_lets_waiting_workers_go() -> None:
+def test_closed_queue_hands_out_no_key_and_releases_waiting_workers() -> None:
     async def main() -> None:
         queue: WorkQueue[str] = WorkQueue(Counter())
         workers = [asyncio.ensure_future(queue.get()) for _ in range(3)]
@@ -158,7 +158,7 @@ def test_a_closed_queue_hands_out_nothing_and_lets_waiting_workers_go() -> None:
     run(main())
 
 
-def test_a_wake_up_is_not_lost_with_the_worker_that_got_it() -> None:
+def test_wake_up_survives_the_cancellation_of_its_worker() -> None:
     async def main() -> None:
         queue: WorkQueue[str] = WorkQueue(Counter())
         first, second = asyncio.ensure_future(queue.get()), asyncio.ensure_future(queue.get())
@@ -170,7 +170,7 @@ def test_a_wake_up_is_not_lost_with_the_worker_that_got_it() -> None:
     run(main())
 
 
-def test_it_measures_how_long_keys_wait_and_are_worked_on_and_which_is_stuck() -> None:
+def test_queue_measures_wait_work_and_stuck_times() -> None:
     async def main() -> None:
         counter = Counter()
         queue: WorkQueue[str] = WorkQueue(counter)
