@@ -77,7 +77,13 @@ class Pod:
         self.life += 1
         self.alive, self.leaving, self.link, self.conns = True, False, None, {}
         me = Identity(
-            UID, self.ordinal, f"{self}.{self.life}", f"j-{self.ordinal}", "n", f"10.{self.generation}.0.{self.ordinal}", 3.0
+            UID,
+            self.ordinal,
+            f"{self}.{self.life}",
+            f"j-{self.ordinal}",
+            "n",
+            f"10.{self.generation}.0.{self.ordinal}",
+            3.0,
         )
         self.member = Member(me, dict(self.saved), self.final)
         self.member.port = world.rng.randrange(20000, 30000)
@@ -120,7 +126,9 @@ class Pod:
             return
         for ordinal in [o for o in range(1, world.replicas) if o not in coordinator.peers]:
             world.call(
-                self, world.lookup(ordinal), lambda other, started=coordinator.succession.announced: other.called(self, started)
+                self,
+                world.lookup(ordinal),
+                lambda other, started=coordinator.succession.announced: other.called(self, started),
             )  # type: ignore[misc]
         if coordinator.is_replaced and world.lookup(0) is self:
             world.coordinator_does(self, coordinator.named(world.now()))
@@ -306,9 +314,19 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
         recovery = told.get(attempt + 1)
         if clean and faults == {"worker"} and attempt in world.failed:
             surely += 1
-            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != ("WorkerFailed", "InPlace", True):
+            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != (
+                "WorkerFailed",
+                "InPlace",
+                True,
+            ):
                 world.fail(f"a worker of attempt {attempt} failed, and it is said: {recovery}")
-        if clean and faults and faults <= free and recovery and (recovery["kind"], recovery["counted"]) != ("Pod", False):
+        if (
+            clean
+            and faults
+            and faults <= free
+            and recovery
+            and (recovery["kind"], recovery["counted"]) != ("Pod", False)
+        ):
             world.fail(f"attempt {attempt} broke by {faults} alone, and it is said: {recovery}")
     at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
     if not surely <= final["restarts"]["counted"] <= at_most:

@@ -63,7 +63,9 @@ class World(Network):
                     link = pod.conns.pop(effect.conn)
                     self.cut(link)
             elif isinstance(effect, coordinator_effects.WriteLease):
-                self.after(self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(lambda e=effect: self.write_lease(pod, e.attempt)))  # type: ignore[misc]
+                self.after(
+                    self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(lambda e=effect: self.write_lease(pod, e.attempt))
+                )  # type: ignore[misc]
             else:
                 self.log_line(f"  coordinator in {pod}: {effect.text}")
 
@@ -172,7 +174,11 @@ class World(Network):
             return self.end(pod, worker, 1)
         mates = self.group[worker.attempt]
         whole = len(mates) == self.replicas * self.processes
-        if worker.exit_code is None and whole and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values()):
+        if (
+            worker.exit_code is None
+            and whole
+            and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values())
+        ):
             self.end(pod, worker, 0)
         return None
 
@@ -210,7 +216,10 @@ class World(Network):
     def hold(self, worker: Worker) -> None:
         """It enters a system call that hangs. Who waits for it in a collective fails of that after a while."""
         mates = [
-            (p, mate) for p in self.everyone for mate in p.workers.values() if mate.attempt == worker.attempt and mate != worker
+            (p, mate)
+            for p in self.everyone
+            for mate in p.workers.values()
+            if mate.attempt == worker.attempt and mate != worker
         ]
         waiting = [(p, mate) for p, mate in mates if mate.exit_code is None and not mate.held]
         if waiting and worker.exit_code is None:
@@ -243,7 +252,10 @@ class World(Network):
         self.after(2.0, pod.life_of(operator))
 
     def swept(self, pod: Pod) -> None:
-        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state in ("stopping", STUCK):
+        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state in (
+            "stopping",
+            STUCK,
+        ):
             pod.workers = {}
             pod.member.port += 1
             self.member_does(pod, pod.member.workers_gone(self.now()))
@@ -327,7 +339,9 @@ class World(Network):
     def check_start(self, pod: Pod, starts: list[coordinator_effects.Send]) -> None:
         attempts = {effect.message["attempt"] for effect in starts}
         ranks = [
-            (pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"]) for effect in starts if effect.conn in pod.conns
+            (pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"])
+            for effect in starts
+            if effect.conn in pod.conns
         ]
         if len(attempts) != 1 or sorted(ranks) != [(o, o) for o in range(self.replicas)]:
             self.fail(f"a start with attempts {attempts} and ranks {ranks}")
@@ -352,7 +366,9 @@ class World(Network):
             told = restarts["inPlace"] + restarts["pod"]  # an attempt that was started may have reached nobody
             if not len(self.group) - 1 <= told <= len(self.started) - 1:
                 self.fail(f"{len(self.group)} attempts ran, but the history tells of {restarts}")
-        counted = max((pod.coordinator.history.restarts["counted"] for pod in self.everyone if pod.coordinator), default=0)
+        counted = max(
+            (pod.coordinator.history.restarts["counted"] for pod in self.everyone if pod.coordinator), default=0
+        )
         if counted > self.rules.max_restarts:
             self.fail(f"{counted} counted restarts of {self.rules.max_restarts}")
 
@@ -378,7 +394,9 @@ class World(Network):
             if not self._events or self.time > FAULT_SECONDS + PATIENCE_SECONDS:
                 states = [(p.alive, p.member and p.member.state, p.final and p.final["reason"]) for p in self.pods]
                 hub = self.pods[0].coordinator
-                self.fail(f"the job does not end: {states}, coordinator {hub and (hub.phase, hub.phase_reason, hub.waiting_for)}")
+                self.fail(
+                    f"the job does not end: {states}, coordinator {hub and (hub.phase, hub.phase_reason, hub.waiting_for)}"
+                )
             self.time, _, call = heapq.heappop(self._events)
             call()
             self.check()

@@ -17,7 +17,9 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("rules", "known", "attempt"), NUMBERS.values(), ids=NUMBERS)
-def test_an_attempts_number_is_one_more_than_all_that_anyone_knows(rules: dict[str, int], known: list[int], attempt: int) -> None:
+def test_an_attempts_number_is_one_more_than_all_that_anyone_knows(
+    rules: dict[str, int], known: list[int], attempt: int
+) -> None:
     harness = CoordinatorHarness(2, **rules)
     for ordinal, number in enumerate(known):
         harness.join(ordinal, attempt=number)
@@ -157,7 +159,11 @@ def test_a_failure_of_an_attempt_that_another_coordinator_went_on_after_ends_not
     harness.do(harness.coordinator.heard_of(2, harness.now()))
     harness.fail(0)
     harness.stopped(0, 1)
-    assert (harness.coordinator.outcome, harness.coordinator.phase, harness.messages("start")) == (None, "Rendezvous", [])
+    assert (harness.coordinator.outcome, harness.coordinator.phase, harness.messages("start")) == (
+        None,
+        "Rendezvous",
+        [],
+    )
 
 
 def test_a_replaced_coordinator_that_has_pod_0s_name_goes_on_after_the_other() -> None:

@@ -21,7 +21,9 @@ def inject(group: Group, rng: random.Random, number: int, attempt: int) -> str:
     kind = rng.choice(["worker", "two workers", "agent", "pod", "two pods", "eviction", "frozen worker killed"])
     if "worker" in kind:
         group.wait_attempt(attempt)
-        for pid in [group.worker(rank) for rank in rng.sample(range(group.replicas), 2 if kind == "two workers" else 1)]:
+        for pid in [
+            group.worker(rank) for rank in rng.sample(range(group.replicas), 2 if kind == "two workers" else 1)
+        ]:
             for signal_ in [signal.SIGSTOP, signal.SIGKILL][not kind.startswith("frozen") :]:
                 with contextlib.suppress(ProcessLookupError):  # the second of two may be gone already
                     kill(pid, signal_)

@@ -54,7 +54,9 @@ ROOT_CAUSES = {
 
 
 @pytest.mark.parametrize(("failures", "rank", "signal"), ROOT_CAUSES.values(), ids=ROOT_CAUSES)
-def test_the_failure_that_is_kept_is_the_first_cause(failures: list[tuple[int, int, str]], rank: int, signal: str | None) -> None:
+def test_the_failure_that_is_kept_is_the_first_cause(
+    failures: list[tuple[int, int, str]], rank: int, signal: str | None
+) -> None:
     harness = CoordinatorHarness(2).running()
     for ordinal, code, tail in failures:
         harness.fail(ordinal, code, tail)
@@ -125,7 +127,10 @@ def test_a_checkpoint_newer_than_the_one_before_empties_the_count() -> None:
     for attempt, step in ((1, 10), (2, 20)):
         checkpoint = {"step": step, "path": "p", "time": 1.0}
         harness.receive(
-            0, "progress", attempt=attempt, progress={"rank": 0, "step": step, "stepped": True, "checkpoint": checkpoint}
+            0,
+            "progress",
+            attempt=attempt,
+            progress={"rank": 0, "step": step, "stepped": True, "checkpoint": checkpoint},
         )
         harness.fail(0, attempt=attempt)
         harness.stopped(0, attempt=attempt)
@@ -198,7 +203,10 @@ def test_an_outcome_that_a_peer_holds_is_the_groups() -> None:
     harness = CoordinatorHarness(2)
     harness.join(0)
     harness.join(1, state="finished", outcome=final)
-    assert harness.messages("finish") == [(0, {"type": "finish", "outcome": final}), (1, {"type": "finish", "outcome": final})]
+    assert harness.messages("finish") == [
+        (0, {"type": "finish", "outcome": final}),
+        (1, {"type": "finish", "outcome": final}),
+    ]
     alien = CoordinatorHarness(1)
     alien.join(0, outcome={**final, "uid": "another job"})
     assert alien.coordinator.outcome is None
@@ -209,7 +217,9 @@ def test_a_second_agent_of_an_ordinal_is_refused_while_the_first_is_heard_of() -
     harness.join(1, generation=1, incarnation="twin")
     assert (harness.closed, harness.coordinator.phase) == ([11], "Running")
     harness.time += 3
-    harness.join(1, generation=2, incarnation="twin")  # the first has been silent: a node that is gone, not yet timed out
+    harness.join(
+        1, generation=2, incarnation="twin"
+    )  # the first has been silent: a node that is gone, not yet timed out
     assert (harness.closed, harness.coordinator.phase) == ([11, 1], "Stopping")
 
 
@@ -285,7 +295,9 @@ def test_productive_time_is_what_a_checkpoint_or_the_end_keeps() -> None:
     harness = CoordinatorHarness(1).running()
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "resumedStep": 0, "phase": "training"})
     harness.time += 10
-    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 5, "checkpoint": {"step": 5, "path": "", "time": 0.0}})
+    harness.receive(
+        0, "progress", attempt=1, progress={"rank": 0, "step": 5, "checkpoint": {"step": 5, "path": "", "time": 0.0}}
+    )
     harness.time += 4
     assert harness.coordinator.goodput.productive_seconds(harness.now()) == pytest.approx(14)
     harness.fail(0)

@@ -20,20 +20,33 @@ HANDLED = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\nwithou
 USAGE = "usage: t.py [-h] --lr LR\n"
 
 AT_ONCE = {
-    "a syntax error": (1, '  File "t.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n', "ScriptError"),
+    "a syntax error": (
+        1,
+        '  File "t.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n',
+        "ScriptError",
+    ),
     "an indentation error": (1, '  File "t.py", line 2\nIndentationError: unexpected indent\n', "ScriptError"),
     "a tab error": (1, "TabError: inconsistent use of tabs and spaces in indentation", "ScriptError"),
-    "a name error": (1, TRACEBACK + "NameError: name 'optmizer' is not defined. Did you mean: 'optimizer'?\n", "ScriptError"),
+    "a name error": (
+        1,
+        TRACEBACK + "NameError: name 'optmizer' is not defined. Did you mean: 'optimizer'?\n",
+        "ScriptError",
+    ),
     "a breakpoint": (1, "> t.py(1)<module>()\n(Pdb) \n" + TRACEBACK + "bdb.BdbQuit\n", "ScriptError"),
     "behind torch's prefix": (1, f"[rank1]: {TRACEBACK}[rank1]: NameError: name 'x' is not defined\n", "ScriptError"),
     "before torch's last log": (
         1,
-        TRACEBACK + "NameError: name 'x' is not defined\n[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] WARNING: not destroyed\n",
+        TRACEBACK
+        + "NameError: name 'x' is not defined\n[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] WARNING: not destroyed\n",
         "ScriptError",
     ),
     "a wrong flag": (2, USAGE + "t.py: error: unrecognized arguments: --lrr 1\n", "UsageError"),
     "a flag without its value": (2, USAGE + "t.py: error: argument --lr: expected one argument\n", "UsageError"),
-    "a usage longer than the tail": (2, "  --a A\nt.py: error: the following arguments are required: --lr\n", "UsageError"),
+    "a usage longer than the tail": (
+        2,
+        "  --a A\nt.py: error: the following arguments are required: --lr\n",
+        "UsageError",
+    ),
     "a wrong subcommand": (2, "usage: t.py train [-h]\nt.py train: error: ambiguous option: --l\n", "UsageError"),
     "click": (2, "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --lrr\n", "UsageError"),
     "an import": (1, TRACEBACK + "ImportError: cannot import name 'x' from 'y'\n", "ImportFailed"),
@@ -106,7 +119,9 @@ def test_an_import_error_after_an_attempt_that_lived_long_is_tried_again() -> No
     fail(harness, "", after=names.EARLY_SECONDS + 1, exit_code=-9)
     fail(harness, IMPORT, after=1.0)
     assert harness.coordinator.outcome is None
-    again = CoordinatorHarness(1, history=type(harness.coordinator.history).from_json(harness.coordinator.history.to_json()))
+    again = CoordinatorHarness(
+        1, history=type(harness.coordinator.history).from_json(harness.coordinator.history.to_json())
+    )
     assert again.coordinator.history.established, "a replaced pod 0 knows it too"
 
 

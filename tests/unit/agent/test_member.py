@@ -7,13 +7,33 @@ from typing import Any
 import pytest
 
 from dtj_agent.group import member
-from dtj_agent.group.member import Exit, Finish, Forget, Identity, Log, Member, Save, SendToCoordinator, Spawn, Stop, WorkerExit
+from dtj_agent.group.member import (
+    Exit,
+    Finish,
+    Forget,
+    Identity,
+    Log,
+    Member,
+    Save,
+    SendToCoordinator,
+    Spawn,
+    Stop,
+    WorkerExit,
+)
 from dtj_agent.group.messages import Now, check
 from dtj_agent.net.auth import Session
 from dtj_contract import names
 
 NOW = Now(100.0, 1_790_000_000.0)
-START = {"type": "start", "attempt": 3, "nodeRank": 1, "nodes": 2, "masterAddr": "10.0.0.1", "masterPort": 20001, "history": {}}
+START = {
+    "type": "start",
+    "attempt": 3,
+    "nodeRank": 1,
+    "nodes": 2,
+    "masterAddr": "10.0.0.1",
+    "masterPort": 20001,
+    "history": {},
+}
 FINAL = {"uid": "uid", "result": "Failed", "reason": "WorkerFailed", "message": "m", "failure": None, "attempt": 3}
 
 

@@ -78,11 +78,27 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
     "an agent that crashed is counted": (lambda: Job().breaks(CRASHED), COUNTED, 0),
     "a stuck worker is counted": (lambda: Job().breaks(STUCK), COUNTED, 0),
     "a permanent error fails the job at once": (lambda: Job().breaks(Reason.IMPORT_FAILED), Reason.IMPORT_FAILED, 0),
-    "exit code 93 fails the job at once": (lambda: Job().breaks(Reason.NO_RESTART_EXIT_CODE), Reason.NO_RESTART_EXIT_CODE, 0),
+    "exit code 93 fails the job at once": (
+        lambda: Job().breaks(Reason.NO_RESTART_EXIT_CODE),
+        Reason.NO_RESTART_EXIT_CODE,
+        0,
+    ),
     # the budget
-    "the last restart of the budget is granted": (lambda: Job(max_restarts=3).times(3, FAILED, stepped=True), COUNTED, 0),
-    "the failure after the last restart fails the job": (lambda: Job(max_restarts=3).times(4, FAILED), "RestartBudgetSpent", 0),
-    "an agent that crashed fails a job without budget": (lambda: Job(max_restarts=0).breaks(CRASHED), "RestartBudgetSpent", 0),
+    "the last restart of the budget is granted": (
+        lambda: Job(max_restarts=3).times(3, FAILED, stepped=True),
+        COUNTED,
+        0,
+    ),
+    "the failure after the last restart fails the job": (
+        lambda: Job(max_restarts=3).times(4, FAILED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    "an agent that crashed fails a job without budget": (
+        lambda: Job(max_restarts=0).breaks(CRASHED),
+        "RestartBudgetSpent",
+        0,
+    ),
     "a restart that has left the window no longer weighs": (
         lambda: Job(max_restarts=1, window=100).breaks(FAILED).breaks(FAILED, after=101, stepped=True),
         COUNTED,
@@ -153,9 +169,21 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
     # the back-off
     "the second attempt that ends without a step waits": (lambda: Job().times(2, FAILED), COUNTED, 1),
     "the wait doubles up to 30 s": (lambda: Job().times(9, FAILED), COUNTED, 30),
-    "an attempt that did a step is followed at once": (lambda: Job().times(2, FAILED).breaks(FAILED, stepped=True), COUNTED, 0),
-    "an attempt that lived for 10 s is followed at once": (lambda: Job().times(2, FAILED).breaks(FAILED, lived=10), COUNTED, 0),
-    "an attempt that ended within 10 s is held back": (lambda: Job().times(2, FAILED).breaks(FAILED, lived=9), COUNTED, 2),
+    "an attempt that did a step is followed at once": (
+        lambda: Job().times(2, FAILED).breaks(FAILED, stepped=True),
+        COUNTED,
+        0,
+    ),
+    "an attempt that lived for 10 s is followed at once": (
+        lambda: Job().times(2, FAILED).breaks(FAILED, lived=10),
+        COUNTED,
+        0,
+    ),
+    "an attempt that ended within 10 s is held back": (
+        lambda: Job().times(2, FAILED).breaks(FAILED, lived=9),
+        COUNTED,
+        2,
+    ),
     # files that are not there
     "a missing file is tried again and counted": (lambda: Job().times(4, MISSING, lived=60), COUNTED, 0),
     "a missing file fails the job at the fifth attempt in a row": (lambda: Job().times(5, MISSING), MISSING, 0),
@@ -309,7 +337,9 @@ def test_network_that_breaks_every_attempt_fails_the_job_with_evidence() -> None
     assert (final["reason"], final["restarts"]) == ("RestartBudgetSpent", {"inPlace": 0, "pod": 5, "counted": 2})
     assert final["failure"]["reason"] == "ConnectionLost"
     assert final["message"].endswith("the last failure: the connection to pod j-1 on node w1 was lost and came back")
-    assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"ConnectionLost"}, "no pod was lost"
+    assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"ConnectionLost"}, (
+        "no pod was lost"
+    )
 
 
 def test_attempt_after_a_second_lost_connection_waits() -> None:

@@ -92,7 +92,9 @@ def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> N
         try:
             kill(group.worker(0))
             wait_until(
-                "the stuck worker in the status", lambda: group.status().get("phaseReason") == "WorkerStuck", detail=group.logs
+                "the stuck worker in the status",
+                lambda: group.status().get("phaseReason") == "WorkerStuck",
+                detail=group.logs,
             )
             volume.kill()
             group.wait_attempt(2)

@@ -54,7 +54,10 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(
-            tmp_path, "/bin/sh", "-c", 'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600'
+            tmp_path,
+            "/bin/sh",
+            "-c",
+            'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600',
         )
         await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
         status = pods.container_status(pod.object)
@@ -116,7 +119,9 @@ def test_end_of_a_container_ends_all_its_processes(tmp_path: Path) -> None:
         assert pod.pid is not None
         os.kill(pod.pid, signal.SIGKILL)
         await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
-        await wait_until_async("the pod's process alone", lambda: [pid for pid, _ in processes.tagged(pod.tag)] == [pod.pid])
+        await wait_until_async(
+            "the pod's process alone", lambda: [pid for pid, _ in processes.tagged(pod.tag)] == [pod.pid]
+        )
         await pod.lose()
         assert list(processes.tagged(pod.tag)) == []
 

@@ -32,7 +32,9 @@ PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel", "dtj_trainer.ex
 _context = multiprocessing.get_context("forkserver")
 
 
-def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str) -> None:
+def _child(
+    target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str
+) -> None:
     """Runs in the forked process: sets environment and output, then calls the module or function."""
     # A server's child would start its own children by a server too, and each loader's worker would
     # import torch again, for a minute on a busy machine. A rank that torchrun starts has the
@@ -92,7 +94,9 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def ranks(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> Iterator[Ranks]:
+def ranks(
+    world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str
+) -> Iterator[Ranks]:
     """Starts `world` processes of `[module, argument...]` or of a function; kills the rest at the
     end.
     """

@@ -53,9 +53,13 @@ def test_volume_that_stays_full_ends_the_training_with_the_older_checkpoint(tmp_
         assert not list(directory.glob(".incomplete-*"))
         heard = [reason for reason, _ in events(agent)]
         assert [reason for reason in heard if reason != "SinkFailed"] == ["CheckpointFailed"] * 2
-        assert "No space left on device" in group.output()[group.output().index("metrics.jsonl: ") :], "also for this file"
+        assert "No space left on device" in group.output()[group.output().index("metrics.jsonl: ") :], (
+            "also for this file"
+        )
         (volume / "ballast").unlink()
-        assert "resumed from step-00000010" in finished(2, on_a_volume_that_fills, tmp_path, str(volume), 2, 0, 13, **env)
+        assert "resumed from step-00000010" in finished(
+            2, on_a_volume_that_fills, tmp_path, str(volume), 2, 0, 13, **env
+        )
         assert whole(directory) == [40, 30, 20]
         logged = [h["step"] for h in history(directory)]
         assert logged[-30:] == list(range(11, 41))

@@ -108,7 +108,9 @@ class Coordinator:
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
-        return self.outcome is not None and all(peer.state == FINISHED for peer in self.peers.values() if peer.ordinal != 0)
+        return self.outcome is not None and all(
+            peer.state == FINISHED for peer in self.peers.values() if peer.ordinal != 0
+        )
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +192,9 @@ class Coordinator:
         """Handles that pod 0's name leads to this agent: the API server's choice goes before who has started what."""
         if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
             later = self.succession.later
-            self._outbox.log("pod 0's name leads here: this coordinator goes on after attempt %d of another one" % later)
+            self._outbox.log(
+                "pod 0's name leads here: this coordinator goes on after attempt %d of another one" % later
+            )
             self.succession.resume(self.history)
             self.lease = LeaseRequest()
         return self._advance(now)
@@ -321,7 +325,9 @@ class Coordinator:
     def _finish(self, final: Message) -> None:
         self.outcome = final
         self.lifecycle.finish(str(final.get("reason")))
-        self._outbox.log("the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message")))
+        self._outbox.log(
+            "the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message"))
+        )
 
     def _adopt(self, hello: Message) -> None:
         """Takes over the outcome that a member holds, unless the job has continued after it."""
@@ -329,7 +335,9 @@ class Coordinator:
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
             if outcome.attempt_of(final) < self._known_attempt:
                 # The history that the member is sent next makes it continue.
-                self._outbox.log("%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final)))
+                self._outbox.log(
+                    "%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final))
+                )
                 return
             self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
             self._finish(final)

@@ -215,7 +215,10 @@ class Member:
             return []
         self.state = DONE if self._all_succeeded else IDLE
         answer = "done" if self._all_succeeded else "stopped"
-        effects: List[Effect] = [SendToCoordinator({"type": answer, "attempt": self.attempt, "port": self.port}), Save()]
+        effects: List[Effect] = [
+            SendToCoordinator({"type": answer, "attempt": self.attempt, "port": self.port}),
+            Save(),
+        ]
         if self._pending_outcome is not None:
             return effects + self._finish(self._pending_outcome, now)
         return effects + ([Exit(names.EXIT_TERMINATED)] if self.leaving else [])
@@ -262,12 +265,20 @@ class Member:
             if self.leaving:
                 return [Log(why)]  # the pod's end tells the coordinator
             # It can't be, and if it is, the others must not wait for this pod's ranks.
-            evidence = {"rank": message["nodeRank"], "exitCode": failure_rules.EXEC_NO_RESOURCES, "logTail": why, "oom": False}
+            evidence = {
+                "rank": message["nodeRank"],
+                "exitCode": failure_rules.EXEC_NO_RESOURCES,
+                "logTail": why,
+                "oom": False,
+            }
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])
-        return [Save(), Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"])]
+        return [
+            Save(),
+            Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"]),
+        ]
 
     def spawned(self, ranks: List[int]) -> None:
         self._working = dict.fromkeys(ranks, True)
@@ -306,9 +317,17 @@ class Member:
         self.history = theirs
         if self.outcome is None or outcome.attempt_of(self.outcome) >= theirs.attempt:
             return [Save()]
-        text = "attempt %d has begun after the outcome of attempt %d" % (theirs.attempt, outcome.attempt_of(self.outcome))
+        text = "attempt %d has begun after the outcome of attempt %d" % (
+            theirs.attempt,
+            outcome.attempt_of(self.outcome),
+        )
         self.state, self.outcome = IDLE, None
-        return [Log(text), Forget(), Save(), SendToCoordinator({"type": "stopped", "attempt": self.attempt, "port": self.port})]
+        return [
+            Log(text),
+            Forget(),
+            Save(),
+            SendToCoordinator({"type": "stopped", "attempt": self.attempt, "port": self.port}),
+        ]
 
     def _finish(self, final: Message, now: Now) -> List[Effect]:
         if self.state == FINISHED:
@@ -317,7 +336,11 @@ class Member:
             return [Log("the outcome of attempt %d is dropped: it is over" % outcome.attempt_of(final))]
         if self.state in (RUNNING, STOPPING):
             self._pending_outcome = final
-            return [Stop(self.identity.stop_grace)] if self.state == STOPPING else self._stop(self.identity.stop_grace, now)
+            return (
+                [Stop(self.identity.stop_grace)]
+                if self.state == STOPPING
+                else self._stop(self.identity.stop_grace, now)
+            )
         stays = self.state == STUCK  # its container could not end, nor its message be read: /status tells the outcome
         self.state, self.outcome, self._pending_outcome = FINISHED, final, None
         effects: List[Effect] = [Finish(final), Save(), SendToCoordinator({"type": "finished"})]

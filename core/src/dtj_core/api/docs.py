@@ -70,7 +70,9 @@ def _template(path: str, node: JsonSchema) -> Iterator[str]:
     objects = [("", node)]
     for at, one in objects:  # grows during the iteration
         fields = one["properties"]
-        yield f"- {f'`{at}`: ' if at else ''}" + ", ".join(f"`{name}` ({_type(field)})" for name, field in fields.items())
+        yield f"- {f'`{at}`: ' if at else ''}" + ", ".join(
+            f"`{name}` ({_type(field)})" for name, field in fields.items()
+        )
         for name, field in fields.items():
             if name != "initContainers" and "properties" in field.get("items", field):
                 inside = f"{at}.{name}".lstrip(".") + ("[]" if "items" in field else "")

@@ -54,7 +54,9 @@ class PodSpec(AnyPodSpec):
             cel="!has(self.containers) || size(self.containers) <= 1"
             f" || self.containers.exists(c, c.name == '{names.CONTAINER}')",
             message=f"name the container that trains '{names.CONTAINER}', because the template has several",
-            holds=lambda self: len(self.containers or ()) <= 1 or any(c.name == names.CONTAINER for c in self.containers),
+            holds=lambda self: (
+                len(self.containers or ()) <= 1 or any(c.name == names.CONTAINER for c in self.containers)
+            ),
             field="containers",
         ),
         Rule(

@@ -139,7 +139,9 @@ class Checkpoint(Model):
             cel=f"self.mountPath.matches(r'^{PLAIN_PATH}$') && !self.mountPath.matches(r'^{SYSTEM_PATH}$')",
             message="set mountPath to an absolute path such as /checkpoints;"
             " /, /tmp, /dev, /dev/shm and paths inside /dtj are reserved",
-            holds=lambda self: bool(re.fullmatch(PLAIN_PATH, self.mount_path) and not re.fullmatch(SYSTEM_PATH, self.mount_path)),
+            holds=lambda self: bool(
+                re.fullmatch(PLAIN_PATH, self.mount_path) and not re.fullmatch(SYSTEM_PATH, self.mount_path)
+            ),
             field="mountPath",
         ),
     )
@@ -260,7 +262,9 @@ class Spec(Model):
         Rule(
             cel=f"!has(self.entrypoint) || !{_trainer_has('(has(c.command) || has(c.args))')}",
             message="set spec.entrypoint or command and args of the template's container, not both",
-            holds=lambda self: not self.entrypoint or all(self.trainer.get(name) is None for name in ("command", "args")),
+            holds=lambda self: (
+                not self.entrypoint or all(self.trainer.get(name) is None for name in ("command", "args"))
+            ),
             field="entrypoint",
         ),
         Rule(
@@ -301,7 +305,9 @@ class Spec(Model):
         """
         if self.processes_per_pod and self.backend != "auto":
             return None
-        requested = (name for resources in self._resources() for name, amount in resources.items() if str(amount) != "0")
+        requested = (
+            name for resources in self._resources() for name, amount in resources.items() if str(amount) != "0"
+        )
         return next((name for name in requested if name not in GPUS and OTHER_ACCELERATORS.fullmatch(name)), None)
 
     def _resources(self) -> list[dict[str, Any]]:
@@ -332,7 +338,9 @@ class Spec(Model):
 
 
 _IS_END = f"c.type in {[names.COMPLETE, names.FAILED]} && c.status == 'True'"
-_WAS_ENDED = f"(has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions.exists(c, {_IS_END}))"
+_WAS_ENDED = (
+    f"(has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions.exists(c, {_IS_END}))"
+)
 """CEL for the root: a rule at `status` would not notice that the whole status is removed."""
 
 

@@ -107,7 +107,9 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         checkpoint=sanitize(raw.get("checkpoint"), CHECKPOINT),
         events=_sanitize_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
-        stuck=tuple(m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK),
+        stuck=tuple(
+            m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK
+        ),
     )
 
 

@@ -138,7 +138,9 @@ def _is_made_for(job: Job, pod: Object) -> bool:
     return any(entry.get("value") == job.uid for entry in env)
 
 
-def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings) -> tuple[Apply, ...]:
+def repairs(
+    job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings
+) -> tuple[Apply, ...]:
     """Returns the children that somebody deleted or changed, as they should be.
 
     No repair restarts a running pod. No repair is tried while the API server rejects one. A
@@ -238,7 +240,9 @@ def is_starting(pod: Object) -> bool:
     """Returns whether a pod on a node has started no container and may still mount volumes."""
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    begun = any(set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers)
+    begun = any(
+        set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers
+    )
     # The kubelet creates a pod's sandbox once its volumes are mounted. After that the pod waits for
     # an image.
     mounted = any(c.get("type") == SANDBOX and c.get("status") == "True" for c in status.get("conditions") or ())

@@ -55,7 +55,11 @@ def _clean_up(obj: Object, observed: Observed) -> tuple[Action, ...]:
     Service and Secret cost nothing and go with the job.
     """
     child = observed.stateful_set
-    if child is None or "deletionTimestamp" in child["metadata"] or (keeps_pods(obj) and not _has_new_pod(obj, observed)):
+    if (
+        child is None
+        or "deletionTimestamp" in child["metadata"]
+        or (keeps_pods(obj) and not _has_new_pod(obj, observed))
+    ):
         return ()
     if all(owner.get("uid") != obj["metadata"]["uid"] for owner in child["metadata"].get("ownerReferences") or ()):
         return ()

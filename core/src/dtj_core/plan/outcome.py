@@ -36,10 +36,16 @@ def find_outcome(job: Job, observed: Observed, memory: Object) -> JobResult | No
 
     `memory`: what the agents were last known to remember (`status.agent`).
     """
-    candidates = [_parse_json(text) for pod in observed.pods for text in _termination_messages(pod, job.trainer_container)]
+    candidates = [
+        _parse_json(text) for pod in observed.pods for text in _termination_messages(pod, job.trainer_container)
+    ]
     candidates.append((observed.agent or {}).get("outcome"))
-    valid = [raw for raw in candidates if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid]
-    results = [result for raw in valid if not _is_superseded(raw, memory) and (result := _parse_outcome(raw)) is not None]
+    valid = [
+        raw for raw in candidates if isinstance(raw, dict) and raw.get("version") == 1 and raw.get("uid") == job.uid
+    ]
+    results = [
+        result for raw in valid if not _is_superseded(raw, memory) and (result := _parse_outcome(raw)) is not None
+    ]
     return max(results, key=_attempt, default=None)
 
 

@@ -170,7 +170,9 @@ def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings
     return children.NUDGE_SECONDS if len(group) < job.spec.replicas else None
 
 
-def _create_or_wait(job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings, hint: str) -> Plan:
+def _create_or_wait(
+    job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings, hint: str
+) -> Plan:
     """Creates the children, or waits for what is in the way."""
     if job.unreadable is not None:
         return _wait_for_matching_operator(job, status, conditions)

@@ -127,12 +127,16 @@ def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | N
             limit = allowed if job.status.get("attempt") else min(START_CRASHES, allowed)
             if crashes > limit and _is_backing_off(status) and _run_seconds(ended) < START_SECONDS:
                 how = f"exit code {ended.get('exitCode')}" + (f", {ended['reason']}" if ended.get("reason") else "")
-                message = f"{name} crashed {crashes} times during startup ({how}): {detail or 'see kubectl logs --previous'}"
+                message = (
+                    f"{name} crashed {crashes} times during startup ({how}): {detail or 'see kubectl logs --previous'}"
+                )
                 return _unstartable_result(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now, crashes)
     return None
 
 
-def _unstartable_result(reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0) -> JobResult:
+def _unstartable_result(
+    reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0
+) -> JobResult:
     why = Reason.OOM_KILLED if ended.get("reason") == "OOMKilled" else Reason.AGENT_CRASHED
     failure: Object = {
         "ordinal": ordinal(pod),

@@ -32,7 +32,11 @@ def with_goodput(status: Object, now: float) -> Object:
     Goodput is unknown while the script reports nothing.
     """
     active = active_seconds(status, now)
-    silent = not status.get("productiveSeconds") and not status.get("checkpoint") and "step" not in (status.get("progress") or {})
+    silent = (
+        not status.get("productiveSeconds")
+        and not status.get("checkpoint")
+        and "step" not in (status.get("progress") or {})
+    )
     if active <= 0 or silent or "productiveSeconds" not in status:
         return status
     return {**status, "goodput": round(min(1.0, status["productiveSeconds"] / active), 4)}

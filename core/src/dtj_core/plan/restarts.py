@@ -19,7 +19,8 @@ def merge(status: Object, report: Report) -> Object:
     seen: Object = status.get("agent") or {}
     sums: Object = status.get("restarts") or {}
     counters = {
-        name: sums.get(name, 0) + growth(report, seen, report.restarts.get(name, 0), seen.get(name, 0)) for name in COUNTERS
+        name: sums.get(name, 0) + growth(report, seen, report.restarts.get(name, 0), seen.get(name, 0))
+        for name in COUNTERS
     }
     productive = growth(report, seen, report.productive_seconds, seen.get("productiveSeconds", 0.0))
     merged = {

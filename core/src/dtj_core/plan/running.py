@@ -55,9 +55,15 @@ def group_phase(
     `refusal`: the API server's message where it rejects a child.
     """
     if report is not None and report.phase == "Running":
-        message = f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
+        message = (
+            f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
+        )
         return GroupPhase(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
-    if report is not None and report.phase not in ("Rendezvous", "Stopping") and find_condition(job.status, names.RUNNING):
+    if (
+        report is not None
+        and report.phase not in ("Rendezvous", "Stopping")
+        and find_condition(job.status, names.RUNNING)
+    ):
         # Finished: the outcome comes with the report, or with the termination message.
         return None
     blocked = why_not_running(pods, job, refusal)
@@ -89,7 +95,9 @@ def _unreachable(job: Job) -> GroupPhase:
     return GroupPhase(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
 
 
-def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:
+def _why_restarting(
+    job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None
+) -> Cause:
     """Returns why the group does not run: why a pod was lost, or what the agents report."""
     reported = report.phase_reason if report is not None else ""
     remembered = _remembered_loss(job.status)

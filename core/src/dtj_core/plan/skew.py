@@ -29,7 +29,9 @@ def is_user_error(job: Job, observed: Observed, error: InvalidJob) -> bool:
 
 
 def describe(job: Job) -> str:
-    return f"{job.unreadable}; the CRD and the operator have different versions: install the operator that matches the CRD"
+    return (
+        f"{job.unreadable}; the CRD and the operator have different versions: install the operator that matches the CRD"
+    )
 
 
 def set_stalled(job: Job, status: Object, conditions: Conditions) -> Object:

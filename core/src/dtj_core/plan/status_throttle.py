@@ -25,7 +25,9 @@ WRITE_BURST = 10.0
 WRITE_SECONDS = 10.0
 
 
-def throttle_status_writes(job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings) -> Plan:
+def throttle_status_writes(
+    job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings
+) -> Plan:
     """Returns `wanted` with its status held back if the write can wait.
 
     requeue_after is the time of the next look at the latest.

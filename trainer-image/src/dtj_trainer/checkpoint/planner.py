@@ -24,7 +24,9 @@ class SavePlanner(DefaultSavePlanner):
 class LoadPlanner(DefaultLoadPlanner):
     """The planner for `load`."""
 
-    def set_up_planner(self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
         """Sets up torch's planner, and puts the flat shards back: torch replaces a leaf that it
         does not know by None."""
         shards = list(_flat_shards(state_dict))
