@@ -1,5 +1,7 @@
-"""Checks that all ranks see the same checkpoint folder: an emptyDir or a hostPath on two nodes
-looks like one and is two."""
+"""Checks that all ranks see the same checkpoint folder.
+
+An emptyDir or a hostPath on two nodes looks like one folder and is two.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ VISIBLE_SECONDS = 5.0
 
 
 def check(directory: Path, group: Group) -> None:
-    """Raises ConfigError on all ranks if one does not see what rank 0 has put into `directory`; a
-    collective.
+    """Raises ConfigError on all ranks if one does not see rank 0's file in `directory`; a collective.
 
     A folder that can't be written to now is not checked: a save will report that.
     """

@@ -1,5 +1,4 @@
-"""Saves and loads on the shared volume: staged in milliseconds, written by a thread, committed by
-one rename.
+"""Saves and loads checkpoints: staged in milliseconds, written by a thread, committed by one rename.
 
 The training thread waits only for one copy of this rank's share into buffers that are kept from
 save to save. (torch's async_save allocates new buffers each time by default, and so is little
