@@ -45,7 +45,7 @@ OPENING = re.compile(
     r"(?:is|was|are|were|has|have|had|does|do|must|can|may|will|would|who|that|which)\b"
     r"|So (?!that\b|far\b)"
 )
-LATER_OPENING = re.compile(r"(?<=[.!?] )(?:What|Which|Nor|Such|Those)\b(?![^.?]*\?)")
+LATER_OPENING = re.compile(r"(?<=[.!?] )(?:What|Which|Nor|Such|Those|It|They|Them|So)\b(?![^.?]*\?)")
 
 BANNED_NAME = re.compile(r"(?:^|_)(?:said|told|words?)(?:_|$)", re.IGNORECASE)
 BANNED = {r"\banew\b": "again", r"\bthereof\b": "of …", r"\bnor\b": "or", r"\bgo(?:es)? on\b": "continue"}
@@ -156,7 +156,7 @@ def opens_with_verb(node: FunctionNode, docstring: str) -> bool:
 
 
 def opening(line: int, text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields a first sentence that opens with a pronoun, or a later one that opens with a relative pronoun."""
+    """Yields a first sentence that opens with a pronoun, or a later one without its noun."""
     flat = " ".join(text.split())
     if match := OPENING.match(flat) or LATER_OPENING.search(flat):
         yield line, "opening", f'"{flat[match.start() :][:40]} …": open the sentence with its noun or its verb'
