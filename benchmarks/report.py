@@ -89,7 +89,13 @@ def render(table: Table, rows: Rows, circumstances: str) -> str:
 def circumstances(trials: int, extra: str = "") -> str:
     """Describes a measurement that begins now: the machine, and its load before the first trial."""
     load = f"load {os.getloadavg()[0]:.1f} before the first trial"
-    parts = [f"{trials} trials", f"{os.cpu_count()} cores ({platform.machine()})", load, f"torch {torch.__version__}", extra]
+    parts = [
+        f"{trials} trials",
+        f"{os.cpu_count()} cores ({platform.machine()})",
+        load,
+        f"torch {torch.__version__}",
+        extra,
+    ]
     return f"{time.strftime('%Y-%m-%d', time.gmtime())}: {', '.join(p for p in parts if p)}."
 
 
@@ -142,7 +148,11 @@ class Report:
         text = self.readme.read_text()
         for key, table in self.tables.items():
             found = results.get(key)
-            content = render(table, found["rows"], found["circumstances"]) if found else f"**{table.title}**: not measured yet.\n"
+            content = (
+                render(table, found["rows"], found["circumstances"])
+                if found
+                else f"**{table.title}**: not measured yet.\n"
+            )
             text = put(text, key, content)
         return text
 

@@ -43,7 +43,9 @@ def version() -> str:
     """Returns the version of this tree. Raises ReleaseError if a file repeats another version."""
     stale = [str(path.relative_to(ROOT)) for path, text in stamped().items() if path.read_text("utf-8") != text]
     if stale:
-        raise ReleaseError(f"VERSION is {tree_version()}, but not in these files: {', '.join(stale)}; run make generate")
+        raise ReleaseError(
+            f"VERSION is {tree_version()}, but not in these files: {', '.join(stale)}; run make generate"
+        )
     return tree_version()
 
 
@@ -109,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one release. Returns the exit code: 0, or 1 with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="python3 hack/release.py", description=__doc__)
     parser.add_argument("what", choices=("wheels", "images", "chart"))
-    parser.add_argument("--registry", default="", metavar="HOST/PATH", help="where images and chart go, for example ghcr.io/you")
+    parser.add_argument(
+        "--registry", default="", metavar="HOST/PATH", help="where images and chart go, for example ghcr.io/you"
+    )
     parser.add_argument("--build", action="store_true", help="run the commands whose results stay on this machine")
     parser.add_argument("--publish", action="store_true", help="run all commands")
     flags = parser.parse_args(arguments)

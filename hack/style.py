@@ -84,7 +84,9 @@ class Source:
             found += [*opening(line, text), *banned(line, text, BANNED_IN_PROSE)]
         found += [finding for line, text in self.messages() for finding in banned(line, text, BANNED)]
         if self.lines > MAX_FILE_LINES:
-            found.append((self.lines, "file-length", f"{self.lines} lines: split the file, {MAX_FILE_LINES} are the limit"))
+            found.append(
+                (self.lines, "file-length", f"{self.lines} lines: split the file, {MAX_FILE_LINES} are the limit")
+            )
         yield from (Finding(self.path, *finding) for finding in found)
 
     def function_docstrings(self) -> Iterator[tuple[FunctionNode, str]]:
@@ -96,7 +98,11 @@ class Source:
     def verbs(self) -> Iterator[tuple[int, str, str]]:
         for node, text in self.function_docstrings():
             if not opens_with_verb(node, text):
-                yield node.lineno, "verb", f'"{text[:30].splitlines()[0]} …": open with a verb, such as "Returns" or "Raises"'
+                yield (
+                    node.lineno,
+                    "verb",
+                    f'"{text[:30].splitlines()[0]} …": open with a verb, such as "Returns" or "Raises"',
+                )
 
     def names(self) -> Iterator[tuple[int, str, str]]:
         for node in self.nodes:
@@ -120,14 +126,23 @@ class Source:
     def docstrings(self) -> Iterator[tuple[int, str]]:
         """Yields every string that stands alone, as those of modules, classes, functions and fields do."""
         for node in self.nodes:
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
                 yield node.lineno, node.value.value
 
     def messages(self) -> Iterator[tuple[int, str]]:
         """Yields the other strings of the product that hold a space: people read most of them."""
         alone = {id(node.value) for node in self.nodes if isinstance(node, ast.Expr)}
         for node in [] if self.path.startswith("tests/") else self.nodes:
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value and id(node) not in alone:
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and " " in node.value
+                and id(node) not in alone
+            ):
                 yield node.lineno, node.value
 
     def comment_blocks(self) -> Iterator[tuple[int, str]]:

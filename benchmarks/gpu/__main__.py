@@ -37,10 +37,14 @@ def main() -> int:
     p = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     p.add_argument("what", nargs="*", choices=[*ALL, []], default=[], help=f"default: {' '.join(ALL)}")
     p.add_argument("--trials", type=int, default=10)
-    p.add_argument("--peak-flops", type=float, help="the device's best in bf16, dense, per second; built in for common GPUs")
+    p.add_argument(
+        "--peak-flops", type=float, help="the device's best in bf16, dense, per second; built in for common GPUs"
+    )
     p.add_argument("--volume", help="where checkpoints are written, 25 GB free; default: the temporary folder")
     p.add_argument("--out", type=Path, help="write the rows into this JSON file; rows of other tables stay")
-    p.add_argument("--toy", action="store_true", help="use a tiny model, on the CPU if there is no GPU: to test this command")
+    p.add_argument(
+        "--toy", action="store_true", help="use a tiny model, on the CPU if there is no GPU: to test this command"
+    )
     p.add_argument(
         "--render",
         action="store_true",
@@ -56,7 +60,11 @@ def main() -> int:
     peak = args.peak_flops or peak_flops(bench.device)
     if not peak:
         p.error("the peak of this device is unknown; pass --peak-flops for dense bf16 from its data sheet")
-    name = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "CPU, toy model: not a usable figure"
+    name = (
+        torch.cuda.get_device_name(bench.device)
+        if bench.device.type == "cuda"
+        else "CPU, toy model: not a usable figure"
+    )
     for what in args.what or ALL:
         trials = min(args.trials, EDGE_TRIALS) if what == "edge" else args.trials
         how = circumstances(trials, name)

@@ -24,7 +24,12 @@ from dtj_trainer.components.batch_size import fits
 from dtj_trainer.examples import gpt
 
 Tables = dict[str, Rows]
-BARE, OURS, COMPILED, TF32 = "bare loop, bf16", "Trainer, bf16", "Trainer, bf16, torch.compile", "Trainer, fp32 with TF32"
+BARE, OURS, COMPILED, TF32 = (
+    "bare loop, bf16",
+    "Trainer, bf16",
+    "Trainer, bf16, torch.compile",
+    "Trainer, fp32 with TF32",
+)
 FOUND, EDGE = "`micro_batch_size: auto`", "the most that trains"
 FLOOR, SAVE, FIRST = "copy into pinned buffers that are there", "ours, asynchronous", "ours, the first one of a run"
 

@@ -23,12 +23,18 @@ TABLES = {
         target={OURS: 0.99, COMPILED: 1.16},
     ),
     "precision": Table(
-        title="Mixed precision beside fp32 with TF32", unit="ms", ratio="throughput", beside={"*": TF32}, target={OURS: 1.8}
+        title="Mixed precision beside fp32 with TF32",
+        unit="ms",
+        ratio="throughput",
+        beside={"*": TF32},
+        target={OURS: 1.8},
     ),
     "recompute-memory": Table(
         title="Activation checkpointing: peak memory of a training", unit="MB", ratio="cost", beside={"*": "none"}
     ),
-    "recompute-time": Table(title="Activation checkpointing: a step", unit="ms", ratio="throughput", beside={"*": "none"}),
+    "recompute-time": Table(
+        title="Activation checkpointing: a step", unit="ms", ratio="throughput", beside={"*": "none"}
+    ),
     "edge": Table(
         title="The largest micro-batch",
         unit="sequences",

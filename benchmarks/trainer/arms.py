@@ -94,7 +94,7 @@ def ours(strategy: StrategyConfig, trainer: Trainer, workload: Workload = GPT) -
     )
     run = Run(workload, trainer)
     trainer.fit(run.model, run.data, loss=run.loss, after_step=run.after_step)
-    run.optimizer = trainer.state.parts["optimizer"]
+    run.optimizer = trainer.state.objects["optimizer"]
     return run
 
 

@@ -130,7 +130,10 @@ class Bench:
         return self.folder / f"{self.number}"
 
     def _tree(self) -> dict[str, Any]:
-        return {"model": get_model_state_dict(self.model), "optimizer": get_optimizer_state_dict(self.model, self.optimizer)}
+        return {
+            "model": get_model_state_dict(self.model),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
+        }
 
     # Each of the following methods begins a save and returns a function that waits for its end.
 
@@ -152,7 +155,9 @@ class Bench:
 
     def async_save(self, kind: AsyncCheckpointerType) -> Future[Any]:
         """Begins a dcp.async_save."""
-        future = dcp.async_save(self._tree(), checkpoint_id=self._path(), process_group=self.gloo, async_checkpointer_type=kind)
+        future = dcp.async_save(
+            self._tree(), checkpoint_id=self._path(), process_group=self.gloo, async_checkpointer_type=kind
+        )
         assert isinstance(future, Future)
         return future
 
@@ -200,7 +205,12 @@ class Bench:
 
 
 BEST_DCP = "dcp.async_save, process, stager kept"
-NOTHING, OURS, DCP, SCRIBE = "nothing is written", "ours is being written", "dcp.async_save, thread", "as much by another process"
+NOTHING, OURS, DCP, SCRIBE = (
+    "nothing is written",
+    "ours is being written",
+    "dcp.async_save, thread",
+    "as much by another process",
+)
 
 
 @contextlib.contextmanager

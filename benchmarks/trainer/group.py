@@ -42,7 +42,9 @@ def run(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 
                 p.kill()
 
 
-def _rank(rank: int, world: int, port: int, results: SimpleQueue[Any], work: Callable[..., Any], arguments: Any) -> None:
+def _rank(
+    rank: int, world: int, port: int, results: SimpleQueue[Any], work: Callable[..., Any], arguments: Any
+) -> None:
     own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     os.environ.update({k: str(v) for k, v in own.items()} | {"MASTER_ADDR": "127.0.0.1"})
     # The arms must spend the time of logging, but their output must not appear between the tables.

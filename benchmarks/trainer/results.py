@@ -41,7 +41,11 @@ TABLES = {
         note=_GLOO,
     ),
     "memory-peak": Table(
-        title="Peak memory of a rank over a run of that MLP", unit="MB", ratio="cost", beside=_BESIDE, note="Fresh processes."
+        title="Peak memory of a rank over a run of that MLP",
+        unit="MB",
+        ratio="cost",
+        beside=_BESIDE,
+        note="Fresh processes.",
     ),
     "memory-state": Table(
         title="Weights and optimizer state of that peak, which stay between steps",

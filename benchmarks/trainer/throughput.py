@@ -112,9 +112,13 @@ def _on_and_off(trainer: Trainer, strategy: StrategyConfig, agent: socket.socket
     def only(kept: Callable[..., Any], instead: Any = None) -> Callable[..., Any]:
         return lambda *args, **kwargs: kept(*args, **kwargs) if reporting else instead
 
-    due = State.due.fget
-    assert due is not None
-    changed = [(State, "due", property(only(due, False))), (State, "_log", only(State._log)), (Ddp, "finish", only(Ddp.finish))]
+    will_log = State.will_log.fget
+    assert will_log is not None
+    changed: list[tuple[type, str, Any]] = [
+        (State, "will_log", property(only(will_log, False))),
+        (State, "_log", only(State._log)),
+        (Ddp, "finish", only(Ddp.finish)),
+    ]
     changed.append((CommTimer, "counting", only(CommTimer.counting, contextlib.nullcontext())))
     config = TrainerConfig(
         steps=(2 * PAIRS + 2) * BLOCK + 1,

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.data.text import VOCABULARY
 from dtj_trainer.examples import gpt
-from dtj_trainer.trainer import Loss, Trainer
+from dtj_trainer.task import Loss
+from dtj_trainer.trainer import Trainer
 
 LR = 1e-3
 LOG_EVERY = 10
@@ -141,4 +142,6 @@ def same_losses(arm: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: fl
         raise RuntimeError(f"{arm} did {len(got)} steps and the bare loop {len(wanted)}")
     for step, (a, b) in enumerate(zip(got.tolist(), wanted.tolist(), strict=True)):
         if not abs(a - b) <= tolerance * max(1.0, abs(b)):
-            raise RuntimeError(f"{arm} has loss {a!r} in step {step} and the bare loop {b!r}: they don't do the same work")
+            raise RuntimeError(
+                f"{arm} has loss {a!r} in step {step} and the bare loop {b!r}: they don't do the same work"
+            )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dtj_trainer.state import State
+from dtj_trainer import State
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 400
 BATCH = 64  # samples per step over all ranks

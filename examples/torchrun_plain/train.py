@@ -12,11 +12,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main(folder: str, steps: int = 200, every: int = 20, pause: float = float(os.environ.get("STEP_SECONDS", "0"))) -> None:
+def main(
+    folder: str, steps: int = 200, every: int = 20, pause: float = float(os.environ.get("STEP_SECONDS", "0"))
+) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     truth = torch.randn(32, 1)
     path, step = os.path.join(folder, "checkpoint.pt"), 0
@@ -38,7 +42,8 @@ def main(folder: str, steps: int = 200, every: int = 20, pause: float = float(os
             if rank == 0:
                 os.makedirs(folder, exist_ok=True)
                 torch.save(
-                    {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, path + ".part"
+                    {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+                    path + ".part",
                 )
                 os.replace(path + ".part", path)
                 print(f"step={step} loss={loss.item():.4f} world={world}", flush=True)

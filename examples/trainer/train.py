@@ -10,12 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dtj_trainer.cli import guarded
-from dtj_trainer.components.lr_schedule import ScheduleConfig
-from dtj_trainer.components.optimizer import OptimizerConfig
-from dtj_trainer.config import TrainerConfig
-from dtj_trainer.data.source import TensorData
-from dtj_trainer.trainer import Trainer
+from dtj_trainer import OptimizerConfig, ScheduleConfig, TensorData, Trainer, TrainerConfig, guarded
 
 EPOCHS = float(sys.argv[1]) if len(sys.argv) > 1 else 18
 HELD_OUT = 360

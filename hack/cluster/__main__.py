@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python3 -m hack.cluster", description="A real Kubernetes for development and tests.")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m hack.cluster", description="A real Kubernetes for development and tests."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="create or repair a kind cluster with a registry; leave a healthy one alone")
     down = commands.add_parser("down", help="delete the cluster, and stop the Docker engine if `up` started it")
@@ -38,9 +40,13 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("env", help="print the exports: KUBECONFIG and PATH")
     commands.add_parser("heal-network", help="restore routes after node containers were stopped and started")
     programs = commands.add_parser("bin", help="print the folder of these programs; build those that are missing")
-    programs.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(dict.fromkeys(CONTROL_PLANE + CLIENTS))}")
+    programs.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"default: {' '.join(dict.fromkeys(CONTROL_PLANE + CLIENTS))}"
+    )
     commands.add_parser("base-image", help="print the image to build this project's images on")
-    plane = commands.add_parser("control-plane", help="run an API server without nodes, in the foreground until interrupted")
+    plane = commands.add_parser(
+        "control-plane", help="run an API server without nodes, in the foreground until interrupted"
+    )
     plane.add_argument("--data-dir", type=Path, help="keep its files here (default: a temporary folder)")
     return parser
 

@@ -74,9 +74,12 @@ def _extra_authorities() -> list[Path]:
 def _sources() -> list[str]:
     """Returns this machine's package sources for the release. Raises ClusterError if there are none."""
     if shutil.which("apt-get") is None:
-        raise ClusterError("the base image is built from this machine's Debian package sources, and apt-get is missing here")
+        raise ClusterError(
+            "the base image is built from this machine's Debian package sources, and apt-get is missing here"
+        )
     listed = output(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"], timeout=30
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"],
+        timeout=30,
     )
     found = []
     for line in sorted(set(listed.splitlines())):
@@ -84,7 +87,9 @@ def _sources() -> list[str]:
         if release.split("-")[0] == DEBIAN and component == "main":
             found.append(f"deb {uri} {release} main")
     if not any(line.split()[2] == DEBIAN for line in found):
-        raise ClusterError(f"the base image is built from Debian {DEBIAN}: add its main component to this machine's apt sources")
+        raise ClusterError(
+            f"the base image is built from Debian {DEBIAN}: add its main component to this machine's apt sources"
+        )
     return found
 
 

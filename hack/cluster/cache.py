@@ -51,7 +51,9 @@ def lock(name: str, *, timeout: float = 3600) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"another run has held {path} for {timeout:g} s; stop it and try again") from None
+                    raise ClusterError(
+                        f"another run has held {path} for {timeout:g} s; stop it and try again"
+                    ) from None
                 if not logged:
                     log(f"waiting for another run that holds {name}")
                     logged = True

@@ -82,7 +82,11 @@ def _ready() -> bool:
 def _repaired() -> bool:
     """Starts the stopped workers and restores their routes. Returns whether the cluster is healthy again."""
     control_plane = kind.nodes()[0]
-    if not all(docker.exists(node) for node in kind.nodes()) or not docker.running(control_plane) or not kind.is_current():
+    if (
+        not all(docker.exists(node) for node in kind.nodes())
+        or not docker.running(control_plane)
+        or not kind.is_current()
+    ):
         return False
     log(f"cluster {kind.name()} is not healthy; repairing it")
     try:

@@ -41,7 +41,13 @@ class ControlPlane:
     """Starts on entering and stops on leaving. The caller keeps or deletes the data directory."""
 
     def __init__(
-        self, bin_dir: Path, data_dir: Path, *, audit_log: bool = True, controllers: str = "*", ready_timeout: float = 60
+        self,
+        bin_dir: Path,
+        data_dir: Path,
+        *,
+        audit_log: bool = True,
+        controllers: str = "*",
+        ready_timeout: float = 60,
     ) -> None:
         self.bin_dir = Path(bin_dir)
         self.data_dir = Path(data_dir)
@@ -62,7 +68,9 @@ class ControlPlane:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -77,7 +85,9 @@ class ControlPlane:
         self.start_apiserver()
         self._start_controller_manager()
         # A controller of the controller manager writes this object, so its informers are synced and it works.
-        self._wait("kube-controller-manager", lambda: self._exists("/api/v1/namespaces/default/serviceaccounts/default"))
+        self._wait(
+            "kube-controller-manager", lambda: self._exists("/api/v1/namespaces/default/serviceaccounts/default")
+        )
         self.started_in = time.monotonic() - began
 
     def stop(self) -> None:

@@ -24,7 +24,9 @@ def exists(container: str) -> bool:
 
 def running(*containers: str) -> bool:
     """Returns whether all of these containers exist and run."""
-    inspected = run(["docker", "container", "inspect", "-f", "{{.State.Running}}", *containers], timeout=20, check=False)
+    inspected = run(
+        ["docker", "container", "inspect", "-f", "{{.State.Running}}", *containers], timeout=20, check=False
+    )
     return inspected.stdout.split() == ["true"] * len(containers)
 
 

@@ -23,7 +23,9 @@ def state() -> Path:
 
 
 def answers() -> bool:
-    return shutil.which("docker") is not None and succeeds(["docker", "version", "-f", "{{.Server.Version}}"], timeout=10)
+    return shutil.which("docker") is not None and succeeds(
+        ["docker", "version", "-f", "{{.Server.Version}}"], timeout=10
+    )
 
 
 def ensure() -> bool:
@@ -54,7 +56,9 @@ def _start() -> None:
     else:
         _start_by_hand()
     if not answers():
-        raise ClusterError(f"the Docker engine started, but the docker client gets no answer; see {state()}/dockerd.log")
+        raise ClusterError(
+            f"the Docker engine started, but the docker client gets no answer; see {state()}/dockerd.log"
+        )
 
 
 def _start_by_hand() -> None:

@@ -49,4 +49,6 @@ def apply() -> None:
         routes = [f"ip route replace {pods[other]} via {addresses[other]}" for other in running if other != node]
         # Rename the file into place, because containerd watches the folder and must not read half a file.
         write = f"mkdir -p /etc/cni/net.d && cat > {CONFLIST}.new && mv {CONFLIST}.new {CONFLIST}"
-        docker.execute(node, ["sh", "-ec", "\n".join([write, *routes])], stdin=json.dumps(conflist(pods[node]), indent=1))
+        docker.execute(
+            node, ["sh", "-ec", "\n".join([write, *routes])], stdin=json.dumps(conflist(pods[node]), indent=1)
+        )

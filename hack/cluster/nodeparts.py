@@ -52,7 +52,9 @@ def image_names() -> dict[str, str]:
 def _only(pattern: str, text: str) -> str:
     found = re.findall(pattern, text)
     if len(found) != 1:
-        raise ClusterError(f"kind's sources changed: {pattern} found {len(found)} times; hack/cluster/nodeparts.py reads them")
+        raise ClusterError(
+            f"kind's sources changed: {pattern} found {len(found)} times; hack/cluster/nodeparts.py reads them"
+        )
     return str(found[0])
 
 
@@ -66,7 +68,12 @@ def server_tarball(target: Path) -> None:
             path = "/coredns" if name == "coredns" else f"/usr/local/bin/{name}"
             text = _SCRATCH if name == "coredns" else _ON_PATH
             _image(work, names[name], name, text.format(name=name, path=path))
-        _image(work, names["local-path-provisioner"], "local-path-provisioner", _ON_PATH.format(name="local-path-provisioner"))
+        _image(
+            work,
+            names["local-path-provisioner"],
+            "local-path-provisioner",
+            _ON_PATH.format(name="local-path-provisioner"),
+        )
         _image(work, names["pause"], "pause", _SCRATCH.format(name="pause", path="/pause"))
         _image(work, names["kube-proxy"], "kube-proxy", _KUBE_PROXY.format(base=base))
         # The helper needs `sh`, `mkdir` and `rm`, which Debian has.

@@ -54,7 +54,9 @@ def up() -> None:
         # Without this setting the registry's tracing looks for a collector.
         settings = ["-e", "OTEL_TRACES_EXPORTER=none", "-e", "REGISTRY_STORAGE_DELETE_ENABLED=true"]
         place = ["-p", published, "-v", f"{name()}:/var/lib/registry", "--network", "kind"]
-        run(["docker", "run", "-d", "--name", name(), "--restart=unless-stopped", *place, *settings, image], timeout=120)
+        run(
+            ["docker", "run", "-d", "--name", name(), "--restart=unless-stopped", *place, *settings, image], timeout=120
+        )
     wait_for(f"the registry at {address()}", answers, timeout=30)
 
 

@@ -120,7 +120,9 @@ TOOLS = {
         _kubernetes("kube-apiserver"),
         _kubernetes("kube-controller-manager"),
         _kubernetes("kubectl"),
-        Tool("helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)),
+        Tool(
+            "helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)
+        ),
         Tool("registry", _REGISTRY, "v3.1.2", f"{_REGISTRY}/cmd/registry"),
         Tool("kind", "sigs.k8s.io/kind", f"v{KIND}", "sigs.k8s.io/kind"),
         _kubernetes("kubelet"),

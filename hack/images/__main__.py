@@ -10,7 +10,9 @@ from hack.images import build, deploy
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m hack.images", description="Images and the chart on the local cluster.")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m hack.images", description="Images and the chart on the local cluster."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="build and push changed images, print the references")
     commands.add_parser("names", help="print the references of the last build")

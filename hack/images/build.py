@@ -42,7 +42,9 @@ def ensure() -> dict[str, str]:
         operator = pool.submit(_publish, [recipes.OPERATOR], base, base_id)
         others = _publish([recipes.TORCH, recipes.TRAINER], base, base_id)
         references = operator.result() | others
-    if references["trainer"] != remembered.get("trainer") or not _pushed(f"{registry.address()}/library/{EXAMPLES_IMAGE}"):
+    if references["trainer"] != remembered.get("trainer") or not _pushed(
+        f"{registry.address()}/library/{EXAMPLES_IMAGE}"
+    ):
         _name_for_examples(references["trainer"])
     STATE.parent.mkdir(exist_ok=True)
     aside = STATE.with_suffix(f".{os.getpid()}")
@@ -116,14 +118,18 @@ def _pushed(reference: str) -> bool:
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return False
-        raise ClusterError(f"the registry at {host} answered {error.code} to a request for {repository}:{tag}") from error
+        raise ClusterError(
+            f"the registry at {host} answered {error.code} to a request for {repository}:{tag}"
+        ) from error
     except OSError as error:
         raise ClusterError(f"no response from the registry at {host} for {repository}:{tag}: {error}") from error
 
 
 def _revision() -> str:
     """Returns the commit, with `-dirty` if the tree has changes, or "" outside a git work tree."""
-    done = run(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], timeout=20, cwd=ROOT, check=False)
+    done = run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], timeout=20, cwd=ROOT, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

@@ -57,7 +57,9 @@ def _install(reference: str) -> None:
     # Look the Deployment up by label, because the chart decides its name.
     deployment = kind.kubectl("-n", NAMESPACE, "get", "deployment", "-l", SELECTOR, "-o", "name").strip()
     try:
-        kind.kubectl("-n", NAMESPACE, "rollout", "status", deployment, f"--timeout={READY_SECONDS:g}s", timeout=READY_SECONDS + 5)
+        kind.kubectl(
+            "-n", NAMESPACE, "rollout", "status", deployment, f"--timeout={READY_SECONDS:g}s", timeout=READY_SECONDS + 5
+        )
     except ClusterError as error:
         raise ClusterError(f"the operator is not ready after {READY_SECONDS:g} s\n{_evidence()}") from error
 

@@ -36,7 +36,9 @@ def main(source: str, library: str, scripts: str) -> None:
     name = project["name"].replace("-", "_")
     information = target / f"{name}-{project['version']}.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (information / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     (information / "INSTALLER").write_text("dtj\n")
     for command, place in project.get("scripts", {}).items():
         module, function = place.split(":")

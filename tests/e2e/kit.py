@@ -43,7 +43,12 @@ class Kubectl:
 
     def try_(self, *args: str, stdin: str | None = None, timeout: float = 60) -> Result:
         done = subprocess.run(
-            ["kubectl", "-n", self.namespace, *args], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+            ["kubectl", "-n", self.namespace, *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         return Result(done.returncode, done.stdout, done.stderr)
 
@@ -111,7 +116,9 @@ class Job:
                 return job
             assert not (other and is_true(job, other)), f"{self.name} is {other}: {json.dumps(job['status'], indent=1)}"
             if time.monotonic() > end:
-                raise Timeout(f"{self.name} not {condition} within {seconds} s: {json.dumps(job.get('status'), indent=1)}")
+                raise Timeout(
+                    f"{self.name} not {condition} within {seconds} s: {json.dumps(job.get('status'), indent=1)}"
+                )
 
     def pods(self) -> dict[str, Object]:
         return {p["metadata"]["name"]: p for p in self.kubectl.list("pods", f"training.dtj.dev/job-name={self.name}")}
@@ -177,7 +184,9 @@ def environment() -> dict[str, str]:
     """
     import sys
 
-    done = subprocess.run([sys.executable, "-m", "hack.cluster", "env"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hack.cluster", "env"], capture_output=True, text=True, timeout=60, check=True
+    )
     pairs = {}
     for line in done.stdout.splitlines():
         if line.startswith("export "):

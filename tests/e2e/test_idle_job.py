@@ -17,6 +17,8 @@ MINUTES = timedelta(minutes=5)
 def test_idle_job_causes_no_write_in_five_minutes(quiet: tuple[Job, datetime], cluster: dict[str, str]) -> None:
     job, since = quiet
     left = (since + MINUTES - datetime.now(UTC)).total_seconds()
-    wait_until("five minutes since it ran", lambda: datetime.now(UTC) >= since + MINUTES, timeout=max(left, 0) + 5, every=1)
+    wait_until(
+        "five minutes since it ran", lambda: datetime.now(UTC) >= since + MINUTES, timeout=max(left, 0) + 5, every=1
+    )
     assert is_true(job.get(), "Running")
     assert operator_writes(cluster, job.kubectl.namespace, since) == []

@@ -25,7 +25,9 @@ def test_job_survives_a_worker_node_that_stops_and_starts(
     node = next(n for n in nodes if n != manager["spec"]["nodeName"])
     docker("stop", "-t", "0", node)
     try:
-        noticed = wait_until("the condition Restarting", lambda: is_true(j := job.get(), "Restarting") and j, timeout=120)
+        noticed = wait_until(
+            "the condition Restarting", lambda: is_true(j := job.get(), "Restarting") and j, timeout=120
+        )
         print("\n", [c for c in noticed["status"]["conditions"] if c["type"] == "Restarting"])
     finally:
         docker("start", node)

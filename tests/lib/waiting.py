@@ -41,7 +41,9 @@ def wait_until(
         time.sleep(every)
 
 
-async def wait_until_async(what: str, condition: Callable[[], T], *, timeout: float = TIMEOUT, every: float = 0.005) -> T:
+async def wait_until_async(
+    what: str, condition: Callable[[], T], *, timeout: float = TIMEOUT, every: float = 0.005
+) -> T:
     """Returns the first truthy value of `condition`, like `wait_until`, while the event loop runs."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):

@@ -9,7 +9,7 @@ from typing import Callable, Deque, Dict, List, Optional
 from dtj_agent.errors import WireError
 from dtj_agent.files import lease_file
 from dtj_agent.files.unreported_saves import SavesWatch
-from dtj_agent.group import effects as group
+from dtj_agent.group import effects
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.messages import Message, Now
 from dtj_agent.net.link import Link
@@ -19,13 +19,15 @@ from dtj_agent.net.loop import Loop
 class CoordinatorShell:
     """`checkpoint_dir`: the folder of the lease and of the checkpoints, None if there is no volume."""
 
-    def __init__(self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]
+    ) -> None:
         self.coordinator = coordinator
         self._loop = loop
         self._checkpoint_dir = checkpoint_dir
         self._log = log
         self._links: Dict[int, Link] = {}  # of members, by number
-        self._effects: Deque[group.Effect] = deque()  # not carried out yet
+        self._effects: Deque[effects.Effect] = deque()  # not carried out yet
         self._busy = False
         self._saves: Optional[SavesWatch] = None
         if checkpoint_dir:
@@ -49,7 +51,7 @@ class CoordinatorShell:
         for link in list(self._links.values()):
             link.send(live)
         self._do(self.coordinator.tick(self._now()))
-        if self._saves is not None and self.coordinator.ledger.is_silent:
+        if self._saves is not None and self.coordinator.goodput.is_silent:
             self._saves.look()
 
     def heard_of(self, attempt: int) -> None:
@@ -65,15 +67,15 @@ class CoordinatorShell:
         self._do(self.coordinator.lease_done(attempt, taken, error, self._now()))
 
     def _on_saved(self, newest: float) -> None:
-        self.coordinator.ledger.saved(newest, self._now())
+        self.coordinator.goodput.file_saved(newest, self._now())
 
-    def _do(self, effects: List[group.Effect]) -> None:
+    def _do(self, new: List[effects.Effect]) -> None:
         """Carries out effects in order.
 
         An effect may cause others (sending finds a dead link, for example); those wait until all
         before them are done.
         """
-        self._effects.extend(effects)
+        self._effects.extend(new)
         while self._effects and not self._busy:
             self._busy = True
             try:
@@ -82,16 +84,16 @@ class CoordinatorShell:
                 # Without this, an error would leave the group with nothing but heartbeats from now on.
                 self._busy = False
 
-    def _do_one(self, effect: group.Effect) -> None:
-        if isinstance(effect, group.Send):
+    def _do_one(self, effect: effects.Effect) -> None:
+        if isinstance(effect, effects.Send):
             link = self._links.get(effect.conn)
             if link is not None:
                 self._send(link, effect.message)
-        elif isinstance(effect, group.Close):
+        elif isinstance(effect, effects.Close):
             link = self._links.get(effect.conn)
             if link is not None:
                 link.close("closed by the coordinator")
-        elif isinstance(effect, group.WriteLease):
+        elif isinstance(effect, effects.WriteLease):
             lease_file.write_lease(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
         else:
             self._log(effect.text)

@@ -6,14 +6,14 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from dtj_agent.files.pod_output import PodOutput
-from dtj_agent.group.member import Exited, Spawn
+from dtj_agent.group.member import Spawn, WorkerExit
 from dtj_agent.net.loop import Loop
 from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import error_file, extension_locks, launchers, worker_env
 from dtj_agent.workers.report_socket import ReportSocket
-from dtj_agent.workers.supervisor import Workers
+from dtj_agent.workers.supervisor import Supervisor
 
 
 class WorkerShell:
@@ -23,7 +23,7 @@ class WorkerShell:
     """
 
     def __init__(self, loop: Loop, settings: AgentSettings, environ: Mapping[str, str], output: PodOutput) -> None:
-        self.on_exit: Callable[[List[Exited]], None] = lambda exits: None
+        self.on_exit: Callable[[List[WorkerExit]], None] = lambda exits: None
         self.on_gone: Callable[[], None] = lambda: None
         self.on_stuck: Callable[[str], None] = lambda text: None
         self.on_reports: Callable[[], object] = lambda: None
@@ -39,16 +39,18 @@ class WorkerShell:
         self._ports.renew()
         self._reports = ReportSocket(loop, settings.state_dir)
         self._reports.on_news = lambda: self.on_reports()
-        self._workers = Workers(loop, is_init=os.getpid() == 1)
-        self._workers.on_exit = self._on_worker_exit
-        self._workers.on_gone = self._on_workers_gone
-        self._workers.on_output = output.write
-        self._workers.on_stuck = lambda text: self.on_stuck(text)
-        self._workers.has_room = output.has_room
+        self._supervisor = Supervisor(loop, is_init=os.getpid() == 1)
+        self._supervisor.on_exit = self._on_worker_exit
+        self._supervisor.on_gone = self._on_workers_gone
+        self._supervisor.on_output = output.write
+        self._supervisor.on_stuck = lambda text: self.on_stuck(text)
+        self._supervisor.has_room = output.has_room
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
-        self._store = StoreHost(loop, kept, self._workers.spared)
+        self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._store.on_failed = self._fail_store
-        self._store.on_ended = lambda code: self._log("the rendezvous store ended without being stopped (wait status %d)" % code)
+        self._store.on_ended = lambda code: self._log(
+            "the rendezvous store ended without being stopped (wait status %d)" % code
+        )
 
     @property
     def port(self) -> int:
@@ -91,11 +93,11 @@ class WorkerShell:
             )
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
-        self._workers.spawn(settings.command, environments)
+        self._supervisor.spawn(settings.command, environments)
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""
-        self._workers.stop(grace)
+        self._supervisor.stop(grace)
 
     def close(self) -> None:
         """Closes the report socket and ends the store."""
@@ -104,9 +106,9 @@ class WorkerShell:
 
     # --- the end of workers -----------------------------------------------------------------------
 
-    def _on_worker_exit(self, exits: List[Exited]) -> None:
+    def _on_worker_exit(self, exits: List[WorkerExit]) -> None:
         for worker in exits:
-            why = " after the agent's SIGTERM" if worker.asked else ""
+            why = " after the agent's SIGTERM" if worker.requested else ""
             self._log("rank %d exited with %d%s" % (worker.rank, worker.exit_code, why))
         exits = [self._with_error_file(worker) for worker in exits]
         self._reports.read()
@@ -116,7 +118,7 @@ class WorkerShell:
         self._ports.renew()
         self.on_gone()
 
-    def _with_error_file(self, worker: Exited) -> Exited:
+    def _with_error_file(self, worker: WorkerExit) -> WorkerExit:
         """Adds the error that the worker recorded itself; its traceback replaces a log tail that is empty."""
         if not worker.exit_code:
             return worker

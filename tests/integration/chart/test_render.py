@@ -88,7 +88,10 @@ def test_operator_accepts_its_arguments(documents: list[Object], tmp_path: Path)
     [
         ({}, {"cpu": "100m", "memory": "64Mi"}),
         ({"agent.resources.memory": "1Gi"}, {"cpu": "100m", "memory": "1Gi"}),
-        ({"agent.resources": {"cpu": 0.5, "memory": None, "ephemeral-storage": "1G"}}, {"cpu": "0.5", "ephemeral-storage": "1G"}),
+        (
+            {"agent.resources": {"cpu": 0.5, "memory": None, "ephemeral-storage": "1G"}},
+            {"cpu": "0.5", "ephemeral-storage": "1G"},
+        ),
         ({"agent.resources": None}, {}),
     ],
     ids=str,
@@ -188,7 +191,12 @@ RELEASES = ("dtj", "operator", "op", "dtj-operator", "a", "a-dtj-operator", "d",
 
 @pytest.mark.parametrize(
     ("release", "name"),
-    [("dtj", "dtj-operator"), ("blue", "blue-dtj-operator"), ("operator", "operator-dtj-operator"), ("op", "op-dtj-operator")],
+    [
+        ("dtj", "dtj-operator"),
+        ("blue", "blue-dtj-operator"),
+        ("operator", "operator-dtj-operator"),
+        ("op", "op-dtj-operator"),
+    ],
 )
 def test_names_follow_the_release(release: str, name: str) -> None:
     assert of_kind(render(release=release), "Deployment")[0]["metadata"]["name"] == name
@@ -198,7 +206,9 @@ def test_names_follow_the_release(release: str, name: str) -> None:
 def test_two_releases_share_no_object_but_the_crd(chosen: Object) -> None:
     seen: set[tuple[str, str]] = set()
     for release in RELEASES:
-        mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {("CustomResourceDefinition", CRD_NAME)}
+        mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {
+            ("CustomResourceDefinition", CRD_NAME)
+        }
         assert not mine & seen, release
         seen |= mine
         assert all(len(name) <= 63 for kind, name in mine if kind in ("Service", "Deployment"))
@@ -251,7 +261,11 @@ def test_operator_leaves_a_silent_node_after_half_a_minute(given: list[Object], 
 
 
 def test_security_contexts_can_be_changed_by_field() -> None:
-    chosen = {"podSecurityContext.runAsUser": 1234, "podSecurityContext.fsGroup": None, "securityContext.privileged": False}
+    chosen = {
+        "podSecurityContext.runAsUser": 1234,
+        "podSecurityContext.fsGroup": None,
+        "securityContext.privileged": False,
+    }
     spec = pod(render(chosen))
     assert spec["securityContext"] == {
         "runAsNonRoot": True,

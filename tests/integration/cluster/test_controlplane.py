@@ -58,7 +58,9 @@ def test_user_has_the_permissions_that_rbac_grants(plane: ControlPlane) -> None:
     refused = kubectl(plane, user, "get", "pods")
     assert refused.returncode == 1
     assert 'User "jane/o" cannot list resource "pods"' in refused.stderr
-    kubectl(plane, plane.kubeconfig, "create", "clusterrolebinding", "readers", "--clusterrole=view", "--group=night+shift")
+    kubectl(
+        plane, plane.kubeconfig, "create", "clusterrolebinding", "readers", "--clusterrole=view", "--group=night+shift"
+    )
     wait_until("the binding", lambda: kubectl(plane, user, "get", "pods").returncode == 0, timeout=60)
     assert kubectl(plane, user, "create", "namespace", "hers").returncode == 1
 
@@ -78,7 +80,10 @@ def test_controllers_create_pods_and_collect_garbage(plane: ControlPlane) -> Non
             "replicas": 2,
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": {"app": "web"}},
-            "template": {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{"name": "c", "image": "none"}]}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {"containers": [{"name": "c", "image": "none"}]},
+            },
         },
     }
     plane.request("POST", "/apis/apps/v1/namespaces/default/statefulsets", manifest)

@@ -94,7 +94,9 @@ def test_pod_reaches_a_pod_on_the_other_node_by_name(namespace: str, pair: list[
 
 def inside_or_nothing(namespace: str, pod: str, code: str) -> str:
     command = [str(kind.program("kubectl")), "--kubeconfig", str(kind.kubeconfig()), "-n", namespace, "exec", pod]
-    done = subprocess.run([*command, "--", "python3", "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [*command, "--", "python3", "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
     return done.stdout.strip()
 
 

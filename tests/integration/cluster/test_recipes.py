@@ -77,7 +77,9 @@ def test_runc_wrapper_removes_a_missing_capability_from_a_bundle(tmp_path: Path)
 
 def test_runc_wrapper_removes_a_missing_capability_from_an_exec_process(tmp_path: Path) -> None:
     process = tmp_path / "process.json"
-    process.write_text(json.dumps({"args": ["sh"], "capabilities": {"bounding": ["CAP_SYS_RESOURCE"], "ambient": None}}))
+    process.write_text(
+        json.dumps({"args": ["sh"], "capabilities": {"bounding": ["CAP_SYS_RESOURCE"], "ambient": None}})
+    )
     runc_wrapper.edit(str(process), {"CAP_SYS_RESOURCE"})
     assert json.loads(process.read_text())["capabilities"] == {"bounding": [], "ambient": None}
 

@@ -25,13 +25,23 @@ ALL = " | ".join(ANY_TEXT.values())
 def failed(job: Any, text: str) -> Any:
     """Returns container states of a pod whose agent ended the job with `text` in every text of its own."""
     failure = {"attempt": 1, "rank": 0, "ordinal": 0, "reason": "WorkerFailed", "message": text, "logTail": text}
-    outcome = {"version": 1, "uid": job["metadata"]["uid"], "result": "Failed", "reason": "RestartBudgetSpent", "attempt": 1}
+    outcome = {
+        "version": 1,
+        "uid": job["metadata"]["uid"],
+        "result": "Failed",
+        "reason": "RestartBudgetSpent",
+        "attempt": 1,
+    }
     terminated = {"exitCode": 1, "message": json.dumps(outcome | {"message": text, "failure": failure})}
     return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
 
 
 def test_any_text_in_a_log_tail_or_message_is_written_and_the_job_completes(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     start_operator().ready()
     job = submit()

@@ -134,7 +134,7 @@ def test_kubectl_explains_every_field_of_the_spec(kubectl: Kubectl) -> None:
     explained = kubectl("explain", "dtj.spec", "--api-version=training.dtj.dev/v1alpha1").stdout
     for field in ("replicas", "checkpoint", "ttlSecondsAfterFinished"):
         assert re.search(rf"(?m)^  {field}\t<", explained), explained
-    assert "the newest checkpoints are kept" in kubectl("explain", "dtj.spec.checkpoint.keep").stdout
+    assert "Number of newest checkpoints to keep" in kubectl("explain", "dtj.spec.checkpoint.keep").stdout
 
 
 RUNNING = {
@@ -161,6 +161,17 @@ def test_kubectl_get_prints_the_state_of_a_job(kubectl: Kubectl) -> None:
     assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "AGE"]
     assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130"]
     header, row = kubectl("get", "dtj", "-o", "wide").stdout.splitlines()
-    assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "ATTEMPT", "LOSS", "CHECKPOINT", "REASON", "AGE"]
+    assert header.split() == [
+        "NAME",
+        "PHASE",
+        "READY",
+        "RESTARTS",
+        "STEP",
+        "ATTEMPT",
+        "LOSS",
+        "CHECKPOINT",
+        "REASON",
+        "AGE",
+    ]
     assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130", "2", "0.31", "100", "WorkersRunning"]
     assert kubectl("wait", "dtj/j", "--for=condition=Running", "--timeout=5s").returncode == 0

@@ -28,7 +28,16 @@ def children(spec: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
 
 
 def apply(plane: ControlPlane, items: list[dict[str, Any]], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(plane.bin_dir / "kubectl"), "--kubeconfig", str(plane.kubeconfig), "apply", "--server-side", *flags, "-f", "-"]
+    command = [
+        str(plane.bin_dir / "kubectl"),
+        "--kubeconfig",
+        str(plane.kubeconfig),
+        "apply",
+        "--server-side",
+        *flags,
+        "-f",
+        "-",
+    ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
 

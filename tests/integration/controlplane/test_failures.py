@@ -19,7 +19,15 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane.conftest import install_crds
-from tests.integration.controlplane.support import SERVICE_ACCOUNT, Agents, Kubelet, Objects, Operator, grant, wait_until
+from tests.integration.controlplane.support import (
+    SERVICE_ACCOUNT,
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    grant,
+    wait_until,
+)
 from tests.integration.controlplane.test_life import outcome, running
 
 Start = Callable[..., Operator]
@@ -47,7 +55,12 @@ def crash_after_each_write(start: Start, journal: Path, over: Callable[[], Any],
 
 @pytest.mark.timeout(240)
 def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
-    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
+    tmp_path: Path,
 ) -> None:
     journal = tmp_path / "journal"
     job = submit()
@@ -88,7 +101,12 @@ def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
 
 
 def test_operator_waits_for_a_crashed_api_server_and_catches_up(
-    plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    plane: ControlPlane,
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator().ready()
     job = submit()
@@ -96,7 +114,9 @@ def test_operator_waits_for_a_crashed_api_server_and_catches_up(
     wait_until("it runs", lambda: objects.condition("j", "Running"))
     plane.crash_apiserver()
     try:
-        wait_until("it feels it", lambda: "will retry" in operator.log.read_text() or "again in" in operator.log.read_text())
+        wait_until(
+            "it feels it", lambda: "will retry" in operator.log.read_text() or "again in" in operator.log.read_text()
+        )
         assert operator.get("/healthz")[0] == 200, "a restart would not bring the API server back"
     finally:
         plane.start_apiserver()
@@ -257,7 +277,15 @@ def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) 
 
 
 def test_wrong_flags_exit_with_2_and_name_the_flag(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dtj_operator.app", "--agent-image", "i", "--master-key-file", str(tmp_path / "no")]
+    command = [
+        sys.executable,
+        "-m",
+        "dtj_operator.app",
+        "--agent-image",
+        "i",
+        "--master-key-file",
+        str(tmp_path / "no"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "--master-key-file" in done.stderr

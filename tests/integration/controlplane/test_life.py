@@ -34,7 +34,14 @@ def running(step: int = 0, **more: Any) -> Any:
 
 def outcome(job: Any, result: str, reason: str) -> Any:
     """Returns container states of a pod whose agent ended with this outcome and was restarted."""
-    report = {"version": 1, "uid": job["metadata"]["uid"], "result": result, "reason": reason, "message": "said so", "attempt": 1}
+    report = {
+        "version": 1,
+        "uid": job["metadata"]["uid"],
+        "result": result,
+        "reason": reason,
+        "message": "said so",
+        "attempt": 1,
+    }
     terminated = {"exitCode": 0 if result == "Succeeded" else 1, "message": json.dumps(report)}
     return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
 
@@ -42,7 +49,9 @@ def outcome(job: Any, result: str, reason: str) -> Any:
 def kinds(calls: list[Any]) -> Counter[str]:
     """Returns the audit events as counts of `verb resource/subresource`."""
     refs = [(call["verb"], call["objectRef"]) for call in calls]
-    return Counter(f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs)
+    return Counter(
+        f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs
+    )
 
 
 def test_job_gets_its_children_and_completes_with_every_write_counted(
@@ -57,7 +66,9 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
         owner = metadata["ownerReferences"]
-        assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [(job["metadata"]["uid"], True, False)]
+        assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [
+            (job["metadata"]["uid"], True, False)
+        ]
         assert "finalizers" not in metadata
         assert set(metadata.get("annotations", {})) <= {names.ANNOTATION_SPEC_HASH, names.ANNOTATION_AGENT_IMAGE}
     assert all("annotations" not in pod["metadata"] for pod in objects.list("pods"))
@@ -98,7 +109,9 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     assert {reason: count for reason, count in counted.items() if count} == {"AllWorkersSucceeded": 1}
     phases = {s.labels["phase"]: s.value for s in families["dtj_jobs"].samples}
     assert (phases["Complete"], sum(phases.values())) == (1, 1)
-    codes = {(s.labels["verb"], s.labels["resource"], s.labels["code"]) for s in families["dtj_kube_client_requests"].samples}
+    codes = {
+        (s.labels["verb"], s.labels["resource"], s.labels["code"]) for s in families["dtj_kube_client_requests"].samples
+    }
     assert ("apply", "statefulsets", "201") in codes
     assert operator.get("/healthz") == (200, "ok\n")
     assert operator.terminate() == 0
@@ -192,7 +205,9 @@ def test_deleted_or_scaled_children_are_restored(
 
 
 TYPO = {"spec": {"containers": [{"name": "trainer", "imagePullPolcy": "Always"}]}}
-INVALID = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}]}}
+INVALID = {
+    "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}]}
+}
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def allow(objects: Objects, node: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("confirm", "by_operator"), [(taint, False), (delete, False), (allow, True)], ids=["taint", "node deleted", "Always"]
+    ("confirm", "by_operator"),
+    [(taint, False), (delete, False), (allow, True)],
+    ids=["taint", "node deleted", "Always"],
 )
 def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     start_operator: Callable[..., Operator],
@@ -81,7 +83,9 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     pod = objects.get("pods", "j-1")
     kubelet.held = {pod["metadata"]["uid"]}
     objects.plane.request(
-        "POST", objects.path("pods", "j-1") + "/binding", {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": node}}
+        "POST",
+        objects.path("pods", "j-1") + "/binding",
+        {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": node}},
     )
     agents.statuses.clear()  # pod 0's agent only waits for its peer
     objects.plane.request("DELETE", objects.path("pods", "j-1"), {"gracePeriodSeconds": 1})
@@ -91,12 +95,16 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
         timeout=60,
     )
     assert node in waits["message"]
-    assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], "two of one name could write at once"
+    assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], (
+        "two of one name could write at once"
+    )
     confirm(objects, node)
     wait_until(
         "another pod is there",
         lambda: (new := objects.get("pods", "j-1")) and new["metadata"]["uid"] != pod["metadata"]["uid"],
         timeout=GARBAGE_COLLECTOR_SECONDS,
     )
-    deleted = [call for call in operator.writes() if call["verb"] == "delete" and call["objectRef"]["resource"] == "pods"]
+    deleted = [
+        call for call in operator.writes() if call["verb"] == "delete" and call["objectRef"]["resource"] == "pods"
+    ]
     assert bool(deleted) is by_operator

@@ -149,7 +149,10 @@ def webhook(plane: ControlPlane, namespace: str, port: int = 1) -> Callable[[], 
 def policy(plane: ControlPlane, namespace: str) -> Callable[[], None]:
     base = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    spec = {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": "false", "message": "not today"}]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "false", "message": "not today"}],
+    }
     plane.request("POST", base + "ies", {"metadata": {"name": namespace}, "spec": spec})
     selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": selector}
@@ -189,13 +192,19 @@ def test_temporary_rejection_is_a_condition_with_the_message_and_recovers(
 
 
 def test_hanging_webhook_is_a_condition(
-    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
 ) -> None:
     """Kubernetes gives a webhook 10 seconds if its configuration sets no timeout."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         heal = webhook(plane, namespace, silent.getsockname()[1])
         container = {"name": "trainer"}
-        wait_until("it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), timeout=60)
+        wait_until(
+            "it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), timeout=60
+        )
         hooks = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{namespace}"
         change(plane, hooks, lambda whole: whole["webhooks"][0].update(timeoutSeconds=10))
         start_operator().ready()
@@ -206,7 +215,11 @@ def test_hanging_webhook_is_a_condition(
 
 
 def test_lasting_rejection_is_bounded_by_the_deadline(
-    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
 ) -> None:
     set_quota(plane, namespace, "services", 0)
     start_operator().ready()

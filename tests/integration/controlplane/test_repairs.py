@@ -15,7 +15,11 @@ from tests.integration.controlplane.test_life import running
 
 
 def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     job = submit()
@@ -43,7 +47,9 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
         "it is asked to go",
         lambda: "deletionTimestamp" in (p := objects.get("pods", "j-1") or {"metadata": {}})["metadata"] and p,
     )
-    agents.statuses[uid] = running(phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure])  # its agent has ended
+    agents.statuses[uid] = running(
+        phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure]
+    )  # its agent has ended
     assert asked["metadata"]["uid"] == before["j-1"]
     assert asked["metadata"]["deletionGracePeriodSeconds"] == 1
     condition = wait_until("the status reports it", lambda: objects.condition("j", "Restarting"))
@@ -57,7 +63,11 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
 
 
 def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
@@ -68,7 +78,8 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     objects.plane.request("DELETE", objects.path("secrets", "j-dtj-agent"))
     objects.plane.request("DELETE", objects.path("pods", "j-1"))
     new = wait_until(
-        "another pod", lambda: (p := objects.get("pods", "j-1")) and p["metadata"]["uid"] != pod["metadata"]["uid"] and p
+        "another pod",
+        lambda: (p := objects.get("pods", "j-1")) and p["metadata"]["uid"] != pod["metadata"]["uid"] and p,
     )
     binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
     objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
@@ -78,11 +89,17 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     (owner,), (before,) = again["metadata"]["ownerReferences"], secret["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"]) == (before["uid"], False)
     assert objects.get("pods", "j-1")["metadata"]["uid"] == new["metadata"]["uid"], "nothing was restarted for it"
-    assert not [call for call in operator.calls() if call["objectRef"].get("resource") == "secrets" and call["verb"] == "get"]
+    assert not [
+        call for call in operator.calls() if call["objectRef"].get("resource") == "secrets" and call["verb"] == "get"
+    ]
 
 
 def test_pods_over_quota_are_reported_and_their_controller_is_woken(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     quota = {"metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
@@ -112,13 +129,19 @@ def test_stateful_set_without_its_admissible_pods_is_nudged(
     submit()
     wait_until(
         "its controller is woken",
-        lambda: names.ANNOTATION_NUDGED in (objects.get("statefulsets", "j") or taken)["metadata"].get("annotations", {}),
+        lambda: (
+            names.ANNOTATION_NUDGED in (objects.get("statefulsets", "j") or taken)["metadata"].get("annotations", {})
+        ),
         timeout=60,
     )
 
 
 def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator().ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
@@ -143,7 +166,10 @@ def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
     wait_until("the Service is edited", edit("services", lambda spec: spec.update(selector={"app": "another"})))
     wait_until(
         "the StatefulSet is edited",
-        edit("statefulsets", lambda spec: spec["template"]["spec"]["containers"][0].update(image="edited", command=["sh"])),
+        edit(
+            "statefulsets",
+            lambda spec: spec["template"]["spec"]["containers"][0].update(image="edited", command=["sh"]),
+        ),
     )
     wait_until("both are as they were", lambda: state() == made, timeout=90)
     applies = [c for c in operator.writes() if c["verb"] == "patch" and c["objectRef"]["resource"] == "statefulsets"]

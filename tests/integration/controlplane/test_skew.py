@@ -78,7 +78,11 @@ def newer(schema: Schema) -> None:
     spec["backend"]["enum"].append("mpi")
     spec["restart"]["properties"]["maxRestarts"]["default"] = 20
     spec["restart"]["properties"]["backoffSeconds"] = {"type": "integer", "default": 5}
-    spec["communication"] = {"type": "object", "default": {"algorithm": "ring"}, "properties": {"algorithm": {"type": "string"}}}
+    spec["communication"] = {
+        "type": "object",
+        "default": {"algorithm": "ring"},
+        "properties": {"algorithm": {"type": "string"}},
+    }
 
 
 def older(schema: Schema) -> None:

@@ -85,14 +85,22 @@ def test_very_late_write_does_not_run_a_finished_job_again(
     third = start_operator().ready()
     wait_until("the next operator has looked", lambda: reconciles(third, "success"), timeout=60)
     after = objects.get(JOBS, "j")
-    assert (after["status"], after["metadata"]["resourceVersion"]) == (before["status"], before["metadata"]["resourceVersion"])
+    assert (after["status"], after["metadata"]["resourceVersion"]) == (
+        before["status"],
+        before["metadata"]["resourceVersion"],
+    )
     assert not objects.get("statefulsets", "j")
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
 
 
 @pytest.mark.timeout(600)
 def test_two_operators_killed_in_turns_create_and_finish_everything_once(
-    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
+    tmp_path: Path,
 ) -> None:
     journals = [tmp_path / "a.journal", tmp_path / "b.journal"]
     job = submit()
@@ -135,7 +143,9 @@ BACK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", BACK)
-def test_api_server_rejects_leaving_a_terminal_condition(case: str, submit: Callable[..., Any], objects: Objects) -> None:
+def test_api_server_rejects_leaving_a_terminal_condition(
+    case: str, submit: Callable[..., Any], objects: Objects
+) -> None:
     job = submit()
     path = objects.path(JOBS, "j") + "/status"
     ended = {"completionTime": TIME, "conditions": [END | {"type": "Complete"}]}

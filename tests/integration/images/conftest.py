@@ -11,7 +11,13 @@ import pytest
 
 from hack.images import build
 
-RESTRICTED = ["--read-only", "--user=65532:65532", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
+RESTRICTED = [
+    "--read-only",
+    "--user=65532:65532",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+    "--network=none",
+]
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +32,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def run(references: dict[str, str]) -> Run:
     """`run("trainer", "python3", "-c", …)` runs a command in that image, where only /tmp is writable."""
 
-    def call(image: str, *command: str, options: tuple[str, ...] = (), timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def call(
+        image: str, *command: str, options: tuple[str, ...] = (), timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         given = ["docker", "run", "--rm", *RESTRICTED, "--tmpfs=/tmp:mode=1777", *options, "--entrypoint", command[0]]
         return subprocess.run(
             [*given, references[image], *command[1:]], capture_output=True, text=True, timeout=timeout, check=False

@@ -97,7 +97,9 @@ def test_agent_runs_in_an_image_without_our_code(references: dict[str, str], tmp
 
 
 def test_torch_trains_with_a_read_only_root(run: Run) -> None:
-    script = "import torch, numpy; x = torch.ones(2, requires_grad=True); (x * x).sum().backward(); print(x.grad.tolist())"
+    script = (
+        "import torch, numpy; x = torch.ones(2, requires_grad=True); (x * x).sum().backward(); print(x.grad.tolist())"
+    )
     done = run("torch", "python3", "-c", script, timeout=120)
     assert done.stdout.strip() == "[2.0, 2.0]", done.stderr
 
@@ -146,7 +148,15 @@ def test_our_code_is_in_the_layers_above_torch(inspect: Inspect) -> None:
 
 @pytest.mark.parametrize("image", ["operator", "trainer"])
 def test_last_layer_is_small(references: dict[str, str], image: str) -> None:
-    history = ["docker", "history", "--no-trunc", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", references[image]]
+    history = [
+        "docker",
+        "history",
+        "--no-trunc",
+        "--human=false",
+        "--format",
+        "{{.Size}} {{.CreatedBy}}",
+        references[image],
+    ]
     lines = subprocess.run(history, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
     size, what = lines[0].split(" ", 1)
     assert "COPY" in what

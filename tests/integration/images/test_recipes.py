@@ -65,7 +65,9 @@ def test_build_context_has_all_files_that_the_dockerfile_copies(image: Image, tm
     assert [name for name in copied if not (tmp_path / name).exists()] == []
 
 
-@pytest.mark.parametrize(("dockerfile", "project"), [("Dockerfile", "operator"), ("trainer-image/Dockerfile", "trainer-image")])
+@pytest.mark.parametrize(
+    ("dockerfile", "project"), [("Dockerfile", "operator"), ("trainer-image/Dockerfile", "trainer-image")]
+)
 def test_default_version_of_an_image_is_its_distributions(dockerfile: str, project: str) -> None:
     version = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]["version"]
     assert f"ARG VERSION={version}\n" in (ROOT / dockerfile).read_text()
@@ -74,7 +76,16 @@ def test_default_version_of_an_image_is_its_distributions(dockerfile: str, proje
 @pytest.mark.parametrize("dockerfile", ["Dockerfile", "trainer-image/Dockerfile"])
 def test_dockerfile_needs_only_the_classic_builder(dockerfile: str) -> None:
     text = (ROOT / dockerfile).read_text()
-    for only_buildkit in ("--mount", "--link", "--chmod", "--exclude", "--security", "<<", "# syntax", "TARGETPLATFORM"):
+    for only_buildkit in (
+        "--mount",
+        "--link",
+        "--chmod",
+        "--exclude",
+        "--security",
+        "<<",
+        "# syntax",
+        "TARGETPLATFORM",
+    ):
         assert only_buildkit not in text
     assert "ARG BASE_IMAGE=" in text.split("FROM")[0]
 

@@ -122,5 +122,7 @@ def test_install_compiles_even_if_processes_must_not_write_bytecode(
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     _, folder = install
     installed(folder, "")
-    compiled = {path.name.partition(".")[0] for path in folder.parent.glob("venv/lib/python3*/site-packages/__pycache__/*.pyc")}
+    compiled = {
+        path.name.partition(".")[0] for path in folder.parent.glob("venv/lib/python3*/site-packages/__pycache__/*.pyc")
+    }
     assert compiled == {"torch", "numlike", "nvidia_thing", "nvidia_ml_py", "other"}

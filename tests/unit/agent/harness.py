@@ -75,7 +75,12 @@ class Group:
     """The agents of one job. `start(i)` starts agent i, and starts it again after it has exited, as the kubelet would."""
 
     def __init__(
-        self, folder: Path, replicas: int, command: list[str] | None = None, program: list[str] | None = None, **environ: str
+        self,
+        folder: Path,
+        replicas: int,
+        command: list[str] | None = None,
+        program: list[str] | None = None,
+        **environ: str,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.replicas = folder, replicas

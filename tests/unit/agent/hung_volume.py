@@ -1,4 +1,4 @@
-"""A volume that hangs like a dead NFS server: a process that reads it sleeps uninterruptibly, and SIGKILL does not end it.
+"""A volume that hangs like a dead NFS server: a process that reads it sleeps uninterruptibly, even after SIGKILL.
 
 A FUSE file system whose server reads every request and answers only the first. When the server
 exits, the kernel releases all waiting processes. Mounting needs root and /dev/fuse.

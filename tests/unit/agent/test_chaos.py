@@ -15,13 +15,15 @@ FAULTS = int(os.environ.get("DTJ_CHAOS_FAULTS", "6"))
 SEED = int(os.environ.get("DTJ_CHAOS_SEED", "1"))
 
 
-def strike(group: Group, rng: random.Random, number: int, attempt: int) -> str:
+def inject(group: Group, rng: random.Random, number: int, attempt: int) -> str:
     """Injects one fault and returns its name. An agent that was killed is started again."""
     ordinal = rng.randrange(group.replicas)
     kind = rng.choice(["worker", "two workers", "agent", "pod", "two pods", "eviction", "frozen worker killed"])
     if "worker" in kind:
         group.wait_attempt(attempt)
-        for pid in [group.worker(rank) for rank in rng.sample(range(group.replicas), 2 if kind == "two workers" else 1)]:
+        for pid in [
+            group.worker(rank) for rank in rng.sample(range(group.replicas), 2 if kind == "two workers" else 1)
+        ]:
             for signal_ in [signal.SIGSTOP, signal.SIGKILL][not kind.startswith("frozen") :]:
                 with contextlib.suppress(ProcessLookupError):  # the second of two may be gone already
                     kill(pid, signal_)
@@ -49,7 +51,7 @@ def test_job_succeeds_despite_random_kills(tmp_path: Path) -> None:
             before = status["attempt"]
             if rng.random() < 0.7:
                 group.wait_attempt(before)
-            done.append(strike(group, rng, number, before))
+            done.append(inject(group, rng, number, before))
             wait_until(
                 f"the next attempt, after {done}",
                 lambda before=before: group.status().get("attempt", 0) > before,

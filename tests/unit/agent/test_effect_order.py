@@ -8,14 +8,14 @@ from typing import Any
 
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.group.coordinator import Coordinator
-from dtj_agent.group.effects import Rules
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now
+from dtj_agent.group.rules import Rules
 from dtj_agent.net.auth import Session
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.stream import Stream
-from tests.unit.agent.bench import Bench
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 SECRET = b"5e" * 16
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
@@ -45,13 +45,13 @@ class Caller:
 
 
 def test_dead_link_found_while_starting_stops_the_members_that_started() -> None:
-    """The stop must not overtake the start: a member that starts after its stop would run, alone and unknown, for ever."""
+    """The stop must not overtake the start: a member that starts after its stop would run for ever, alone and unknown."""
     loop = Loop()
     coordinator = Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0))
     shell = CoordinatorShell(loop, coordinator, None, print)
     callers = [Caller(loop), Caller(loop)]
     for ordinal, caller in enumerate(callers):
-        shell.join(caller.link, Bench(2).hello(ordinal))
+        shell.join(caller.link, CoordinatorHarness(2).hello(ordinal))
     callers[0].sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     callers[0].sock.close()
     shell.leased(1, None, None)

@@ -166,7 +166,8 @@ def test_lease_that_cannot_be_written_is_the_reason_for_waiting(tmp_path: Path) 
     volume.write_text("a file where the folder should be")
     with running(tmp_path, 1, DTJ_CHECKPOINT_DIR=str(volume / "ns" / "j")) as group:
         status = wait_until(
-            "the reason in the status", lambda: (s := group.status()) and s["phaseReason"] == "CheckpointVolumeUnavailable" and s
+            "the reason in the status",
+            lambda: (s := group.status()) and s["phaseReason"] == "CheckpointVolumeUnavailable" and s,
         )
         assert (status["phase"], status["events"][-1]["reason"]) == ("Rendezvous", "CheckpointVolumeUnavailable")
         assert "volume" in status["events"][-1]["message"]

@@ -51,7 +51,9 @@ def test_agent_stays_within_20_mb_in_a_busy_hour(tmp_path: Path) -> None:
     group.program = [sys.executable, str(tmp_path / "agent.pyz")]
     try:
         group.start()
-        wait_until("both ranks to send", lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), timeout=150)
+        wait_until(
+            "both ranks to send", lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), timeout=150
+        )
         connection = http.client.HTTPConnection("127.0.0.1", group.ports[0], timeout=60)
         for _ in range(1000):
             connection.request("GET", "/status", headers={"Authorization": token()})

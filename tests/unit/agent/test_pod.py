@@ -97,7 +97,8 @@ def test_no_child_of_a_worker_survives_and_no_zombie_stays(tmp_path: Path, finis
     script.write_text(FAMILY)
     with running(tmp_path, 1, [sys.executable, str(script)]) as group:
         pids = [
-            int(wait_until(f"process {n}", lambda n=n: (p := group.plan / f"pid-x{n}").exists() and p.read_text())) for n in "123"
+            int(wait_until(f"process {n}", lambda n=n: (p := group.plan / f"pid-x{n}").exists() and p.read_text()))
+            for n in "123"
         ]
         agent = group.agents[0].pid
         if finish:
@@ -141,7 +142,9 @@ def test_every_worker_line_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path
         for ordinal, ranks in ((0, (0, 1)), (1, (2, 3))):
             for text in (group.log(ordinal), (volume / names.LOG_FOLDER / f"j-{ordinal}.log").read_text()):
                 lines = text.splitlines()
-                assert all(line.startswith(("[agent] ", *(f"[rank {rank}] " for rank in ranks))) for line in lines), text
+                assert all(line.startswith(("[agent] ", *(f"[rank {rank}] " for rank in ranks))) for line in lines), (
+                    text
+                )
                 assert {f"[rank {rank}] {end}" for rank in ranks for end in ("out", "err", "no end")} <= set(lines)
 
 
@@ -186,14 +189,20 @@ def test_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
         wait_until("the worker to end", lambda: not is_alive(worker))
 
 
-# --- the environment -----------------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 SHOW = """
 import json, os
 open(os.path.join(os.environ["SHOW"], os.environ["RANK"] + ".json"), "w").write(json.dumps(dict(os.environ)))
 """
 OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun configures its own agent with it, and leaks it
-OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
+OF_THE_RUN = {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+}
 # Composer and others read NODE_RANK, and have launchers of their own because torchrun does not set it.
 BEYOND = {"NODE_RANK"}
 
@@ -218,7 +227,10 @@ def test_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None
     for rank in ("0", "1"):
         their, our = (json.loads((folder / f"{rank}.json").read_text()) for folder in (theirs, ours))
         known = set(clean) | OF_THE_AGENT | {"SHOW", "PLAN"} | {key for key in our if key.startswith("PYTEST_")}
-        our_new, their_new = {k: v for k, v in our.items() if k not in known}, {k: v for k, v in their.items() if k not in known}
+        our_new, their_new = (
+            {k: v for k, v in our.items() if k not in known},
+            {k: v for k, v in their.items() if k not in known},
+        )
         assert set(names.TORCHRUN_ENV) <= set(their_new)
         assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new) | BEYOND
         assert our_new["NODE_RANK"] == our_new["GROUP_RANK"]

@@ -25,9 +25,19 @@ def test_killed_worker_restarts_the_group_in_place(tmp_path: Path) -> None:
         assert before["restarts"] == {"inPlace": 0, "pod": 0, "counted": 0}
         assert status["restarts"] == {"inPlace": 1, "pod": 0, "counted": 1}
         failure = status["failures"][-1]
-        assert (failure["rank"], failure["signal"], failure["exitCode"], failure["reason"]) == (1, "SIGKILL", -9, "WorkerFailed")
+        assert (failure["rank"], failure["signal"], failure["exitCode"], failure["reason"]) == (
+            1,
+            "SIGKILL",
+            -9,
+            "WorkerFailed",
+        )
         recovery = status["recoveries"][-1]
-        assert (recovery["kind"], recovery["attempt"], recovery["counted"], recovery["resumedStep"]) == ("InPlace", 2, True, 0)
+        assert (recovery["kind"], recovery["attempt"], recovery["counted"], recovery["resumedStep"]) == (
+            "InPlace",
+            2,
+            True,
+            0,
+        )
         assert recovery["lastStep"] == recovery["lostSteps"] > 0
         assert sum(recovery["seconds"].values()) < 20, "no wait of the agents is in it"
         first, second = group.ran(1, 0), group.ran(2, 0)
@@ -79,7 +89,10 @@ def test_lost_pod_comes_back_and_the_group_keeps_its_history(tmp_path: Path, ord
         print(f"agent started again -> next step: {time.monotonic() - started:.3f} s")
         assert status["restarts"] == {"inPlace": 1, "pod": 1, "counted": 1}
         assert [failure["reason"] for failure in status["failures"]][:1] == ["WorkerFailed"]
-        assert [(r["kind"], r["reason"]) for r in status["recoveries"]] == [("InPlace", "WorkerFailed"), ("Pod", "PodLost")]
+        assert [(r["kind"], r["reason"]) for r in status["recoveries"]] == [
+            ("InPlace", "WorkerFailed"),
+            ("Pod", "PodLost"),
+        ]
         assert status["recoveries"][-1]["lastStep"] > 0
 
 
@@ -123,7 +136,10 @@ def test_replaced_member_with_a_stale_coordinator_name_asks_its_peers(tmp_path: 
         peers = group.peers.replace(str(group.ports[2]), str(free_ports(1)[0]))
         group.ports[0] = new
         group.start(
-            0, DTJ_PEERS=peers.replace(str(stale), str(new)), DTJ_LISTEN=f"127.0.0.1:{new}", DTJ_STATE_DIR=str(tmp_path / "d0")
+            0,
+            DTJ_PEERS=peers.replace(str(stale), str(new)),
+            DTJ_LISTEN=f"127.0.0.1:{new}",
+            DTJ_STATE_DIR=str(tmp_path / "d0"),
         )
         group.start(2, DTJ_STATE_DIR=str(tmp_path / "d2"))
         group.wait_attempt(2)
@@ -164,7 +180,9 @@ def test_last_report_of_a_worker_arrives_though_the_coordinator_is_away(tmp_path
         group.agents[0].kill()
         group.wait_exit(0)
         wait_until(
-            "the end of rank 1", lambda: "rank 1 exited" in group.log(1).rpartition("attempt 2")[2], detail=lambda: group.log(1)
+            "the end of rank 1",
+            lambda: "rank 1 exited" in group.log(1).rpartition("attempt 2")[2],
+            detail=lambda: group.log(1),
         )
         group.start(0)
         group.wait_attempt(3)

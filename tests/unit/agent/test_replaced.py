@@ -71,7 +71,9 @@ class Named(Group):
     def start_old_pod_0(self) -> None:
         """Restarts the container of the replaced pod 0, as its kubelet would."""
         new = self.agents[0]
-        self.start(0, **{names.ENV_LISTEN: f"127.0.7.10:{self.port}", names.ENV_TERMINATION_LOG: str(self.folder / "old-end")})
+        self.start(
+            0, **{names.ENV_LISTEN: f"127.0.7.10:{self.port}", names.ENV_TERMINATION_LOG: str(self.folder / "old-end")}
+        )
         self.agents[0] = new
 
     def get(self, ordinal: int, path: str, authorization: str = "") -> bytes:
@@ -131,7 +133,9 @@ def running(folder: Path, replicas: int, **environ: str) -> Iterator[Named]:
 
 def ends_well(group: Named, attempt: int) -> None:
     status = group.status()
-    assert (status["attempt"], status["phase"], len(status["members"])) == (attempt, "Running", group.replicas), group.logs()
+    assert (status["attempt"], status["phase"], len(status["members"])) == (attempt, "Running", group.replicas), (
+        group.logs()
+    )
     group.tell("finish")
     assert [group.wait_exit(ordinal) for ordinal in range(group.replicas)] == [0] * group.replicas
     assert [(group.outcome(o)["result"], group.outcome(o)["attempt"]) for o in range(group.replicas)] == [
@@ -145,7 +149,9 @@ def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) 
         group.replace_pod_0()
         group.wait_attempt(2)
         replaced = "another coordinator of this job has begun attempt 2"
-        wait_until("the old pod's message", lambda: group.old_status().get("phaseMessage") == replaced, detail=group.logs)
+        wait_until(
+            "the old pod's message", lambda: group.old_status().get("phaseMessage") == replaced, detail=group.logs
+        )
         ends_well(group, 2)
 
 
@@ -162,10 +168,12 @@ def test_replaced_coordinator_that_restarts_gets_no_member_back(tmp_path: Path) 
         group.start_old_pod_0()
 
         def called() -> bool:
-            """Returns whether the old pod 0 was ignored: it calls its members each second, and each resolves pod 0's name."""
+            """Returns whether the old pod 0 has called its members, each of which resolves pod 0's name, and stays."""
             return all(group.asked(o) >= before + 3 for o, before in zip((1, 2), asked, strict=True))
 
-        wait_until("a call or an attempt", lambda: called() or group.old_status().get("attempt", 0) > 1, detail=group.logs)
+        wait_until(
+            "a call or an attempt", lambda: called() or group.old_status().get("attempt", 0) > 1, detail=group.logs
+        )
         status = wait_until("the old pod's status", group.old_status, detail=group.logs)
         assert (status["attempt"], status["outcome"]) == (1, None)
         ends_well(group, 2)

@@ -228,7 +228,7 @@ def test_store_that_nobody_calls_costs_no_process(served: Served) -> None:
     assert served.spared == {}
 
 
-# --- the protocol alone ------------------------------------------------------------------------------------------------
+# --- the protocol alone ---------------------------------------------------------------------------
 
 HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little")
 HOSTILE = {
@@ -279,7 +279,7 @@ def test_client_that_disconnects_while_waiting_is_forgotten() -> None:
     assert (bytes(gone.out), bytes(there.out)) == (b"", b"\0")
 
 
-# --- under agents ------------------------------------------------------------------------------------------------------
+# --- under agents ---------------------------------------------------------------------------------
 
 BARE = """
 import os, socket, struct, sys, time
@@ -362,7 +362,7 @@ for turn in range(2):
 
 @pytest.mark.torch
 def test_process_group_is_created_after_rank_0_has_returned(tmp_path: Path) -> None:
-    """torchrun: the same script ends well, for its store is its agent's."""
+    """Under torchrun the same script succeeds, because the store belongs to torchrun's agent."""
     script = tmp_path / "late.py"
     write = 'if rank == 0:\n    open(os.path.join(os.environ["PLAN"], "first"), "w").write(str(os.getpid()))\n'
     script.write_text(LATE.replace("dist.barrier()\n", write + "dist.barrier()\n"))
@@ -374,7 +374,7 @@ def test_process_group_is_created_after_rank_0_has_returned(tmp_path: Path) -> N
 
 @pytest.mark.torch
 def test_second_process_group_is_created_after_the_first_is_destroyed(tmp_path: Path) -> None:
-    """torch gives both groups one name, so rank 1 may read the address that rank 0 had in the first: then it is restarted."""
+    """torch gives both groups one name, so rank 1 may read rank 0's address in the first; then rank 1 is restarted."""
     script = tmp_path / "twice.py"
     script.write_text(TWICE)
     environ = {"DTJ_PROCESSES_PER_POD": "2", "GLOO_SOCKET_IFNAME": "lo", "DTJ_MAX_RESTARTS": "5"}

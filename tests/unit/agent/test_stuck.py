@@ -11,7 +11,7 @@ import pytest
 
 from dtj_contract import names
 from tests.lib.waiting import wait_until
-from tests.unit.agent.bench import Bench
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
 from tests.unit.agent.harness import Group, kill
 from tests.unit.agent.hung_volume import hung_volume, possible
 
@@ -92,7 +92,9 @@ def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> N
         try:
             kill(group.worker(0))
             wait_until(
-                "the stuck worker in the status", lambda: group.status().get("phaseReason") == "WorkerStuck", detail=group.logs
+                "the stuck worker in the status",
+                lambda: group.status().get("phaseReason") == "WorkerStuck",
+                detail=group.logs,
             )
             volume.kill()
             group.wait_attempt(2)
@@ -103,41 +105,41 @@ def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> N
 
 def test_new_pod_replaces_a_stuck_pod_that_still_sends_heartbeats() -> None:
     """The old pod's node can't end it either, and its agent continues to send heartbeats."""
-    bench = Bench(2).running()
-    bench.fail(0)
-    bench.stopped(0)
-    bench.say(1, "stuck", attempt=1, what="processes 7 do not die")
-    assert bench.coordinator.phase == "Rendezvous"
-    bench.join(1, generation=1, incarnation="new")
-    assert bench.closed == [1]
-    assert [ordinal for ordinal, message in bench.messages("start") if message["attempt"] == 2] == [0, 1]
+    harness = CoordinatorHarness(2).running()
+    harness.fail(0)
+    harness.stopped(0)
+    harness.receive(1, "stuck", attempt=1, what="processes 7 do not die")
+    assert harness.coordinator.phase == "Rendezvous"
+    harness.join(1, generation=1, incarnation="new")
+    assert harness.closed == [1]
+    assert [ordinal for ordinal, message in harness.messages("start") if message["attempt"] == 2] == [0, 1]
 
 
 def test_stuck_worker_is_counted_once_though_a_worker_failed_too() -> None:
-    bench = Bench(2, max_restarts=0).running()
-    bench.fail(0)
-    bench.stopped(0)
-    bench.say(1, "stuck", attempt=1, what="processes 7 do not die")
-    final = bench.coordinator.outcome
+    harness = CoordinatorHarness(2, max_restarts=0).running()
+    harness.fail(0)
+    harness.stopped(0)
+    harness.receive(1, "stuck", attempt=1, what="processes 7 do not die")
+    final = harness.coordinator.outcome
     assert final is not None
     assert (final["reason"], final["failure"]["reason"]) == ("RestartBudgetSpent", "WorkerStuck")
     assert "processes 7 do not die" in final["message"]
-    assert [failure["reason"] for failure in bench.coordinator.history.failures] == ["WorkerStuck"]
+    assert [failure["reason"] for failure in harness.coordinator.history.failures] == ["WorkerStuck"]
 
 
 def test_agent_that_never_reports_its_workers_end_is_waited_for_a_bounded_time() -> None:
-    bench = Bench(2).running()
-    bench.fail(0)
-    bench.stopped(0)
-    bench.wait(2 * names.STUCK_SECONDS)
-    assert bench.coordinator.phase == "Stopping"
-    bench.wait(1)
-    assert (bench.coordinator.phase, bench.coordinator.waiting_for) == ("Rendezvous", [1])
+    harness = CoordinatorHarness(2).running()
+    harness.fail(0)
+    harness.stopped(0)
+    harness.wait(2 * names.STUCK_SECONDS)
+    assert harness.coordinator.phase == "Stopping"
+    harness.wait(1)
+    assert (harness.coordinator.phase, harness.coordinator.waiting_for) == ("Rendezvous", [1])
 
 
 def test_stuck_member_takes_the_outcome_and_stays_to_serve_it() -> None:
     """The container can't exit, so its termination message would never be read."""
-    bench = Bench(1, max_restarts=0).running()
-    bench.fail(0)
-    bench.say(0, "stuck", attempt=1, what="processes 7 do not die")
-    assert [ordinal for ordinal, _ in bench.messages("finish")] == [0]
+    harness = CoordinatorHarness(1, max_restarts=0).running()
+    harness.fail(0)
+    harness.receive(0, "stuck", attempt=1, what="processes 7 do not die")
+    assert [ordinal for ordinal, _ in harness.messages("finish")] == [0]

@@ -18,7 +18,9 @@ from benchmarks.trainer.workloads import same_losses
 def test_disturbance_that_lasts_a_whole_trial_cancels_in_the_ratio() -> None:
     rows = {"bare": [10.0, 40.0, 10.0], "ours": [10.0, 40.0, 20.0]}
     assert ratios(rows, "ours", "bare", "throughput") == [1.0, 1.0, 0.5]
-    text = render(Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare"}, target={"ours": 0.99}), rows, "here")
+    text = render(
+        Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare"}, target={"ours": 0.99}), rows, "here"
+    )
     assert "| ours | 20.0 | 40.0 | **1.00x** | 0.75 to 1.00 | bare | ≥ 0.99x: met |" in text
 
 
@@ -44,11 +46,15 @@ def test_target_is_met_on_the_right_side(ratio: Ratio, more: bool, ours: float, 
 
 @pytest.mark.parametrize("of", [benchmarks.trainer.results, benchmarks.gpu.results], ids=["trainer", "gpu"])
 def test_readme_has_the_figures_of_the_results(of: ModuleType) -> None:
-    assert of.REPORT.rendered() == of.REPORT.readme.read_text(), f"run python -m {of.__name__.rpartition('.')[0]} --render"
+    assert of.REPORT.rendered() == of.REPORT.readme.read_text(), (
+        f"run python -m {of.__name__.rpartition('.')[0]} --render"
+    )
 
 
 def test_arm_without_a_measured_reference_has_no_verdict() -> None:
-    table = Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare", "ours": "tuned"}, target={"ours": 0.99})
+    table = Table(
+        title="t", unit="ms", ratio="throughput", beside={"*": "bare", "ours": "tuned"}, target={"ours": 0.99}
+    )
     text = render(table, {"bare": [10.0], "ours": [9.0]}, "2026-11-22: here.")
     assert "| ours | 9.00 | 9.00 | not measured yet |  | tuned | not measured yet |" in text
     assert "| tuned | not measured yet |" in text

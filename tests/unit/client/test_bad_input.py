@@ -33,7 +33,10 @@ JOBS = {
         "spec.checkpoint.volume.emptyDir: unknown field; an emptyDir is lost with its pod",
     ),
     "out of range": (job_yaml(more="  activeDeadlineSeconds: 0"), "spec.activeDeadlineSeconds: "),
-    "a rule": (job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"), "metadata.name must have at most 52 characters"),
+    "a rule": (
+        job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"),
+        "metadata.name must have at most 52 characters",
+    ),
     "suspended": (job_yaml(more="  suspend: true"), "spec.suspend: the job would never start"),
     "no YAML": ("a: [", "not valid YAML: line 1, column 5: "),
     "a tab": ("a:\n\tb: 1", "not valid YAML: line 2, column 1: found character '\\t'"),
@@ -68,7 +71,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("text", "message"), JOBS.values(), ids=JOBS.keys())
-def test_bad_job_exits_with_2_and_the_field(folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+def test_bad_job_exits_with_2_and_the_field(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
     Path("job.yaml").write_text(text)
     assert main(["run", "job.yaml"]) == 2
     out, err = capsys.readouterr()

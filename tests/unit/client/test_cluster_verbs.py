@@ -118,7 +118,9 @@ def test_wait_for_an_unserved_job_suggests_to_check_the_operator(
     monkeypatch.setattr(wait, "UNSERVED_SECONDS", 0.0)
     code, _, err = dtj("wait", "count", "--timeout", "1s")
     assert code == 124
-    assert err.count("check that the operator is running: kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
+    assert (
+        err.count("check that the operator is running: kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
+    )
 
 
 def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
@@ -132,7 +134,11 @@ def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: An
     assert "kubectl get pods -l training.dtj.dev/job-name=count" in err
     cluster.request("DELETE", f"{pods}/count-0")
     dtj("submit", "-f", job_file)
-    assert dtj("delete", "count") == (0, 'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n', "")
+    assert dtj("delete", "count") == (
+        0,
+        'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n',
+        "",
+    )
     with pytest.raises(ClusterError, match="404"):
         cluster.request("GET", f"{JOBS}/count")
     code, _, err = dtj("delete", "count")

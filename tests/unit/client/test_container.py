@@ -53,7 +53,7 @@ def rendered(machine: container.HostEnvironment, ordinal: int = 1, **trainer: An
     pod_spec = written["spec"]["template"]["spec"]
     pod_spec["containers"] = [{"name": "only", **trainer.pop("container", {})}]
     pod_spec |= trainer
-    job = Job.of(admitted(written))
+    job = Job.from_object(admitted(written))
     child = stateful_set(job, Settings(agent_image="", master_key=b"k"), attempt_floor=1)
     child["metadata"]["uid"] = "set-uid"
     pod = pods.new_pod(child, ordinal, uid="pod-uid-0001", node=machine.node, now=NOW)
@@ -68,9 +68,17 @@ def test_agent_and_worker_run_with_this_python(machine: container.HostEnvironmen
 
 def test_mount_paths_become_folders_in_arguments_and_environment(machine: container.HostEnvironment) -> None:
     mount = {"volumeMounts": [{"name": "data", "mountPath": "/data", "subPath": "v1"}]}
-    result = rendered(machine, container=mount, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "big"}}])
+    result = rendered(
+        machine, container=mount, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "big"}}]
+    )
     shared = machine.volumes_dir / "shared"
-    assert result.argv[8:] == (f"--data={machine.volumes_dir}/big/v1/train", "--out", f"{shared}/more", "--name", "/checkpointsx")
+    assert result.argv[8:] == (
+        f"--data={machine.volumes_dir}/big/v1/train",
+        "--out",
+        f"{shared}/more",
+        "--name",
+        "/checkpointsx",
+    )
     assert result.environment["DTJ_CHECKPOINT_DIR"] == f"{shared}/team/digits"
     assert result.environment["DTJ_SECRET_FILE"] == f"{machine.scratch_dir}/secret/key"
     assert {shared, machine.volumes_dir / "big/v1"} <= set(result.folders)

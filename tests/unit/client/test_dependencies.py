@@ -48,7 +48,9 @@ pytestmark = pytest.mark.timeout(900)
 def run(*command: str | Path, environ: dict[str, str] | None = None) -> str:
     """Runs a command and returns its output. Fails the test with the output if the command fails."""
     arguments = [str(argument) for argument in command]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=SECONDS, check=False)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=SECONDS, check=False
+    )
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -76,7 +78,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, f"{project}: {done.stdout}{done.stderr}"
     environ = uv_settings()
     run(uv, "venv", "--quiet", "--python", sys.executable, folder / "venv", environ=environ)
-    install = [uv, "pip", "install", "--quiet", "--python", folder / "venv/bin/python", "--find-links", folder / "wheels"]
+    install = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        folder / "venv/bin/python",
+        "--find-links",
+        folder / "wheels",
+    ]
     install += ["--constraint", ROOT / "requirements/dev.lock", "dtj-client"]
     offline = subprocess.run(
         [str(argument) for argument in (*install, "--offline")],

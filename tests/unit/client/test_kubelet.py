@@ -32,16 +32,16 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time
 
 def make(folder: Path, *argv: str, ordinal: int = 0) -> LocalPod:
     pod = pods.new_pod(SET, ordinal, uid=str(uuid.uuid4()), node="n", now=datetime.now(UTC))
-    mark = f"test/{pod['metadata']['uid']}"
+    tag = f"test/{pod['metadata']['uid']}"
     container = LocalContainer(
         argv=argv,
-        environment={**os.environ, "DTJ_LOCAL_POD": mark, "TERMINATION_LOG": str(folder / f"end-{ordinal}")},
+        environment={**os.environ, "DTJ_LOCAL_POD": tag, "TERMINATION_LOG": str(folder / f"end-{ordinal}")},
         working_dir=folder,
         folders=(folder / "made",),
         termination_log=folder / f"end-{ordinal}",
         log=folder / f"log-{ordinal}",
     )
-    return LocalPod(pod, container, mark, now=lambda: datetime.now(UTC), changed=lambda: None)
+    return LocalPod(pod, container, tag, now=lambda: datetime.now(UTC), changed=lambda: None)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -54,7 +54,10 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(
-            tmp_path, "/bin/sh", "-c", 'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600'
+            tmp_path,
+            "/bin/sh",
+            "-c",
+            'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600',
         )
         await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
         status = pods.container_status(pod.object)
@@ -71,7 +74,7 @@ def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) ->
 def test_repeatedly_ending_container_backs_off(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/bin/false")
-        await wait_until_async("the back-off", lambda: pods.state_of(pod.object) == "CrashLoopBackOff")
+        await wait_until_async("the back-off", lambda: pods.pod_state(pod.object) == "CrashLoopBackOff")
         assert pods.container_status(pod.object)["lastState"]["terminated"]["exitCode"] == 1
         await pod.stop(5)
 
@@ -102,7 +105,7 @@ def test_process_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path:
         await wait_until_async("a log", lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
         await pod.stop(0.2)
         assert pod.gone
-        assert pods.state_of(pod.object) == "SIGKILL"
+        assert pods.pod_state(pod.object) == "SIGKILL"
 
     run(test)
 
@@ -116,7 +119,9 @@ def test_end_of_a_container_ends_all_its_processes(tmp_path: Path) -> None:
         assert pod.pid is not None
         os.kill(pod.pid, signal.SIGKILL)
         await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
-        await wait_until_async("the pod's process alone", lambda: [pid for pid, _ in processes.tagged(pod.tag)] == [pod.pid])
+        await wait_until_async(
+            "the pod's process alone", lambda: [pid for pid, _ in processes.tagged(pod.tag)] == [pod.pid]
+        )
         await pod.lose()
         assert list(processes.tagged(pod.tag)) == []
 

@@ -41,7 +41,14 @@ def make_pod(plane: ControlPlane, ordinal: int) -> None:
     labels = {"training.dtj.dev/job-name": "count", "apps.kubernetes.io/pod-index": str(ordinal)}
     spec = {"nodeName": "n1", "containers": [{"name": "trainer", "image": "x"}]}
     pod = plane.request("POST", PODS, {"metadata": {"name": f"count-{ordinal}", "labels": labels}, "spec": spec})
-    running = {"name": "trainer", "image": "x", "imageID": "", "ready": True, "restartCount": 0, "state": {"running": {}}}
+    running = {
+        "name": "trainer",
+        "image": "x",
+        "imageID": "",
+        "ready": True,
+        "restartCount": 0,
+        "state": {"running": {}},
+    }
     pod["status"] = {"phase": "Running", "containerStatuses": [running]}
     plane.request("PUT", f"{PODS}/count-{ordinal}/status", pod)
 
@@ -103,7 +110,9 @@ def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     assert "tailLines" not in node.queries[1][1], "--tail is about what was there when the command began"
 
 
-def test_following_resumes_where_a_stream_was_cut_off(cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path) -> None:
+def test_following_resumes_where_a_stream_was_cut_off(
+    cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     node.logs = {"count-0": [at(1, "[rank 0] a")]}
     make_pod(cluster, 0)
@@ -125,12 +134,21 @@ def test_following_resumes_where_a_stream_was_cut_off(cluster: ControlPlane, nod
     assert "sinceTime" in node.queries[-1][1]
 
 
-def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(
+    cluster: ControlPlane, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     code, _, err = dtj("logs", "count")
     assert code == 0
     assert "no pod of count has started yet" in err
-    failure = {"attempt": 4, "rank": 1, "pod": "count-1", "reason": "WorkerFailed", "message": "it broke", "logTail": "one\ntwo"}
+    failure = {
+        "attempt": 4,
+        "rank": 1,
+        "pod": "count-1",
+        "reason": "WorkerFailed",
+        "message": "it broke",
+        "logTail": "one\ntwo",
+    }
     set_status(cluster, "Failed", attempt=4, failures=[failure])
     for flags in ([], ["-f"]):
         code, out, err = dtj("logs", "count", *flags)
@@ -139,7 +157,9 @@ def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(cluster: Con
         assert "claim shared, in default/count/logs/" in err
 
 
-def test_logs_of_a_job_that_never_ran_exit_with_1_and_the_reason(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_logs_of_a_job_that_never_ran_exit_with_1_and_the_reason(
+    cluster: ControlPlane, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     set_status(cluster, "Failed")
     for flags in ([], ["-f"]):

@@ -10,7 +10,9 @@ import pytest
 from dtj.main import DISTRIBUTION, main
 
 
-def test_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_that_of_the_distribution(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metadata, "version", {DISTRIBUTION: "1.2.3"}.__getitem__)
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
@@ -47,7 +49,14 @@ def test_missing_library_names_no_package_to_install_from_an_index(
 
 @pytest.mark.parametrize(
     ("verb", "meant"),
-    [("apply", "submit"), ("cancel", "delete"), ("list", "get"), ("describe", "get"), ("status", "get"), ("rnu", "run")],
+    [
+        ("apply", "submit"),
+        ("cancel", "delete"),
+        ("list", "get"),
+        ("describe", "get"),
+        ("status", "get"),
+        ("rnu", "run"),
+    ],
 )
 def test_unknown_verb_suggests_the_meant_one(capsys: pytest.CaptureFixture[str], verb: str, meant: str) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -26,7 +26,13 @@ NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 STATUS: dict[str, Any] = {
     "phase": "Running",
     "attempt": 2,
-    "progress": {"step": 130, "totalSteps": 900, "loss": 0.31234, "samplesPerSecond": 5120.4, "eta": "2026-01-01T12:03:05Z"},
+    "progress": {
+        "step": 130,
+        "totalSteps": 900,
+        "loss": 0.31234,
+        "samplesPerSecond": 5120.4,
+        "eta": "2026-01-01T12:03:05Z",
+    },
     "checkpoint": {"step": 100},
 }
 
@@ -47,7 +53,17 @@ def test_table_has_a_row_for_each_pod() -> None:
     console = Console(file=stream, width=120, height=40)
     console.print(fitted(console, snapshot(), []))
     text = stream.getvalue()
-    for expected in ("digits", "Running", "attempt 2", "step 130/900", "checkpoint 100", "digits-0", "41", "0 (51)  1 (52)", "3"):
+    for expected in (
+        "digits",
+        "Running",
+        "attempt 2",
+        "step 130/900",
+        "checkpoint 100",
+        "digits-0",
+        "41",
+        "0 (51)  1 (52)",
+        "3",
+    ):
         assert expected in text
 
 
@@ -55,7 +71,10 @@ def test_plain_lines_come_with_a_change_of_phase_and_every_five_seconds_of_progr
     stream = io.StringIO()
     view = PlainView(stream)
     for second, step, attempt in ((0, 1, 1), (1, 2, 1), (6, 3, 1), (7, 3, 2), (20, 3, 2)):
-        job = {"metadata": {"name": "j"}, "status": {"phase": "Running", "attempt": attempt, "progress": {"step": step}}}
+        job = {
+            "metadata": {"name": "j"},
+            "status": {"phase": "Running", "attempt": attempt, "progress": {"step": step}},
+        }
         view.show(Snapshot(job=job, now=NOW.replace(second=second), rows=()))
     assert [text.partition(":")[2] for text in stream.getvalue().splitlines()] == [
         "00:00 j Running attempt 1 step 1",
@@ -69,9 +88,17 @@ def test_summary_shows_each_recovery_and_its_cost() -> None:
         "attempt": 2, "kind": "InPlace", "reason": "WorkerFailed", "lastStep": 120, "resumedStep": 100, "lostSteps": 20,
         "seconds": {"detect": 0.01, "stop": 0.3, "schedule": 0.0, "rendezvous": 0.02, "load": 2.1, "firstStep": 0.2},
     }  # fmt: skip
-    status = {**STATUS, "phase": "Complete", "recoveries": [recovery], "restarts": {"inPlace": 1, "pod": 0}, "goodput": 0.9}
+    status = {
+        **STATUS,
+        "phase": "Complete",
+        "recoveries": [recovery],
+        "restarts": {"inPlace": 1, "pod": 0},
+        "goodput": 0.9,
+    }
     status["progress"] = {**STATUS["progress"], "metrics": {"lr": 0.1, "validation_accuracy": 0.9667}}
-    lines = summary({"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c"))
+    lines = summary(
+        {"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c")
+    )
     assert lines[1:] == [
         "digits: Complete after 75 s",
         "  reached      step 130/900, loss 0.3123, validation_accuracy 0.9667",
@@ -150,7 +177,8 @@ def test_few_pods_are_all_shown_with_all_events() -> None:
 @pytest.mark.parametrize("width", [45, 80, 200])
 def test_wide_rows_and_long_events_fit_the_height(width: int) -> None:
     rows = [
-        PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0) for n in range(2)
+        PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0)
+        for n in range(2)
     ]
     lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
     assert len(lines) <= 20
@@ -220,10 +248,19 @@ def test_activity_describes_the_group_while_it_does_not_train(agent: dict[str, A
     assert activity.group_activity(agent) == text
 
 
-FLAPPING = {"attempt": 7, "rank": 1, "pod": "j-1", "reason": "WorkerFailed", "exitCode": 1, "logTail": "FileNotFoundError: x.csv"}
+FLAPPING = {
+    "attempt": 7,
+    "rank": 1,
+    "pod": "j-1",
+    "reason": "WorkerFailed",
+    "exitCode": 1,
+    "logTail": "FileNotFoundError: x.csv",
+}
 
 
-@pytest.mark.parametrize(("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)])
+@pytest.mark.parametrize(
+    ("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)]
+)
 def test_summary_of_an_incomplete_run_shows_the_failure(phase: str, shown: bool) -> None:
     job = {"metadata": {"name": "j"}, "status": {"phase": phase, "reason": "WorkerFailed", "failures": [FLAPPING]}}
     text = "\n".join(summary(job, seconds=3, run_dir=Path("/r"), checkpoint_dir=None))

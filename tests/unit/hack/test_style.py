@@ -80,7 +80,9 @@ def test_sentence_that_opens_with_a_pronoun_is_reported(text: str, expected: lis
     assert rules(text) == expected
 
 
-@pytest.mark.parametrize("text", ["said = 1\n", "def f(words: int) -> None: ...\n", "class Word: ...\n", "a.last_told = 1\n"])
+@pytest.mark.parametrize(
+    "text", ["said = 1\n", "def f(words: int) -> None: ...\n", "class Word: ...\n", "a.last_told = 1\n"]
+)
 def test_banned_identifier_is_reported_where_it_is_defined(text: str) -> None:
     assert rules(text) == ["name"]
 

@@ -63,7 +63,9 @@ def test_pod_event_wakes_its_job_only_for_fields_that_a_reconcile_reads() -> Non
         watches.on_child_event("pods", "MODIFIED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "2"}]))
         watches.on_child_event("pods", "MODIFIED", child(phase="Running", conditions=[ready]))
         watches.on_child_event("pods", "DELETED", child(phase="Running", conditions=[ready]))
-        watches.on_child_event("pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}})  # without an owner
+        watches.on_child_event(
+            "pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}}
+        )  # without an owner
 
     assert woken(tell) == [("ns", "j")] * 3
 
@@ -104,7 +106,11 @@ def test_kopf_settings_disable_events_and_scanning_and_back_off_endlessly() -> N
         (422, "{}", errors.Invalid),
         (429, "{}", errors.Transient),
         (500, '{"message": "etcdserver: request timed out"}', errors.Transient),
-        (500, '{"message": "failed to create typed patch object (/x; apps/v1): .spec.x: field not declared"}', errors.Invalid),
+        (
+            500,
+            '{"message": "failed to create typed patch object (/x; apps/v1): .spec.x: field not declared"}',
+            errors.Invalid,
+        ),
         (500, '{"message": "failed to convert new object (/x; apps/v1): quantities must match"}', errors.Invalid),
         (503, "not json <html>", errors.Transient),
         (302, "", errors.Transient),
@@ -155,7 +161,13 @@ def test_status_write_counts_each_new_fact_once() -> None:
         {"phase": "Running", "restarts": {"inPlace": 0, "pod": 1}, "recoveries": [over]},
         {"phase": "Running", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "progress": {"step": 5}},
         {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed]},
-        {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed], "ready": "0/2"},
+        {
+            "phase": "Failed",
+            "restarts": {"inPlace": 2, "pod": 1},
+            "recoveries": [over],
+            "conditions": [failed],
+            "ready": "0/2",
+        },
     ]
     for before, after in itertools.pairwise(history):
         metrics.status_written(before, after)
@@ -222,7 +234,9 @@ def test_flag_is_also_a_variable_and_the_flag_wins(key: Path) -> None:
 
 def test_every_flag_has_its_variable() -> None:
     described = settings._parser().format_help()
-    assert {line.split()[0] for line in described.splitlines() if line.startswith("  --")} == {"--" + f for f in settings.FLAGS}
+    assert {line.split()[0] for line in described.splitlines() if line.startswith("  --")} == {
+        "--" + f for f in settings.FLAGS
+    }
 
 
 def test_no_namespace_flag_means_all_namespaces(key: Path) -> None:

@@ -81,7 +81,9 @@ def test_publish_without_a_clean_tagged_tree_and_a_registry_is_rejected(
 
 
 def test_failed_command_stops_the_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))])
+    monkeypatch.setattr(
+        release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))]
+    )
     assert release.main(["chart", "--build"]) == 1
     assert "exit code 3" in capsys.readouterr().err
 
@@ -96,7 +98,11 @@ def test_distributions_have_our_names() -> None:
     assert {project["name"] for project in projects} == OURS
     siblings = {name for project in projects for name in project["dependencies"] if name.startswith("dtj")}
     assert siblings <= OURS
-    assert {command for project in projects for command in project.get("scripts", {})} >= {"dtj", "dtj-operator", "dtj-agent"}
+    assert {command for project in projects for command in project.get("scripts", {})} >= {
+        "dtj",
+        "dtj-operator",
+        "dtj-agent",
+    }
 
 
 def test_wheel_of_the_client_has_the_command_dtj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of test_auto_batch do: look for a micro-batch size in so little memory that the model only fits in shards."""
+"""Ranks of test_auto_batch: search a size in memory where the model only fits in shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dtj_trainer.auto_batch import micro_batch_size
+from dtj_trainer.auto_batch import find_micro_batch_size
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.device_memory import at_most
@@ -36,7 +36,7 @@ class Table(nn.Module):
         self.rows = nn.Parameter(torch.zeros(rows))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(n,) to (n,)."""
+        """Maps (n,) to (n,)."""
         return (x[:, None] * self.rows[: MIB // 32]).exp().mean(1)
 
 
@@ -46,9 +46,14 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
 
 
 def auto(out: str) -> None:
-    """8 MiB of weights. Whole, with gradients, Adam's state and averages they are 40 MiB; half of them, with whole gradients that
-    are accumulated, 28 MiB. There are 39.75, of which half a MiB goes to each sample; rank 1 has a little less."""
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB // 2)  # what is freed is given back at once, so a limit means what it says
+    """Searches with 8 MiB of weights, by each strategy; rank 0 writes the sizes of all ranks.
+
+    Whole weights with gradients, Adam's state and averages are 40 MiB. Half of the weights, with
+    whole gradients that are accumulated, are 28 MiB. There are 39.75 MiB, of which half a MiB goes
+    to each sample; rank 1 has a little less.
+    """
+    # Freed memory is returned to the kernel at once, so that the limit holds for what is in use.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MIB // 2)
     with Trainer(TrainerConfig(steps=1, global_batch_size=SAMPLES, ema_decay=0.9)) as trainer:
         group = trainer.group
 
@@ -56,22 +61,22 @@ def auto(out: str) -> None:
             precision = Precision(trainer.config.precision, group)
             share = (torch.ones(SAMPLES // 2),)
             with at_most(room):
-                return micro_batch_size(
+                return find_micro_batch_size(
                     model, share, loss, config=trainer.config, strategy=strategy, group=group, precision=precision
                 )
 
-        told: dict[str, str | int] = {}
+        outcome: dict[str, str | int] = {}
         for name, strategy in STRATEGIES.items():
             tiny = search(nn.Sequential(*(Table(8) for _ in range(4))), strategy, None)  # also loads what it needs
             assert tiny == SAMPLES // 2, "all of the share fits, then all of it is taken"
             model = nn.Sequential(*(Table(MIB // 2) for _ in range(4)))
             before = {n: p.clone() for n, p in model.named_parameters()}
             try:
-                told[name] = search(model, strategy, (159 - group.rank) * MIB // 4)
+                outcome[name] = search(model, strategy, (159 - group.rank) * MIB // 4)
             except ConfigError as e:
-                told[name] = str(e)
+                outcome[name] = str(e)
             assert all(torch.equal(p, before[n]) for n, p in model.named_parameters()), "the model is as it was"
             assert group.all_objects(group.rank) == [0, 1], "and so is the group"
-        everyone = group.all_objects(told)
+        everyone = group.all_objects(outcome)
         if group.rank == 0:
             Path(out).write_text(json.dumps(everyone))

@@ -1,4 +1,4 @@
-"""What the ranks of test_batch_equivalence do: steps of a tiny GPT, cut in different ways."""
+"""Ranks of test_batch_equivalence: steps of a tiny GPT, cut in different ways."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from dtj_trainer.distributed.flat_shard import FlatShard
 from dtj_trainer.examples import gpt
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import HsdpConfig
-from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, ScratchFsdpModel
+from dtj_trainer.strategies.scratch.fsdp import FsdpScratch
+from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.ranks_shared import STRATEGIES, tiny_gpt, tokens, whole
 
 NORM = 0.05
-# (samples, micro-batch). 11 samples are 5 and 6 on 2 ranks, and 2, 3, 3, 3 on 4: by threes micro-batches differ in size, by
-# ones some ranks need one more of them than others.
+# (samples, micro-batch). 11 samples are 5 and 6 on 2 ranks, and 2, 3, 3, 3 on 4: by threes
+# micro-batches differ in size, by ones some ranks need one more of them than others.
 CUTS = [(11, 3), (11, 1)]
 PLAIN = ("ddp", "ddp_scratch", "fsdp", "hsdp", "fsdp_scratch")
 
@@ -40,7 +41,10 @@ def sgd(samples: int, micro: int, strategy: Any) -> TrainerConfig:
 
 
 def single_process(samples: int) -> tuple[list[float], list[float], dict[str, Any]]:
-    """Two steps of plain torch on the whole batch at once: losses, norms before the clip, weights."""
+    """Takes two steps of plain torch on whole batches.
+
+    Returns (losses, unclipped norms, weights).
+    """
     model, (inputs, targets) = tiny_gpt(), tokens().tensors
     losses, norms = [], []
     for step in range(2):
@@ -57,7 +61,7 @@ def single_process(samples: int) -> tuple[list[float], list[float], dict[str, An
 
 
 def elsewhere(rank: int) -> gpt.Gpt:
-    """The same model as on rank 0, but where it starts: a script that seeds by rank, or not at all."""
+    """Builds the model with other weights than rank 0, as a script that seeds by rank does."""
     model = tiny_gpt()
     with torch.no_grad():
         for p in model.parameters():
@@ -82,7 +86,7 @@ class Rows:
 
 
 class Reads(TorchDispatchMode):
-    """Counts numbers that Python reads from tensors, and copies to the host: on a GPU each of them waits for the device."""
+    """Counts numbers read from tensors, and copies to the host: on a GPU each waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,18 +99,20 @@ class Reads(TorchDispatchMode):
 
 
 def reads(out: str) -> None:
-    """Numbers read from tensors by each step of a strategy; the tenth is logged."""
-    told = {}
+    """Counts the numbers that each step reads from tensors; the tenth step is logged."""
+    outcome = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name in PLAIN:
             strategy = HsdpConfig(shard_size=2) if name == "hsdp" else STRATEGIES[name]
             trainer.config = replace(sgd(12, 3, strategy), steps=10, state=StateConfig(log_every_steps=10))
             by_step: list[int] = []
             with Reads() as counter:
-                trainer.fit(tiny_gpt(), tokens(), loss=gpt.loss, after_step=lambda _, c=counter, b=by_step: b.append(c.count))  # type: ignore[misc]
-            told[name] = [after - before for before, after in pairwise(by_step)]
+                trainer.fit(
+                    tiny_gpt(), tokens(), loss=gpt.loss, after_step=lambda _, c=counter, b=by_step: b.append(c.count)
+                )  # type: ignore[misc]
+            outcome[name] = [after - before for before, after in pairwise(by_step)]
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(outcome))
 
 
 def largest_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
@@ -115,19 +121,19 @@ def largest_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> float:
 
 
 def exact(out: str) -> None:
-    """Every strategy and cut in one group; rank 0 writes how far each is from the single process."""
+    """Trains with every strategy and cut; rank 0 writes the differences to the single process."""
     trainer = Trainer(TrainerConfig(steps=1))
-    told = []
+    outcome = []
     for samples, micro in CUTS:
         losses, norms, weights = single_process(samples)
         for name in PLAIN:
             strategy = HsdpConfig(shard_size=2) if name == "hsdp" else STRATEGIES[name]
             trainer.config, rows = sgd(samples, micro, strategy), Rows()
             trainer.fit(elsewhere(trainer.group.rank), tokens(), loss=gpt.loss, sinks=[rows])
-            live = CheckpointState({"model": trainer.state.parts["model"]}).sharded()["model"]
+            live = CheckpointState({"model": trainer.state.objects["model"]}).sharded()["model"]
             weights_of_all = {k: whole(v).tolist() for k, v in live.items()}
             if trainer.group.rank == 0:
-                told.append({
+                outcome.append({
                     "name": f"{name}: {samples} samples by {micro}",
                     "losses": [abs(a - b) for a, b in zip(rows.losses, losses, strict=True)],
                     "norms": [abs(a - b) for a, b in zip(rows.norms, norms, strict=True)],
@@ -135,7 +141,7 @@ def exact(out: str) -> None:
                     "clipped": min(norms) > NORM,
                 })  # fmt: skip
     if trainer.group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(outcome))
     trainer.close()
 
 
@@ -152,7 +158,7 @@ class HalfUsed(nn.Module):
 
 
 def saved_early(out: str) -> None:
-    """Moments and step counts of fsdp_scratch before and after they are asked for, while a block has had no gradient."""
+    """Reads the optimizer's state around a save, while a block has had no gradient."""
     with Trainer(TrainerConfig(steps=1)) as trainer:
         strategy = FsdpScratch()
         model = strategy.wrap(HalfUsed(), trainer.group)
@@ -165,12 +171,16 @@ def saved_early(out: str) -> None:
             optimizer.step()
             strategy.zero_grad(model, optimizer)
 
-        def told() -> list[Any]:
-            return [[v.tolist() for v in optimizer.state[p].values()] for p in model.parameters() if p in optimizer.state]
+        def moments() -> list[Any]:
+            return [
+                [v.tolist() for v in optimizer.state[p].values()] for p in model.parameters() if p in optimizer.state
+            ]
 
-        before = told()
+        before = moments()
         with CommDebugMode() as counted:
-            tree = dict(leaves({"model": model.portable_state_dict(), "optimizer": model.portable_optimizer_state(optimizer)}))
+            tree = dict(
+                leaves({"model": model.portable_state_dict(), "optimizer": model.portable_optimizer_state(optimizer)})
+            )
         live = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values())]
         mine = {t.untyped_storage().data_ptr() for t in live}
         copied = [
@@ -180,5 +190,11 @@ def saved_early(out: str) -> None:
         ]
         parts = sum(isinstance(leaf, FlatShard) for leaf in tree.values())
         if trainer.group.rank == 0:
-            said = {"before": before, "after": told(), "sent": counted.get_total_counts(), "copied": copied, "parts": parts}
-            Path(out).write_text(json.dumps(said))
+            outcome = {
+                "before": before,
+                "after": moments(),
+                "sent": counted.get_total_counts(),
+                "copied": copied,
+                "parts": parts,
+            }
+            Path(out).write_text(json.dumps(outcome))

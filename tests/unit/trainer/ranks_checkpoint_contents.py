@@ -1,4 +1,4 @@
-"""What the ranks of test_checkpoint_contents do: importable by the forked processes."""
+"""Functions for the ranks of test_checkpoint_contents, importable by the forked processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import CheckpointState, assign
+from dtj_trainer.checkpoint.contents import CheckpointState, assign_writers
 from dtj_trainer.checkpoint.export import export
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.write import Writer
@@ -65,7 +65,7 @@ def config(directory: Path | None, **changes: Any) -> TrainerConfig:
 
 
 def in_folders_of_their_own(base: str) -> None:
-    """The same path on each rank, and another folder: what an emptyDir is on two nodes."""
+    """Gives each rank another folder at the same path, as an emptyDir does on two nodes."""
     own = Path(base, os.environ["RANK"])
     own.mkdir()
     os.chdir(own)
@@ -79,7 +79,7 @@ def in_folders_of_their_own(base: str) -> None:
 
 
 def with_other_variables(kind: str, name: str, value: str) -> None:
-    """Rank 1 was started with another variable, or without it if `value` is empty."""
+    """Starts rank 1 with another variable, or without it if `value` is empty."""
     if os.environ["RANK"] == "1":
         os.environ.pop(name, None)
         if value:
@@ -91,7 +91,9 @@ def with_other_variables(kind: str, name: str, value: str) -> None:
                 trainer.fit(Net(), samples(), loss=loss)
             return 0
         model = Net()
-        state = State(config(None, every=None).state, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        state = State(
+            config(None, every=None).state, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
+        )
         for _ in state.steps(4):
             state.report(loss=0.0)
         state.close()
@@ -101,15 +103,18 @@ def with_other_variables(kind: str, name: str, value: str) -> None:
 
 
 def statistics(directory: str, out: str) -> None:
-    """Trains a net with a BatchNorm by each strategy; tells of the validation and of the model that a checkpoint gives."""
+    """Trains a net with a BatchNorm by each strategy.
+
+    Rank 0 writes the validation, and that of the exported model.
+    """
     trainer = Trainer(config(None))
-    told = {}
+    results = {}
     for name in WITH_STATISTICS:
         folder = Path(directory, name)
         trainer.config = config(folder, strategy=STRATEGIES[name])
         torch.manual_seed(1)
         result = trainer.fit(Normalized(), samples(), loss=loss, validation=samples(10), measure=measure)
-        live = next(b for n, b in trainer.state.parts["model"].named_buffers() if n.endswith("running_mean"))  # type: ignore[attr-defined]
+        live = next(b for n, b in trainer.state.objects["model"].named_buffers() if n.endswith("running_mean"))  # type: ignore[attr-defined]
         live = trainer.group.from_first(live.tolist())
         if trainer.group.rank == 0:
             export(folder, folder / "model.pt")
@@ -120,20 +125,25 @@ def statistics(directory: str, out: str) -> None:
                 validation = float(loss(alone, samples(10).tensors))
             mean = alone.norm.running_mean
             assert mean is not None
-            told[name] = {"in the run": result.validation["loss"], "exported": validation, "live": live, "saved": mean.tolist()}
+            results[name] = {
+                "in the run": result.validation["loss"],
+                "exported": validation,
+                "live": live,
+                "saved": mean.tolist(),
+            }
     wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), DistributedDataParallel(nn.BatchNorm1d(2))))
     contents = CheckpointState({"model": wrapped})
-    owners = assign(contents.sharded(), 2, contents.buffer_keys())
+    owners = assign_writers(contents.sharded(), 2, contents.buffer_keys())
     if trainer.group.rank == 0:
-        told["owners"] = {key: owner for key, owner in owners.items() if "running" in key}
-        Path(out).write_text(json.dumps(told))
+        results["owners"] = {key: owner for key, owner in owners.items() if "running" in key}
+        Path(out).write_text(json.dumps(results))
     trainer.close()
 
 
 def encoder_and_head(directory: str, out: str) -> None:
-    """One optimizer over two modules, saved, and read by modules that were made otherwise."""
+    """Saves one optimizer over two modules, and loads it into modules that are initialized differently."""
     group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=250))
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for until in (2, 4):
         torch.manual_seed(until)
         encoder, head = (DistributedDataParallel(nn.Linear(a, b)) for a, b in ((WIDTH, WIDTH), (WIDTH, 1)))
@@ -142,21 +152,21 @@ def encoder_and_head(directory: str, out: str) -> None:
         state = State.attach(
             StateConfig(checkpoint=checkpoint), WorkerEnv.read(), group, enc=encoder, head=head, optimizer=optimizer
         )
-        state.on_start = lambda s, until=until: told.update({f"loaded for {until}": fingerprint(s), "step": s.step})  # type: ignore[misc]
+        state.on_start = lambda s, until=until: results.update({f"loaded for {until}": fingerprint(s), "step": s.step})  # type: ignore[misc]
         for _ in state.steps(until):
             optimizer.zero_grad()
             value = functional.mse_loss(head(encoder(samples().tensors[0])), samples().tensors[1])
             value.backward()
             optimizer.step()
             state.report(loss=value)
-        told[f"saved at {until}"] = fingerprint(state)
+        results[f"saved at {until}"] = fingerprint(state)
     if group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(results))
     group.close()
 
 
 class Sampler:
-    """A state part whose state nobody can load."""
+    """A state part whose state can't be loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"folder": Path("/data")}
@@ -166,7 +176,7 @@ class Sampler:
 
 
 def unloadable(directory: str) -> None:
-    """A loop of one's own with such a part."""
+    """Runs a user's own loop with such a part."""
 
     def main() -> int:
         model = nn.Linear(1, 1)
@@ -181,9 +191,12 @@ def unloadable(directory: str) -> None:
 
 
 def turned_nan(directory: str, out: str) -> None:
-    """The loss is NaN from step 3 on; by strategy and by limit how it ended, and what is on the volume."""
+    """Trains with a loss that is NaN from step 3 on.
+
+    Rank 0 writes, by strategy and limit, how it ended and what was saved.
+    """
     trainer = Trainer(config(None))
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, limit in (("ddp", 3), ("fsdp", 0), ("fsdp_scratch", 0)):
         calls = 0
 
@@ -202,14 +215,17 @@ def turned_nan(directory: str, out: str) -> None:
         except TrainerError as e:
             ended = f"{type(e).__name__}: {e}"
         committed = sorted(p.name for p in folder.glob("step-*"))
-        told[name] = trainer.group.all_objects({"ended": ended, "calls": calls, "committed": committed})
+        results[name] = trainer.group.all_objects({"ended": ended, "calls": calls, "committed": committed})
     if trainer.group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(results))
     trainer.close()
 
 
 def overdue_on_one_rank(directory: str, out: str) -> None:
-    """A save that never ends, and by the clock of rank 1 alone for too long; each rank tells how it ended."""
+    """Begins a save that never ends and is overdue on rank 1 alone.
+
+    Each rank prints how it ended.
+    """
     hang: Callable[..., Any] = lambda *_: __import__("threading").Event().wait()  # noqa: E731
     Writer.write = hang  # type: ignore[method-assign]
     model = nn.Linear(1, 1)
@@ -228,9 +244,12 @@ def overdue_on_one_rank(directory: str, out: str) -> None:
 
 
 def averaged(directory: str, out: str) -> None:
-    """Exports the averages of a model with tied weights and of one with buffers, by two strategies; the keys that don't fit."""
+    """Exports the averages of models with tied weights and with buffers, by two strategies.
+
+    Rank 0 writes keys that don't fit.
+    """
     trainer = Trainer(config(None))
-    told = {}
+    results = {}
     for name, strategy in (("ddp", DdpConfig()), ("fsdp", FsdpConfig())):
         for build in (tiny_gpt, Normalized):
             tied = build is tiny_gpt
@@ -243,7 +262,7 @@ def averaged(directory: str, out: str) -> None:
                 ema, model = torch.load(folder / "ema.pt"), torch.load(folder / "model.pt")
                 wrong = build().load_state_dict(ema, strict=False)  # type: ignore[operator]
                 other = [k for k in ema if ema[k].is_floating_point() and not torch.equal(ema[k], model[k])]
-                told[folder.name] = {"wrong": [*wrong.missing_keys, *wrong.unexpected_keys], "other": other}
+                results[folder.name] = {"wrong": [*wrong.missing_keys, *wrong.unexpected_keys], "other": other}
     if trainer.group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(results))
     trainer.close()

@@ -1,4 +1,4 @@
-"""What the ranks of test_common_nets do: models of the shapes that people bring, by every strategy."""
+"""Functions for the ranks of test_common_nets: models of common shapes, trained by every strategy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, make
 from dtj_trainer.strategies.scratch import flat_params
-from dtj_trainer.strategies.scratch.fsdp import ScratchFsdpModel
+from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
 from tests.unit.trainer.nets_common import IMAGES, Block, MaskedLm, VisionTransformer
@@ -35,7 +35,7 @@ STRATEGIES = {
 
 
 class Sentences:
-    """As a tokenizer gives them: dicts of ids, mask and labels."""
+    """Sentences as a tokenizer returns them: dicts of ids, mask and labels."""
 
     def __len__(self) -> int:
         return 16
@@ -63,27 +63,33 @@ def language_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
 def losses_of(trainer: Trainer, build: Callable[[], nn.Module], data: Any, loss: Any, **options: Any) -> list[float]:
     torch.manual_seed(2)
     sink = Records()
-    trainer.config = TrainerConfig(**({"steps": 3, "global_batch_size": 8, "optimizer": OptimizerConfig(lr=1e-2)} | options))
+    trainer.config = TrainerConfig(
+        **({"steps": 3, "global_batch_size": 8, "optimizer": OptimizerConfig(lr=1e-2)} | options)
+    )
     trainer.config.state.log_every_steps = 1
     trainer.fit(build(), data, loss=loss, sinks=[sink])
     return [float(record["loss"]) for record in sink.records]
 
 
 def common_nets(out: str) -> None:
-    """The losses of every net by every strategy, and of some with recompute."""
-    told: dict[str, dict[str, list[float]]] = {}
+    """Trains every net by every strategy, and some with recompute. Rank 0 writes the losses."""
+    results: dict[str, dict[str, list[float]]] = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name, config in STRATEGIES.items():
-            told[name] = {n: losses_of(trainer, net, images(), cross_entropy, strategy=config) for n, net in IMAGES.items()}
-            told[name]["MaskedLm"] = losses_of(trainer, MaskedLm, Sentences(), language_loss, strategy=config)
+            results[name] = {
+                n: losses_of(trainer, net, images(), cross_entropy, strategy=config) for n, net in IMAGES.items()
+            }
+            results[name]["MaskedLm"] = losses_of(trainer, MaskedLm, Sentences(), language_loss, strategy=config)
             again = {"strategy": config, "recompute": "block", "blocks": "Block"}
-            told[name]["VisionTransformer again"] = losses_of(trainer, VisionTransformer, images(), cross_entropy, **again)
+            results[name]["VisionTransformer again"] = losses_of(
+                trainer, VisionTransformer, images(), cross_entropy, **again
+            )
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(results))
 
 
 def recomputed(out: str) -> None:
-    """How often the blocks of a ViT are called in a step, with and without recompute, and what the log says of them."""
+    """Prints how often the blocks of a ViT are called in a step, with and without recompute."""
     called: Counter[str] = Counter()
     real = Block.forward
     mode = "none"
@@ -100,7 +106,7 @@ def recomputed(out: str) -> None:
 
 
 class LeftOut(Net):
-    """In each forward every rank leaves out another set of its five blocks, of all sizes."""
+    """A model of which every rank leaves out another set of its five blocks in each forward, of all sizes."""
 
     PLANS = ([{1}, {2}], [{0}, set()], [{1, 2}, {4}], [{3, 4}, {0, 1}], [set(), {0, 1, 2, 3, 4}], [{2}, {2}])
 
@@ -120,9 +126,9 @@ class LeftOut(Net):
 
 
 def left_out(out: str) -> None:
-    """LeftOut by three strategies, one and two micro-batches a step."""
+    """Trains LeftOut by three strategies, with one and two micro-batches a step."""
     group = Group.open(WorkerEnv.read())
-    told = {}
+    results = {}
     for name, config in {"ddp": DdpConfig(find_unused_parameters=True), **{k: STRATEGIES[k] for k in SCRATCH}}.items():
         for micro in (1, 2):
             strategy = make(config)
@@ -140,9 +146,9 @@ def left_out(out: str) -> None:
                 optimizer.step()
                 strategy.zero_grad(wrapped, optimizer)
                 losses.append(float(group.gather(value.detach()).mean()))
-            told[f"{name} {micro}"] = losses
+            results[f"{name} {micro}"] = losses
     if group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(results))
     group.close()
 
 
@@ -150,7 +156,8 @@ SCRATCH = ("ddp_scratch", "fsdp_scratch")
 
 
 def bytes_at_wrap(out: str) -> None:
-    """How many bytes a model's weights have, before fsdp_scratch wraps it, as each unit is done, and at the end."""
+    """Writes the bytes of a model's weights before fsdp_scratch wraps it, after each flat parameter
+    group, and at the end."""
     group = Group.open(WorkerEnv.read())
     model = VisionTransformer(depth=6)
     own = list(model.parameters())
@@ -174,8 +181,8 @@ def bytes_at_wrap(out: str) -> None:
 
 
 def from_meta(out: str) -> None:
-    """Losses where rank 0 alone has built the model, beside those where all have."""
-    told = {}
+    """Writes the losses where rank 0 alone has built the model, beside those where all ranks have."""
+    results = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name, net, data, loss in (
             ("VisionTransformer", VisionTransformer, images(), cross_entropy),
@@ -186,6 +193,6 @@ def from_meta(out: str) -> None:
                 with torch.device("meta" if trainer.group.rank else "cpu"):
                     return net()
 
-            told[name] = [losses_of(trainer, b, data, loss, strategy=FsdpConfig()) for b in (net, on_meta)]
+            results[name] = [losses_of(trainer, b, data, loss, strategy=FsdpConfig()) for b in (net, on_meta)]
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(results))

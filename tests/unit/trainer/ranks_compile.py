@@ -1,4 +1,4 @@
-"""What the ranks of test_compile do."""
+"""Functions for the ranks of test_compile."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ MODES: dict[str, tuple[StrategyConfig, Recompute]] = {
 
 
 def numbers() -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples, and what a net should give for them."""
+    """Returns samples and their targets."""
     x = torch.randn(48, WIDTH, generator=torch.Generator().manual_seed(3))
     return x, x.square().mean(1, keepdim=True)
 
 
 def squares(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean squared error."""
+    """Returns the mean squared error."""
     return functional.mse_loss(model(batch[0]), batch[1])
 
 
@@ -59,7 +59,10 @@ def run(
     strategy: StrategyConfig,
     mode: Recompute = "none",
 ) -> dict[str, Any]:
-    """A small net's losses from where the folder's newest checkpoint stands to `steps`, its graphs and how often one broke."""
+    """Trains a small net from the folder's newest checkpoint to `steps`.
+
+    Returns losses, graphs and graph breaks.
+    """
     torch._dynamo.reset()
     counters.clear()
     trainer.config = TrainerConfig(
@@ -77,19 +80,19 @@ def run(
 
 
 def strategies_compiled(folder: Path) -> None:
-    """Two steps compiled by each strategy, then two that are not, by ddp; beside four that are not."""
+    """Trains two steps compiled by each strategy, then two that are not, by ddp; beside four that are not."""
     with Trainer(TrainerConfig(steps=1)) as trainer:
-        told = {"whole": run(trainer, folder / "whole", 4, False, DdpConfig())}
+        results = {"whole": run(trainer, folder / "whole", 4, False, DdpConfig())}
         for name, (strategy, mode) in MODES.items():
-            told[name] = run(trainer, folder / name, 2, "aot_eager", strategy, mode)
-            told[name]["losses"] += run(trainer, folder / name, 4, False, DdpConfig())["losses"]
+            results[name] = run(trainer, folder / name, 2, "aot_eager", strategy, mode)
+            results[name]["losses"] += run(trainer, folder / name, 4, False, DdpConfig())["losses"]
         if trainer.group.rank == 0:
-            (folder / "out.json").write_text(json.dumps(told))
+            (folder / "out.json").write_text(json.dumps(results))
 
 
 def kept(folder: Path) -> None:
-    """Bytes that a forward keeps for backward, beside the weights, by mode of recompute."""
-    told: dict[str, int] = {}
+    """Writes the bytes that a forward keeps for backward, beside the weights, by mode of recompute."""
+    results: dict[str, int] = {}
 
     def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         seen = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
@@ -99,8 +102,9 @@ def kept(folder: Path) -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            value = gpt.loss(model, batch)  # all that is kept is alive until here, so no address comes twice
-        told[mode] = sum(seen.values())
+            # All that is kept is alive until here, so no address occurs twice.
+            value = gpt.loss(model, batch)
+        results[mode] = sum(seen.values())
         return value
 
     with Trainer(TrainerConfig(steps=1)) as trainer:
@@ -108,12 +112,12 @@ def kept(folder: Path) -> None:
             torch._dynamo.reset()
             trainer.config = TrainerConfig(steps=1, global_batch_size=4, recompute=mode, compile="aot_eager")
             trainer.fit(Gpt(GptConfig(block=64, layers=3, heads=4, width=64)), tokens(block=64), loss=loss)
-    (folder / "out.json").write_text(json.dumps(told))
+    (folder / "out.json").write_text(json.dumps(results))
 
 
 def inductor(folder: Path) -> None:
-    """Losses of the digits' CNN, a plain Sequential, with and without; the graphs of the run."""
-    told: dict[str, Any] = {}
+    """Writes the losses of the digits' CNN, a plain Sequential, compiled and not, and the graphs of the run."""
+    results: dict[str, Any] = {}
     for compiled in (False, True):
         counters.clear()
         torch.manual_seed(0)
@@ -123,8 +127,8 @@ def inductor(folder: Path) -> None:
         with Trainer(TrainerConfig(steps=4, shuffle=False, compile=compiled, state=state)) as trainer:
             counters.clear()
             trainer.fit(task.model, task.data, loss=task.loss, sinks=[Keep(losses)])
-        told[str(compiled)] = {"losses": losses, "graphs": counters["stats"]["unique_graphs"]}
-    (folder / "out.json").write_text(json.dumps(told))
+        results[str(compiled)] = {"losses": losses, "graphs": counters["stats"]["unique_graphs"]}
+    (folder / "out.json").write_text(json.dumps(results))
 
 
 class Numbered(nn.Module):
@@ -141,7 +145,7 @@ class Numbered(nn.Module):
 
 
 class Stack(nn.Module):
-    """More such blocks than torch makes graphs for one function."""
+    """A model with more such blocks than torch makes graphs for one function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +158,7 @@ class Stack(nn.Module):
 
 
 def numbered() -> int:
-    """Graphs of a Stack."""
+    """Returns the graphs of a Stack."""
     counters.clear()
     model = Stack()
     compile_forward(model, "aot_eager", DdpConfig())
@@ -163,19 +167,22 @@ def numbered() -> int:
 
 
 def parts(folder: Path) -> None:
-    """The modules whose forward is compiled, by model and strategy; what a copy of a compiled model gives, and should."""
+    """Writes the modules whose forward is compiled, by model and strategy, and the outputs of a copied model."""
     models: dict[str, Callable[[], nn.Module]] = {
         "blocks": lambda: Gpt(GptConfig(layers=2)),
         "sequential": digits.mlp,
         "neither": lambda: nn.Linear(1, 1),
     }
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind, make in models.items():
         for name in ("ddp", "ddp_scratch", "fsdp", "hsdp", "fsdp_scratch"):
             model = make()
             compile_forward(model, "aot_eager", STRATEGIES[name])
-            told[f"{kind}, {name}"] = [n for n, m in model.named_modules() if "forward" in vars(m)]
+            results[f"{kind}, {name}"] = [n for n, m in model.named_modules() if "forward" in vars(m)]
     copied = copy.deepcopy(model)
-    told["copy"] = [float(copied.weight.detach().fill_(2.0) + copied.bias.detach().fill_(1.0)), float(copied(torch.ones(1)))]
-    told["numbered"] = numbered()
-    (folder / "out.json").write_text(json.dumps(told))
+    results["copy"] = [
+        float(copied.weight.detach().fill_(2.0) + copied.bias.detach().fill_(1.0)),
+        float(copied(torch.ones(1))),
+    ]
+    results["numbered"] = numbered()
+    (folder / "out.json").write_text(json.dumps(results))

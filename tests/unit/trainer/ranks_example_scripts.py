@@ -1,4 +1,4 @@
-"""What the ranks of test_example_scripts.py do."""
+"""Ranks of test_example_scripts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def script(name: str, *arguments: str) -> None:
-    """A script of examples/ as torchrun starts it."""
+    """Runs a script of examples/ as torchrun starts it."""
     sys.argv = [name, *arguments]
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

@@ -1,4 +1,4 @@
-"""What the ranks of test_gpu_ready do: what a GPU would meet first, its logic on a CPU."""
+"""Functions for the ranks of test_gpu_ready: logic for GPUs, run on a CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dtj_trainer.data.source import TensorData
 from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import DdpConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig, StrategyConfig, name_of
 from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup
-from dtj_trainer.strategies.scratch.fsdp import ScratchFsdpModel
+from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
 from tests.unit.trainer.ranks import Records
@@ -44,16 +44,16 @@ def config(strategy: StrategyConfig, **more: Any) -> TrainerConfig:
 
 
 def head_alone(model: nn.Module) -> torch.optim.Optimizer:
-    """A fine-tuning: the optimizer has the last parameters, all others have gradients too."""
+    """Returns the optimizer of a fine-tuning: it has the last parameters, but all others have gradients too."""
     return torch.optim.SGD(list(model.parameters())[-1:], lr=0.1)
 
 
 def clipped_norms(out: str) -> None:
-    """The norm that clipping finds, in fp32 and in fp16, with an optimizer that has a part of the model."""
-    told: dict[str, list[float]] = {}
+    """Writes the norm that clipping finds, in fp32 and in fp16, with an optimizer that has some of the parameters."""
+    results: dict[str, list[float]] = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name, strategy in (SCRATCH | TORCH).items():
-            told[name] = []
+            results[name] = []
             for dtype in ("fp32", "fp16"):
                 torch.manual_seed(1)
                 precision = PrecisionConfig(dtype=dtype, initial_scale=2.0**10)  # type: ignore[arg-type]
@@ -61,13 +61,13 @@ def clipped_norms(out: str) -> None:
                 sink = Records()
                 trainer.fit(Net(), numbers(), loss=square_error, optimizer=head_alone, sinks=[sink])
                 if trainer.group.rank == 0:
-                    told[name].append(float(sink.records[-1]["grad_norm"]))
+                    results[name].append(float(sink.records[-1]["grad_norm"]))
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(results))
 
 
 def runs_out(at: int) -> None:
-    """A step runs out of memory, as torch says it."""
+    """Runs a step that raises torch's out-of-memory error."""
     steps = 0
 
     def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -86,8 +86,11 @@ def runs_out(at: int) -> None:
 
 
 def reduced(out: str) -> None:
-    """Two micro-batches a step, reduced once and each: losses; of fsdp_scratch the whole gradients in between, and sends."""
-    told: dict[str, Any] = {}
+    """Trains two micro-batches a step, reduced once or each.
+
+    Writes losses; of fsdp_scratch also whole gradients and sends.
+    """
+    results: dict[str, Any] = {}
     sends = 0
     real = FlatParamGroup.scatter
 
@@ -113,6 +116,10 @@ def reduced(out: str) -> None:
                 trainer.config = config(kind(reduce_every_micro_batch=each), steps=3, micro_batch_size=1)
                 sink = Records()
                 trainer.fit(Net(), numbers(16), loss=loss, sinks=[sink])
-                told[f"{name_of(trainer.config.strategy)} {name}"] = [[float(r["loss"]) for r in sink.records], whole, sends]
+                results[f"{name_of(trainer.config.strategy)} {name}"] = [
+                    [float(r["loss"]) for r in sink.records],
+                    whole,
+                    sends,
+                ]
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(results))

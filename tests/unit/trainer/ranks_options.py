@@ -1,4 +1,4 @@
-"""What the ranks of test_options do."""
+"""Ranks of test_options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
     own: Callable[[nn.Module], Optimizer] | None = None,
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
 ) -> list[float]:
-    """The losses of a tiny GPT from where the folder's newest checkpoint stands, if any, to `steps`."""
+    """Trains a tiny GPT from the newest checkpoint, if any, to `steps`. Returns the losses."""
     trainer.config = TrainerConfig(
         steps=steps, global_batch_size=12, strategy=strategy or DdpConfig(),
         optimizer=OptimizerConfig(lr=1e-2, weight_decay=decay, decay_vectors=False),
@@ -47,11 +47,11 @@ def run(
 
 
 def optimizers(folder: Path) -> None:
-    """Optimizers with two groups, saved by one strategy and loaded by another; one of the caller's own."""
+    """Saves an optimizer of two groups by one strategy, loads it by another, and tries an own one."""
     with Trainer(TrainerConfig(steps=1, deterministic=True)) as trainer:
-        told: dict[str, Any] = {"whole": run(trainer, folder / "whole", 4)}
-        groups = trainer.state.parts["optimizer"].param_groups  # type: ignore[attr-defined]
-        told |= {
+        outcome: dict[str, Any] = {"whole": run(trainer, folder / "whole", 4)}
+        groups = trainer.state.objects["optimizer"].param_groups  # type: ignore[attr-defined]
+        outcome |= {
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "groups": [[g["weight_decay"], sorted({p.dim() for p in g["params"]})] for g in groups],
             "parts": run(trainer, folder / "parts", 2) + run(trainer, folder / "parts", 4, strategy=FsdpConfig()),
@@ -59,20 +59,20 @@ def optimizers(folder: Path) -> None:
             "own": run(trainer, folder / "own", 4, own=lambda model: torch.optim.Adam(model.parameters(), lr=1e-2)),
         }
         if trainer.group.rank == 0:
-            (folder / "out.json").write_text(json.dumps(told))
+            (folder / "out.json").write_text(json.dumps(outcome))
 
 
 def half(folder: Path, dtype: Literal["bf16", "fp16"]) -> None:
-    """Four steps at once, and after an interruption."""
+    """Trains four steps, without and with an interruption."""
     with Trainer(TrainerConfig(steps=1)) as trainer:
-        told: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         for name, until in (("whole", [4]), ("parts", [3, 4])):
             losses = [loss for steps in until for loss in run(trainer, folder / name, steps, dtype=dtype)]
-            told[name] = [losses, trainer.state.parts["precision"].loss_scale]  # type: ignore[attr-defined]
+            outcome[name] = [losses, trainer.state.objects["precision"].loss_scale]  # type: ignore[attr-defined]
         if trainer.group.rank == 0:
-            (folder / "out.json").write_text(json.dumps(told))
+            (folder / "out.json").write_text(json.dumps(outcome))
 
 
 def different_arguments(file: str) -> None:
-    """Rank 1 was started with another model, which no field of the config tells."""
+    """Starts rank 1 with another model, which is in no field of the config."""
     raise SystemExit(cli.main(["--config", file, "--arguments.model", "mlp" if os.environ["RANK"] == "0" else "cnn"]))

@@ -1,4 +1,4 @@
-"""What the ranks of test_sampling and test_checkpoint_ranking do: importable by the forked processes."""
+"""Ranks of test_sampling and test_checkpoint_ranking: importable by the forked processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Augmented:
 
 
 def masks(out: str) -> None:
-    """The dropout masks of each rank, and what it drew beside them, after all ranks were seeded alike and built alike."""
+    """Collects each rank's dropout masks and other draws, after all ranks were seeded and built
+    alike.
+    """
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
@@ -52,13 +54,13 @@ def masks(out: str) -> None:
 
     with Trainer(config(None)) as trainer:
         trainer.fit(model, samples(), loss=drawing)
-        told = trainer.group.all_objects({"built": built, "masks": model.drawn, "others": others})
+        outcome = trainer.group.all_objects({"built": built, "masks": model.drawn, "others": others})
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(outcome))
 
 
 class Weighed(nn.Module):
-    """A model whose measure is its weight, so a checkpoint itself tells what it must be ranked by."""
+    """A model whose measure is its weight, so that a checkpoint has the metric that must rank it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,9 +71,9 @@ class Weighed(nn.Module):
 
 
 def ranked(directory: str, out: str) -> None:
-    """Saves at steps that are neither logged nor validated; tells of each checkpoint's metrics and of the losses by step."""
+    """Saves at steps that are not logged or validated; writes checkpoint metrics and losses."""
     trainer = Trainer(config(None))
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     for metric in ("loss", "validation_weight"):
         folder = Path(directory, metric)
         best = RetentionConfig(keep_last=100, keep_best=1, metric=metric)
@@ -86,16 +88,20 @@ def ranked(directory: str, out: str) -> None:
             return out
 
         trainer.fit(
-            Weighed(), samples(), loss=falling, validation=samples(4), measure=lambda m, _: {"weight": -m.weight.detach()}
+            Weighed(),
+            samples(),
+            loss=falling,
+            validation=samples(4),
+            measure=lambda m, _: {"weight": -m.weight.detach()},
         )
-        told[metric] = {path.name: read(path).manifest.metrics for path in committed(folder)}
-        told[f"losses {metric}"] = losses
-    Path(out).write_text(json.dumps(told))
+        outcome[metric] = {path.name: read(path).manifest.metrics for path in committed(folder)}
+        outcome[f"losses {metric}"] = losses
+    Path(out).write_text(json.dumps(outcome))
     trainer.close()
 
 
 def misspelt(directory: str, out: str) -> None:
-    """What `fit` says of arguments and metrics that are not there, and whether a step was done by then."""
+    """Collects the errors of `fit` for missing arguments and metrics."""
     trainer = Trainer(config(None))
     validated = {"validation": samples(4), "measure": measure}
     wrong: dict[str, tuple[TrainerConfig, dict[str, Any]]] = {
@@ -109,21 +115,24 @@ def misspelt(directory: str, out: str) -> None:
         "loader": (config(None), {"data": DataLoader(samples(4))}),  # type: ignore[arg-type]
         "validation loader": (config(None), {"validation": DataLoader(samples(4)), "measure": measure}),  # type: ignore[arg-type]
     }  # fmt: skip
-    told = {}
+    outcome = {}
     for name, (changed, arguments) in wrong.items():
         trainer.config = changed
         try:
             trainer.fit(Net(), **{"data": samples(), "loss": loss} | arguments)
         except (ConfigError, TypeError) as e:
-            told[name] = f"{type(e).__name__}: {e}"
-    Path(out).write_text(json.dumps(told))
+            outcome[name] = f"{type(e).__name__}: {e}"
+    Path(out).write_text(json.dumps(outcome))
     trainer.close()
 
 
 def misspelt_in_a_loop_of_ones_own(directory: str) -> None:
-    """`keep_best` by a metric that no report has."""
+    """Trains with `keep_best` by a metric that no report has."""
     checkpoint = CheckpointConfig(
-        directory=Path(directory), every_steps=2, retention=RetentionConfig(keep_best=1, metric="acuracy"), asynchronous=False
+        directory=Path(directory),
+        every_steps=2,
+        retention=RetentionConfig(keep_best=1, metric="acuracy"),
+        asynchronous=False,
     )
     state = State(StateConfig(checkpoint=checkpoint), model=nn.Linear(1, 1))
     for _ in state.steps(8):

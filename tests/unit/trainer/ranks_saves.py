@@ -1,4 +1,4 @@
-"""What the ranks of the tests of killed saves and of bad volumes do: importable by the forked processes."""
+"""Functions for the ranks of tests of killed saves and failing volumes, importable by the forked processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os
 
 
 class Counted:
-    """A model with Adam whose every number says which step it is of, so that a mixture of two checkpoints would show."""
+    """A model with Adam in which every number encodes its step, so that a mixture of two checkpoints would show."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 64), torch.nn.Linear(64, 8))
@@ -51,14 +51,14 @@ class Counted:
             yield from (p.detach(), self.optimizer.state[p]["exp_avg"], self.optimizer.state[p]["exp_avg_sq"])
 
     def set(self, step: int, rank: int) -> None:
-        """All of it to what it is at `step`."""
+        """Sets every number to its value at `step`."""
         self.step = step
         for number, tensor in enumerate(self._numbers()):
             torch.arange(tensor.numel(), out=tensor.view(-1)).add_(1000 * step + number)
         torch.manual_seed(1000 * step + rank)
 
     def check(self, step: int, rank: int) -> None:
-        """AssertionError if anything is not of `step`."""
+        """Raises AssertionError if a number is not of `step`."""
         assert self.step == step
         for number, tensor in enumerate(self._numbers()):
             wanted = torch.arange(tensor.numel(), dtype=tensor.dtype).add_(1000 * step + number)
@@ -67,14 +67,17 @@ class Counted:
 
 
 def counted_saves(directory: str, socket_path: str, at: int | None) -> None:
-    """Loads and checks the newest checkpoint, then saves the next step. Rank 0 tells of each stage.
+    """Loads and checks the newest checkpoint, then saves the next step. Rank 0 reports each stage.
 
-    `at`: both are killed when rank 0's writer is about to do its file operation of this number; None: somebody else does it.
+    `at`: both are killed when rank 0's writer is about to do its file operation of this number;
+    None: the test kills them.
     """
     group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=250))
     config = CheckpointConfig(retries=0, retention=RetentionConfig(keep_last=1))
-    told: list[str] = []
-    store = CheckpointStore(Path(directory), group, config, attempt=None, notify=lambda *event: told.append(str(event)))
+    events: list[str] = []
+    store = CheckpointStore(
+        Path(directory), group, config, attempt=None, notify=lambda *event: events.append(str(event))
+    )
     counted = Counted()
     found = store.load(counted.contents)
     if found:
@@ -96,7 +99,7 @@ def counted_saves(directory: str, socket_path: str, at: int | None) -> None:
         if group.rank == 0:
             sys.addaudithook(hook)
             tell.connect(socket_path)
-            tell.send(json.dumps({"loaded": found.step if found else 0, "events": told}).encode())
+            tell.send(json.dumps({"loaded": found.step if found else 0, "events": events}).encode())
         started = time.perf_counter()
         store.save(step, counted.contents, {})
         result = store.drain()
@@ -109,7 +112,7 @@ def counted_saves(directory: str, socket_path: str, at: int | None) -> None:
 
 
 def _training(directory: Path, checkpoint: CheckpointConfig, steps: int) -> Iterator[tuple[State, int]]:
-    """A small model in a loop of one's own; 12.6 MB of state, and long lines in metrics.jsonl."""
+    """Runs a small model in a user's own loop; 12.6 MB of state, and long lines in metrics.jsonl."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
     optimizer = torch.optim.Adam(model.parameters())
@@ -126,9 +129,12 @@ def _training(directory: Path, checkpoint: CheckpointConfig, steps: int) -> Iter
 
 
 def on_a_volume_that_fills(volume: str, max_failures: int, left: int, freed_at: int) -> None:
-    """40 steps, a checkpoint every 10; from step 12 on the volume has `left` bytes, from step `freed_at` on all its room."""
+    """Trains 40 steps, a checkpoint every 10; from step 12 on the volume has `left` bytes, from
+    step `freed_at` on all its room."""
     ballast = Path(volume, "ballast")
-    config = CheckpointConfig(every_steps=10, retries=1, retry_seconds=0.01, asynchronous=False, max_failures=max_failures)
+    config = CheckpointConfig(
+        every_steps=10, retries=1, retry_seconds=0.01, asynchronous=False, max_failures=max_failures
+    )
     for state, step in _training(Path(volume, "checkpoints"), config, 40):
         if state.group.rank == 0:
             if step == 12:
@@ -139,8 +145,10 @@ def on_a_volume_that_fills(volume: str, max_failures: int, left: int, freed_at: 
 
 
 def on_a_volume_that_hangs(volume: str, out: str, timeout: float) -> None:
-    """A checkpoint every 5 steps, without end; a byte for each step into a file that is on no bad volume."""
-    with Path(f"{out}-{os.environ['RANK']}").open("w") as told:
-        for _ in _training(Path(volume, "checkpoints"), CheckpointConfig(every_steps=5, timeout_seconds=timeout), 100_000):
-            told.write(".")
-            told.flush()
+    """Trains without end, a checkpoint every 5 steps; a byte for each step into a file that is on no bad volume."""
+    with Path(f"{out}-{os.environ['RANK']}").open("w") as steps:
+        for _ in _training(
+            Path(volume, "checkpoints"), CheckpointConfig(every_steps=5, timeout_seconds=timeout), 100_000
+        ):
+            steps.write(".")
+            steps.flush()

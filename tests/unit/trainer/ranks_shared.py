@@ -1,4 +1,4 @@
-"""What the ranks of a test do, where it is not an example's main: importable by the forked processes."""
+"""Ranks of several tests: importable by the forked processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = Path(__file__).parents[3] / "examples" / "torchrun_plain" / "train.py"
 
 
 def plain(folder: str) -> None:
-    """The plain torchrun script."""
+    """Runs the plain torchrun script."""
     runpy.run_path(str(PLAIN), run_name="plain")["main"](folder)
 
 
@@ -67,7 +67,10 @@ def tokens(samples: int = 64, block: int = 16) -> TensorData:
 
 
 def trained(trainer: Trainer, **changes: Any) -> tuple[list[float], dict[str, float]]:
-    """Losses by step, and the validation of a tiny GPT after a few clipped, accumulated steps of a global batch of 12."""
+    """Trains a tiny GPT for clipped, accumulated steps of 12 samples.
+
+    Returns (losses, validation).
+    """
     config = TrainerConfig(
         steps=changes.pop("steps", 5),
         global_batch_size=12,
@@ -99,7 +102,7 @@ class Keep:
 
 
 def all_strategies(out: str) -> None:
-    """Trains with each strategy in one group; rank 0 writes what came out."""
+    """Trains with each strategy in one group; rank 0 writes the results."""
     trainer = Trainer(TrainerConfig(steps=1))
     results = {}
     for name, strategy in STRATEGIES.items():
@@ -112,7 +115,7 @@ def all_strategies(out: str) -> None:
 
 
 class Recording(TensorData):
-    """A data set that remembers which samples it gave."""
+    """A data set that records the samples that it returned."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         super().__init__(*tensors)
@@ -124,7 +127,7 @@ class Recording(TensorData):
 
 
 def whole(leaf: Any) -> Any:
-    """A leaf of a state dict, on every rank as it is without sharding; a collective for what is sharded."""
+    """Returns a leaf of a state dict as it is without sharding; a collective for a sharded leaf."""
     if isinstance(leaf, DTensor):
         return leaf.full_tensor()
     if not isinstance(leaf, FlatShard):
@@ -137,16 +140,18 @@ def whole(leaf: Any) -> Any:
 
 
 def fingerprint(state: State) -> dict[str, str]:
-    """SHA-256 of each tensor of modules and optimizers, whole, by name: the same however they are sharded."""
+    """Returns the SHA-256 of each tensor of the state by name, the same for every sharding."""
     out = {}
-    for key, leaf in sorted(leaves(CheckpointState(state.parts).sharded())):
+    for key, leaf in sorted(leaves(CheckpointState(state.objects).sharded())):
         if isinstance(leaf, (torch.Tensor, FlatShard)):
             out[key] = hashlib.sha256(whole(leaf).detach().contiguous().numpy().tobytes()).hexdigest()
     return out
 
 
 def stage(directory: str, strategy: str, until: int, out: str) -> None:
-    """Resumes with a model that was initialised otherwise, trains up to step `until`; tells what it loaded, used and saved."""
+    """Resumes with other initial weights, trains to step `until`; writes what it loaded, used,
+    saved.
+    """
     config = TrainerConfig(
         steps=until,
         global_batch_size=12,
@@ -155,15 +160,15 @@ def stage(directory: str, strategy: str, until: int, out: str) -> None:
         state=StateConfig(log_every_steps=1, checkpoint=CheckpointConfig(directory=Path(directory), every_steps=100)),
     )
     data = Recording(*tokens(60).tensors)
-    told: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
     with Trainer(config) as trainer:
         torch.manual_seed(until)
         model = Gpt(GptConfig(block=16, layers=3, heads=2, width=16))
-        trainer.on_start = lambda state: told.update(step=state.step, loaded=fingerprint(state))
+        trainer.on_start = lambda state: outcome.update(step=state.step, loaded=fingerprint(state))
         trainer.fit(model, data, loss=gpt.loss)
-        told.update(saved=fingerprint(trainer.state), used=trainer.group.all_objects(data.given))
+        outcome.update(saved=fingerprint(trainer.state), used=trainer.group.all_objects(data.given))
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(outcome))
 
 
 class Numbers:
@@ -177,7 +182,7 @@ class Numbers:
 
 
 def features(out: str) -> None:
-    """The same small training with one thing changed at a time; rank 0 writes what came out."""
+    """Repeats a small training with one thing changed at a time; rank 0 writes the results."""
     trainer = Trainer(TrainerConfig(steps=1))
     half = dict.fromkeys(("initial_scale",), 2.0**10)
     runs: dict[str, dict[str, Any]] = {
@@ -202,19 +207,19 @@ def features(out: str) -> None:
         "overflow": {"precision": PrecisionConfig(dtype="fp16", initial_scale=2.0**60), "steps": 3},
     }
     results: dict[str, Any] = {name: trained(trainer, **changes) for name, changes in runs.items()}
-    results["scale after overflow"] = trainer.group.all_objects(trainer.state.parts["precision"].loss_scale)  # type: ignore[attr-defined]
+    results["scale after overflow"] = trainer.group.all_objects(trainer.state.objects["precision"].loss_scale)  # type: ignore[attr-defined]
     if trainer.group.rank == 0:
         Path(out).write_text(json.dumps(results))
     trainer.close()
 
 
 def started_by(out: str) -> None:
-    """How this rank would start a loader's worker."""
+    """Writes the start method of a loader's worker in this rank."""
     Path(out).write_text(multiprocessing.get_start_method())
 
 
 def bucket_traffic(out: str) -> None:
-    """How many all-reduces of gradients there are in 4 steps of 3 micro-batches each."""
+    """Counts the all-reduces of gradients in 4 steps of 3 micro-batches each."""
     calls = 0
     real = dist.all_reduce
 
@@ -226,21 +231,23 @@ def bucket_traffic(out: str) -> None:
     dist.all_reduce = counted
     with Trainer(TrainerConfig(steps=1)) as trainer:
         trained(trainer, strategy=DdpScratchConfig(bucket_cap_mb=0.01), steps=4, micro_batch_size=2)
-        model = trainer.state.parts["model"]
+        model = trainer.state.objects["model"]
         assert isinstance(model, ScratchDdpModel)
-        told = {
+        outcome = {
             "calls": calls,
             "buckets": len(model.buckets),
             "views": all(p.grad is v for b in model.buckets for p, v in zip(b.parameters, b.views, strict=True)),
         }
-    Path(f"{out}-{os.environ['RANK']}").write_text(json.dumps(told))
+    Path(f"{out}-{os.environ['RANK']}").write_text(json.dumps(outcome))
 
 
 def own_loop(directory: str, until: int, killed: bool = False) -> None:
-    """The three lines in a loop of one's own. Step 4 is saved by the loop itself; `killed` right after that one is written."""
+    """Trains in a user's own loop, which saves step 4; `killed`: dies once that save is written."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
-    model.register_parameter("unused", torch.nn.Parameter(torch.zeros(3)))  # no gradient, so no optimizer state in a checkpoint
+    model.register_parameter(
+        "unused", torch.nn.Parameter(torch.zeros(3))
+    )  # no gradient, so no optimizer state in a checkpoint
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     state = State(
         StateConfig(log_every_steps=1, checkpoint=CheckpointConfig(directory=Path(directory), every_steps=100)),
@@ -266,7 +273,7 @@ def own_loop(directory: str, until: int, killed: bool = False) -> None:
 
 
 def different_rates() -> None:
-    """Rank 1 was started with another learning rate."""
+    """Starts rank 1 with another learning rate."""
     rate = 0.1 if os.environ["RANK"] == "0" else 0.2
 
     def main() -> int:

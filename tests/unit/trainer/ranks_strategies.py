@@ -1,4 +1,4 @@
-"""What the ranks of test_strategies do: models of unusual shape, trained by a strategy and by nobody."""
+"""Functions for the ranks of test_strategies: models of unusual shape, trained with and without a strategy."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def batches(steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def trained(kind: type[Net], strategy: Any, group: Group, broken: bool = False) -> dict[str, Any]:
-    """Losses of five steps with two micro-batches each, an evaluation after each, and the keys of what a checkpoint holds.
+    """Returns losses of five steps with two micro-batches each, an evaluation after each, and the
+    keys of a checkpoint.
 
-    `broken`: in the third step a backward ends in an exception half-way, and the step is done again.
+    `broken`: in the third step a backward ends half-way in an exception, and the step is repeated.
     """
     torch.manual_seed(1)
     wrapped = strategy.wrap(kind(), group)
@@ -96,11 +97,11 @@ def trained(kind: type[Net], strategy: Any, group: Group, broken: bool = False) 
 
 
 class Broken(RuntimeError):
-    """What a backward ends with here."""
+    """The error that ends a backward here."""
 
 
 def break_off(wrapped: nn.Module) -> None:
-    """The next backward fails once, when it comes to the first block's weight."""
+    """Makes the next backward fail once, when it comes to the first block's weight."""
     inner = wrapped.inner[0] if hasattr(wrapped, "inner") else wrapped.module  # type: ignore[index]
     parameter = inner.blocks[0].inner.weight  # type: ignore[union-attr, index]
 
@@ -112,7 +113,7 @@ def break_off(wrapped: nn.Module) -> None:
 
 
 def odd_models(out: str) -> None:
-    """Every net with every strategy that takes it; rank 0 writes what came out."""
+    """Trains every net with every strategy that supports it. Rank 0 writes the results."""
     group = Group.open(WorkerEnv.read())
     results: dict[str, dict[str, Any]] = {}
     for name, kind in NETS.items():
@@ -126,23 +127,26 @@ def odd_models(out: str) -> None:
 
 
 def twice_recomputed(out: str) -> None:
-    """RecomputesTwice by fsdp_scratch and by nobody; rank 0 writes what came out, and what ddp_scratch said."""
+    """Trains RecomputesTwice by fsdp_scratch and without a strategy.
+
+    Rank 0 writes the results, and ddp_scratch's error.
+    """
     group = Group.open(WorkerEnv.read())
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "alone": trained(RecomputesTwice, Alone(), group),
         "fsdp_scratch": trained(RecomputesTwice, make(SCRATCH["fsdp_scratch"]), group),
     }
     try:
         trained(RecomputesTwice, make(SCRATCH["ddp_scratch"]), group)
     except RuntimeError as e:
-        told["ddp_scratch"] = str(e)
+        results["ddp_scratch"] = str(e)
     if group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(results))
     group.close()
 
 
 def supported(net: str) -> set[str]:
-    """torch's own refuse some of these; ours take all."""
+    """Returns the strategies that support a net: torch's own reject some nets, ours support all."""
     refused = {
         "Shared": {"fsdp"},  # "shared parameters" across units
         "Dtypes": {"fsdp"},  # "uniform original parameter dtype"
@@ -154,7 +158,8 @@ def supported(net: str) -> set[str]:
 
 
 def grouped(out: str) -> None:
-    """Two parameter groups with options of their own, saved by fsdp_scratch, loaded by it and by a model without a strategy."""
+    """Saves two parameter groups with different options by fsdp_scratch, and loads them there and
+    without a strategy."""
     group = Group.open(WorkerEnv.read())
     strategy = make(FsdpScratchConfig())
 
@@ -162,7 +167,9 @@ def grouped(out: str) -> None:
         torch.manual_seed(1)
         wrapped = strategy.wrap(Net(), group)
         *blocks, root = wrapped.shards  # type: ignore[misc, union-attr]
-        return wrapped, torch.optim.AdamW([{"params": blocks, "lr": 0.5, "weight_decay": 0.0}, {"params": [root], "lr": 0.25}])
+        return wrapped, torch.optim.AdamW(
+            [{"params": blocks, "lr": 0.5, "weight_decay": 0.0}, {"params": [root], "lr": 0.25}]
+        )
 
     wrapped, optimizer = build()
     for x, y in batches(2):
@@ -177,43 +184,47 @@ def grouped(out: str) -> None:
         options["lr"] = 9.0
     other.load_portable_optimizer_state(fresh, tree)
     again = other.portable_optimizer_state(fresh)
-    told = {
+    results = {
         "rates": {name: g["lr"] for g in tree["param_groups"] for name in g["params"]},
         "loaded": [[g["lr"], g["weight_decay"]] for g in fresh.param_groups],
         "same": all(torch.equal(a, dict(leaves(again))[k]) for k, a in leaves(tree) if isinstance(a, torch.Tensor)),
     }
     if group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(results))
     group.close()
 
 
 def unheld(out: str) -> None:
-    """Norms of the same batch, three times, with an optimizer that has only a part of the model and a rate of 0."""
+    """Writes the norms of the same batch, three times, with an optimizer that has some parameters and a rate of 0."""
     group = Group.open(WorkerEnv.read())
     (x, y), *_ = batches(1)
-    told = {}
+    results = {}
     for name, config in (SCRATCH | {"ddp": DdpConfig(), "fsdp": FsdpConfig()}).items():
         strategy = make(config)
         wrapped = strategy.wrap(Net(), group)
         optimizer = torch.optim.SGD(list(wrapped.parameters())[:1], lr=0.0)
-        told[name] = []
+        results[name] = []
         for _ in range(3):
             with strategy.accumulate(wrapped, last=True):
                 torch.autograd.backward(functional.mse_loss(wrapped(x), y))
             strategy.finish(wrapped)
-            told[name].append(float(strategy.clip(wrapped, 1e9)))
+            results[name].append(float(strategy.clip(wrapped, 1e9)))
             optimizer.step()
             strategy.zero_grad(wrapped, optimizer)
     if group.rank == 0:
-        Path(out).write_text(json.dumps(told))
+        Path(out).write_text(json.dumps(results))
     group.close()
 
 
-SLOW = 1.0  # seconds: far more than what a busy machine does to a step of a few milliseconds
+# Seconds, far more than a busy machine adds to a step of a few milliseconds.
+SLOW = 1.0
 
 
 def slow_rank(out: str) -> None:
-    """Each strategy with a rank 1 that takes longer in the forward of steps 5 to 8; rank 0 writes the record of those."""
+    """Trains each strategy with a rank 1 that is slow in the forward of steps 5 to 8.
+
+    Rank 0 writes the record of those.
+    """
     trainer = Trainer(TrainerConfig(steps=1))
     results = {}
     for name, strategy in STRATEGIES.items():

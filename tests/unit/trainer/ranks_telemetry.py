@@ -1,4 +1,4 @@
-"""What the ranks of test_telemetry do."""
+"""Ranks of test_telemetry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.ranks import Records
 
 BATCH = 8
-SLOW = 2.0  # seconds: a step of a few milliseconds may take a third of it on a busy machine
+# Seconds. A step of a few milliseconds may take a third of it on a busy machine.
+SLOW = 2.0
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -28,7 +29,7 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def half(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Mapping[str, torch.Tensor]:
-    """A measure of the user's own."""
+    """Measures a constant."""
     return {"half": torch.tensor(0.5)}
 
 
@@ -43,7 +44,7 @@ def fit(
     telemetry: TelemetryConfig | None = None,
     **options: Any,
 ) -> list[Mapping[str, Any]]:
-    """A linear model; gives rank 0's records."""
+    """Trains a linear model. Returns rank 0's records."""
     torch.manual_seed(0)
     checkpoint = CheckpointConfig(directory=directory, every_steps=1000)
     config = TrainerConfig(
@@ -71,24 +72,24 @@ def fit(
 
 
 def windows(directory: str, out: str) -> None:
-    """Six steps, then six more from their checkpoint, with a slow start, and a slow validation after every third step."""
+    """Trains six steps, then six more from their checkpoint; start and validations are slow."""
 
     def slow(*_: Any) -> Mapping[str, torch.Tensor]:
         time.sleep(SLOW)
         return {"half": torch.tensor(0.5)}
 
-    told = [fit(steps, Path(directory), measure=slow, on_start=lambda _: time.sleep(SLOW)) for steps in (6, 12)]
-    Path(out).write_text(json.dumps(told))
+    outcome = [fit(steps, Path(directory), measure=slow, on_start=lambda _: time.sleep(SLOW)) for steps in (6, 12)]
+    Path(out).write_text(json.dumps(outcome))
 
 
 def profiled(directory: str, traces: str, steps: int) -> None:
-    """A window of steps 2 to 4, on rank 1 alone."""
+    """Profiles steps 2 to 4 on rank 1 alone."""
     profile = ProfileConfig(directory=Path(traces), start=2, stop=5, ranks=[1])
     fit(steps, Path(directory), telemetry=TelemetryConfig(profile=profile))
 
 
 def tracked(uri: str, enough: str) -> None:
-    """Records at every step to an MLflow server, until the file `enough` is there."""
+    """Records every step to an MLflow server, until the file `enough` exists."""
 
     def after_step(trainer: Trainer, step: int) -> None:
         time.sleep(0.01)
@@ -99,7 +100,7 @@ def tracked(uri: str, enough: str) -> None:
 
 
 def endless() -> None:
-    """A training that reports at every step, with a measure of its own, until it is stopped."""
+    """Trains and reports every step, with a measure, until it is stopped."""
     options = {"tokens_per_sample": 10, "flops_per_sample": 1e6}
     fit(10**9, None, every=1, measure=half, telemetry=TelemetryConfig(peak_flops=1e12), **options)
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_user_errors do: mistakes that end with one clear line."""
+"""Ranks of test_user_errors: mistakes that end with one clear line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Wider(Net):
 
 
 def mistake(name: str) -> None:
-    """Ends as dtj-train would."""
+    """Makes the named mistake, and ends as dtj-train would."""
 
     def fit() -> int:
         with Trainer(TrainerConfig(steps=1)) as trainer:
@@ -78,8 +78,8 @@ def mistake(name: str) -> None:
 
 
 def modes(out: str) -> None:
-    """Which parts are in training while the model is, with a validation in between, by each strategy."""
-    told: dict[str, list[list[bool]]] = {}
+    """Records which modules are in training at each step, with validations in between."""
+    outcome: dict[str, list[list[bool]]] = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name, strategy in {
             "fsdp": FsdpConfig(),
@@ -99,6 +99,6 @@ def modes(out: str) -> None:
                 trainer.config = TrainerConfig(steps=3, global_batch_size=4, validate_every_steps=1, strategy=strategy)
                 measure = lambda tried, _: {"loss": tried(torch.ones(2, 8)).mean()}  # noqa: E731
                 trainer.fit(model, numbers(), loss=loss, validation=numbers(), measure=measure, sinks=[Records()])
-                told[f"{name} {'in part' if whole else 'whole'}"] = seen
+                outcome[f"{name} {'in part' if whole else 'whole'}"] = seen
         if trainer.group.rank == 0:
-            Path(out).write_text(json.dumps(told))
+            Path(out).write_text(json.dumps(outcome))

@@ -1,4 +1,5 @@
-"""What is committed can be loaded, is of one model, and is what was validated; what can't be is refused by name."""
+"""A committed checkpoint can be loaded, is of one model, and is what was validated; state that
+can't be loaded is named."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from tests.unit.trainer.ranks import finished, ranks
 
 
 @pytest.mark.torch
-def test_a_folder_that_ranks_do_not_share_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_folder_that_ranks_do_not_share_is_rejected_at_the_start(tmp_path: Path) -> None:
     with ranks(2, ranks_checkpoint_contents.in_folders_of_their_own, tmp_path, str(tmp_path)) as group:
         assert group.wait() == [93, 93], group.everything()
     assert "rank 1 does not see what rank 0 writes there" in group.output(0)
     assert not list(tmp_path.glob("*/checkpoints/*")), "nothing was trained, and the probe is gone"
 
 
-def test_a_commit_with_a_file_of_another_rank_missing_is_refused(tmp_path: Path) -> None:
+def test_commit_without_a_file_of_another_rank_is_rejected(tmp_path: Path) -> None:
     incomplete = tmp_path / ".incomplete-step-00000005-a1"
     incomplete.mkdir()
     (incomplete / "__0_0.distcp").write_bytes(b"weights")
@@ -64,12 +65,17 @@ def test_a_variable_that_differs_on_one_rank_is_named_at_once(tmp_path: Path, ki
 @pytest.mark.torch
 def test_running_statistics_validated_saved_and_exported_are_rank_0s(tmp_path: Path) -> None:
     finished(
-        2, ranks_checkpoint_contents.statistics, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"), LOCAL_WORLD_SIZE="2"
+        2,
+        ranks_checkpoint_contents.statistics,
+        tmp_path,
+        str(tmp_path / "c"),
+        str(tmp_path / "out.json"),
+        LOCAL_WORLD_SIZE="2",
     )
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert told.pop("owners") == {"model.1.running_mean": 0, "model.1.running_var": 0}
-    assert set(told) == set(ranks_checkpoint_contents.WITH_STATISTICS)
-    for name, case in told.items():
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert results.pop("owners") == {"model.1.running_mean": 0, "model.1.running_var": 0}
+    assert set(results) == set(ranks_checkpoint_contents.WITH_STATISTICS)
+    for name, case in results.items():
         assert case["saved"] == case["live"], name
         assert case["in the run"] == pytest.approx(case["exported"], rel=1e-6), name
 
@@ -77,18 +83,20 @@ def test_running_statistics_validated_saved_and_exported_are_rank_0s(tmp_path: P
 @pytest.mark.torch
 def test_one_optimizer_over_two_modules_is_saved_and_loaded(tmp_path: Path) -> None:
     finished(2, ranks_checkpoint_contents.encoder_and_head, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert told["step"] == 2
-    assert told["loaded for 4"] == told["saved at 2"]
-    assert sum(key.startswith("optimizer.state.") for key in told["saved at 2"]) == 4 * 3
-    assert told["saved at 4"] != told["saved at 2"]
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert results["step"] == 2
+    assert results["loaded for 4"] == results["saved at 2"]
+    assert sum(key.startswith("optimizer.state.") for key in results["saved at 2"]) == 4 * 3
+    assert results["saved at 4"] != results["saved at 2"]
 
 
 @pytest.mark.parametrize("some", [True, False])
-def test_an_optimizer_with_a_parameter_of_no_module_is_refused(some: bool) -> None:
+def test_optimizer_with_a_parameter_of_no_module_is_rejected(some: bool) -> None:
     model, weight = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*(model.parameters() if some else ()), weight], lr=0.1)
-    with pytest.raises(ConfigError, match=r"optimizer 'optimizer' holds (1 parameters that are in none|no parameter) of the mod"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer 'optimizer' holds (1 parameters that are in none|no parameter) of the mod"
+    ):
         CheckpointState({"model": model, "optimizer": optimizer})
 
 
@@ -117,12 +125,12 @@ class Part:
     ],
     ids=lambda v: type(v).__name__,
 )  # fmt: skip
-def test_a_part_that_could_be_saved_and_never_loaded_is_refused_by_name(value: Any) -> None:
+def test_part_that_could_be_saved_but_not_loaded_is_rejected_by_name(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"state part 'sampler' can't be loaded from a checkpoint"):
         CheckpointState({"good": Part({"a": 1}), "sampler": Part({"position": [value]})}).shared()
 
 
-def test_the_state_of_a_part_is_copied_before_the_training_goes_on() -> None:
+def test_state_of_a_part_is_copied_before_the_training_continues() -> None:
     part = Part({"seen": [1, 2], "weights": torch.ones(2), "schedule": {"lr": (0.1, None, "text")}})
     taken = CheckpointState({"part": part}).shared()["part"]
     part.state["seen"].append(3)
@@ -133,7 +141,7 @@ def test_the_state_of_a_part_is_copied_before_the_training_goes_on() -> None:
 
 
 @pytest.mark.torch
-def test_a_part_that_can_not_be_loaded_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+def test_part_that_cannot_be_loaded_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
     with ranks(1, ranks_checkpoint_contents.unloadable, tmp_path, str(tmp_path / "c")) as group:
         assert group.wait() == [93], group.everything()
     assert "state part 'sampler' can't be loaded from a checkpoint (pathlib" in group.output()
@@ -141,11 +149,13 @@ def test_a_part_that_can_not_be_loaded_ends_the_run_before_its_first_step(tmp_pa
 
 
 @pytest.mark.torch
-def test_weights_that_are_not_finite_are_saved_over_no_checkpoint_and_end_the_run(tmp_path: Path) -> None:
-    said = finished(2, ranks_checkpoint_contents.turned_nan, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
-    assert said.count("LossNotFinite") == 3, "once a run"
-    told = json.loads((tmp_path / "out.json").read_text())
-    for name, by_rank in told.items():
+def test_nonfinite_weights_are_not_saved_and_end_the_run(tmp_path: Path) -> None:
+    output = finished(
+        2, ranks_checkpoint_contents.turned_nan, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json")
+    )
+    assert output.count("LossNotFinite") == 3, "once a run"
+    results = json.loads((tmp_path / "out.json").read_text())
+    for name, by_rank in results.items():
         for rank in by_rank:
             assert rank["committed"] == ["step-00000002"], name
             assert rank["ended"].startswith("NonFiniteLoss" if name == "ddp" else "CheckpointError"), rank
@@ -153,7 +163,7 @@ def test_weights_that_are_not_finite_are_saved_over_no_checkpoint_and_end_the_ru
 
 
 @pytest.mark.torch
-def test_a_save_overdue_on_one_rank_ends_all_ranks_with_the_same_error(tmp_path: Path) -> None:
+def test_save_overdue_on_one_rank_ends_all_ranks_with_the_same_error(tmp_path: Path) -> None:
     finished(2, ranks_checkpoint_contents.overdue_on_one_rank, tmp_path, str(tmp_path / "c"), str(tmp_path / "ended"))
     assert [(tmp_path / f"ended-{rank}").read_text() for rank in (0, 1)] == ["CheckpointStalled"] * 2
 
@@ -161,9 +171,9 @@ def test_a_save_overdue_on_one_rank_ends_all_ranks_with_the_same_error(tmp_path:
 @pytest.mark.torch
 def test_exported_averages_load_strictly_into_a_model_with_buffers_or_tied_weights(tmp_path: Path) -> None:
     finished(2, ranks_checkpoint_contents.averaged, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert len(told) == 4
-    for name, case in told.items():
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert len(results) == 4
+    for name, case in results.items():
         assert case["wrong"] == [], name
         assert case["other"], f"{name}: averages, and not the weights themselves"
         if "gpt" in name:

@@ -1,4 +1,5 @@
-"""Whenever the writers of a checkpoint are killed, the newest checkpoint is whole, and never older than one told of."""
+"""Whenever the writers of a checkpoint are killed, the newest checkpoint is whole, and not older
+than a reported one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SEED, KILLS = 11, 100
 
 
 def phase(directory: Path, step: int) -> str:
-    """How far the save of `step` had come when its writers were killed, as its folder shows."""
+    """Returns how far the save of `step` had come when its writers were killed, as its folder shows."""
     incomplete = list(directory.glob(f".incomplete-step-{step:08d}-*"))
     if not (directory / f"step-{step:08d}").is_dir():
         if not incomplete:
@@ -32,11 +33,14 @@ def phase(directory: Path, step: int) -> str:
 
 
 @pytest.mark.timeout(1200)
-def test_killed_at_100_random_instants_of_a_save_the_newest_checkpoint_is_whole_and_no_older_than_the_last_committed(
+def test_save_killed_at_100_random_instants_leaves_a_whole_newest_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """SIGKILL to both ranks, in any order. Half of the instants are drawn over the time that a save takes; the other half are
-    its file operations, all in turn, so that a phase of microseconds is hit too. Each next group loads and checks each number.
+    """Kills both ranks by SIGKILL, in any order.
+
+    Half of the instants are drawn over the time that a save takes; the other half are its file
+    operations, all in turn, so that a phase of microseconds is hit too. Each next group loads and
+    checks each number.
     """
     directory, chance = tmp_path / "checkpoints", random.Random(SEED)
     hit: collections.Counter[str] = collections.Counter()
@@ -67,7 +71,7 @@ def test_killed_at_100_random_instants_of_a_save_the_newest_checkpoint_is_whole_
             folder.verify(checkpoint, checkpoint.manifest.files)
         found = max(int(p.name.removeprefix("step-")) for p in folder.committed(directory))
         assert found in (newest, newest + 1)
-        assert found == newest + 1 or not any("committed" in h for h in heard), "told of, and then gone"
+        assert found == newest + 1 or not any("committed" in h for h in heard), "reported, and then gone"
         newest = found
 
     with AgentSocket(tmp_path / "agent") as agent:

@@ -1,4 +1,4 @@
-"""Ranks that were started differently, or not at all, are named when the group opens and not when torch gives up waiting."""
+"""Ranks that were started differently, or not at all, are named when the group opens and not when torch times out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ import pytest
 from torch._C._distributed_c10d import Store, TCPStore
 
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.distributed.rendezvous import RankInfo, RendezvousResult, check_arrivals, error_for, format_ranks, join_store
+from dtj_trainer.distributed.rendezvous import (
+    RankInfo,
+    RendezvousResult,
+    check_arrivals,
+    error_for,
+    format_ranks,
+    join_store,
+)
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed
 from tests.lib.ports import free_port
@@ -43,22 +50,30 @@ TWICE = "write for each one of its own (or was one restarted alone? then restart
         (
             [rank_info(0), rank_info(1, 4), rank_info(2)],
             RendezvousResult(
-                world_size=3, read=2, different=f"rank 1 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"
+                world_size=3,
+                read=2,
+                different=f"rank 1 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}",
             ),
         ),
         (  # beyond rank 0's world
             [rank_info(3, 4), rank_info(0)],
             RendezvousResult(
-                world_size=3, read=1, different=f"rank 3 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"
+                world_size=3,
+                read=1,
+                different=f"rank 3 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}",
             ),
         ),
         (
             [rank_info(1), rank_info(1, pid=8), rank_info(0)],
-            RendezvousResult(world_size=3, read=2, different=f"two workers have RANK=1, pid 7 on web and pid 8 on web: {TWICE}"),
+            RendezvousResult(
+                world_size=3, read=2, different=f"two workers have RANK=1, pid 7 on web and pid 8 on web: {TWICE}"
+            ),
         ),
     ],
 )
-def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(infos: list[RankInfo], result: RendezvousResult) -> None:
+def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(
+    infos: list[RankInfo], result: RendezvousResult
+) -> None:
     assert check_arrivals(infos, 3, "away") == result
 
 
@@ -72,7 +87,12 @@ def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(infos: list
             RankMismatch,
             "rank 1 (pid 7 on web) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=2",
         ),
-        (RendezvousResult(world_size=3, read=3), 4, RankMismatch, "all 3 ranks are here already, another worker has RANK=1"),
+        (
+            RendezvousResult(world_size=3, read=3),
+            4,
+            RankMismatch,
+            "all 3 ranks have joined already, another worker has RANK=1",
+        ),
         (RendezvousResult(world_size=3, read=2, different="x"), 1, RankMismatch, "ranks were started differently: x"),
         (RendezvousResult(world_size=3, read=2, missing="x"), 1, RendezvousFailed, "x"),
     ],
@@ -105,13 +125,19 @@ def test_missing_ranks_are_listed_as_ranges(absent: list[int], text: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({2: {"WORLD_SIZE": "4"}}, r"rank 2 \(pid \d+ on \S+\) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: write the number"),
-        ({0: {"WORLD_SIZE": "4"}}, r"rank [12] \(pid \d+ on \S+\) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=4: write the number"),
+        (
+            {2: {"WORLD_SIZE": "4"}},
+            r"rank 2 \(pid \d+ on \S+\) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: write the number",
+        ),
+        (
+            {0: {"WORLD_SIZE": "4"}},
+            r"rank [12] \(pid \d+ on \S+\) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=4: write the number",
+        ),
         ({2: {"RANK": "1"}}, r"two workers have RANK=1, pid \d+ on \S+ and pid \d+ on \S+: write for each"),
         ({2: {"RANK": "0"}}, r"two workers have RANK=0, pid \d+ on \S+ and pid \d+ on \S+: write for each"),
     ],
 )
-def test_ranks_started_differently_are_named_on_every_rank_and_ask_for_no_restart(
+def test_ranks_started_differently_are_named_on_every_rank_without_restart(
     tmp_path: Path, changes: dict[int, dict[str, str]], message: str
 ) -> None:
     with ranks(3, start, tmp_path, changes) as group:
@@ -123,26 +149,29 @@ def test_ranks_started_differently_are_named_on_every_rank_and_ask_for_no_restar
 
 
 @pytest.mark.torch
-def test_a_host_of_rank_0_that_freezes_in_the_roll_call_is_waited_for_no_longer_than_the_deadlines(tmp_path: Path) -> None:
+def test_frozen_host_of_rank_0_times_out_at_the_deadlines(tmp_path: Path) -> None:
     with ranks(2, frozen, tmp_path) as group:
         group.wait_until(lambda: group.processes[1].exitcode is not None)
         assert group.processes[0].is_alive()
         assert group.processes[1].exitcode == 1, group.everything()
-        assert re.search(r"RendezvousFailed: rank 0's store at \S+ took pid \d+ on \S+ in and has not answered", group.output(1))
+        assert re.search(
+            r"RendezvousFailed: rank 0's store at \S+ accepted pid \d+ on \S+ and has not answered", group.output(1)
+        )
 
 
 @pytest.mark.torch
-def test_a_rank_that_never_comes_is_named_on_the_others_at_the_deadline_and_a_restart_may_cure_it(tmp_path: Path) -> None:
+def test_missing_rank_is_named_on_all_others_at_the_deadline(tmp_path: Path) -> None:
+    """The exit code is 1, because a restart may cure it."""
     with ranks(2, start, tmp_path, {}, 1, 20.0, WORLD_SIZE="3") as group:
         assert group.wait() == [1, 1], group.everything()
         for rank in range(2):
-            assert "RendezvousFailed: rank 2 of 3 did not come to 127.0.0.1:" in group.output(rank)
+            assert "RendezvousFailed: rank 2 of 3 did not join at 127.0.0.1:" in group.output(rank)
             assert "within 20 s: see its log, or write a longer collective_timeout_seconds" in group.output(rank)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("rank", "port"), [(1, "closed"), (1, "silent"), (0, "silent")])
-def test_where_no_store_answers_is_said_with_how_long_it_was_tried(tmp_path: Path, rank: int, port: str) -> None:
+def test_address_without_a_store_is_named_with_the_seconds_of_trying(tmp_path: Path, rank: int, port: str) -> None:
     with socket.socket() as silent:  # accepts, and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -150,26 +179,26 @@ def test_where_no_store_answers_is_said_with_how_long_it_was_tried(tmp_path: Pat
         changes = {0: {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": str(there)}}
         with ranks(1, start, tmp_path, changes, 1, 1.0) as group:
             assert group.wait() == [1], group.everything()
-            said = group.output()
+            output = group.output()
     if rank == 0:
-        assert f"RendezvousFailed: rank 0 can't listen at 127.0.0.1:{there}: another program has the port" in said
+        assert f"RendezvousFailed: rank 0 can't listen at 127.0.0.1:{there}: another program has the port" in output
     else:
-        assert f"RendezvousFailed: rank 1 could not reach rank 0's store at 127.0.0.1:{there} for 1 s" in said
+        assert f"RendezvousFailed: rank 1 could not reach rank 0's store at 127.0.0.1:{there} for 1 s" in output
 
 
 @pytest.mark.torch
-def test_a_rank_0_that_dies_while_the_others_wait_for_one_is_named_at_once(tmp_path: Path) -> None:
+def test_death_of_rank_0_during_the_rendezvous_is_reported_at_once(tmp_path: Path) -> None:
     port = free_port()
     with ranks(2, start, tmp_path, {}, WORLD_SIZE="3", MASTER_PORT=str(port)) as group:
         store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         store.wait(["dtj/1/1/word/2"], timedelta(seconds=250))
         group.processes[0].kill()
         assert group.wait() == [-signal.SIGKILL, 1], group.everything()
-        assert f"rank 0's store at 127.0.0.1:{port} went away before all ranks had met" in group.output(1)
+        assert f"rank 0's store at 127.0.0.1:{port} was closed before all ranks had joined" in group.output(1)
 
 
 @pytest.mark.torch
-def test_a_group_is_opened_again_in_the_same_processes(tmp_path: Path) -> None:
+def test_group_opens_again_in_the_same_processes(tmp_path: Path) -> None:
     assert "5 times all here" in finished(3, start, tmp_path, {}, 5)
 
 
@@ -182,7 +211,9 @@ def test_a_group_is_opened_again_in_the_same_processes(tmp_path: Path) -> None:
         ({"MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "'99999': write a port, 1 to 65535"),
     ],
 )
-def test_where_rank_0_listens_must_be_said(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str) -> None:
+def test_missing_or_wrong_address_of_rank_0_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -215,59 +246,66 @@ class Attempts:
         self._server.wait([key], timedelta(seconds=250))
 
 
-def dead_after_its_call(attempts: Attempts) -> int:
-    """Rank 0 has asked, and died."""
+def dead_after_opening(attempts: Attempts) -> int:
+    """Leaves the store as a rank 0 does that has opened its round and died."""
     store = attempts.store()
     store.add("calls", 1)
     store.set("1/open", "1")
     return 1
 
 
-def dead_before_its_call(attempts: Attempts) -> int:
+def dead_before_opening(attempts: Attempts) -> int:
     attempts.store().add("calls", 1)
     return 0
 
 
 def whole(attempts: Attempts) -> int:
-    """All were there."""
+    """Leaves the store as a complete group does."""
     for started in [attempts.start(rank, 2) for rank in range(2)]:
         started.result()
     return 3
 
 
 def without_rank_1(attempts: Attempts) -> int:
-    with pytest.raises(RendezvousFailed, match=r"rank 1 of 2 did not come to here within 0\.1 s"):
+    with pytest.raises(RendezvousFailed, match=r"rank 1 of 2 did not join at here within 0\.1 s"):
         attempts.start(0, 2, 0.1).result()
     return 2
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("earlier", [dead_before_its_call, dead_after_its_call, whole, without_rank_1])
-def test_an_attempt_meets_whatever_the_one_before_it_has_left_in_the_store(earlier: Callable[[Attempts], int]) -> None:
+@pytest.mark.parametrize("earlier", [dead_before_opening, dead_after_opening, whole, without_rank_1])
+def test_attempt_joins_whatever_the_previous_one_left_in_the_store(earlier: Callable[[Attempts], int]) -> None:
     with ThreadPoolExecutor(4) as pool:
         attempts = Attempts(pool, outlives=True)
         ticket = earlier(attempts)
         early = attempts.start(1, 2)
         if ticket:
-            attempts.until(f"1/word/{ticket}")  # it has answered the call of a rank 0 that is gone
+            attempts.until(f"1/word/{ticket}")  # it has registered with a rank 0 that is gone
         first = attempts.start(0, 2)
         early.result().set("address", "new")
-        assert first.result().get("address") == b"new", "both go on in the same call"
+        assert first.result().get("address") == b"new", "both continue in the same round"
 
 
 @pytest.mark.torch
-def test_a_worker_too_many_that_comes_when_all_are_here_ends_alone() -> None:
+def test_surplus_worker_that_comes_late_ends_alone() -> None:
     with ThreadPoolExecutor(3) as pool:
         attempts = Attempts(pool, outlives=False)
         whole(attempts)
         for rank in range(2):
-            with pytest.raises(RankMismatch, match=f"all 2 ranks are here already, another worker has RANK={rank}"):
+            with pytest.raises(RankMismatch, match=f"all 2 ranks have joined already, another worker has RANK={rank}"):
                 attempts.start(rank, 2).result()
 
 
 @pytest.mark.torch
 def test_torchrun_restarts_a_group_in_its_one_store(tmp_path: Path) -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=2",
+        "--monitor-interval=0.1",
+    ]
     done = subprocess.run(
         [sys.executable, *command, ranks_rendezvous.__file__, "1"],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500, check=False,

@@ -1,4 +1,4 @@
-"""Which samples and random numbers a rank gets: its own, and the same again after a restart; what can't be cut is refused."""
+"""A rank gets its own samples and random numbers, and the same ones after a restart."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ from tests.unit.trainer import ranks_sampling
 from tests.unit.trainer.ranks import finished
 
 
-def test_augmentation_in_a_worker_is_the_same_after_a_restart_and_differs_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a worker does, without a worker: the generators' states before it must not matter."""
+def test_worker_augmentation_repeats_after_a_restart_and_differs_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls a worker's code without a worker; earlier states of the generators must not matter."""
     monkeypatch.setattr(loader, "get_worker_info", lambda: "a worker")
 
     def drawn(rank: int, first: int) -> list[Any]:
         rng.seed_all(random.SystemRandom().randrange(2**32))
         order = DataOrder(length=24, global_batch_size=4, position=4 * first)
-        tasks = loader._Tasks(order, loader.Cut(global_batch_size=4, rank=rank, world_size=2, micro_batch_size=None))
-        return [loader._ByIndex(ranks_sampling.Augmented(), 3)[task].tolist() for task in islice(tasks, 6 - first)]
+        requests = loader._Requests(
+            order, loader.BatchPartition(global_batch_size=4, rank=rank, world_size=2, micro_batch_size=None)
+        )
+        return [
+            loader._ByIndex(ranks_sampling.Augmented(), 3)[request].tolist() for request in islice(requests, 6 - first)
+        ]
 
     kept = rng.capture()
     try:
@@ -47,7 +51,7 @@ def test_augmentation_in_a_worker_is_the_same_after_a_restart_and_differs_by_ran
 
 
 @pytest.mark.torch
-def test_ranks_that_were_seeded_alike_build_alike_and_draw_apart(tmp_path: Path) -> None:
+def test_ranks_seeded_alike_build_the_same_model_and_draw_different_numbers(tmp_path: Path) -> None:
     finished(2, ranks_sampling.masks, tmp_path, str(tmp_path / "out.json"))
     mine, theirs = json.loads((tmp_path / "out.json").read_text())
     assert mine["built"] == theirs["built"]
@@ -57,7 +61,7 @@ def test_ranks_that_were_seeded_alike_build_alike_and_draw_apart(tmp_path: Path)
         assert a[1] != b[1], "NumPy"
 
 
-def test_another_global_batch_size_than_the_checkpoints_is_refused() -> None:
+def test_global_batch_size_other_than_the_checkpoints_is_rejected() -> None:
     before = DataOrder(length=96, global_batch_size=8)
     before.advance()
     with pytest.raises(
@@ -67,11 +71,11 @@ def test_another_global_batch_size_than_the_checkpoints_is_refused() -> None:
     old = {key: value for key, value in before.state_dict().items() if key != "global_batch_size"}
     after = DataOrder(length=96, global_batch_size=8)
     after.load_state_dict(old)
-    assert after.position == 8, "a checkpoint of before it was recorded"
+    assert after.position == 8, "a checkpoint from before it was recorded"
 
 
 class Endless(IterableDataset[int]):
-    """What a Trainer can't go on with in the middle."""
+    """Data that a Trainer can't resume in the middle."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([1])
@@ -81,12 +85,12 @@ class Endless(IterableDataset[int]):
     ("data", "message"),
     [
         (DataLoader(TensorData(torch.ones(2))), r"a DataLoader: pass its data set \(data=loader.dataset\)"),  # type: ignore[arg-type]
-        (Endless(), "an IterableDataset, which can't go on in the middle: pass a data set with __len__"),
+        (Endless(), "an IterableDataset, which can't resume in the middle: pass a data set with __len__"),
         (iter([1]), "a list_iterator without __len__ and __getitem__"),
     ],
     ids=["DataLoader", "IterableDataset", "iterator"],
 )
-def test_data_that_can_not_be_cut_into_shares_is_refused_with_what_to_write(data: Any, message: str) -> None:
+def test_data_that_has_no_shares_is_rejected_with_what_to_write(data: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_data(data, "data")
     check_data(TensorData(torch.ones(2)), "data")
@@ -105,7 +109,7 @@ class Sample:
 
 
 class Mover:
-    """Something with a `to` of its own."""
+    """An object with its own `to`."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -127,12 +131,12 @@ class Mover:
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_a_batch_of_any_usual_kind_is_moved_and_keeps_its_type(batch: Any, tensor: Any) -> None:
+def test_batch_of_any_usual_kind_is_moved_and_keeps_its_type(batch: Any, tensor: Any) -> None:
     moved = to_device(batch, torch.device("meta"))
     assert tensor(moved).device.type == "meta"
     assert tensor(batch).device.type == "cpu", "the batch itself is left alone"
     assert isinstance(batch, MappingProxyType) or type(moved) is type(batch)
 
 
-def test_the_first_samples_of_a_mapping_are_cut_as_those_of_a_dict() -> None:
+def test_first_samples_of_a_mapping_are_cut_as_those_of_a_dict() -> None:
     assert first(UserDict(x=torch.ones(3, 2)), 2)["x"].shape == (2, 2)

@@ -1,4 +1,4 @@
-"""Mistakes of a training that no restart cures: one clear line, and the exit code that asks for no restart."""
+"""User errors that no restart cures end with one clear line and exit code 93."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from tests.unit.trainer.ranks_user_errors import mistake, modes
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("shape", "RankMismatch: ranks were started differently: rank 1 has parameter head.0.bias=(5,) float32, rank 0 has"),
+        (
+            "shape",
+            "RankMismatch: ranks were started differently: rank 1 has parameter head.0.bias=(5,) float32, rank 0 has",
+        ),
         ("loss of samples", "ConfigError: loss gave a tensor of shape (2,): return one number"),
         ("loss without gradient", "ConfigError: loss gave a number without gradient"),
         ("ragged", "ConfigError: samples of one batch differ in shape"),
         ("ragged in a worker", "ConfigError: samples of one batch differ in shape"),
         ("optimizer", "ConfigError: optimizer Adafactor computes with whole tensors"),
-        ("recompute", "ConfigError: recompute=block: Linear has no repeated parts"),
-        ("blocks", "ConfigError: blocks='Blok': Net has no such part"),
+        ("recompute", "ConfigError: recompute=block: Linear has no repeated modules"),
+        ("blocks", "ConfigError: blocks='Blok': Net has no such submodule"),
         ("meta", "ConfigError: strategy=ddp_scratch can't begin from torch.device('meta')"),
         ("meta everywhere", "ConfigError: rank 0's model has no weights"),
     ],
 )
-def test_mistake_that_no_restart_cures_ends_with_93_and_one_line(tmp_path: Path, name: str, says: str) -> None:
+def test_user_error_ends_with_93_and_one_line(tmp_path: Path, name: str, says: str) -> None:
     with ranks(2, mistake, tmp_path, name) as group:
         codes = group.wait()
         assert codes[0] == 93, group.everything()
@@ -37,11 +40,11 @@ def test_mistake_that_no_restart_cures_ends_with_93_and_one_line(tmp_path: Path,
 
 
 @pytest.mark.torch
-def test_parts_in_eval_stay_there_through_training_and_validation(tmp_path: Path) -> None:
+def test_modules_in_eval_stay_there_through_training_and_validation(tmp_path: Path) -> None:
     finished(1, modes, tmp_path, str(tmp_path / "out.json"))
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert len(told) == 6
-    for name, seen in told.items():
+    outcome = json.loads((tmp_path / "out.json").read_text())
+    assert len(outcome) == 6
+    for name, seen in outcome.items():
         assert len(seen) == 3
         assert all(step == ([False, True] if name.endswith("in part") else [True, True]) for step in seen), name
 
@@ -50,7 +53,7 @@ def test_help_names_every_field_with_its_type_and_default(capsys: pytest.Capture
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for flag in (
         "--epochs",
         "--global_batch_size",
@@ -59,7 +62,7 @@ def test_help_names_every_field_with_its_type_and_default(capsys: pytest.Capture
         "--blocks",
         "--state.checkpoint.retries",
     ):
-        assert flag in said
+        assert flag in output
     for kind in ("fsdp_scratch", "bucket_cap_mb", "memory_share"):
-        assert kind in said, "options of every strategy"
-    assert "--precision.dtype  fp32 or bf16 or fp16  [fp32]" in said
+        assert kind in output, "options of every strategy"
+    assert "--precision.dtype  fp32 or bf16 or fp16  [fp32]" in output

@@ -29,7 +29,7 @@ def coordinator_status(settings: AgentSettings, coordinator: Coordinator, now: N
         {"ordinal": peer.ordinal, "pod": peer.pod, "node": peer.node, "address": peer.address, "state": peer.state}
         for _, peer in sorted(coordinator.peers.items())
     ]
-    productive = coordinator.ledger.productive(now)
+    productive = coordinator.goodput.productive_seconds(now)
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
         coordinator.waiting_for, members, productive, coordinator.outcome,

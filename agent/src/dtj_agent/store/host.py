@@ -25,7 +25,7 @@ PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dtj_agent.store
 class StoreHost:
     """Calls `on_failed(why)` if no process can be started for a store that is needed, and
     `on_ended(wait status)` if the process ends without being stopped. `spared`: see
-    `Workers.spared`.
+    `Supervisor.spared`.
     """
 
     def __init__(self, loop: Loop, environ: Mapping[str, str], spared: Dict[int, Callable[[int], None]]) -> None:

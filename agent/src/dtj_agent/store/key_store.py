@@ -84,7 +84,7 @@ class KeyStore:
                 raise ProtocolError("unknown request %d" % kind)
             yield from handlers[kind](client)
 
-    # --- values ---------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def _set(self, client: StoreClient) -> Parser:
         key = yield from _key()
@@ -141,7 +141,7 @@ class KeyStore:
     def _ping(self, client: StoreClient) -> Parser:
         client.out += yield 4
 
-    # --- waiting --------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     def _check(self, client: StoreClient) -> Parser:
         keys = yield from _keys()
@@ -202,7 +202,7 @@ class KeyStore:
         self._values[key] = b"%d" % total
         return total
 
-    # --- queues ---------------------------------------------------------------------------------------------------
+    # --- queues -----------------------------------------------------------------------------------
 
     def _queue_push(self, client: StoreClient) -> Parser:
         key = yield from _key()

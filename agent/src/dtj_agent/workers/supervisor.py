@@ -13,8 +13,8 @@ import signal
 import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from dtj_agent.group import diagnose
-from dtj_agent.group.member import Exited
+from dtj_agent.group import failure_rules
+from dtj_agent.group.member import WorkerExit
 from dtj_agent.net.loop import READ, Loop, Timer
 from dtj_agent.workers import cgroup
 from dtj_agent.workers.worker_output import WorkerOutput
@@ -46,17 +46,17 @@ class Worker:
         self.pipe: Optional[int] = pipe
         self.lines = WorkerOutput("[rank %d] " % rank)
         self.alive = True
-        self.asked = False
+        self.stop_requested = False
 
 
-class Workers:
-    """Calls `on_exit(list of Exited)` as workers end, `on_gone()` once after `stop` when no process
+class Supervisor:
+    """Calls `on_exit(list of WorkerExit)` as workers end, `on_gone()` once after `stop` when no process
     is left, `on_output(bytes)` with their output, and `on_stuck(text)` when SIGKILL does not end
     them.
     """
 
     def __init__(self, loop: Loop, is_init: bool) -> None:
-        self.on_exit: Callable[[List[Exited]], None] = lambda exits: None
+        self.on_exit: Callable[[List[WorkerExit]], None] = lambda exits: None
         self.on_gone: Callable[[], None] = lambda: None
         self.on_output: Callable[[bytes], None] = lambda data: None
         self.has_room: Callable[[], bool] = lambda: True
@@ -88,14 +88,14 @@ class Workers:
         assert not self._workers, "workers of the last attempt still run"
         self._oom_kills = cgroup.oom_kills()
         self._stopping, self._kill_at = False, None
-        failed: List[Exited] = []
+        failed: List[WorkerExit] = []
         for rank, environment in environments.items():
             try:
                 self._spawn_one(rank, command, environment)
             except OSError as error:
                 text = "%s: %s" % (command[0], error.strerror)
                 self.on_output(b"[rank %d] %s\n" % (rank, text.encode()))
-                failed.append(Exited(rank, diagnose.exit_code_of(error), False, text, False))
+                failed.append(WorkerExit(rank, failure_rules.exit_code_of(error), False, text, False))
         if failed:
             self._loop.soon(lambda: self.on_exit(failed))
 
@@ -107,7 +107,7 @@ class Workers:
             self._stopping = True
             for worker in self._workers.values():
                 if worker.alive:
-                    worker.asked = True
+                    worker.stop_requested = True
                     self._signal(worker.pid, signal.SIGTERM)
         self._kill_at = now + grace if self._kill_at is None else min(self._kill_at, now + grace)
         self._stuck_at = self._kill_at + names.STUCK_SECONDS
@@ -117,11 +117,11 @@ class Workers:
     def pids(self) -> List[int]:
         return [worker.pid for worker in self._workers.values() if worker.alive]
 
-    # --- ends -----------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def reap(self) -> None:
         """Reaps every child that has ended, started or inherited."""
-        ended: List[Exited] = []
+        ended: List[WorkerExit] = []
         while True:
             try:
                 # Look before reaping: until it is reaped, no other process can take the pid, so the
@@ -143,12 +143,12 @@ class Workers:
         if self._stopping:
             self._sweep()
 
-    def _ended(self, worker: Worker, status: int) -> Exited:
+    def _ended(self, worker: Worker, status: int) -> WorkerExit:
         worker.alive = False
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         self._read(worker, to_the_end=True)
         oom = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
-        return Exited(worker.rank, code, worker.asked, worker.lines.tail, oom)
+        return WorkerExit(worker.rank, code, worker.stop_requested, worker.lines.tail, oom)
 
     def _sweep(self) -> None:
         """Kills processes whose grace is over while workers stop, and calls `on_gone` when none is left."""
@@ -181,7 +181,7 @@ class Workers:
         if self._stopping:
             self.reap()
 
-    # --- starting and reading -------------------------------------------------------------------------------------
+    # --- starting and reading ---------------------------------------------------------------------
 
     def _spawn_one(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         program = shutil.which(command[0], path=environment.get("PATH"))

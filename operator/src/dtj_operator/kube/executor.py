@@ -151,7 +151,9 @@ class PlanExecutor:
             if not may_not_try and NO_DRY_RUN not in error.message:
                 raise
             # Create the StatefulSet nevertheless: its controller will show whether its pods are admitted.
-            logger.warning("dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message)
+            logger.warning(
+                "dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message
+            )
 
     async def _confirm_version(self, job: Object) -> None:
         """Raises Overtaken if the stored job is not the one that was planned on.

@@ -1,4 +1,4 @@
-"""Work in a thread beside the training."""
+"""Runs work in a thread beside the training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 WRITER_NICE = 19
-JOIN_SECONDS = 5.0  # for a thread that has its result, or is about to: it ends at once or hangs on the volume
+JOIN_SECONDS = 5.0
+"""How long to wait for a thread that has its result or is about to: it ends at once or hangs on the volume."""
 
 
 class BackgroundTask(Generic[T]):
-    """`work` in a daemon thread, not an executor: the interpreter would wait for an executor's thread that a dead volume holds.
+    """Runs `work` in a daemon thread. The interpreter would wait for an executor's thread that a
+    dead volume blocks.
 
-    Whoever takes the result waits for the thread too: an interpreter that ends while a daemon thread is inside torch
-    unwinds it through C++ and aborts ("terminate called without an active exception").
+    `result` waits for the thread too: an interpreter that exits while a daemon thread is inside
+    torch unwinds it through C++ and aborts ("terminate called without an active exception").
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -30,29 +32,34 @@ class BackgroundTask(Generic[T]):
     def _run(self) -> None:
         work, self._work = self._work, None
         assert work is not None
-        with contextlib.suppress(OSError):  # on Linux this is the thread's own priority: training goes first
+        # On Linux this is the priority of the thread alone: training comes first.
+        with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICE)
         try:
             result = work()
-        except BaseException as e:  # noqa: BLE001 - handed to whoever takes the result, nothing is swallowed
+        except BaseException as e:  # noqa: BLE001 - raised by `result`
             self._future.set_exception(e)
         else:
-            del work  # the staged tensors go before anybody hears of the end
+            del work  # frees the staged tensors before `done`
             self._future.set_result(result)
 
     def done(self) -> bool:
-        """The result is there."""
+        """Returns whether the result is there."""
         return self._future.done()
 
     def wait(self, timeout: float) -> None:
-        """Until it is done. Raises concurrent.futures.TimeoutError after `timeout` seconds."""
+        """Waits until the work is done.
+
+        Raises concurrent.futures.TimeoutError after `timeout` seconds.
+        """
         self._future.exception(timeout)
 
     def join(self) -> None:
-        """Until the thread is gone, for a few seconds at most: a volume that does not answer holds it for longer."""
+        """Waits a few seconds at most until the thread has ended: a volume that does not answer
+        blocks it for longer."""
         self._thread.join(JOIN_SECONDS)
 
     def result(self) -> T:
-        """What `work` gave or raised; call it when done."""
+        """Returns what `work` returned, or raises what it raised. Call it when done."""
         self.join()
         return self._future.result()

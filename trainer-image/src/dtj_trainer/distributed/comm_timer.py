@@ -1,6 +1,7 @@
-"""How long one rank's collectives take: how long one was in flight, and how long the host stood and waited.
+"""Measures one rank's collectives: how long one was in flight, and how long the host did nothing but wait.
 
-Host times. On a CPU with gloo they are the truth; on a GPU the host only queues collectives, so nothing is told there.
+These are host times. On a CPU with gloo they are right; on a GPU the host only queues collectives,
+so nothing is measured.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ class CommStats:
     """Seconds of collectives in one step on one rank."""
 
     total: float
-    """At least one was in flight."""
+    """Seconds in which at least one collective was in flight."""
     exposed: float
-    """The part in which this rank did nothing else: it waited, for the wire or for a slower rank."""
+    """Seconds of `total` in which this rank did nothing else: it waited, for the network or for a slower rank."""
 
 
 class CommTimer:
-    """Adds up the collectives of training steps. Those outside of `counting` (validation, checkpoints) are no part of a step."""
+    """Adds up the collectives of training steps.
+
+    Collectives outside of `counting` (validation, checkpoints) do not count.
+    """
 
     def __init__(self, group: Group) -> None:
         self.enabled = group.device.type == "cpu" and group.world_size > 1
-        """Something is measured at all."""
+        """Whether anything is measured at all."""
         self._counting = False
-        self._lock = threading.Lock()  # gloo's threads say when a collective has ended
+        self._lock = threading.Lock()  # gloo's threads call `_ended`
         self._in_flight, self._since = 0, 0.0
         self._total = self._exposed = 0.0
         self._steps = 0
@@ -41,7 +45,7 @@ class CommTimer:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """What is sent or waited for inside belongs to the step."""
+        """Counts what is sent or waited for inside as a part of the step."""
         self._counting = self.enabled
         try:
             yield
@@ -49,9 +53,10 @@ class CommTimer:
             self._counting = False
 
     def track(self, work: dist.Work | None) -> None:
-        """A collective has left, and is in flight until its future is done; costs some 5 µs.
+        """Counts a collective as in flight until its future is done. Costs some 5 µs.
 
-        gloo's reduce-scatter has no future: of one only the wait for it counts, so `total` is the least that it can be.
+        gloo's reduce-scatter has no future. Only the wait for it counts, so `total` is a lower
+        bound.
         """
         if self._counting and work is not None:
             self._began()
@@ -59,7 +64,7 @@ class CommTimer:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The host waits inside for a collective, `track`ed before or begun just now."""
+        """Counts the time inside as a wait of the host for a collective, tracked before or begun just now."""
         if not self._counting:
             yield
             return
@@ -72,7 +77,7 @@ class CommTimer:
             self._ended()
 
     def add_blocked(self, seconds: float) -> None:
-        """As `waiting`, measured elsewhere, while nothing was in flight."""
+        """Adds a wait that was measured elsewhere, while nothing was in flight."""
         if self._counting:
             self._exposed += seconds
             with self._lock:
@@ -83,7 +88,10 @@ class CommTimer:
         self._steps += 1
 
     def pop_stats(self) -> CommStats | None:
-        """Means per step since the last call (the last ones again if there was no step); None where it is not measured."""
+        """Returns means per step since the last call, or the last ones again if there was no step since.
+
+        Returns None where nothing is measured.
+        """
         if self.enabled and self._steps:
             with self._lock:
                 total, self._total = self._total, 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtj_trainer.strategies.auto import AutoConfig, Choice, Facts, choose
+from dtj_trainer.strategies.auto import AutoConfig, Choice, ModelFacts, choose
 from dtj_trainer.strategies.base import Strategy, tensor_bytes
 from dtj_trainer.strategies.blocks import blocks, describe_blocks
 from dtj_trainer.strategies.ddp import Ddp, DdpConfig
@@ -30,7 +30,10 @@ def name_of(config: StrategyConfig) -> str:
 
 
 def make(config: StrategyConfig, pattern: str | None = None) -> Strategy[Any]:
-    """The strategy of a config; `auto` must have been decided (auto.choose). `pattern`: which parts of a model are its blocks."""
+    """Returns the strategy of a config, for which `auto` must have been decided (auto.choose).
+
+    `pattern` names the blocks of a model (blocks.py).
+    """
     match config:
         case DdpConfig():
             return Ddp(config)
@@ -41,11 +44,11 @@ def make(config: StrategyConfig, pattern: str | None = None) -> Strategy[Any]:
         case FsdpScratchConfig():
             return FsdpScratch(config, pattern)
         case AutoConfig():
-            raise ValueError("auto is no strategy: call auto.choose first")
+            raise ValueError("auto is not a strategy: call auto.choose first")
 
 
 __all__ = [
-    "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "Facts", "FsdpConfig", "FsdpScratchConfig", "HsdpConfig",
-    "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "describe_blocks", "make",
+    "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
+    "HsdpConfig", "ModelFacts", "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "describe_blocks", "make",
     "name_of", "shapes", "tensor_bytes",
 ]  # fmt: skip

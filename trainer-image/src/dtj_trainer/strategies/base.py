@@ -1,4 +1,4 @@
-"""What a strategy is: how a model is spread over the ranks and how its gradients come together."""
+"""The interface of a strategy: how a model is spread over the ranks and how its gradients come together."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Strategy(Protocol[M]):
-    """A way to train a model on a group. After `finish`, every rank's optimizer sees the mean gradient of all ranks."""
+    """A way to train a model on a group.
+
+    After `finish`, every rank's optimizer sees the mean gradient of all ranks.
+    """
 
     name: str
 
     def wrap(self, model: nn.Module, group: Group) -> M:
-        """Returns the model to call, on the group's device. Its parameters are those that the optimizer is built from."""
+        """Returns the model to call, on the group's device.
+
+        Its parameters are those that the optimizer is built from.
+        """
         ...
 
     def accumulate(self, model: M, last: bool) -> AbstractContextManager[object]:
-        """Wraps one micro-batch's forward and backward. Gradients are sent only if it is the `last` one of the step."""
+        """Wraps one micro-batch's forward and backward.
+
+        Gradients are sent only if it is the `last` one of the step.
+        """
         ...
 
     def finish(self, model: M) -> None:
@@ -33,7 +42,10 @@ class Strategy(Protocol[M]):
         ...
 
     def clip(self, model: M, max_norm: float) -> torch.Tensor:
-        """Scales the gradients so that their norm over the whole model is at most `max_norm`. Returns the norm before."""
+        """Scales the gradients so that their norm over the whole model is at most `max_norm`.
+
+        Returns the norm before.
+        """
         ...
 
     def comm_stats(self, model: M) -> CommStats | None:

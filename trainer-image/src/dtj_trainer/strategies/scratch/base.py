@@ -1,4 +1,4 @@
-"""What the two strategies from scratch share: `wrap`, `clip` and `zero_grad` are left to each of them."""
+"""The shared half of the two strategies from scratch: `wrap`, `clip` and `zero_grad` are left to each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tensors laid end to end in a few flat buffers, so that one collective moves many of them. They are views: no copies."""
+"""Tensors laid end to end in a few flat buffers, so that one collective moves many of them.
+
+They are views: no copies.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from torch import nn
 class Bucket:
     """Parameters whose gradients are views into one flat buffer.
 
-    Behind the gradients the buffer has a mark for each parameter: above 0 if a rank used the parameter in this step.
-    The marks travel with the gradients, so that an unused parameter costs no collective of its own.
+    Behind the gradients the buffer has a mark for each parameter: above 0 if a rank used the
+    parameter in this step. The marks travel with the gradients, so that an unused parameter costs
+    no collective of its own.
     """
 
     parameters: list[nn.Parameter]
@@ -50,8 +54,9 @@ class Bucket:
     def drop_unused(self) -> None:
         """Removes the gradient of each parameter that no rank used, after the buffer has arrived.
 
-        An optimizer skips a parameter without gradient, but would decay and move a parameter whose gradient is zeros.
-        Only a rank that has not used a parameter itself must look at the marks, which on a GPU waits for the device.
+        An optimizer skips a parameter without gradient, but would decay and move a parameter whose
+        gradient is zeros. Only a rank that has not used a parameter itself must look at the marks,
+        which on a GPU waits for the device.
         """
         unused = [index for index in range(len(self.parameters)) if index not in self.used]
         if unused:
@@ -71,9 +76,11 @@ def split_views(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[tor
 
 
 def make_buckets(parameters: Sequence[nn.Parameter], cap_bytes: int) -> list[Bucket]:
-    """Returns buckets of up to `cap_bytes` in reverse order, about the order in which backward computes the gradients.
+    """Returns buckets of up to `cap_bytes` in reverse order, about the order in which backward
+    computes the gradients.
 
-    A bucket has one dtype and device. A parameter that is bigger than the cap has a bucket for itself.
+    A bucket has one dtype and device. A parameter that is bigger than the cap has a bucket for
+    itself.
     """
     groups: list[list[nn.Parameter]] = []
     size = 0

@@ -1,9 +1,10 @@
-"""The order in which the ranks gather the blocks of a model (pure): their collectives pair up though a rank skips a block.
+"""The order in which the ranks gather the blocks of a model (pure): their collectives pair up
+though a rank skips a block.
 
-Collectives of a group pair up by the order in which each rank begins them. A rank that skips a block (stochastic depth,
-experts) would pair the weights of the next block with those of the block that the other ranks gather: wrong weights where
-sizes are equal, a wait for ever where the numbers differ. Therefore every rank gathers every block, in one order, whether
-it calls the block or not.
+Collectives of a group pair up by the order in which each rank begins them. A rank that skips a
+block (stochastic depth, experts) would pair the weights of the next block with those of the block
+that the other ranks gather: wrong weights where sizes are equal, a wait for ever where the numbers
+differ. Therefore every rank gathers every block, in one order, whether it calls the block or not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class CallOrder:
 
     def __init__(self, count: int) -> None:
         self.order = list(range(count))
-        """Blocks in the order of gathering: as the model holds them, later as the first forward that skipped none called them."""
+        """Blocks in the order of gathering: as the model holds them, later as the first forward
+        that skipped none called them."""
         self.even: list[int] = []
         """Blocks that all ranks have called, in that order."""
         self._learned = False

@@ -1,10 +1,13 @@
-"""Data parallelism from torch.distributed primitives, written to be read. Its results equal those of torch's DDP.
+"""Data parallelism from torch.distributed primitives, written to be read. Its results equal those
+of torch's DDP.
 
 Three ideas make it fast, and each is a few lines here:
-- bucketing: gradients lie end to end in flat buffers, so a step is a few big all-reduces instead of many small ones;
-- overlap: a hook on each parameter runs when its gradient is final, and a bucket that is full leaves at once, while
-  backward still computes the gradients of earlier layers;
-- no copies: the gradients are views into the buckets, so autograd adds into them and the collective works on them.
+- bucketing: gradients lie end to end in flat buffers, so a step is a few big all-reduces instead of
+  many small ones;
+- overlap: a hook on each parameter runs when its gradient is final, and a bucket that is full
+  leaves at once, while backward still computes the gradients of earlier layers;
+- no copies: the gradients are views into the buckets, so autograd adds into them and the collective
+  works on them.
 """
 
 from __future__ import annotations
@@ -97,8 +100,8 @@ class ScratchDdpModel(ScratchModel):
     def finish(self) -> None:
         """Sends the remaining buckets and waits for all.
 
-        A parameter that some ranks did not use counts as zero there. A parameter that no rank used has no gradient, as in
-        torch's DDP.
+        A parameter that some ranks did not use counts as zero there. A parameter that no rank used
+        has no gradient, as in torch's DDP.
         """
         with self.comm_timer.counting():
             self._send_full_buckets(rest=True)

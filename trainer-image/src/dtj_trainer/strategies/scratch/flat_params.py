@@ -1,7 +1,9 @@
-"""Parameters that lie end to end in one flat buffer, of which each rank owns a shard: gathered, freed and reduced together.
+"""Parameters that lie end to end in one flat buffer, of which each rank owns a shard: gathered,
+freed and reduced together.
 
-The buffer is padded so that its size is a multiple of the world size. The module's parameters are views into the buffer
-for good; "freeing" gives the buffer's memory back and leaves the views in place.
+The buffer is padded so that its size is a multiple of the world size. The module's parameters are
+views into the buffer for good; "freeing" gives the buffer's memory back and leaves the views in
+place.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ class FlatParamGroup:
         reduce_group: dist.ProcessGroup | None,
         offload: bool,
     ) -> None:
-        """Takes the parameters from where they are, usually host memory, and keeps this rank's shard of them.
+        """Takes the parameters from where they are, usually host memory, and keeps this rank's
+        shard of them.
 
-        Gradients use `reduce_group`: they leave in an order of their own, so they can't share a process group with the weights.
+        Gradients use `reduce_group`: they leave in an order of their own, so they can't share a
+        process group with the weights.
         """
         self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
         size = sum(p.numel() for p in parameters)
@@ -107,7 +111,7 @@ class FlatParamGroup:
         mine = torch.empty(self.padded // self._world_size, dtype=self.full.dtype, device=self.full.device)
         work = dist.reduce_scatter_single(mine, self.gradient, group=self._reduce_group, async_op=True)
         if work is None:
-            raise RuntimeError("reduce_scatter(async_op=True) returned no handle: this rank is not in the process group")
+            raise RuntimeError("reduce_scatter(async_op=True) returned no handle: this rank is not in the group")
         self._scattering, self.sent = (work, mine), True
 
     def end_backward(self) -> None:
@@ -154,7 +158,8 @@ class FlatParamGroup:
             start, stop = max(at, begin), min(at + parameter.numel(), end)
             flat = mine.detach()[start - begin : max(start, stop) - begin]
             shape = tuple(parameter.shape)
-            out[name] = FlatShard(flat, start - at, shape) if parameter.numel() else torch.empty(shape, dtype=mine.dtype)
+            empty = not parameter.numel()
+            out[name] = torch.empty(shape, dtype=mine.dtype) if empty else FlatShard(flat, start - at, shape)
             at += parameter.numel()
         return out
 
@@ -165,11 +170,13 @@ class FlatParamGroup:
                 shard.flat.copy_(saved[name].flat)
 
 
-def parameters_by_module(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+def parameters_by_module(
+    module: nn.Module, blocks: Sequence[nn.Module]
+) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Yields each block, and `module` last, with the trained parameters that are gathered for it.
 
-    The root (`module`) has what is in no block. It also has the weights that two submodules share, because they must be there
-    when either of them computes.
+    The root (`module`) has what is in no block. It also has the weights that two submodules share,
+    because they must be there when either of them computes.
     """
     uses, taken = _uses(module), set[int]()
     for place in [*blocks, module]:

@@ -1,4 +1,5 @@
-"""The state dicts of `fsdp_scratch`: shards by the module's own names, so that nothing is gathered for a save.
+"""The state dicts of `fsdp_scratch`: shards by the module's own names, so that nothing is gathered
+for a save.
 
 Any strategy and any world size can read such a checkpoint.
 """
@@ -52,9 +53,11 @@ class ShardedState:
         for param_group, flat_groups in self._by_param_group(optimizer):
             for flat_group in flat_groups:
                 for key, value in initialized(optimizer, flat_group.shard).items():
-                    sharded = value.shape == flat_group.shard.shape
-                    own = flat_group.flat_shards(value) if sharded else {name: value.clone() for name in flat_group.names}
-                    for name, tensor in own.items():
+                    if value.shape == flat_group.shard.shape:
+                        by_name: StateDict = flat_group.flat_shards(value)
+                    else:
+                        by_name = {name: value.clone() for name in flat_group.names}
+                    for name, tensor in by_name.items():
                         state.setdefault(name, {})[key] = tensor
             options = {k: v for k, v in param_group.items() if k != "params"}
             param_groups.append({"params": [name for flat_group in flat_groups for name in flat_group.names]} | options)

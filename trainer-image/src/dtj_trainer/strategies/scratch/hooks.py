@@ -19,7 +19,8 @@ def on_gradient(parameter: nn.Parameter, then: Callable[[torch.Tensor], None]) -
 def on_output_gradient(output: Any, then: Callable[[torch.Tensor], None]) -> None:
     """Calls `then` when the first gradient of a forward's output arrives.
 
-    That is just before the module's own backward. Which of several outputs has its gradient first is not known.
+    The module's own backward comes right after it. The order of the gradients of several outputs is
+    not known.
     """
     if outputs := [t for t in _tensors(output) if t.requires_grad]:
         register_multi_grad_hook(outputs, then, mode="any")

@@ -1,4 +1,5 @@
-"""The order in which gradients are sent to their owners: the same on every rank, whatever order they are complete in."""
+"""The order in which gradients are sent to their owners: the same on every rank, whatever order
+they are complete in."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup
 class ReduceQueue:
     """Sends a gradient when it is complete and all before it have left.
 
-    Whole gradients of at most two groups are in memory: those in flight, and those that are computed meanwhile.
+    Whole gradients of at most two groups are in memory: those in flight, and those that are
+    computed meanwhile.
     """
 
     def __init__(self) -> None:

@@ -99,7 +99,9 @@ def diagnose(
     early = None if progressed else _early_error(rank, exit_code, tail)
     if early is not None:
         return early
-    return _because(Reason.WORKER_FAILED, "rank %d exited with code %d%s" % (rank, exit_code, ": " + said if said else ""))
+    return _because(
+        Reason.WORKER_FAILED, "rank %d exited with code %d%s" % (rank, exit_code, ": " + said if said else "")
+    )
 
 
 def _because(reason: str, message: str) -> Diagnosis:
@@ -132,7 +134,11 @@ def _inner_cause(tail: str) -> Optional[str]:
     found = _TORCHRUN_CAUSE.search(tail)
     if found is None:
         return None
-    return "rank %s of the torchrun inside exited with %s: %s" % (found["rank"], found["code"], found["why"].strip()[:200])
+    return "rank %s of the torchrun inside exited with %s: %s" % (
+        found["rank"],
+        found["code"],
+        found["why"].strip()[:200],
+    )
 
 
 def _missing_entrypoint(exit_code: int, tail: str) -> Optional[str]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtj_agent.group import effects as group
+from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group.coordinator import Coordinator
-from dtj_agent.group.effects import Rules
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now, check
+from dtj_agent.group.rules import Rules
 
 WALL = 1_790_000_000.0
 
 
-class Bench:
+class CoordinatorHarness:
     """A coordinator and members that answer like real ones; time stands still unless it is moved."""
 
     def __init__(
         self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **rules: Any
     ) -> None:
         self.time = 1000.0
-        self.coordinator = Coordinator(Rules("uid", replicas, 2, job="j", **rules), history or History(), final, self.now())
+        self.coordinator = Coordinator(
+            Rules("uid", replicas, 2, job="j", **rules), history or History(), final, self.now()
+        )
         self.sent: list[tuple[int, dict[str, Any]]] = []  # ordinal, message
         self.closed: list[int] = []
         self.leases: list[int] = []
@@ -30,20 +32,20 @@ class Bench:
     def now(self) -> Now:
         return Now(self.time, WALL + self.time)
 
-    def do(self, effects: list[group.Effect]) -> None:
+    def do(self, effects: list[coordinator_effects.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, group.Send):
+            if isinstance(effect, coordinator_effects.Send):
                 self.sent.append((effect.conn % 10, check(effect.message)))
-            elif isinstance(effect, group.Close):
+            elif isinstance(effect, coordinator_effects.Close):
                 self.closed.append(effect.conn)
-            elif isinstance(effect, group.Log):
+            elif isinstance(effect, coordinator_effects.Log):
                 self.log.append(effect.text)
-            elif isinstance(effect, group.WriteLease):
+            elif isinstance(effect, coordinator_effects.WriteLease):
                 self.leases.append(effect.attempt)
                 if self.grants:
                     self.do(self.coordinator.lease_done(effect.attempt, None, None, self.now()))
 
-    def said(self, text: str) -> bool:
+    def logged(self, text: str) -> bool:
         """Was this logged since the last call?"""
         log, self.log = self.log, []
         return text in log
@@ -63,23 +65,23 @@ class Bench:
     def leave(self, ordinal: int, generation: int = 0, silence: float = 0.0) -> None:
         self.do(self.coordinator.left(generation * 10 + ordinal, silence, self.now()))
 
-    def say(self, ordinal: int, type_: str, generation: int = 0, **fields: Any) -> None:
+    def receive(self, ordinal: int, type_: str, generation: int = 0, **fields: Any) -> None:
         self.do(self.coordinator.received(generation * 10 + ordinal, check({"type": type_, **fields}), self.now()))
 
     def fail(self, ordinal: int, exit_code: int = 1, tail: str = "", attempt: int = 1, oom: bool = False) -> None:
         rank = ordinal * 2
         failure = {"rank": rank, "exitCode": exit_code, "logTail": tail, "oom": oom}
-        self.say(ordinal, "failed", attempt=attempt, failures=[failure])
+        self.receive(ordinal, "failed", attempt=attempt, failures=[failure])
 
     def stopped(self, *ordinals: int, attempt: int = 1) -> None:
         for ordinal in ordinals:
-            self.say(ordinal, "stopped", attempt=attempt, port=21000 + ordinal)
+            self.receive(ordinal, "stopped", attempt=attempt, port=21000 + ordinal)
 
     def wait(self, seconds: float) -> None:
         self.time += seconds
         self.do(self.coordinator.tick(self.now()))
 
-    def running(self, **rules: Any) -> Bench:
+    def running(self, **rules: Any) -> CoordinatorHarness:
         for ordinal in range(self.coordinator.rules.replicas):
             self.join(ordinal)
         self.sent.clear()

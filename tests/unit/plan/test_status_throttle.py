@@ -1,4 +1,4 @@
-"""Status writes are bounded, whatever an agent reports; what somebody waits for is not held back."""
+"""Status writes are bounded, whatever an agent reports. Significant changes are not held back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.plan.build import NOW, World, agent, condition, job, outcome, pod, true_conditions
+from tests.unit.plan.objects import NOW, World, agent, condition, job, outcome, pod, true_conditions
 
 POLL_SECONDS = 2
 
@@ -23,7 +23,7 @@ def running_world(**spec: Any) -> World:
 
 
 def warns(look: int) -> Any:
-    """An agent with another warning at each poll."""
+    """Returns an agent with another warning at each poll."""
     event = {"type": "Warning", "reason": "CheckpointSlow", "message": f"save {look}", "time": NOW + look}
     return agent(events=[event])
 
@@ -43,17 +43,17 @@ STORMS: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("says", STORMS.values(), ids=STORMS)
-def test_status_writes_of_an_agent_that_changes_each_poll_are_bounded(says: Callable[[int], Any]) -> None:
+@pytest.mark.parametrize("report", STORMS.values(), ids=STORMS)
+def test_status_writes_of_an_ever_changing_agent_are_bounded(report: Callable[[int], Any]) -> None:
     world = running_world()
     for look in range(60):
-        world.see(agent=says(look))
+        world.see(agent=report(look))
         world.reconcile(NOW + 10 + look * POLL_SECONDS)
     assert 1 <= world.writes.count("status") <= 10 + 12, world.writes
     assert len(world.events) <= 20 * 5 + 60
 
 
-def test_warnings_of_an_agent_are_written_at_once_then_slower_and_none_is_lost() -> None:
+def test_agent_warnings_are_written_at_once_then_throttled_without_loss() -> None:
     world = running_world()
     for look in range(30):
         world.see(agent=agent(events=[warns(n)["events"][0] for n in range(look + 1)][-20:]))
@@ -64,14 +64,14 @@ def test_warnings_of_an_agent_are_written_at_once_then_slower_and_none_is_lost()
     assert world.writes.count("status") <= 12
 
 
-def test_the_end_is_written_at_once_though_the_bucket_is_empty() -> None:
+def test_outcome_is_written_at_once_with_an_empty_bucket() -> None:
     world = emptied()
     world.see(agent=agent(attempt=99, phase="Finished", outcome=outcome()))
     world.reconcile(NOW + 61)
     assert true_conditions(world.status) == ["Complete"]
 
 
-def test_a_suspension_takes_its_steps_though_the_bucket_is_empty() -> None:
+def test_suspension_proceeds_with_an_empty_bucket() -> None:
     world = emptied()
     assert world.job is not None
     world.job["spec"]["suspend"] = True
@@ -83,7 +83,7 @@ def test_a_suspension_takes_its_steps_though_the_bucket_is_empty() -> None:
     assert true_conditions(world.status) == ["Suspended"]
 
 
-def test_what_was_held_back_is_written_when_the_bucket_has_room() -> None:
+def test_throttled_change_is_written_once_the_bucket_has_a_token() -> None:
     world = emptied()
     world.see(agent=agent(attempt=50, phase="Rendezvous", phaseReason="WorkerFailed"))
     wanted = world.reconcile(NOW + 61)
@@ -98,7 +98,7 @@ def test_what_was_held_back_is_written_when_the_bucket_has_room() -> None:
 
 
 def emptied() -> World:
-    """A job that has just made more writes than it may."""
+    """Returns a job that has just spent all of its writes."""
     world = running_world()
     for look in range(40):
         world.see(agent=restarts(look))

@@ -1,4 +1,4 @@
-"""No word of a pod makes the planner fail, or a status that the API server refuses."""
+"""No report of a pod makes the planner fail, or yields a status that the API server rejects."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from dtj_core.api.status import Status
 from dtj_core.plan import plan
 from dtj_core.plan.model import Observed
-from tests.unit.plan.build import NOW, SETTINGS, agent, job, pods, service, started
+from tests.unit.plan.objects import NOW, SETTINGS, agent, job, pods, service, started
 
 STEP = {"step": 1, "totalSteps": 10**10, "time": 253402300799.0}
 
 
 @pytest.mark.parametrize(
-    "words",
+    "reports",
     [
         [{"progress": {"step": 10**400, "loss": 10**400}}],
         [{"productiveSeconds": 1e308, "startTime": start} for start in (NOW, NOW + 1, NOW + 2)],
@@ -26,11 +26,12 @@ STEP = {"step": 1, "totalSteps": 10**10, "time": 253402300799.0}
     ],
     ids=["an int no float holds", "sums beyond a float", "an end after 9999", "made-up phases", "many metrics"],
 )
-def test_any_word_of_an_agent_makes_a_status_within_the_schema(words: list[dict[str, Any]]) -> None:
+def test_any_agent_report_yields_a_status_within_the_schema(reports: list[dict[str, Any]]) -> None:
     stored, child = started()
-    for seconds, word in enumerate(words):
-        said = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent(**word))
-        # Not paced: every word is to be written.
-        stored = job({k: v for k, v in plan(stored, said, NOW + 60 * seconds, SETTINGS).status.items() if k != "lastUpdateTime"})
+    for seconds, report in enumerate(reports):
+        seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent(**report))
+        wanted = plan(stored, seen, NOW + 60 * seconds, SETTINGS)
+        # Without lastUpdateTime no write is throttled: every report must be written.
+        stored = job({k: v for k, v in wanted.status.items() if k != "lastUpdateTime"})
         json.dumps(stored["status"], allow_nan=False)
         Status.model_validate(stored["status"], by_alias=True, by_name=False)

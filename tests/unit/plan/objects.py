@@ -1,4 +1,4 @@
-"""Observations for the planner's tests, and a world in memory that carries plans out as an API server would."""
+"""Builds observations for the planner's tests, and executes plans in memory as an API server would."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from dtj_core.plan.times import rfc3339
 NOW = 1_790_000_000.0
 UID = "job-uid"
 SET_UID = "set-uid"
-SETTINGS = Settings(agent_image="dtj-operator:test", master_key=b"key", progress_write_seconds=30, status_poll_seconds=2)
+SETTINGS = Settings(
+    agent_image="dtj-operator:test", master_key=b"key", progress_write_seconds=30, status_poll_seconds=2
+)
 
 
 def job(status: Object | None = None, *, name: str = "digits", generation: int = 1, **spec: Any) -> Object:
-    """A stored job of 3 pods."""
+    """Returns a stored job of 3 pods."""
     body: Object = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -32,15 +34,26 @@ def job(status: Object | None = None, *, name: str = "digits", generation: int =
 
 
 def started(status: Object | None = None, **spec: Any) -> tuple[Object, Object]:
-    """A job that was just started, and its StatefulSet."""
+    """Returns a job that was just started, and its StatefulSet."""
     first = plan(job(**spec), Observed(), NOW, SETTINGS)
     return job(first.status | (status or {}), **spec), stateful_set(first)
 
 
 def stateful_set(of: Plan, uid: str = SET_UID) -> Object:
-    """The StatefulSet that a plan applies, as the API server would show it."""
+    """Returns the StatefulSet that a plan applies, as the API server would return it."""
     body = next(a.body for a in of.actions if isinstance(a, Apply) and a.body["kind"] == "StatefulSet")
     return {**body, "metadata": body["metadata"] | {"uid": uid}}
+
+
+def applied(**spec: Any) -> dict[str, Any]:
+    """Returns the children of a new job by kind."""
+    actions = plan(job(**spec), Observed(), NOW, SETTINGS).actions
+    return {action.body["kind"]: action.body for action in actions if isinstance(action, Apply)}
+
+
+def template(pod: Any = None, **container: Any) -> Any:
+    """Returns a spec with a template of one container."""
+    return {"template": {"spec": {"containers": [{"name": "trainer", **container}], **(pod or {})}}}
 
 
 def service(owner_uid: str = UID, name: str = "digits") -> Object:
@@ -50,7 +63,7 @@ def service(owner_uid: str = UID, name: str = "digits") -> Object:
 
 
 def pod(ordinal: int, *, owner: str | None = SET_UID, deleted: bool = False, **status: Any) -> Object:
-    """A pod that runs, unless `status` says otherwise."""
+    """Returns a pod: running, unless `status` is given."""
     metadata: Object = {"name": f"digits-{ordinal}", "uid": f"pod-{ordinal}"}
     if owner:
         metadata["ownerReferences"] = [{"kind": "StatefulSet", "uid": owner, "controller": True}]
@@ -61,7 +74,7 @@ def pod(ordinal: int, *, owner: str | None = SET_UID, deleted: bool = False, **s
 
 
 def container(name: str = "trainer", *, restarts: int = 0, last: Object | None = None, **state: Any) -> Object:
-    """A container status: running, unless `state` says otherwise."""
+    """Returns a container status: running, unless `state` is given."""
     return {
         "name": name,
         "image": "trainer:cpu",
@@ -77,7 +90,7 @@ def pods(count: int = 3) -> tuple[Object, ...]:
 
 
 def agent(**fields: Any) -> Object:
-    """`/status` of an agent whose group runs its first attempt."""
+    """Returns `/status` of an agent whose group runs its first attempt."""
     return {
         "version": 1,
         "job": "digits",
@@ -120,13 +133,13 @@ def outcome(result: str = "Succeeded", **fields: Any) -> Object:
 
 
 def ended(message: str | Object, code: int = 0, **fields: Any) -> Object:
-    """A terminated state with this termination message."""
+    """Returns a terminated state with this termination message."""
     text = message if isinstance(message, str) else json.dumps(message)
     return {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "message": text} | fields
 
 
 def condition(status: Object, kind: str) -> Object:
-    """The condition of that type; {} if there is none."""
+    """Returns the condition of that type; {} if there is none."""
     return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
 
 
@@ -135,7 +148,7 @@ def true_conditions(status: Object) -> list[str]:
 
 
 class World:
-    """One job, its children, and a count of what was written. The StatefulSet controller's part is the test's."""
+    """One job, its children, and all writes. The test plays the StatefulSet controller."""
 
     def __init__(self, body: Object, settings: Settings = SETTINGS) -> None:
         self.job: Object | None = deepcopy(body)
@@ -144,14 +157,14 @@ class World:
         self.writes: list[str] = []
         self.events: list[Event] = []
         self.runs = 0
-        """How many StatefulSets there have been."""
+        """Number of StatefulSets created so far."""
 
     @property
     def status(self) -> Object:
         return (self.job or {}).get("status", {})
 
     def reconcile(self, now: float, *, crash_after: int | None = None) -> Plan | None:
-        """Plan and carry it out, or the first `crash_after` steps of it."""
+        """Plans, and executes the plan or its first `crash_after` steps."""
         if self.job is None:
             return None
         before = deepcopy((self.job, self.observed))
@@ -159,19 +172,19 @@ class World:
         assert (self.job, self.observed) == before, "the planner changed its arguments"
         steps: list[Any] = [*wanted.actions, wanted.status, *wanted.events]
         for step in steps[:crash_after]:
-            self._carry_out(step)
+            self._execute(step)
         return wanted
 
     def settle(self, now: float) -> None:
-        """Until there is nothing left to do: every write is an event that leads to another look."""
+        """Reconciles until nothing is left to do: every write triggers another reconcile."""
         for _ in range(12):
             written = len(self.writes)
             self.reconcile(now)
             if len(self.writes) == written:
                 return
-        raise AssertionError(f"it does not come to rest: {self.writes[-12:]}")
+        raise AssertionError(f"the job does not settle: {self.writes[-12:]}")
 
-    def _carry_out(self, step: Any) -> None:
+    def _execute(self, step: Any) -> None:
         if isinstance(step, Event):
             self.writes.append(f"event {step.reason}")
             self.events.append(step)
@@ -214,5 +227,5 @@ class World:
         return self.observed.stateful_set["metadata"]["uid"] if self.observed.stateful_set else None
 
     def see(self, **fields: Any) -> None:
-        """What changed around the operator."""
+        """Changes the observed objects."""
         self.observed = replace(self.observed, **fields)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import Now
 from dtj_contract.names import RECOVERY_PHASES as PHASES
+from dtj_contract.names import Reason
 
 IN_PLACE, POD = "InPlace", "Pod"
 
 
-class Recovery:
-    """From the moment that an attempt broke to the first step of the next one; each phase ends where the next begins."""
+class RecoveryTimer:
+    """Runs from the moment that an attempt broke to the first step of the next one; each phase ends where the next begins."""
 
     def __init__(self, kind: str, reason: str, now: Now, detect: float, last_step: Optional[int]) -> None:
         self.kind = kind
         self.reason = reason
         self.counted = False
-        self.flapped = False
-        """A connection was lost and came back: one network trouble, however many connections broke with it."""
         self.attempt = 0
         """The attempt that the recovery led to; 0 until it starts."""
         self.time = now.wall - detect
@@ -27,25 +27,43 @@ class Recovery:
         self.seconds: Dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.seconds["detect"] = max(0.0, detect)
         self._since = now.mono
-        self._phase = 1  # index into PHASES of the phase that runs now
+        self._phase = 1
+        """Index into PHASES of the running phase."""
+
+    @classmethod
+    def of_lost_coordinator(cls, interrupted: Dict[str, Any], last_step: Optional[int], now: Now) -> RecoveryTimer:
+        """Returns the recovery of an attempt whose coordinator was lost. `interrupted`: what a member's hello reports of it."""
+        ago = number(interrupted.get("ago"))
+        began = Now(now.mono - ago, now.wall - ago)
+        recovery = cls(POD, Reason.POD_LOST, began, number(interrupted.get("silence")), last_step)
+        recovery.enter("schedule", began)
+        return recovery
 
     def enter(self, phase: str, now: Now) -> None:
-        """`phase` begins, what ran until now ends. Members may come and go while a group gathers: time adds up."""
+        """Begins `phase` and ends the one before. Members may come and go while a group gathers, so a phase's time adds up."""
         index = PHASES.index(phase)
         if index != self._phase < len(PHASES):
             self._close(now)
             self._phase = index
 
+    def started(self, attempt: int, history: History, now: Now) -> None:
+        """Counts the restart in `history`: `attempt` has started."""
+        self.attempt = attempt
+        self.enter("load", now)
+        history.restarts["pod" if self.kind == POD else "inPlace"] += 1
+        history.recovery(self.to_json())
+
     def finished(self, now: Now) -> None:
-        """The first step is done: from here on nothing is measured."""
+        """Ends the last phase: the first step is done."""
         if self._phase < len(PHASES):
             self._close(now)
             self._phase = len(PHASES)
 
-    def ended(self, now: Now) -> None:
-        """The job ends. A script that has reported nothing by then has told nobody when its loading was over."""
+    def ended(self, history: History, now: Now) -> None:
+        """Ends the last phase with the job. The loading of a script that never reported anything has no known end."""
         if self._phase > PHASES.index("load"):
             self.finished(now)
+        history.recovery(self.to_json())
 
     @property
     def is_finished(self) -> bool:
@@ -56,7 +74,7 @@ class Recovery:
         self._since = now.mono
 
     def to_json(self) -> Dict[str, Any]:
-        """As /status shows it. Unknown yet: null for steps, absent for phases."""
+        """Returns the recovery as /status shows it: steps not known yet are null, phases not reached are absent."""
         lost = None
         if self.last_step is not None and self.resumed_step is not None:
             lost = max(0, self.last_step - self.resumed_step)

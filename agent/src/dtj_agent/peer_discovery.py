@@ -15,7 +15,7 @@ from dtj_agent.net.resolver import Resolver
 from dtj_agent.settings import Address, AgentSettings
 
 
-class Announcements:
+class PeerDiscovery:
     """Keeps the link to the coordinator pointed at the pod that holds pod 0's name.
 
     `shell`: the coordinator's, in the agent of pod 0; None elsewhere.
@@ -48,7 +48,7 @@ class Announcements:
         if self._shell is not None:
             coordinator = self._shell.coordinator
             missing = [ordinal for ordinal in range(self._settings.peer_count) if ordinal not in coordinator.peers]
-            self._announcer.call(missing, coordinator.announced)
+            self._announcer.call(missing, coordinator.succession.announced)
             if coordinator.is_replaced:
                 self._if_named(self._own_address, self._shell.named)
         elif not self._link.is_open:

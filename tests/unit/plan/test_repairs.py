@@ -1,4 +1,6 @@
-"""What somebody has edited is undone once, with the agent that the group has; pods that are missing wake their controller."""
+"""Edits of children are undone once, with the group's agent image; missing pods wake their
+controller.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from dtj_contract import names
 from dtj_core.plan import plan
 from dtj_core.plan.model import Apply, Nudge, Observed
 from dtj_core.plan.times import rfc3339
-from tests.unit.plan.build import NOW, SETTINGS, agent, condition, job, pod, pods, service, started
+from tests.unit.plan.objects import NOW, SETTINGS, agent, condition, job, pod, pods, service, started
 
 NEWER = replace(SETTINGS, agent_image="dtj-operator:newer")
 
@@ -25,7 +27,7 @@ def look(child: Any, now: float = NOW + 5, *, settings: Any = SETTINGS, live: An
 
 
 def made(generation: int = 1, **annotations: str) -> Any:
-    """The StatefulSet as the API server shows it."""
+    """Returns the StatefulSet as the API server would."""
     child = started()[1]
     metadata = child["metadata"] | {"generation": generation, "creationTimestamp": rfc3339(NOW)}
     metadata["annotations"] = metadata["annotations"] | annotations
@@ -33,7 +35,7 @@ def made(generation: int = 1, **annotations: str) -> Any:
 
 
 def applied(wanted: Any, kind: str) -> Any:
-    """The body of that kind that is applied; None if there is none."""
+    """Returns the applied body of that kind; None if there is none."""
     return next((a.body for a in wanted.actions if isinstance(a, Apply) and a.body["kind"] == kind), None)
 
 
@@ -51,7 +53,7 @@ EDITS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edited_service_is_repaired(edit: Any) -> None:
+def test_edited_service_is_repaired(edit: Any) -> None:
     live = service()
     live["spec"] = live["spec"] | edit
     body = applied(look(made(), live=live), "Service")
@@ -59,33 +61,38 @@ def test_an_edited_service_is_repaired(edit: Any) -> None:
     assert body["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_a_service_with_what_the_api_server_fills_in_is_left_alone() -> None:
+def test_service_with_server_defaults_is_left_alone() -> None:
     live = service()
     live["spec"] = live["spec"] | {"type": "ClusterIP", "ipFamilies": ["IPv4"], "sessionAffinity": "None"}
     assert look(made(), live=live).actions == ()
 
 
 @pytest.mark.parametrize(
-    ("generation", "repaired"), [(1, None), (2, "1"), (1, "1"), (7, "6")], ids=["new", "undone", "nothing to undo", "long after"]
+    ("generation", "repaired"),
+    [(1, None), (2, "1"), (1, "1"), (7, "6")],
+    ids=["new", "undone", "nothing to undo", "long after"],
 )
-def test_a_statefulset_that_nobody_has_edited_since_is_left_alone(generation: int, repaired: str | None) -> None:
+def test_unedited_statefulset_is_left_alone(generation: int, repaired: str | None) -> None:
     annotations = {names.ANNOTATION_REPAIRED: repaired} if repaired else {}
     assert look(made(generation, **annotations)).actions == ()
 
 
 @pytest.mark.parametrize(("generation", "repaired"), [(2, None), (3, "1"), (9, "garbage")])
-def test_an_edited_statefulset_is_applied_anew_and_remembers_which_edit_that_undid(generation: int, repaired: str | None) -> None:
+def test_edited_statefulset_is_applied_again_with_the_undone_generation(generation: int, repaired: str | None) -> None:
     child = made(generation, **({names.ANNOTATION_REPAIRED: repaired} if repaired else {}))
     child["spec"]["template"]["spec"]["containers"][0]["image"] = "edited"
     body = applied(look(child), "StatefulSet")
     assert body["spec"]["template"]["spec"]["containers"][0]["image"] == "trainer:cpu"
     assert body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] == str(generation)
-    after = child | {"metadata": body["metadata"] | {"uid": "set-uid", "generation": generation + 1}, "spec": body["spec"]}
+    after = child | {
+        "metadata": body["metadata"] | {"uid": "set-uid", "generation": generation + 1},
+        "spec": body["spec"],
+    }
     assert look(after).actions == (), "once"
 
 
 @pytest.mark.parametrize("edited", [False, True], ids=["scaled", "its agent's image was edited"])
-def test_a_repair_after_an_upgrade_keeps_the_agent_of_the_group(edited: bool) -> None:
+def test_repair_after_an_upgrade_keeps_the_groups_agent_image(edited: bool) -> None:
     child = made(2)
     child["spec"]["replicas"] = 5
     if edited:
@@ -96,13 +103,13 @@ def test_a_repair_after_an_upgrade_keeps_the_agent_of_the_group(edited: bool) ->
     assert body["metadata"]["annotations"][names.ANNOTATION_AGENT_IMAGE] == "dtj-operator:test"
 
 
-def test_a_repair_of_a_statefulset_without_the_annotation_keeps_its_live_agent() -> None:
+def test_repair_without_annotation_keeps_the_live_agent_image() -> None:
     child = made(2)
     del child["metadata"]["annotations"][names.ANNOTATION_AGENT_IMAGE]
     assert agent_image(applied(look(child, settings=NEWER), "StatefulSet")) == "dtj-operator:test"
 
 
-def test_an_upgrade_alone_repairs_nothing() -> None:
+def test_upgrade_alone_repairs_nothing() -> None:
     assert look(made(), settings=NEWER).actions == ()
 
 
@@ -114,28 +121,30 @@ SHORT = {"pods": pods(2), "agent": None}
     [(29, None, 0), (31, None, 1), (100, 80, 0), (100, 69, 1), (100_000, None, 1)],
     ids=["just made", "for half a minute", "just woken", "woken half a minute ago", "for a day"],
 )
-def test_a_statefulset_whose_pods_are_missing_is_nudged_now_and_then(seconds: float, nudged: float | None, times: int) -> None:
+def test_statefulset_with_missing_pods_is_nudged_at_intervals(seconds: float, nudged: float | None, times: int) -> None:
     child = made(**({names.ANNOTATION_NUDGED: rfc3339(NOW + nudged)} if nudged else {}))
     wanted = look(child, NOW + seconds, **SHORT)
     assert wanted.actions == (Nudge(stateful_set=child, time=rfc3339(NOW + seconds)),) * times
 
 
-def test_a_statefulset_with_all_of_its_pods_is_not_nudged() -> None:
+def test_statefulset_with_all_pods_is_not_nudged() -> None:
     waiting = (pod(0), pod(1), pod(2, phase="Pending"))
     assert look(made(), NOW + 100, pods=waiting, agent=None).actions == ()
 
 
-def test_pods_that_are_refused_are_reported_with_the_servers_words() -> None:
-    words = 'pods "digits-dry-run" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
-    wanted = look(made(), NOW + 100, refusal=words, **SHORT)
+def test_rejected_pods_are_reported_with_the_servers_message() -> None:
+    refusal = 'pods "digits-dry-run" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2'
+    wanted = look(made(), NOW + 100, refusal=refusal, **SHORT)
     assert wanted.actions == ()
-    said = condition(wanted.status, "Restarting")
-    assert said["reason"] == "PodLost", "why it restarts"
-    assert words in said["message"], "and why that lasts"
+    restarting = condition(wanted.status, "Restarting")
+    assert restarting["reason"] == "PodLost", "why the group restarts"
+    assert refusal in restarting["message"], "and why that lasts"
 
     stored, child = started()
-    wanted = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(2), refusal=words), NOW + 100, SETTINGS)
-    said = condition(wanted.status, "Running")
-    assert (said["status"], said["reason"]) == ("False", "ChildRefused")
-    assert words in said["message"]
+    wanted = plan(
+        stored, Observed(stateful_set=child, service=service(), pods=pods(2), refusal=refusal), NOW + 100, SETTINGS
+    )
+    running = condition(wanted.status, "Running")
+    assert (running["status"], running["reason"]) == ("False", "ChildRefused")
+    assert refusal in running["message"]
     assert wanted.requeue_after == SETTINGS.status_poll_seconds
