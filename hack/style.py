@@ -34,7 +34,7 @@ NOT_VERBS = re.compile(
     r"(?:Always|Arguments|As|Attempts|Besides|Bytes|Characters|Checkpoints|Conditions|Digests|Does|Events|Files|Floats|Folders|"
     r"Gradients|Has|Heartbeats|Images|Its|Keys|Limits|Lines|Losses|Means|Milliseconds|Minutes|Moments|Nodes|Numbers|Offsets|"
     r"Operators|Optimizers|Ordinals|Pages|Perhaps|Pods|Ports|Processes|Ranks|Rows|Rules|Samples|Seconds|Settings|Sizes|Tensors|"
-    r"Texts|Times|Tokens|Towards|Values|Versions|Was|Weights|Words|Workers|Yes)\b"
+    r"Texts|Tokens|Towards|Values|Versions|Was|Weights|Words|Workers|Yes)\b"
 )
 NAME_THEN_VERB = re.compile(r"`[^`]+`(?:,? and `[^`]+`)? (?:[a-z]+s|are|may|must|can)\b")
 NO_VERB_NEEDED = re.compile(r"property|fixture|overload|\.setter")
