@@ -306,7 +306,8 @@ def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     calls = operator.calls()[before:]
     reads = sum(call["verb"] in ("get", "list") for call in calls)
     print(
-        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} questions, {reads} reads, "
+        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} questions, "
+        f"{reads} reads, "
         f"{len(calls) - reads} other calls, RSS {operator.rss_mib():.0f} MiB"
     )
     assert agents.asked - asked >= 200
@@ -329,7 +330,8 @@ def test_hundred_jobs_at_once_all_start(start_operator: Start, submit: Callable[
     wait_until("all pods are made", lambda: len(objects.list("pods")) == 200, timeout=120)
     print(
         f"100 jobs: created in {created:.1f} s, own children and status after {took:.1f} s, pods after "
-        f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), calls {len(operator.calls())}; "
+        f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), calls "
+        f"{len(operator.calls())}; "
         f"RSS {idle:.0f} -> {operator.rss_mib():.0f} MiB, CPU {operator.cpu_seconds() - cpu:.1f} s"
     )
     assert took < 120

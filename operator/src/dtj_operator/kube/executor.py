@@ -51,7 +51,7 @@ class PlanExecutor:
         self._undeclared: frozenset[undeclared_fields.Path] = frozenset()
         """Fields of the status that the API server rejected because its CRD is older.
 
-        They are omitted until the operator restarts.
+        Status writes omit these fields until the operator restarts.
         """
 
     async def execute(self, job: Object, plan: Plan) -> Object | None:
