@@ -24,7 +24,7 @@ def test_a_pod_that_its_agent_calls_stuck_is_replaced_though_its_kubelet_can_not
     # A pod on a node waits for its kubelet when it is deleted; one on none would be gone at once.
     binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
     objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
-    told = "the workers of pod j-1 can't be ended: the pod has to be replaced: processes 7 do not die of SIGKILL"
+    told = "the workers of pod j-1 can't be killed; the pod must be replaced: processes 7 do not die of SIGKILL"
     failure = {
         "attempt": 1,
         "rank": 1,

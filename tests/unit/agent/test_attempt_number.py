@@ -136,7 +136,7 @@ def test_a_coordinator_that_hears_of_later_attempts_ends_nothing_and_starts_noth
     harness.wait(3600)
     harness.join(1, generation=1, attempt=1)
     assert (harness.coordinator.outcome, harness.messages("start")) == (None, [])
-    assert harness.coordinator.phase_message(harness.now()) == "another coordinator of this job has begun attempt 2"
+    assert harness.coordinator.phase_message(harness.now()) == "another coordinator of this job has started attempt 2"
 
 
 def test_a_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
@@ -198,7 +198,7 @@ def test_an_agent_of_another_protocol_is_refused_and_the_log_says_why() -> None:
     harness = CoordinatorHarness(2)
     harness.join(1, version=2)
     assert harness.closed == [1]
-    assert any("version 2 of the agents' protocol, this agent 1" in line for line in harness.log)
+    assert any("version 2 of the protocol, this one 1" in line for line in harness.log)
 
 
 def test_an_attempt_is_numbered_anew_if_one_who_joins_while_its_lease_is_written_knows_a_later_one() -> None:

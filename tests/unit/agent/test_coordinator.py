@@ -350,16 +350,16 @@ def test_a_group_that_waits_says_for_whom_and_since_when() -> None:
     harness = CoordinatorHarness(4).running()
     harness.fail(0)
     harness.stopped(0, 3)
-    assert harness.coordinator.phase_message(harness.now()) == "waiting for the workers of j-1, j-2 to end"
+    assert harness.coordinator.phase_message(harness.now()) == "waiting for the workers of j-1, j-2 to terminate"
     harness.leave(1)
     harness.stopped(2)
     harness.receive(3, "leaving", grace=5.0)
     harness.wait(12)
-    said = "waiting for j-1 (left 12 s ago), j-3 (its pod ends)"
-    assert (harness.coordinator.phase_message(harness.now()), harness.coordinator.waiting_for) == (said, [1, 3])
-    assert not harness.logged(said)
+    expected = "waiting for j-1 (left 12 s ago), j-3 (its pod is terminating)"
+    assert (harness.coordinator.phase_message(harness.now()), harness.coordinator.waiting_for) == (expected, [1, 3])
+    assert not harness.logged(expected)
     harness.wait(18)
-    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod ends)"), "and in the log every half minute"
+    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod is terminating)"), "and in the log every half minute"
     new = CoordinatorHarness(20)
     new.join(0)
     assert new.coordinator.phase_message(new.now()).endswith("j-8 (never seen), and 11 more")
@@ -376,4 +376,4 @@ def test_a_group_that_is_whole_says_what_else_it_waits_for() -> None:
         assert failing.coordinator.phase_message(failing.now()) == ""
         failing.fail(0, attempt=attempt)
         failing.stopped(0, attempt=attempt)
-    assert failing.coordinator.phase_message(failing.now()) == "the next attempt begins in 1 s"
+    assert failing.coordinator.phase_message(failing.now()) == "the next attempt starts in 1 s"

@@ -11,10 +11,10 @@ from dtj_agent.group.failure_rules import diagnose, exit_code_of, last_exception
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    main()\n'
 ENDS = {
-    "killed": (-9, "", False, False, "WorkerFailed", "rank 3 was ended by SIGKILL"),
+    "killed": (-9, "", False, False, "WorkerFailed", "rank 3 was terminated by SIGKILL"),
     "killed for memory": (-9, "", True, False, "OOMKilled", "rank 3 was killed because the container reached its memory limit"),
-    "another signal while the kernel killed someone": (-11, "", True, False, "WorkerFailed", "rank 3 was ended by SIGSEGV"),
-    "a real-time signal": (-40, "", False, False, "WorkerFailed", "rank 3 was ended by signal 40"),
+    "another signal while the kernel killed someone": (-11, "", True, False, "WorkerFailed", "rank 3 was terminated by SIGSEGV"),
+    "a real-time signal": (-40, "", False, False, "WorkerFailed", "rank 3 was terminated by signal 40"),
     "an exception": (
         1,
         TRACEBACK + "ValueError: boom\n",

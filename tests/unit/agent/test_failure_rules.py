@@ -258,7 +258,7 @@ Root Cause (first observed failure):
 
 def test_the_cause_that_a_torchrun_inside_reports_is_the_message() -> None:
     found = diagnose(0, 1, CHILD_FAILED, False, True)
-    inner = "rank 1 of the torchrun inside exited with -9: Signal 9 (SIGKILL) received by PID 4711"
+    inner = "rank 1 of the nested torchrun exited with code -9: Signal 9 (SIGKILL) received by PID 4711"
     assert found.message == f"rank 0 exited with code 1: {inner}"
 
 

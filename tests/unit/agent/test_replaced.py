@@ -143,7 +143,7 @@ def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) 
         group.wait_attempt(1)
         group.replace_pod_0()
         group.wait_attempt(2)
-        replaced = "another coordinator of this job has begun attempt 2"
+        replaced = "another coordinator of this job has started attempt 2"
         wait_for(lambda: group.old_status().get("phaseMessage") == replaced, why=group.logs())
         ends_well(group, 2)
 

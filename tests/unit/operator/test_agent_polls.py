@@ -81,7 +81,11 @@ def test_another_result_is_logged_and_an_answer_ends_the_silence(caplog: pytest.
 
     with caplog.at_level(logging.INFO):
         polled(answer, test)
-    assert [record.levelname for record in caplog.records if record.name.endswith("agent_client")] == ["WARNING", "WARNING", "INFO"]
+    assert [record.levelname for record in caplog.records if record.name.endswith("agent_client")] == [
+        "WARNING",
+        "WARNING",
+        "INFO",
+    ]
 
 
 @pytest.mark.parametrize("change", ["another pod", "a restarted container", "another address"])

@@ -98,7 +98,7 @@ def test_a_stuck_pod_is_deleted_once_and_removed_when_its_kubelet_can_not_end_it
 
 def test_what_is_stuck_is_said_in_the_condition_with_pod_and_process() -> None:
     stored, child = started(**FENCED)
-    told = "the workers of pod digits-1 on node w can't be ended: the pod has to be replaced: processes 7 do not die of SIGKILL"
+    told = "the workers of pod digits-1 on node w can't be killed; the pod must be replaced: processes 7 do not die of SIGKILL"
     failure = {"attempt": 1, "rank": 1, "ordinal": 1, "pod": "digits-1", "reason": "WorkerStuck", "message": told, "time": NOW}
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
     word = agent(phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure])
