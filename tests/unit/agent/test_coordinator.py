@@ -9,7 +9,7 @@ from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 
-def test_an_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
+def test_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
     harness = CoordinatorHarness()
     for ordinal in (2, 0):
         harness.join(ordinal)
@@ -23,7 +23,7 @@ def test_an_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
     assert (harness.coordinator.phase, harness.coordinator.phase_reason) == ("Running", "WorkersRunning")
 
 
-def test_the_next_attempt_waits_until_every_member_has_stopped() -> None:
+def test_next_attempt_waits_until_every_member_has_stopped() -> None:
     harness = CoordinatorHarness().running()
     harness.fail(1)
     assert [ordinal for ordinal, _ in harness.messages("stop")] == [0, 1, 2]
@@ -54,7 +54,7 @@ ROOT_CAUSES = {
 
 
 @pytest.mark.parametrize(("failures", "rank", "signal"), ROOT_CAUSES.values(), ids=ROOT_CAUSES)
-def test_the_failure_that_is_kept_is_the_first_cause(failures: list[tuple[int, int, str]], rank: int, signal: str | None) -> None:
+def test_history_keeps_the_root_cause(failures: list[tuple[int, int, str]], rank: int, signal: str | None) -> None:
     harness = CoordinatorHarness(2).running()
     for ordinal, code, tail in failures:
         harness.fail(ordinal, code, tail)
@@ -80,7 +80,7 @@ def test_failures_of_survivors_of_a_lost_pod_are_not_counted() -> None:
     assert [f["reason"] for f in harness.coordinator.history.failures] == ["PodLost"]
 
 
-def test_a_permanent_error_beside_a_lost_pod_still_ends_the_job() -> None:
+def test_permanent_error_beside_a_lost_pod_still_fails_the_job() -> None:
     harness = CoordinatorHarness(2).running()
     harness.fail(0, names.EXIT_NO_RESTART)
     harness.leave(1)
@@ -89,7 +89,7 @@ def test_a_permanent_error_beside_a_lost_pod_still_ends_the_job() -> None:
     assert harness.coordinator.outcome["reason"] == "NoRestartExitCode"
 
 
-def test_the_budget_is_spent_by_the_failure_after_the_last_restart() -> None:
+def test_failure_after_the_last_restart_of_the_budget_fails_the_job() -> None:
     """maxRestarts 3 allows three counted restarts; the fourth failure ends the job."""
     harness = CoordinatorHarness(1, max_restarts=3).running()
     for attempt in (1, 2, 3, 4):
@@ -102,7 +102,7 @@ def test_the_budget_is_spent_by_the_failure_after_the_last_restart() -> None:
     assert harness.coordinator.outcome["restarts"] == {"inPlace": 3, "pod": 0, "counted": 3}
 
 
-def test_attempts_that_end_before_their_first_step_wait_for_each_other() -> None:
+def test_attempt_after_two_without_a_step_waits() -> None:
     """What is broken for a moment (a volume, a name server) must not take the whole budget in a second."""
     harness = CoordinatorHarness(1).running()
     harness.fail(0, attempt=1)
@@ -120,7 +120,7 @@ def test_attempts_that_end_before_their_first_step_wait_for_each_other() -> None
     assert harness.leases == [1, 2, 3, 4], "an attempt that did a step is followed at once"
 
 
-def test_a_checkpoint_newer_than_the_one_before_empties_the_count() -> None:
+def test_newer_checkpoint_refills_the_budget() -> None:
     harness = CoordinatorHarness(1, max_restarts=1).running()
     for attempt, step in ((1, 10), (2, 20)):
         checkpoint = {"step": step, "path": "p", "time": 1.0}
@@ -137,7 +137,7 @@ def test_a_checkpoint_newer_than_the_one_before_empties_the_count() -> None:
     assert harness.coordinator.outcome is not None
 
 
-def test_an_agent_that_crashed_in_a_pod_that_lives_on_is_counted_once() -> None:
+def test_agent_that_crashed_in_a_living_pod_is_counted_once() -> None:
     harness = CoordinatorHarness(2).running()
     harness.leave(1)
     harness.stopped(0)
@@ -149,7 +149,7 @@ def test_an_agent_that_crashed_in_a_pod_that_lives_on_is_counted_once() -> None:
     assert [f["reason"] for f in history.failures] == ["AgentCrashed"]
 
 
-def test_a_new_coordinator_takes_over_the_newest_history_and_counts_its_own_loss() -> None:
+def test_new_coordinator_takes_over_the_newest_history() -> None:
     """Pod 0 was replaced: nothing is lost of what the others remember."""
     old = CoordinatorHarness(3).running()
     old.fail(2, -9)
@@ -167,7 +167,7 @@ def test_a_new_coordinator_takes_over_the_newest_history_and_counts_its_own_loss
     assert [f["reason"] for f in history.failures] == ["WorkerFailed"]
 
 
-def test_members_that_have_all_finished_succeed_though_the_coordinator_was_away() -> None:
+def test_members_that_finished_without_a_coordinator_succeed() -> None:
     harness = CoordinatorHarness(2)
     history = History()
     history.attempt = 4
@@ -178,7 +178,7 @@ def test_members_that_have_all_finished_succeed_though_the_coordinator_was_away(
     assert harness.leases == []
 
 
-def test_a_member_that_was_done_may_go_but_the_others_must_finish() -> None:
+def test_done_member_may_leave_but_the_others_must_finish() -> None:
     harness = CoordinatorHarness(2).running()
     harness.receive(0, "done", attempt=1, port=1)
     harness.leave(0)
@@ -193,7 +193,7 @@ def test_a_member_that_was_done_may_go_but_the_others_must_finish() -> None:
     assert harness.coordinator.released
 
 
-def test_an_outcome_that_a_peer_holds_is_the_groups() -> None:
+def test_outcome_that_a_peer_holds_becomes_the_groups() -> None:
     final = {"uid": "uid", "result": "Succeeded", "reason": "AllWorkersSucceeded", "message": "m"}
     harness = CoordinatorHarness(2)
     harness.join(0)
@@ -204,7 +204,7 @@ def test_an_outcome_that_a_peer_holds_is_the_groups() -> None:
     assert alien.coordinator.outcome is None
 
 
-def test_a_second_agent_of_an_ordinal_is_refused_while_the_first_is_heard_of() -> None:
+def test_second_agent_of_an_ordinal_is_rejected_while_the_first_is_alive() -> None:
     harness = CoordinatorHarness(2).running()
     harness.join(1, generation=1, incarnation="twin")
     assert (harness.closed, harness.coordinator.phase) == ([11], "Running")
@@ -213,13 +213,13 @@ def test_a_second_agent_of_an_ordinal_is_refused_while_the_first_is_heard_of() -
     assert (harness.closed, harness.coordinator.phase) == ([11, 1], "Stopping")
 
 
-def test_an_agent_of_another_job_is_refused() -> None:
+def test_agent_of_another_job_is_rejected() -> None:
     harness = CoordinatorHarness(1)
     harness.join(0, uid="another")
     assert (harness.closed, harness.coordinator.peers) == ([0], {})
 
 
-def test_a_pod_that_leaves_gives_everyone_its_grace_until_it_is_gone() -> None:
+def test_leaving_pod_gives_every_member_its_grace_until_it_is_gone() -> None:
     harness = CoordinatorHarness(2).running()
     harness.receive(1, "leaving", grace=25.0)
     assert [(o, m["grace"]) for o, m in harness.messages("stop")] == [(0, 25.0), (1, 25.0)]
@@ -236,7 +236,7 @@ def test_a_pod_that_leaves_gives_everyone_its_grace_until_it_is_gone() -> None:
     assert harness.coordinator.history.restarts == {"inPlace": 0, "pod": 1, "counted": 0}
 
 
-def test_pods_beyond_the_replicas_stand_in_for_lost_ones() -> None:
+def test_spare_pod_takes_the_rank_of_a_lost_one() -> None:
     """Ranks stay contiguous by ordinal, whoever is in."""
     harness = CoordinatorHarness(2).running()
     harness.join(2)
@@ -245,7 +245,7 @@ def test_pods_beyond_the_replicas_stand_in_for_lost_ones() -> None:
     assert [(o, m["attempt"], m["nodeRank"]) for o, m in harness.messages("start")] == [(0, 2, 0), (2, 2, 1)]
 
 
-def test_a_recovery_is_timed_by_phase() -> None:
+def test_recovery_is_timed_by_phase() -> None:
     harness = CoordinatorHarness(1).running()
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 120, "stepped": True})
     harness.time += 10
@@ -267,7 +267,7 @@ def test_a_recovery_is_timed_by_phase() -> None:
     assert (recovery["lastStep"], recovery["resumedStep"], recovery["lostSteps"]) == (120, 100, 20)
 
 
-def test_of_a_script_that_reports_nothing_neither_loading_nor_use_is_known() -> None:
+def test_recovery_of_a_silent_script_has_no_load_time() -> None:
     harness = CoordinatorHarness(1)
     harness.running()
     harness.time += 20
@@ -281,7 +281,7 @@ def test_of_a_script_that_reports_nothing_neither_loading_nor_use_is_known() -> 
     assert final["productiveSeconds"] == 0.0
 
 
-def test_productive_time_is_what_a_checkpoint_or_the_end_keeps() -> None:
+def test_productive_time_ends_with_a_checkpoint_or_success() -> None:
     harness = CoordinatorHarness(1).running()
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "resumedStep": 0, "phase": "training"})
     harness.time += 10
@@ -298,7 +298,7 @@ def test_productive_time_is_what_a_checkpoint_or_the_end_keeps() -> None:
     assert harness.coordinator.outcome["productiveSeconds"] == pytest.approx(16)
 
 
-def test_progress_is_that_of_the_lowest_rank_that_reports() -> None:
+def test_progress_is_that_of_the_lowest_reporting_rank() -> None:
     harness = CoordinatorHarness(2).running()
     harness.receive(1, "progress", attempt=1, progress={"rank": 2, "step": 4, "loss": 1.0})
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 3, "loss": 2.0})
@@ -307,7 +307,7 @@ def test_progress_is_that_of_the_lowest_rank_that_reports() -> None:
     assert (harness.coordinator.history.progress["step"], harness.coordinator.history.progress["loss"]) == (3, 2.0)
 
 
-def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> None:
+def test_rendezvous_timeout_fails_the_job_and_names_the_missing_pods() -> None:
     harness = CoordinatorHarness(3, rendezvous_timeout=60.0)
     harness.join(0)
     harness.time += 61
@@ -319,7 +319,7 @@ def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> No
     )
 
 
-def test_a_group_without_room_for_a_pod_waits_for_days_and_goes_on() -> None:
+def test_group_without_room_for_a_pod_waits_for_days_and_resumes() -> None:
     harness = CoordinatorHarness(2).running()
     harness.leave(1)
     harness.stopped(0)
@@ -329,14 +329,14 @@ def test_a_group_without_room_for_a_pod_waits_for_days_and_goes_on() -> None:
     assert harness.messages("start")[-1][1]["attempt"] == 2
 
 
-def test_failures_of_all_members_at_once_send_each_member_one_stop() -> None:
+def test_failures_of_all_members_send_each_member_one_stop() -> None:
     harness = CoordinatorHarness(6).running()
     for ordinal in range(6):
         harness.fail(ordinal)
     assert [ordinal for ordinal, _ in harness.messages("stop")] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_shorter_grace_is_sent_to_who_is_stopping_already() -> None:
+def test_shorter_grace_is_sent_to_stopping_members() -> None:
     harness = CoordinatorHarness(3).running()
     harness.receive(2, "leaving", grace=25.0)
     harness.stopped(1)
@@ -346,7 +346,7 @@ def test_a_shorter_grace_is_sent_to_who_is_stopping_already() -> None:
     assert graces == [(0, 25.0), (1, 25.0), (2, 25.0), (0, 0.5), (2, 0.5)]
 
 
-def test_a_group_that_waits_says_for_whom_and_since_when() -> None:
+def test_waiting_group_names_the_missing_pods_and_since_when() -> None:
     harness = CoordinatorHarness(4).running()
     harness.fail(0)
     harness.stopped(0, 3)
@@ -365,7 +365,7 @@ def test_a_group_that_waits_says_for_whom_and_since_when() -> None:
     assert new.coordinator.phase_message(new.now()).endswith("j-8 (never seen), and 11 more")
 
 
-def test_a_group_that_is_whole_says_what_else_it_waits_for() -> None:
+def test_complete_group_reports_what_else_it_waits_for() -> None:
     harness = CoordinatorHarness(1)
     harness.grants = False
     harness.join(0)

@@ -62,7 +62,7 @@ PERMANENT = {"NoRestartExitCode", "ImportFailed", "EntrypointNotFound", "UsageEr
 
 
 @pytest.mark.parametrize(("code", "tail", "oom", "progressed", "reason", "message"), ENDS.values(), ids=ENDS)
-def test_a_workers_end_has_a_reason_and_a_sentence(
+def test_diagnose_returns_a_reason_and_a_message(
     code: int, tail: str, oom: bool, progressed: bool, reason: str, message: str
 ) -> None:
     found = diagnose(3, code, tail, oom, progressed)
@@ -81,7 +81,7 @@ def test_a_workers_end_has_a_reason_and_a_sentence(
         (errno.ETXTBSY, "WorkerFailed"),
     ],
 )
-def test_a_command_that_could_not_be_started_for_want_of_resources_is_no_missing_entrypoint(number: int, reason: str) -> None:
+def test_command_that_lacked_resources_is_not_a_missing_entrypoint(number: int, reason: str) -> None:
     """The pod may have its processes or memory back a second later: another attempt is worth it."""
     error = OSError(number, os.strerror(number))
     assert diagnose(3, exit_code_of(error), "python3: " + error.strerror, False, False).reason == reason
@@ -97,5 +97,5 @@ EXCEPTIONS = {
 
 
 @pytest.mark.parametrize(("tail", "line"), EXCEPTIONS.values(), ids=EXCEPTIONS)
-def test_the_last_exception_of_a_log_tail(tail: str, line: str | None) -> None:
+def test_last_exception_of_a_log_tail_is_found(tail: str, line: str | None) -> None:
     assert last_exception(tail) == line

@@ -41,7 +41,7 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize(("code", "tail", "reason"), AT_ONCE.values(), ids=AT_ONCE)
-def test_what_no_other_attempt_would_cure_is_permanent(code: int, tail: str, reason: str) -> None:
+def test_error_that_no_attempt_can_cure_is_permanent(code: int, tail: str, reason: str) -> None:
     found = diagnose(3, code, tail, False, progressed=False)
     assert (found.reason, found.permanent) == (reason, True)
     evidence = [line for line in tail.splitlines() if "rror" in line or "Quit" in line][-1].replace("[rank1]: ", "")
@@ -49,7 +49,7 @@ def test_what_no_other_attempt_would_cure_is_permanent(code: int, tail: str, rea
 
 
 @pytest.mark.parametrize(("code", "tail", "reason"), AT_ONCE.values(), ids=AT_ONCE)
-def test_the_same_after_progress_is_tried_again(code: int, tail: str, reason: str) -> None:
+def test_permanent_error_after_progress_is_retried(code: int, tail: str, reason: str) -> None:
     assert diagnose(3, code, tail, False, progressed=True).reason == "WorkerFailed"
 
 
@@ -67,7 +67,7 @@ TRIED_AGAIN = {
 
 
 @pytest.mark.parametrize(("code", "tail"), TRIED_AGAIN.values(), ids=TRIED_AGAIN)
-def test_what_another_attempt_may_cure_is_not_permanent(code: int, tail: str) -> None:
+def test_error_that_another_attempt_may_cure_is_not_permanent(code: int, tail: str) -> None:
     found = diagnose(3, code, tail, False, progressed=False)
     assert (found.reason, found.permanent) == ("WorkerFailed", False)
 
@@ -93,7 +93,7 @@ def fail(harness: CoordinatorHarness, tail: str, after: float, exit_code: int = 
 IMPORT = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\n"
 
 
-def test_an_import_error_of_an_attempt_that_lived_long_is_tried_again() -> None:
+def test_import_error_of_a_long_attempt_is_retried() -> None:
     """A plain script reports no step, so its age is what shows that it works."""
     harness = running()
     fail(harness, IMPORT, after=names.EARLY_SECONDS + 1)
@@ -101,7 +101,7 @@ def test_an_import_error_of_an_attempt_that_lived_long_is_tried_again() -> None:
     assert harness.coordinator.history.failures[-1]["reason"] == "WorkerFailed"
 
 
-def test_an_import_error_after_an_attempt_that_lived_long_is_tried_again() -> None:
+def test_import_error_after_a_long_attempt_is_retried() -> None:
     harness = running()
     fail(harness, "", after=names.EARLY_SECONDS + 1, exit_code=-9)
     fail(harness, IMPORT, after=1.0)
@@ -110,7 +110,7 @@ def test_an_import_error_after_an_attempt_that_lived_long_is_tried_again() -> No
     assert again.coordinator.history.established, "a replaced pod 0 knows it too"
 
 
-def test_an_import_error_at_once_ends_the_job() -> None:
+def test_import_error_of_a_short_attempt_fails_the_job() -> None:
     harness = running()
     fail(harness, IMPORT, after=names.EARLY_SECONDS - 1)
     assert harness.coordinator.outcome is not None
@@ -120,7 +120,7 @@ def test_an_import_error_at_once_ends_the_job() -> None:
 MISSING = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'\n"
 
 
-def test_a_missing_file_is_said_first_and_tried_a_few_times() -> None:
+def test_missing_file_is_announced_and_retried_a_few_times() -> None:
     harness = running()
     fail(harness, MISSING, after=1.0)
     (event,) = harness.coordinator.history.events
@@ -138,14 +138,14 @@ def test_a_missing_file_is_said_first_and_tried_a_few_times() -> None:
     assert len(harness.coordinator.history.events) == 1
 
 
-def test_a_file_that_comes_in_time_ends_the_count() -> None:
+def test_file_that_appears_in_time_resets_the_tries() -> None:
     harness = running()
     for tail in (MISSING, MISSING, MISSING, MISSING, "", MISSING, MISSING):
         fail(harness, tail, after=1.0)
     assert harness.coordinator.outcome is None
 
 
-def test_a_file_that_goes_missing_in_training_is_a_failure_like_others() -> None:
+def test_file_that_disappears_in_training_is_an_ordinary_failure() -> None:
     harness = running()
     for _ in range(6):
         fail(harness, MISSING, after=names.EARLY_SECONDS + 1)
@@ -166,7 +166,7 @@ def test_only_attempts_that_ended_within_10_s_are_held_back(lived: float, leases
     assert harness.leases == leases
 
 
-def test_a_long_stop_is_no_part_of_an_attempts_life() -> None:
+def test_time_of_a_stop_does_not_count_as_life() -> None:
     harness = running()
     for attempt in (1, 2, 3):
         harness.time += 1.0
@@ -187,7 +187,7 @@ def record(message: Any, traceback: Any = "", **outer: Any) -> bytes:
     ).encode()
 
 
-def test_a_recorded_exception_is_read_with_its_traceback(tmp_path: Path) -> None:
+def test_recorded_exception_is_read_with_its_traceback(tmp_path: Path) -> None:
     path = tmp_path / "error-0.json"
     path.write_bytes(record("ValueError: boom\nmore", TRACEBACK))
     assert error_file.read(str(path)) == ("ValueError: boom", TRACEBACK)
@@ -210,12 +210,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_an_error_file_that_torch_would_not_write_says_nothing(tmp_path: Path, data: bytes) -> None:
+def test_error_file_with_hostile_content_is_ignored(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "e").write_bytes(data)
     assert error_file.read(str(tmp_path / "e")) is None
 
 
-def test_an_error_file_that_is_none_says_nothing_and_never_blocks(tmp_path: Path) -> None:
+def test_error_file_that_is_no_file_is_ignored_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "real").write_bytes(record("ValueError: boom"))
@@ -223,7 +223,7 @@ def test_an_error_file_that_is_none_says_nothing_and_never_blocks(tmp_path: Path
     assert [error_file.read(str(tmp_path / name)) for name in ("pipe", "folder", "link", "none")] == [None] * 4
 
 
-def test_what_is_recorded_is_bounded_text() -> None:
+def test_recorded_exception_is_bounded_text() -> None:
     found = error_file.parse(record("\ud800" + "x" * 5000, "y" * 5000))
     assert found is not None
     assert len(found.message) == error_file.MAX_MESSAGE
@@ -231,7 +231,7 @@ def test_what_is_recorded_is_bounded_text() -> None:
     found.message.encode()
 
 
-def test_a_recorded_exception_is_the_message_where_the_log_says_nothing() -> None:
+def test_recorded_exception_is_the_message_of_an_empty_log() -> None:
     found = diagnose(3, 1, "", False, True, "ValueError: boom")
     assert found.message == "rank 3 exited with code 1: ValueError: boom"
 
@@ -256,13 +256,13 @@ Root Cause (first observed failure):
 """
 
 
-def test_the_cause_that_a_torchrun_inside_reports_is_the_message() -> None:
+def test_cause_that_a_nested_torchrun_reports_is_the_message() -> None:
     found = diagnose(0, 1, CHILD_FAILED, False, True)
     inner = "rank 1 of the nested torchrun exited with code -9: Signal 9 (SIGKILL) received by PID 4711"
     assert found.message == f"rank 0 exited with code 1: {inner}"
 
 
-def test_the_evidence_of_many_ranks_fits_into_one_message() -> None:
+def test_evidence_of_many_ranks_fits_one_message() -> None:
     said = WorkerExit(0, 1, False, "\U0001f600" * 5000, False, "\U0001f600" * 300)
     for ranks in (1, 8, 64, 256):
         evidence = [said.evidence(names.MAX_EVIDENCE_CHARS // ranks)] * ranks

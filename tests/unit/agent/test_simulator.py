@@ -14,13 +14,13 @@ BATCHES = 12
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_whatever_breaks_the_group_keeps_its_invariants_and_the_job_ends(batch: int) -> None:
+def test_group_keeps_its_invariants_and_the_job_ends_whatever_breaks(batch: int) -> None:
     """Attempts grow, ranks are contiguous, no pod runs two attempts, the outcome is one and final; and it comes."""
     for seed in range(batch, SEEDS, BATCHES):
         World(seed).run()
 
 
-def test_the_worlds_are_worth_running() -> None:
+def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
     """They restart in place and after lost pods, end in success and in failure: the invariants were under load."""
     seen: collections.Counter[str] = collections.Counter()
     for seed in range(40):
@@ -43,7 +43,7 @@ def test_the_worlds_are_worth_running() -> None:
     } <= set(seen), seen
 
 
-def test_a_seed_replays_exactly() -> None:
+def test_seed_replays_exactly() -> None:
     first, second = World(7).run(), World(7).run()
     assert first.log == second.log
     assert first.time == second.time
