@@ -1,4 +1,4 @@
-"""The number of an attempt: one more than anyone knows, and written into the lease before it counts."""
+"""The number of an attempt: one more than any known one, and written into the lease before it counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.agent.coordinator_harness import CoordinatorHarness
 NUMBERS = {
     "the first": ({}, [0, 0], 1),
     "the operator's floor": ({"attempt_floor": 7}, [0, 0], 7),
-    "what a peer remembers": ({}, [0, 4], 5),
+    "a peer's memory": ({}, [0, 4], 5),
     "the floor is below": ({"attempt_floor": 3}, [6, 0], 7),
 }
 
@@ -34,7 +34,7 @@ def test_taken_lease_raises_the_attempt_number() -> None:
 
 
 def test_later_lease_of_another_coordinator_stops_this_one() -> None:
-    """Pod 0 was made anew, and this one lives on: it must not outbid the new one, whose workers would lose their lease."""
+    """Pod 0 was recreated, and the old one lives on: outbidding the new one would cost its workers their lease."""
     harness = CoordinatorHarness(1)
     harness.join(0)
     harness.fail(0)
@@ -100,7 +100,7 @@ FAILED = {"uid": "uid", "result": "Failed", "reason": "RendezvousTimeout", "mess
 
 
 def test_outcome_of_an_earlier_attempt_does_not_end_the_job() -> None:
-    """A coordinator that was replaced, and lives on, has told it to an agent that knew no better."""
+    """A replaced coordinator that lives on has sent the outcome to an agent that knew no later attempt."""
     past = History()
     past.attempt = 5
     harness = CoordinatorHarness(2, history=past)
@@ -140,7 +140,7 @@ def test_coordinator_that_is_behind_neither_starts_nor_ends_anything() -> None:
 
 
 def test_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
-    """Its pod may have been replaced: then the job goes on elsewhere, whatever its own crash has cost."""
+    """Its pod may have been replaced: then the job continues elsewhere, whatever its own crash has cost."""
     past = History()
     past.attempt = 1
     broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}
@@ -207,7 +207,7 @@ def test_attempt_gets_a_new_number_if_a_joining_agent_knows_a_later_one() -> Non
     harness.join(0)
     past = History()
     past.attempt = 7
-    harness.join(1, attempt=7, history=past.to_json())  # a stand-in that is not needed now, but remembers
+    harness.join(1, attempt=7, history=past.to_json())  # a spare that remembers
     assert harness.leases == [1]
     harness.do(harness.coordinator.lease_done(1, None, None, harness.now()))
     assert not harness.messages("start")

@@ -1,4 +1,4 @@
-"""The coordinator's decisions, one by one; what holds whatever happens is in test_simulator.py."""
+"""The coordinator's decisions, one by one. test_simulator.py has the invariants that always hold."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_messages_about_another_attempt_are_dropped() -> None:
 
 
 ROOT_CAUSES = {
-    "a crash before what others say of it": ([(0, 1, "ConnectionResetError: peer"), (1, -9, "")], 2, "SIGKILL"),
+    "a crash before the failures of its peers": ([(0, 1, "ConnectionResetError: peer"), (1, -9, "")], 2, "SIGKILL"),
     "a permanent error before a crash": ([(0, -9, ""), (1, 93, "")], 2, None),
-    "else the first that was heard": ([(0, 1, "ValueError: a"), (1, 1, "ConnectionResetError: b")], 0, None),
+    "else the first that was reported": ([(0, 1, "ValueError: a"), (1, 1, "ConnectionResetError: b")], 0, None),
     "an abort is not a crash": ([(0, 1, "ValueError: a"), (1, -6, "NCCL watchdog")], 0, None),
 }
 
@@ -64,7 +64,7 @@ def test_history_keeps_the_root_cause(failures: list[tuple[int, int, str]], rank
 
 
 def test_failures_of_survivors_of_a_lost_pod_are_not_counted() -> None:
-    """A killed pod's peers fail with connection errors, perhaps before its own connection is seen to end."""
+    """A killed pod's peers fail with connection errors, perhaps before its own connection ends."""
     harness = CoordinatorHarness(2).running()
     harness.fail(0, 1, "ConnectionResetError: peer")
     harness.stopped(0)
@@ -103,7 +103,7 @@ def test_failure_after_the_last_restart_of_the_budget_fails_the_job() -> None:
 
 
 def test_attempt_after_two_without_a_step_waits() -> None:
-    """What is broken for a moment (a volume, a name server) must not take the whole budget in a second."""
+    """A brief fault (a volume, a name server) must not take the whole budget in a second."""
     harness = CoordinatorHarness(1).running()
     harness.fail(0, attempt=1)
     harness.stopped(0, attempt=1)
@@ -129,7 +129,7 @@ def test_newer_checkpoint_refills_the_budget() -> None:
         )
         harness.fail(0, attempt=attempt)
         harness.stopped(0, attempt=attempt)
-    same = {"step": 20, "path": "p", "time": 2.0}  # written again after a fall back: no progress that is new
+    same = {"step": 20, "path": "p", "time": 2.0}  # written again after a fall back
     harness.receive(0, "progress", attempt=3, progress={"rank": 0, "step": 20, "checkpoint": same})
     assert harness.coordinator.outcome is None
     harness.fail(0, attempt=3)
@@ -150,7 +150,7 @@ def test_agent_that_crashed_in_a_living_pod_is_counted_once() -> None:
 
 
 def test_new_coordinator_takes_over_the_newest_history() -> None:
-    """Pod 0 was replaced: nothing is lost of what the others remember."""
+    """Pod 0 was replaced: nothing that the others remember is lost."""
     old = CoordinatorHarness(3).running()
     old.fail(2, -9)
     old.stopped(0, 1, 2)
@@ -209,7 +209,8 @@ def test_second_agent_of_an_ordinal_is_rejected_while_the_first_is_alive() -> No
     harness.join(1, generation=1, incarnation="twin")
     assert (harness.closed, harness.coordinator.phase) == ([11], "Running")
     harness.time += 3
-    harness.join(1, generation=2, incarnation="twin")  # the first has been silent: a node that is gone, not yet timed out
+    # The first agent has been silent: its node is lost, and has not timed out yet.
+    harness.join(1, generation=2, incarnation="twin")
     assert (harness.closed, harness.coordinator.phase) == ([11, 1], "Stopping")
 
 
@@ -237,7 +238,7 @@ def test_leaving_pod_gives_every_member_its_grace_until_it_is_gone() -> None:
 
 
 def test_spare_pod_takes_the_rank_of_a_lost_one() -> None:
-    """Ranks stay contiguous by ordinal, whoever is in."""
+    """Ranks stay contiguous by ordinal."""
     harness = CoordinatorHarness(2).running()
     harness.join(2)
     harness.leave(1)
@@ -359,7 +360,7 @@ def test_waiting_group_names_the_missing_pods_and_since_when() -> None:
     assert (harness.coordinator.phase_message(harness.now()), harness.coordinator.waiting_for) == (expected, [1, 3])
     assert not harness.logged(expected)
     harness.wait(18)
-    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod is terminating)"), "and in the log every half minute"
+    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod is terminating)"), "the log repeats it every half minute"
     new = CoordinatorHarness(20)
     new.join(0)
     assert new.coordinator.phase_message(new.now()).endswith("j-8 (never seen), and 11 more")

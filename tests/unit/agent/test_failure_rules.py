@@ -1,17 +1,15 @@
-"""Which failures end a job at once, which are tried a few times, and which are never held against it."""
+"""Failures that end a job at once, that are retried a few times, and that are never held against it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dtj_agent.group.failure_rules import diagnose
+from dtj_agent.group.failure_rules import diagnose, exit_code_of, last_exception
 from dtj_agent.group.member import WorkerExit
-from dtj_agent.workers import error_file
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
@@ -60,9 +58,9 @@ TRIED_AGAIN = {
     "exit 2 without usage": (2, "t.py: error: the server is gone\n"),
     "exit 2 of make": (2, "make: *** [all] Error 2\n"),
     "usage with exit 1": (1, USAGE + "t.py: error: unrecognized arguments: --x\n"),
-    "a name error's kin": (1, TRACEBACK + "UnboundLocalError: cannot access local variable 'x'\n"),
+    "an error related to a name error": (1, TRACEBACK + "UnboundLocalError: cannot access local variable 'x'\n"),
     "a value error": (1, TRACEBACK + "ValueError: x\n"),
-    "nothing said": (1, ""),
+    "an empty log": (1, ""),
 }
 
 
@@ -70,6 +68,107 @@ TRIED_AGAIN = {
 def test_error_that_another_attempt_may_cure_is_not_permanent(code: int, tail: str) -> None:
     found = diagnose(3, code, tail, False, progressed=False)
     assert (found.reason, found.permanent) == ("WorkerFailed", False)
+
+
+# --- exit status, signal and last exception ---------------------------------------------------------------------------
+
+
+ENDS = {
+    "killed": (-9, "", False, False, "WorkerFailed", "rank 3 was terminated by SIGKILL"),
+    "killed for memory": (-9, "", True, False, "OOMKilled", "rank 3 was killed because the container reached its memory limit"),
+    "another signal while the kernel killed a process": (
+        -11,
+        "",
+        True,
+        False,
+        "WorkerFailed",
+        "rank 3 was terminated by SIGSEGV",
+    ),
+    "a real-time signal": (-40, "", False, False, "WorkerFailed", "rank 3 was terminated by signal 40"),
+    "an exception": (
+        1,
+        TRACEBACK + "ValueError: boom\n",
+        False,
+        True,
+        "WorkerFailed",
+        "rank 3 exited with code 1: ValueError: boom",
+    ),
+    "an exception of a library": (
+        1,
+        TRACEBACK + "torch.cuda.OutOfMemoryError: x",
+        False,
+        True,
+        "WorkerFailed",
+        "OutOfMemoryError: x",
+    ),
+    "no exception": (7, "epoch 3 done\n", False, True, "WorkerFailed", "rank 3 exited with code 7"),
+    "exit code 93": (93, "RuntimeError: diverged", False, True, "NoRestartExitCode", "diverged"),
+    "import": (1, TRACEBACK + "ModuleNotFoundError: No module named 'x'", False, False, "ImportFailed", "No module named 'x'"),
+    "import after progress": (1, TRACEBACK + "ImportError: x", False, True, "WorkerFailed", "ImportError: x"),
+    "no script": (
+        2,
+        "python3: can't open file '/t.py': [Errno 2] No such file or directory",
+        False,
+        False,
+        "EntrypointNotFound",
+        "t.py",
+    ),
+    "no module": (1, "/usr/bin/python3: No module named trainer", False, False, "EntrypointNotFound", "No module named trainer"),
+    "no package": (
+        1,
+        "/usr/bin/python3: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
+        False,
+        False,
+        "EntrypointNotFound",
+        "module specification for 'a.b'",
+    ),
+    "no command": (127, "trainx: command not found", False, False, "EntrypointNotFound", "trainx: command not found"),
+    "not executable": (126, "t.sh: Permission denied", False, False, "EntrypointNotFound", "Permission denied"),
+    "no script after progress": (2, "python3: can't open file '/t.py': [Errno 2] x", False, True, "WorkerFailed", "code 2"),
+    "usage": (2, "t.py: error: unrecognized arguments: --x", False, False, "UsageError", "unrecognized arguments: --x"),
+    "usage after progress": (2, "t.py: error: unrecognized arguments: --x", False, True, "WorkerFailed", "code 2"),
+}
+PERMANENT = {"NoRestartExitCode", "ImportFailed", "EntrypointNotFound", "UsageError"}
+
+
+@pytest.mark.parametrize(("code", "tail", "oom", "progressed", "reason", "message"), ENDS.values(), ids=ENDS)
+def test_diagnose_returns_a_reason_and_a_message(
+    code: int, tail: str, oom: bool, progressed: bool, reason: str, message: str
+) -> None:
+    found = diagnose(3, code, tail, oom, progressed)
+    assert (found.reason, found.permanent) == (reason, reason in PERMANENT)
+    assert message in found.message
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOENT, "EntrypointNotFound"),
+        (errno.EACCES, "EntrypointNotFound"),
+        (errno.EAGAIN, "WorkerFailed"),
+        (errno.ENOMEM, "WorkerFailed"),
+        (errno.EMFILE, "WorkerFailed"),
+        (errno.ETXTBSY, "WorkerFailed"),
+    ],
+)
+def test_command_that_lacked_resources_is_not_a_missing_entrypoint(number: int, reason: str) -> None:
+    """The pod may have its processes or memory back a second later, so another attempt is worth it."""
+    error = OSError(number, os.strerror(number))
+    assert diagnose(3, exit_code_of(error), "python3: " + error.strerror, False, False).reason == reason
+
+
+EXCEPTIONS = {
+    "the last one": ("KeyError: 'a'\nDuring handling:\n" + TRACEBACK + "ValueError: b\n", "ValueError: b"),
+    "before the interpreter's last lines": ("ValueError: b\nException ignored in atexit\nbye\n", "ValueError: b"),
+    "none": ("step 1\nloss: 0.5\n", None),
+    "behind torch's prefix": ("[rank1]: Traceback:\n[rank1]: AttributeError: no share\n", "AttributeError: no share"),
+    "without a message": ("AssertionError\n", "AssertionError"),
+}
+
+
+@pytest.mark.parametrize(("tail", "line"), EXCEPTIONS.values(), ids=EXCEPTIONS)
+def test_last_exception_of_a_log_tail_is_found(tail: str, line: str | None) -> None:
+    assert last_exception(tail) == line
 
 
 # --- what an attempt's age shows ------------------------------------------------------------------------------------------
@@ -94,7 +193,7 @@ IMPORT = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\n"
 
 
 def test_import_error_of_a_long_attempt_is_retried() -> None:
-    """A plain script reports no step, so its age is what shows that it works."""
+    """A plain script reports no step, so its age shows that it works."""
     harness = running()
     fail(harness, IMPORT, after=names.EARLY_SECONDS + 1)
     assert harness.coordinator.outcome is None
@@ -155,7 +254,7 @@ def test_file_that_disappears_in_training_is_an_ordinary_failure() -> None:
 
 @pytest.mark.parametrize(("lived", "leases"), [(11.0, [1, 2, 3, 4]), (9.0, [1, 2, 3])])
 def test_only_attempts_that_ended_within_10_s_are_held_back(lived: float, leases: list[int]) -> None:
-    """A plain script that trains for half a minute before each failure goes on at once."""
+    """A plain script that trains for half a minute before each failure is restarted at once."""
     harness = running()
     for attempt in (1, 2, 3):
         harness.time += lived
@@ -176,59 +275,6 @@ def test_time_of_a_stop_does_not_count_as_life() -> None:
         harness.wait(1.0 if attempt == 2 else 0.0)
     assert harness.leases == [1, 2, 3], "the fourth waits"
     assert not harness.coordinator.history.established
-
-
-# --- what a worker has recorded -------------------------------------------------------------------------------------------
-
-
-def record(message: Any, traceback: Any = "", **outer: Any) -> bytes:
-    return json.dumps(
-        {"message": {"message": message, "extraInfo": {"py_callstack": traceback, "timestamp": "1"}}, **outer}
-    ).encode()
-
-
-def test_recorded_exception_is_read_with_its_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "error-0.json"
-    path.write_bytes(record("ValueError: boom\nmore", TRACEBACK))
-    assert error_file.read(str(path)) == ("ValueError: boom", TRACEBACK)
-    path.write_text('{"message": "ValueError: boom"}')
-    assert error_file.read(str(path)) == ("ValueError: boom", "")
-
-
-HOSTILE = {
-    "nothing": b"",
-    "no JSON": b"{",
-    "deep": b"[" * 60000,
-    "a list": b"[1]",
-    "no message": b"{}",
-    "a message that is a number": b'{"message": 3}',
-    "an inner message that is a list": record([1]),
-    "an empty message": record("  \n"),
-    "too much": record("x" * error_file.MAX_BYTES),
-    "bytes": bytes(range(256)),
-}
-
-
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_error_file_with_hostile_content_is_ignored(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "e").write_bytes(data)
-    assert error_file.read(str(tmp_path / "e")) is None
-
-
-def test_error_file_that_is_no_file_is_ignored_without_blocking(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "real").write_bytes(record("ValueError: boom"))
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert [error_file.read(str(tmp_path / name)) for name in ("pipe", "folder", "link", "none")] == [None] * 4
-
-
-def test_recorded_exception_is_bounded_text() -> None:
-    found = error_file.parse(record("\ud800" + "x" * 5000, "y" * 5000))
-    assert found is not None
-    assert len(found.message) == error_file.MAX_MESSAGE
-    assert len(found.traceback) == names.LOG_TAIL_BYTES
-    found.message.encode()
 
 
 def test_recorded_exception_is_the_message_of_an_empty_log() -> None:
@@ -263,7 +309,7 @@ def test_cause_that_a_nested_torchrun_reports_is_the_message() -> None:
 
 
 def test_evidence_of_many_ranks_fits_one_message() -> None:
-    said = WorkerExit(0, 1, False, "\U0001f600" * 5000, False, "\U0001f600" * 300)
+    exit_ = WorkerExit(0, 1, False, "\U0001f600" * 5000, False, "\U0001f600" * 300)
     for ranks in (1, 8, 64, 256):
-        evidence = [said.evidence(names.MAX_EVIDENCE_CHARS // ranks)] * ranks
+        evidence = [exit_.evidence(names.MAX_EVIDENCE_CHARS // ranks)] * ranks
         assert len(json.dumps(evidence)) < names.MAX_FRAME_BYTES

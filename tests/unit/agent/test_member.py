@@ -1,4 +1,4 @@
-"""A member's part: what it does when it is told, left alone, or ended."""
+"""A member's part: how it follows messages, survives alone, and ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new(saved: dict[str, Any] | None = None, final: dict[str, Any] | None = None
 
 
 def at(state: str) -> Member:
-    """A member of attempt 3 with two workers, brought into `state`."""
+    """Returns a member of attempt 3 with two workers in `state`."""
     one = new()
     one.connected(NOW)
     one.received(START, NOW)
@@ -54,9 +54,9 @@ def test_start_is_saved_before_the_ranks_are_spawned() -> None:
     (False, 0, True), (False, 4, True), (False, 3, True), (False, 2, False),
 ])  # fmt: skip
 def test_member_follows_a_caller_that_is_ahead_or_the_first(linked: bool, started: int, follows: bool) -> None:
-    """Attempt 3 runs here: who has started 3 is either the one that is linked, or one that it has replaced.
+    """Attempt 3 runs here: its coordinator is either the linked one, or one that the linked one replaced.
 
-    Who is linked leaves for a new pod 0 only by its name, which the shell looks up.
+    A linked member leaves for a new pod 0 only by its name, which the shell looks up.
     """
     one = at("idle")
     if not linked:
@@ -75,7 +75,7 @@ def test_evidence_of_64_failed_workers_fits_one_message(character: str) -> None:
     assert Session(b"k" * 32, client=True).seal(check(failed.message))
 
 
-REFUSED = {
+REJECTED = {
     "an attempt that it knows": (at("idle"), 3),
     "an older one": (at("idle"), 2),
     "while workers run": (at("running"), 4),
@@ -83,7 +83,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("one", "attempt"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("one", "attempt"), REJECTED.values(), ids=REJECTED)
 def test_start_that_can_not_be_followed_is_rejected(one: Member, attempt: int) -> None:
     effects = one.received({**START, "attempt": attempt}, NOW)
     assert [type(effect) for effect in effects] == [Log, SendToCoordinator]
@@ -152,7 +152,7 @@ def test_member_without_coordinator_stops_and_reports_it_to_the_next(state: str,
 
 TERMINATED = {
     "running": (["leaving"], [Stop(25.0)], None),
-    "stopping": (["leaving"], [Stop(25.0)], None),  # a longer grace of the group ends with the pod's
+    "stopping": (["leaving"], [Stop(25.0)], None),  # the pod's grace bounds a longer one
     "idle": (["leaving"], [], names.EXIT_TERMINATED),
     "done": (["leaving"], [], names.EXIT_TERMINATED),
 }
@@ -200,7 +200,7 @@ def test_outcome_is_written_and_acknowledged_before_the_exit(state: str) -> None
 
 
 def test_outcome_of_an_earlier_attempt_is_dropped() -> None:
-    """Its coordinator was replaced, and does not know it."""
+    """The outcome comes from a coordinator that was replaced and does not know it."""
     one = at("idle")
     (log,) = one.received({"type": "finish", "outcome": FINAL | {"attempt": 2}}, NOW)
     assert isinstance(log, Log)
@@ -248,4 +248,4 @@ def test_start_during_a_stop_is_answered_as_failed() -> None:
     assert check(answer.message)["attempt"] == 4
     assert answer.message["failures"][0]["logTail"] == "attempt 4 is not started: this pod is stopping, at attempt 3"
     one.terminate(NOW)
-    assert sent(one.received(START | {"attempt": 4}, NOW)) == [], "a pod that ends says so by its end"
+    assert sent(one.received(START | {"attempt": 4}, NOW)) == [], "the end of the connection is the answer"

@@ -1,4 +1,4 @@
-"""The restart decision, as a table: what follows a failure, what it costs, how long the next attempt waits."""
+"""The restart decision as a table: what follows a failure, what it costs, how long the next attempt waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job:
         return Now(self.time, WALL + self.time)
 
     def breaks(self, *reasons: str, stepped: bool = False, lived: float = 0.0, after: float = 0.0) -> Job:
-        """One attempt breaks by all `reasons`; what is deferred is charged, as before the next attempt."""
+        """Breaks one attempt by all `reasons` and charges a deferred failure, as before the next attempt."""
         self.time += after
         self.policy.attempt_broke()
         for reason in reasons:

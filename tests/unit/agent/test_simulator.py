@@ -1,4 +1,4 @@
-"""The group as a whole, run through many worlds: see simulator.py for what is simulated and which invariants hold."""
+"""The group as a whole, run through many worlds. simulator.py lists the faults and the invariants."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BATCHES = 12
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_group_keeps_its_invariants_and_the_job_ends_whatever_breaks(batch: int) -> None:
-    """Attempts grow, ranks are contiguous, no pod runs two attempts, the outcome is one and final; and it comes."""
+    """Attempts grow, ranks are contiguous, no pod runs two attempts, and one final outcome comes."""
     for seed in range(batch, SEEDS, BATCHES):
         World(seed).run()
 
 
 def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
-    """They restart in place and after lost pods, end in success and in failure: the invariants were under load."""
+    """The worlds restart in place and after lost pods, and end in success and failure: the invariants were under load."""
     seen: collections.Counter[str] = collections.Counter()
     for seed in range(40):
         world = World(seed).run()
