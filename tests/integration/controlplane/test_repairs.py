@@ -31,7 +31,7 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     # A deleted pod on a node waits for its kubelet; a pod without a node would be gone at once.
     binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
     objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
-    message = "the workers of pod j-1 can't be ended: the pod has to be replaced: processes 7 do not die of SIGKILL"
+    message = "the workers of pod j-1 can't be killed; the pod must be replaced: processes 7 do not die of SIGKILL"
     failure = {
         "attempt": 1,
         "rank": 1,
