@@ -96,7 +96,7 @@ def test_operator_waits_for_a_crashed_api_server_and_catches_up(
     eventually("it runs", lambda: objects.condition("j", "Running"))
     plane.crash_apiserver()
     try:
-        eventually("it feels it", lambda: "will retry" in operator.log.read_text() or "again in" in operator.log.read_text())
+        eventually("it feels it", lambda: "will retry" in operator.log.read_text() or "retrying in" in operator.log.read_text())
         assert operator.get("/healthz")[0] == 200, "a restart would not bring the API server back"
     finally:
         plane.start_apiserver()

@@ -57,7 +57,7 @@ def test_quota_on_a_child_is_a_condition_with_the_message_and_recovers(
     assert (status["phase"], "startTime" in status) == ("Pending", True)
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
     eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=60)
-    refused = [line for line in operator.lines() if "refuses" in line["message"]]
+    refused = [line for line in operator.lines() if "rejects" in line["message"]]
     assert 1 <= len(refused) <= 8, "asked again later and later"
 
 
@@ -72,7 +72,7 @@ def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
     eventually("it runs", lambda: objects.condition("j", "Running"))
     set_quota(plane, namespace, "services", 0)
     plane.request("DELETE", objects.path("services", "j"))
-    refused = lambda: [line for line in operator.lines() if "refuses" in line["message"]]  # noqa: E731
+    refused = lambda: [line for line in operator.lines() if "rejects" in line["message"]]  # noqa: E731
     eventually("refused twice", lambda: len(refused()) >= 2)
     asked = agents.asked
     eventually("many looks later", lambda: agents.asked >= asked + 10)
