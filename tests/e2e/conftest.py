@@ -64,7 +64,10 @@ def make_namespace(name: str, shared_root: Path) -> Kubectl:
         {
             "apiVersion": "v1",
             "kind": "Namespace",
-            "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted", "dtj-e2e": "true"}},
+            "metadata": {
+                "name": name,
+                "labels": {"pod-security.kubernetes.io/enforce": "restricted", "dtj-e2e": "true"},
+            },
         }
     )
     kubectl = Kubectl(name)

@@ -50,7 +50,12 @@ class Kubectl:
 
     def try_(self, *args: str, stdin: str | None = None, timeout: float = 60) -> Result:
         done = subprocess.run(
-            ["kubectl", "-n", self.namespace, *args], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+            ["kubectl", "-n", self.namespace, *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         return Result(done.returncode, done.stdout, done.stderr)
 

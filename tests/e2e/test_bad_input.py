@@ -96,7 +96,9 @@ def test_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) 
             id="an invalid quantity",
         ),
         pytest.param(
-            {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 70000}]}]}}, "port", id="an invalid port"
+            {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 70000}]}]}},
+            "port",
+            id="an invalid port",
         ),
     ],
 )
@@ -121,7 +123,7 @@ def test_pod_forbidden_by_the_namespace_is_a_condition_with_the_message(make_job
     def running() -> dict[str, Any]:
         return conditions(job.get()).get("Running", {})
 
-    eventually("the condition says it", lambda: running().get("reason") == "ChildRefused", 30)
+    eventually("the condition reports it", lambda: running().get("reason") == "ChildRefused", 30)
     assert "hostnetwork" in running()["message"].lower()
     assert job.kubectl.get("statefulset", "forbidden") is None
     job.delete()

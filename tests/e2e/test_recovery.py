@@ -28,7 +28,7 @@ def assert_resumed(job: Job, undisturbed: Job, attempts: int, *, recovered: bool
         lost = before[-1] - (after[0] - 1)
         assert 0 <= lost <= EVERY, f"{lost} steps lost: {before[-1]} -> {after[0]}"
     for _, steps in runs:
-        assert steps == list(range(steps[0], steps[-1] + 1)), "a step was left out or done twice within an attempt"
+        assert steps == list(range(steps[0], steps[-1] + 1)), "a step is missing or repeated within an attempt"
     assert job.losses() == undisturbed.losses()
     if not recovered:
         return  # a resumed job has none

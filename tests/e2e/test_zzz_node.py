@@ -21,7 +21,7 @@ def test_stopped_and_restarted_worker_node_lets_the_group_resume(
     node = next(n for n in nodes if n != manager["spec"]["nodeName"])
     docker("stop", "-t", "0", node)
     try:
-        noticed = eventually("the job says that it restarts", lambda: is_true(j := job.get(), "Restarting") and j, 120)
+        noticed = eventually("the status reports the restart", lambda: is_true(j := job.get(), "Restarting") and j, 120)
         print("\n", [c for c in noticed["status"]["conditions"] if c["type"] == "Restarting"])
     finally:
         docker("start", node)

@@ -96,9 +96,10 @@ def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(notes: str,
         kubectl("-n", "team", "create", "rolebinding", role, f"--clusterrole={role}", f"--user=a-{role}")
     # A controller aggregates the chart's roles into the cluster's.
     eventually(
-        "an editor may submit", lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0
+        "an editor may submit",
+        lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0,
     )
-    eventually("a viewer may look", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0)
+    eventually("a viewer may read", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0)
     refused = kubectl("-n", "team", "delete", "dtj", "j", login=logins["view"])
     assert "forbidden" in refused.stderr
     status = '{"status": {"phase": "Complete"}}'

@@ -87,7 +87,10 @@ def test_operator_accepts_its_arguments(documents: list[Object], tmp_path: Path)
     [
         ({}, {"cpu": "100m", "memory": "64Mi"}),
         ({"agent.resources.memory": "1Gi"}, {"cpu": "100m", "memory": "1Gi"}),
-        ({"agent.resources": {"cpu": 0.5, "memory": None, "ephemeral-storage": "1G"}}, {"cpu": "0.5", "ephemeral-storage": "1G"}),
+        (
+            {"agent.resources": {"cpu": 0.5, "memory": None, "ephemeral-storage": "1G"}},
+            {"cpu": "0.5", "ephemeral-storage": "1G"},
+        ),
         ({"agent.resources": None}, {}),
     ],
     ids=str,
@@ -187,7 +190,12 @@ RELEASES = ("dtj", "operator", "op", "dtj-operator", "a", "a-dtj-operator", "d",
 
 @pytest.mark.parametrize(
     ("release", "name"),
-    [("dtj", "dtj-operator"), ("blue", "blue-dtj-operator"), ("operator", "operator-dtj-operator"), ("op", "op-dtj-operator")],
+    [
+        ("dtj", "dtj-operator"),
+        ("blue", "blue-dtj-operator"),
+        ("operator", "operator-dtj-operator"),
+        ("op", "op-dtj-operator"),
+    ],
 )
 def test_names_follow_the_release(release: str, name: str) -> None:
     assert of_kind(render(release=release), "Deployment")[0]["metadata"]["name"] == name
@@ -250,7 +258,11 @@ def test_operator_leaves_a_silent_node_after_half_a_minute(given: list[Object], 
 
 
 def test_security_contexts_can_be_changed_by_field() -> None:
-    chosen = {"podSecurityContext.runAsUser": 1234, "podSecurityContext.fsGroup": None, "securityContext.privileged": False}
+    chosen = {
+        "podSecurityContext.runAsUser": 1234,
+        "podSecurityContext.fsGroup": None,
+        "securityContext.privileged": False,
+    }
     spec = pod(render(chosen))
     assert spec["securityContext"] == {
         "runAsNonRoot": True,

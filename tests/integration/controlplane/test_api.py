@@ -118,8 +118,8 @@ def test_fields_that_shape_pods_change_only_while_suspended(field: str, kubectl:
 
 def test_unknown_template_field_is_immutable_too(kubectl: Kubectl) -> None:
     kubectl.apply(job({"template": template({"future": {"a": 1}})}))
-    # CEL does not see that {"future": …} became {"other": …}, both unknown to the schema: such a job's pods are recreated
-    # (tests/unit/plan/test_suspend.py).
+    # CEL does not notice that {"future": …} became {"other": …}, because the schema knows neither. The
+    # pods of such a job are recreated (tests/unit/plan/test_suspend.py).
     for other in ({"future": {"a": 2}}, {"future": {"b": 1}}, {"future": {"a": 1}, "more": 1}, {}):
         assert kubectl.apply(job({"template": template(other)})).returncode == 1, other
 
@@ -161,6 +161,17 @@ def test_kubectl_get_prints_the_state_of_a_job(kubectl: Kubectl) -> None:
     assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "AGE"]
     assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130"]
     header, row = kubectl("get", "dtj", "-o", "wide").stdout.splitlines()
-    assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "ATTEMPT", "LOSS", "CHECKPOINT", "REASON", "AGE"]
+    assert header.split() == [
+        "NAME",
+        "PHASE",
+        "READY",
+        "RESTARTS",
+        "STEP",
+        "ATTEMPT",
+        "LOSS",
+        "CHECKPOINT",
+        "REASON",
+        "AGE",
+    ]
     assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130", "2", "0.31", "100", "WorkersRunning"]
     assert kubectl("wait", "dtj/j", "--for=condition=Running", "--timeout=5s").returncode == 0

@@ -28,7 +28,16 @@ def children(spec: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
 
 
 def apply(plane: ControlPlane, items: list[dict[str, Any]], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(plane.bin_dir / "kubectl"), "--kubeconfig", str(plane.kubeconfig), "apply", "--server-side", *flags, "-f", "-"]
+    command = [
+        str(plane.bin_dir / "kubectl"),
+        "--kubeconfig",
+        str(plane.kubeconfig),
+        "apply",
+        "--server-side",
+        *flags,
+        "-f",
+        "-",
+    ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
 
@@ -61,7 +70,7 @@ def test_pods_are_admitted_where_restricted_is_enforced(plane: ControlPlane, nam
     done = apply(plane, made)
     assert done.returncode == 0, done.stderr
     objects = Objects(plane, namespace)
-    pods = eventually("both pods are made", lambda: len(found := objects.list("pods")) == 2 and found)
+    pods = eventually("both pods are created", lambda: len(found := objects.list("pods")) == 2 and found)
     assert {pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] for pod in pods} == {"0", "1"}
 
 

@@ -19,7 +19,15 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane.conftest import install_crds
-from tests.integration.controlplane.support import SERVICE_ACCOUNT, Agents, Kubelet, Objects, Operator, eventually, grant
+from tests.integration.controlplane.support import (
+    SERVICE_ACCOUNT,
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    eventually,
+    grant,
+)
 from tests.integration.controlplane.test_life import outcome, running
 
 Start = Callable[..., Operator]
@@ -47,7 +55,12 @@ def crash_after_each_write(start: Start, journal: Path, over: Callable[[], Any],
 
 @pytest.mark.timeout(240)
 def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
-    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
+    tmp_path: Path,
 ) -> None:
     journal = tmp_path / "journal"
     job = submit()
@@ -59,7 +72,7 @@ def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
         found["set"] = objects.get("statefulsets", "j")
         uids = {kind: child["metadata"]["uid"] for kind, child in found.items() if child}
         for kind, uid in uids.items():
-            assert first.setdefault(kind, uid) == uid, f"the {kind} was made twice"
+            assert first.setdefault(kind, uid) == uid, f"the {kind} was created twice"
         return uids
 
     def runs() -> bool:
@@ -68,7 +81,7 @@ def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
 
     crashes = crash_after_each_write(start_operator, journal, runs)
     assert len(children()) == 3
-    assert objects.get("statefulsets", "j")["metadata"]["generation"] == 1, "applied again, it is the same"
+    assert objects.get("statefulsets", "j")["metadata"]["generation"] == 1, "another apply changes nothing"
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
     assert len(pods) == 2
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
@@ -88,20 +101,28 @@ def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
 
 
 def test_operator_waits_for_a_crashed_api_server_and_catches_up(
-    plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    plane: ControlPlane,
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
     plane.crash_apiserver()
     try:
-        eventually("it feels it", lambda: "will retry" in operator.log.read_text() or "retrying in" in operator.log.read_text())
+        eventually(
+            "the operator logs the failure",
+            lambda: "will retry" in operator.log.read_text() or "retrying in" in operator.log.read_text(),
+        )
         assert operator.get("/healthz")[0] == 200, "a restart would not bring the API server back"
     finally:
         plane.start_apiserver()
     kubelet.container_states["j-0"] = outcome(job, "Failed", "RestartBudgetSpent")
-    failed = eventually("its end is seen", lambda: objects.condition("j", "Failed"), seconds=60)
+    failed = eventually("its end is observed", lambda: objects.condition("j", "Failed"), seconds=60)
     assert failed["reason"] == "RestartBudgetSpent"
     submit("k")
     eventually("a new job gets its pods", lambda: len(objects.list("pods")) == 2, seconds=60)
@@ -114,15 +135,15 @@ def test_resync_replaces_dead_watches_and_healthz_reports_them(
     operator = start_operator("--resync-seconds", "2", program=(str(HERE / "deaf.py"),)).ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
-    _, health = eventually("it is found sick", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    _, health = eventually("healthz reports the failure", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
     assert "a watch has missed changes" in health
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
 
     def counted() -> bool:
         return 'dtj_jobs{phase="Running"} 0.0' in operator.get("/metrics")[1]
 
-    eventually("a deletion that was never heard of is noticed", counted)
+    eventually("a missed deletion is noticed", counted)
 
 
 def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
@@ -131,14 +152,14 @@ def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
     operator = start_operator().ready()
     for number in range(20):
         submit(f"j{number}")
-    eventually("it works", lambda: objects.list("statefulsets"))
+    eventually("the operator works", lambda: objects.list("statefulsets"))
     began = time.monotonic()
     assert operator.terminate() == 0
     print(f"ended in {time.monotonic() - began:.1f} s")
     assert time.monotonic() - began < 40
     for stateful_set in objects.list("statefulsets"):
         status = objects.get(JOBS, stateful_set["metadata"]["name"]).get("status", {})
-        assert status.get("phase") == "Pending", "no job is left between its children and its status"
+        assert status.get("phase") == "Pending", "no job stays between its children and its status"
 
 
 def test_rbac_rights_are_exactly_the_used_ones(
@@ -149,10 +170,10 @@ def test_rbac_rights_are_exactly_the_used_ones(
     for job in jobs:
         name = job["metadata"]["name"]
         agents.statuses[job["metadata"]["uid"]] = running()
-        eventually("it runs", partial(objects.condition, name, "Running"))
+        eventually("the job runs", partial(objects.condition, name, "Running"))
         kubelet.container_states[f"{name}-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
     eventually("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
-    eventually("it is gone", lambda: objects.get(JOBS, "brief") is None)
+    eventually("the job is gone", lambda: objects.get(JOBS, "brief") is None)
     submit("twice")
     eventually("an event", lambda: objects.list("events"))
     used: dict[tuple[str, str], set[str]] = {}
@@ -192,7 +213,7 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     role = plane.request("GET", where)
     role["rules"] = whole
     plane.request("PUT", where, role)
-    eventually("the pods are there", lambda: len(objects.list("pods")) == 2, seconds=60)
+    eventually("the pods exist", lambda: len(objects.list("pods")) == 2, seconds=60)
 
 
 def test_expired_login_is_read_again_by_client_and_watches(
@@ -208,8 +229,8 @@ def test_expired_login_is_read_again_by_client_and_watches(
     plane.crash_apiserver()
     plane.start_apiserver()
     submit()
-    eventually("the pods are there", lambda: len(objects.list("pods")) == 2, seconds=60)
-    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], "the old one was refused"
+    eventually("the pods exist", lambda: len(objects.list("pods")) == 2, seconds=60)
+    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], "the old token was rejected"
     assert operator.process.poll() is None
 
 
@@ -238,7 +259,7 @@ def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) 
 
         operator = Operator(plane, "home", tmp_path / "operator.log", served="")
         try:
-            assert eventually("it is up", lambda: operator.get("/readyz"))[0] == 503
+            assert eventually("the operator is up", lambda: operator.get("/readyz"))[0] == 503
             install_crds(plane)
             operator.ready()
             plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "away"}})
@@ -257,7 +278,15 @@ def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) 
 
 
 def test_wrong_flags_exit_with_2_and_name_the_flag(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dtj_operator.app", "--agent-image", "i", "--master-key-file", str(tmp_path / "no")]
+    command = [
+        sys.executable,
+        "-m",
+        "dtj_operator.app",
+        "--agent-image",
+        "i",
+        "--master-key-file",
+        str(tmp_path / "no"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "--master-key-file" in done.stderr
@@ -278,7 +307,7 @@ def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     calls = operator.calls()[before:]
     reads = sum(call["verb"] in ("get", "list") for call in calls)
     print(
-        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} questions, {reads} reads, "
+        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} polls, {reads} reads, "
         f"{len(calls) - reads} other calls, RSS {operator.rss_mib():.0f} MiB"
     )
     assert agents.asked - asked >= 200
@@ -298,10 +327,11 @@ def test_hundred_jobs_at_once_all_start(start_operator: Start, submit: Callable[
     took = time.monotonic() - began
     assert len(objects.list("statefulsets")) == 100
     before = len(operator.writes())
-    eventually("all pods are made", lambda: len(objects.list("pods")) == 200, seconds=120)
+    eventually("all pods are created", lambda: len(objects.list("pods")) == 200, seconds=120)
     print(
         f"100 jobs: created in {created:.1f} s, own children and status after {took:.1f} s, pods after "
-        f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), calls {len(operator.calls())}; "
+        f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), "
+        f"calls {len(operator.calls())}; "
         f"RSS {idle:.0f} -> {operator.rss_mib():.0f} MiB, CPU {operator.cpu_seconds() - cpu:.1f} s"
     )
     assert took < 120

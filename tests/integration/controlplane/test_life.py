@@ -34,7 +34,14 @@ def running(step: int = 0, **more: Any) -> Any:
 
 def outcome(job: Any, result: str, reason: str) -> Any:
     """Returns container states of a pod whose agent ended with this outcome and was restarted."""
-    report = {"version": 1, "uid": job["metadata"]["uid"], "result": result, "reason": reason, "message": "said so", "attempt": 1}
+    report = {
+        "version": 1,
+        "uid": job["metadata"]["uid"],
+        "result": result,
+        "reason": reason,
+        "message": "said so",
+        "attempt": 1,
+    }
     terminated = {"exitCode": 0 if result == "Succeeded" else 1, "message": json.dumps(report)}
     return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
 
@@ -53,7 +60,7 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     idle = operator.rss_mib()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running(step=5)
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
     for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
         owner = metadata["ownerReferences"]
@@ -72,7 +79,7 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     )
     made = {"patch secrets": 1, "patch services": 1, "patch statefulsets": 1}
     assert {key: start[key] for key in made} == made
-    assert start[f"patch {JOBS}/status"] <= 3, "made, pods run, group runs"
+    assert start[f"patch {JOBS}/status"] <= 3, "created, pods running, group running"
     assert start["create events"] <= 3
 
     before, asked = len(operator.calls()), agents.asked
@@ -80,14 +87,14 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     quiet = operator.calls()[before:]
     print(f"8 s without news: {dict(kinds(quiet))}, {agents.asked - asked} questions to the agent")
     assert not [call for call in quiet if call["verb"] not in ("get", "list", "watch")], "no writes"
-    assert len(quiet) <= 8, "its objects are not read at each look"
+    assert len(quiet) <= 8, "the objects are not read at each poll"
     assert agents.asked - asked >= 3
 
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    done = eventually("it is complete", lambda: objects.condition("j", "Complete"))
+    done = eventually("the job is complete", lambda: objects.condition("j", "Complete"))
     assert done["reason"] == "AllWorkersSucceeded"
     eventually("its pods are gone", lambda: not objects.list("pods"))
-    assert objects.get("services", "j"), "what costs nothing goes with the job"
+    assert objects.get("services", "j"), "what costs nothing is deleted with the job"
     end = kinds(operator.writes()) - start
     print(f"writes of its end: {dict(end)}")
     assert end[f"patch {JOBS}/status"] <= 2
@@ -111,12 +118,12 @@ def test_next_operator_writes_nothing_for_settled_jobs(
     first = start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
     assert first.terminate() == 0
     before = len(first.writes())
     second = start_operator().ready()
     asked = agents.asked
-    eventually("it looks at the job", lambda: agents.asked >= asked + 3)
+    eventually("the operator reconciles the job", lambda: agents.asked >= asked + 3)
     assert len(second.writes()) == before
 
 
@@ -125,7 +132,7 @@ def test_deleting_a_job_leaves_nothing_and_needs_no_operator(
 ) -> None:
     operator = start_operator().ready()
     submit()
-    eventually("the pods are there", lambda: len(objects.list("pods")) == 2)
+    eventually("the pods exist", lambda: len(objects.list("pods")) == 2)
     operator.kill()
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
     # The garbage collector discovers a new kind only every 30 s.
@@ -141,7 +148,7 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running(attempt=3)
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         stored = objects.get(JOBS, "j")
@@ -149,17 +156,17 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
         objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
 
     suspend(True)
-    condition = eventually("it is suspended", lambda: objects.condition("j", "Suspended"))
+    condition = eventually("the job is suspended", lambda: objects.condition("j", "Suspended"))
     assert condition["observedGeneration"] == objects.get(JOBS, "j")["metadata"]["generation"]
     assert not objects.list("pods")
     suspend(False)
-    eventually("the pods are back", lambda: len(objects.list("pods")) == 2)
+    eventually("the pods exist again", lambda: len(objects.list("pods")) == 2)
     floor = {
         entry["name"]: entry.get("value")
         for container in objects.get("statefulsets", "j")["spec"]["template"]["spec"]["containers"]
         for entry in container.get("env", [])
     }[names.ENV_ATTEMPT_FLOOR]
-    assert int(floor) == 4, "attempts go on above those before"
+    assert int(floor) == 4, "attempt numbers continue to rise"
 
 
 def test_deadline_fails_the_job_and_its_ttl_deletes_it(
@@ -167,10 +174,10 @@ def test_deadline_fails_the_job_and_its_ttl_deletes_it(
 ) -> None:
     start_operator().ready()
     submit(activeDeadlineSeconds=1)
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"))
+    failed = eventually("the job has failed", lambda: objects.condition("j", "Failed"))
     assert failed["reason"] == "DeadlineExceeded"
     submit("k", activeDeadlineSeconds=1, ttlSecondsAfterFinished=1)
-    eventually("it is gone", lambda: objects.get(JOBS, "k") is None)
+    eventually("the job is gone", lambda: objects.get(JOBS, "k") is None)
 
 
 def test_deleted_or_scaled_children_are_restored(
@@ -178,7 +185,7 @@ def test_deleted_or_scaled_children_are_restored(
 ) -> None:
     start_operator().ready()
     submit()
-    first = eventually("the set is there", lambda: objects.get("statefulsets", "j"))
+    first = eventually("the StatefulSet exists", lambda: objects.get("statefulsets", "j"))
     objects.plane.request("DELETE", objects.path("statefulsets", "j"))
     eventually(
         "another set",
@@ -208,12 +215,12 @@ def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
     operator = start_operator().ready()
     began = time.monotonic()
     submit(template=template)
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"))
+    failed = eventually("the job has failed", lambda: objects.condition("j", "Failed"))
     print(f"failed after {time.monotonic() - began:.2f} s: {failed['message']}")
     assert failed["reason"] == "TemplateRejected"
     assert says in failed["message"]
     assert objects.get("statefulsets", "j") is None
-    events = eventually("there is an event", lambda: objects.list("events"))
+    events = eventually("an event exists", lambda: objects.list("events"))
     assert "TemplateRejected" in {event["reason"] for event in events}
     before = len(operator.writes())
     time.sleep(3)  # observes that nothing happens
@@ -234,9 +241,9 @@ def test_full_quota_delays_a_job_and_fails_none(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("the status says it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused")
+    eventually("the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused")
     assert not objects.condition("j", "Failed")
     quota = objects.plane.request("GET", where)
     quota["spec"]["hard"]["pods"] = "10"
     objects.plane.request("PUT", where, quota)
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    eventually("the job runs", lambda: objects.condition("j", "Running"), seconds=60)

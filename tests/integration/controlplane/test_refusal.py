@@ -52,13 +52,13 @@ def test_quota_on_a_child_is_a_condition_with_the_message_and_recovers(
     assert (condition["type"], condition["status"]) == ("Running", "False")
     assert f"exceeded quota: q, requested: {what}=1, used: {what}=0, limited: {what}=0" in condition["message"]
     assert objects.get("statefulsets", "j") is None
-    eventually("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
+    eventually("an event reports it, too", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
     status = objects.get(JOBS, "j")["status"]
     assert (status["phase"], "startTime" in status) == ("Pending", True)
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=60)
+    eventually("the job continues by itself", lambda: len(objects.list("pods")) == 2, seconds=60)
     refused = [line for line in operator.lines() if "rejects" in line["message"]]
-    assert 1 <= len(refused) <= 8, "asked again later and later"
+    assert 1 <= len(refused) <= 8, "retried with a growing delay"
 
 
 def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
@@ -69,17 +69,17 @@ def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
     operator = start_operator("--resync-seconds", "1").ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
     set_quota(plane, namespace, "services", 0)
     plane.request("DELETE", objects.path("services", "j"))
     refused = lambda: [line for line in operator.lines() if "rejects" in line["message"]]  # noqa: E731
-    eventually("refused twice", lambda: len(refused()) >= 2)
+    eventually("rejected twice", lambda: len(refused()) >= 2)
     asked = agents.asked
-    eventually("many looks later", lambda: agents.asked >= asked + 10)
-    assert len(refused()) <= 7, "that many take a minute"
-    assert objects.condition("j", "Running"), "the training goes on"
+    eventually("many polls later", lambda: agents.asked >= asked + 10)
+    assert len(refused()) <= 7, "seven retries take a minute"
+    assert objects.condition("j", "Running"), "the training continues"
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    eventually("it is repaired", lambda: objects.get("services", "j"), seconds=60)
+    eventually("the Service is repaired", lambda: objects.get("services", "j"), seconds=60)
 
 
 def refused(objects: Objects, name: str = "j") -> Any:
@@ -149,7 +149,10 @@ def webhook(plane: ControlPlane, namespace: str, port: int = 1) -> Callable[[], 
 def policy(plane: ControlPlane, namespace: str) -> Callable[[], None]:
     base = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    spec = {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": "false", "message": "not today"}]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "false", "message": "not today"}],
+    }
     plane.request("POST", base + "ies", {"metadata": {"name": namespace}, "spec": spec})
     selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": selector}
@@ -178,24 +181,32 @@ def test_temporary_rejection_is_a_condition_with_the_message_and_recovers(
     start_operator().ready()
     heal = obstacle(plane, namespace)
     container = {"name": "trainer", "securityContext": {"privileged": True}, "resources": {"limits": {"memory": "8Gi"}}}
-    eventually("it is in the way", lambda: is_refused(plane, namespace, container, message), seconds=60)
+    eventually("the obstacle is effective", lambda: is_refused(plane, namespace, container, message), seconds=60)
     submit(template={"spec": {"containers": [container]}})
     condition = eventually("the status reports it", lambda: refused(objects))
     assert message in condition["message"]
     assert objects.get("statefulsets", "j") is None
     heal()
-    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=90)
+    eventually("the job continues by itself", lambda: len(objects.list("pods")) == 2, seconds=90)
     assert not objects.condition("j", "Failed")
 
 
 def test_hanging_webhook_is_a_condition(
-    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
 ) -> None:
     """Kubernetes gives a webhook 10 seconds if its configuration sets no timeout."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         heal = webhook(plane, namespace, silent.getsockname()[1])
         container = {"name": "trainer"}
-        eventually("it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), seconds=60)
+        eventually(
+            "the obstacle is effective",
+            lambda: is_refused(plane, namespace, container, "failed calling webhook"),
+            seconds=60,
+        )
         hooks = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{namespace}"
         change(plane, hooks, lambda whole: whole["webhooks"][0].update(timeoutSeconds=10))
         start_operator().ready()
@@ -206,13 +217,17 @@ def test_hanging_webhook_is_a_condition(
 
 
 def test_lasting_rejection_is_bounded_by_the_deadline(
-    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
 ) -> None:
     set_quota(plane, namespace, "services", 0)
     start_operator().ready()
     submit(activeDeadlineSeconds=4)
-    eventually("the status says why", lambda: refused(objects))
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"), seconds=60)
+    eventually("the status reports the reason", lambda: refused(objects))
+    failed = eventually("the job has failed", lambda: objects.condition("j", "Failed"), seconds=60)
     assert failed["reason"] == "DeadlineExceeded"
 
 
@@ -223,19 +238,19 @@ def test_rejection_on_resume_does_not_fail_a_job_that_has_run(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         change(plane, objects.path(JOBS, "j"), lambda whole: whole["spec"].update(suspend=value))
 
     suspend(True)
-    eventually("it is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
+    eventually("the job is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
     heal = limit_range(plane, namespace)
     message = "minimum memory usage per Container is 100Gi"
     container = {"name": "trainer", "resources": {"requests": {"memory": "1Mi"}}}
-    eventually("it is in the way", lambda: is_refused(plane, namespace, container, message), seconds=60)
+    eventually("the obstacle is effective", lambda: is_refused(plane, namespace, container, message), seconds=60)
     suspend(False)
-    condition = eventually("it is refused", lambda: refused(objects))
+    condition = eventually("the child is rejected", lambda: refused(objects))
     assert message in condition["message"]
     heal()
-    eventually("it runs again", lambda: objects.condition("j", "Running"), seconds=90)
+    eventually("the job runs again", lambda: objects.condition("j", "Running"), seconds=90)

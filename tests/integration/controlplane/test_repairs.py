@@ -15,13 +15,17 @@ from tests.integration.controlplane.test_life import running
 
 
 def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     job = submit()
     uid = job["metadata"]["uid"]
     agents.statuses[uid] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in objects.list("pods")}
     kubelet.held = set(before.values())
     # A deleted pod on a node waits for its kubelet; a pod without a node would be gone at once.
@@ -48,31 +52,36 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     assert asked["metadata"]["deletionGracePeriodSeconds"] == 1
     condition = eventually("the status reports it", lambda: objects.condition("j", "Restarting"))
     assert (condition["reason"], condition["message"]) == ("WorkerStuck", message)
-    eventually("another is there", lambda: (objects.get("pods", "j-1") or asked)["metadata"]["uid"] != before["j-1"])
+    eventually("another pod exists", lambda: (objects.get("pods", "j-1") or asked)["metadata"]["uid"] != before["j-1"])
     assert objects.get("pods", "j-0")["metadata"]["uid"] == before["j-0"], "the other pod is not touched"
     deleted = [call for call in operator.writes() if call["verb"] == "delete"]
-    assert [call["objectRef"]["name"] for call in deleted] == ["j-1", "j-1"], "asked once, removed once"
+    assert [call["objectRef"]["name"] for call in deleted] == ["j-1", "j-1"], "requested once, deleted once"
     agents.statuses[uid] = running(attempt=2)
-    eventually("it runs again", lambda: objects.condition("j", "Running"))
+    eventually("the job runs again", lambda: objects.condition("j", "Running"))
 
 
 def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
     secret = objects.get("secrets", "j-dtj-agent")
     kubelet.container_states["j-1"] = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     pod = objects.get("pods", "j-1")
     objects.plane.request("DELETE", objects.path("secrets", "j-dtj-agent"))
     objects.plane.request("DELETE", objects.path("pods", "j-1"))
     new = eventually(
-        "another pod", lambda: (p := objects.get("pods", "j-1")) and p["metadata"]["uid"] != pod["metadata"]["uid"] and p
+        "another pod",
+        lambda: (p := objects.get("pods", "j-1")) and p["metadata"]["uid"] != pod["metadata"]["uid"] and p,
     )
     binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
     objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
-    again = eventually("the Secret is there again", lambda: objects.get("secrets", "j-dtj-agent"))
+    again = eventually("the Secret exists again", lambda: objects.get("secrets", "j-dtj-agent"))
     assert again["metadata"]["uid"] != secret["metadata"]["uid"]
     assert again["data"] == secret["data"], "the pods that run have the same key"
     (owner,), (before,) = again["metadata"]["ownerReferences"], secret["metadata"]["ownerReferences"]
@@ -82,14 +91,18 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
 
 
 def test_pods_over_quota_are_reported_and_their_controller_is_woken(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     quota = {"metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
     objects.plane.request("POST", objects.path("resourcequotas"), quota)
     eventually("the quota is counted", lambda: objects.get("resourcequotas", "one").get("status", {}).get("used"))
     submit()
-    eventually("one pod is there", lambda: len(objects.list("pods")) == 1)
+    eventually("one pod exists", lambda: len(objects.list("pods")) == 1)
 
     def quota_is_reported() -> bool:
         conditions = objects.get("distributedtrainingjobs", "j")["status"]["conditions"]
@@ -99,7 +112,7 @@ def test_pods_over_quota_are_reported_and_their_controller_is_woken(
     eventually("the message of the quota is in the condition", quota_is_reported, seconds=60)
     assert names.ANNOTATION_NUDGED not in objects.get("statefulsets", "j")["metadata"]["annotations"]
     objects.plane.request("DELETE", objects.path("resourcequotas", "one"))
-    eventually("both pods are there", lambda: len(objects.list("pods")) == 2, seconds=90)
+    eventually("both pods exist", lambda: len(objects.list("pods")) == 2, seconds=90)
 
 
 def test_stateful_set_without_its_admissible_pods_is_nudged(
@@ -118,11 +131,15 @@ def test_stateful_set_without_its_admissible_pods_is_nudged(
 
 
 def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     operator = start_operator().ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    eventually("the job runs", lambda: objects.condition("j", "Running"))
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
 
     def state() -> Any:
@@ -143,9 +160,12 @@ def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
     eventually("the Service is edited", edit("services", lambda spec: spec.update(selector={"app": "another"})))
     eventually(
         "the StatefulSet is edited",
-        edit("statefulsets", lambda spec: spec["template"]["spec"]["containers"][0].update(image="edited", command=["sh"])),
+        edit(
+            "statefulsets",
+            lambda spec: spec["template"]["spec"]["containers"][0].update(image="edited", command=["sh"]),
+        ),
     )
-    eventually("both are as they were", lambda: state() == made, seconds=90)
+    eventually("both are restored", lambda: state() == made, seconds=90)
     applies = [c for c in operator.writes() if c["verb"] == "patch" and c["objectRef"]["resource"] == "statefulsets"]
-    assert len(applies) == 2, "made, and repaired once"
+    assert len(applies) == 2, "created once, repaired once"
     assert {pod["metadata"]["uid"] for pod in objects.list("pods")} == pods

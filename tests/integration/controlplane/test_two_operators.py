@@ -48,7 +48,7 @@ def finish(objects: Objects, kubelet: Kubelet, job: Any) -> Any:
     Returns the job when it is Complete and its StatefulSet is gone.
     """
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)
+    eventually("the job is complete", lambda: objects.condition("j", "Complete"), seconds=60)
     eventually("its StatefulSet is gone", lambda: not objects.get("statefulsets", "j"), seconds=60)
     return objects.get(JOBS, "j")
 
@@ -76,23 +76,31 @@ def test_very_late_write_does_not_run_a_finished_job_again(
     agents.statuses[job["metadata"]["uid"]] = running(attempt=2)
     eventually("the first operator's call waits", gate.with_suffix(".held").exists, seconds=60)
     other = start_operator().ready()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    eventually("the job runs", lambda: objects.condition("j", "Running"), seconds=60)
     before = finish(objects, kubelet, job)
     gate.touch()
     eventually("the late call is dropped", lambda: reconciles(late, "conflict"), seconds=60)
     late.kill()
     other.kill()
     third = start_operator().ready()
-    eventually("the next operator has looked", lambda: reconciles(third, "success"), seconds=60)
+    eventually("the next operator has reconciled", lambda: reconciles(third, "success"), seconds=60)
     after = objects.get(JOBS, "j")
-    assert (after["status"], after["metadata"]["resourceVersion"]) == (before["status"], before["metadata"]["resourceVersion"])
+    assert (after["status"], after["metadata"]["resourceVersion"]) == (
+        before["status"],
+        before["metadata"]["resourceVersion"],
+    )
     assert not objects.get("statefulsets", "j")
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
 
 
 @pytest.mark.timeout(600)
 def test_two_operators_killed_in_turns_create_and_finish_everything_once(
-    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
+    tmp_path: Path,
 ) -> None:
     journals = [tmp_path / "a.journal", tmp_path / "b.journal"]
     job = submit()
@@ -111,7 +119,7 @@ def test_two_operators_killed_in_turns_create_and_finish_everything_once(
             kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
         return bool(objects.condition("j", "Complete")) and not objects.get("statefulsets", "j")
 
-    eventually("it is over", over, seconds=420)
+    eventually("the run is over", over, seconds=420)
     assert kills >= 4
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
     status = objects.get(JOBS, "j")["status"]

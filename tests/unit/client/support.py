@@ -93,7 +93,18 @@ class LocalRun:
         self.folder = folder
         self.mark = f"{os.getpid()}-{time.monotonic_ns()}"
         (folder / "job.yaml").write_text(job or job_yaml(**spec))
-        command = [sys.executable, "-m", "dtj.main", "run", "job.yaml", "-o", "json", "--run-dir", f"run-{self.mark}", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "dtj.main",
+            "run",
+            "job.yaml",
+            "-o",
+            "json",
+            "--run-dir",
+            f"run-{self.mark}",
+            *flags,
+        ]
         self.out, self.err = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
         self._screen = Screen() if tty else None
         with self.out.open("wb") as out, self.err.open("wb") as err:
@@ -224,4 +235,10 @@ def set_status(plane: ControlPlane, kind: str | None, **status: Any) -> None:
 def condition(kind: str) -> dict[str, str]:
     message = "rank 1 was ended by SIGSEGV" if kind == "Failed" else "all ranks ended with 0"
     reason = "RestartBudgetSpent" if kind == "Failed" else "AllWorkersSucceeded"
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }

@@ -18,7 +18,12 @@ from dtj.local.command import command
 def test_local_run_with_an_undecided_accelerator_is_rejected(tmp_path: Path) -> None:
     container = {"name": "trainer", "image": "i", "resources": {"limits": {"habana.ai/gaudi": 8}}}
     spec = {"entrypoint": {"module": "train"}, "template": {"spec": {"containers": [container]}}}
-    job = {"apiVersion": "training.dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "metadata": {"name": "j"}, "spec": spec}
+    job = {
+        "apiVersion": "training.dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "j"},
+        "spec": spec,
+    }
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job))
     with pytest.raises(InputError, match=r"habana\.ai/gaudi: set spec\.processesPerPod and spec\.backend"):

@@ -33,7 +33,10 @@ JOBS = {
         "spec.checkpoint.volume.emptyDir: unknown field; an emptyDir is lost with its pod",
     ),
     "out of range": (job_yaml(more="  activeDeadlineSeconds: 0"), "spec.activeDeadlineSeconds: "),
-    "a rule": (job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"), "metadata.name must have at most 52 characters"),
+    "a rule": (
+        job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"),
+        "metadata.name must have at most 52 characters",
+    ),
     "suspended": (job_yaml(more="  suspend: true"), "spec.suspend: the job would never start"),
     "no YAML": ("a: [", "not valid YAML: line 1, column 5: "),
     "a tab": ("a:\n\tb: 1", "not valid YAML: line 2, column 1: found character '\\t'"),
@@ -75,7 +78,7 @@ def test_bad_job_exits_with_2_and_the_field(folder: Path, capsys: pytest.Capture
     assert err.startswith("dtj: job.yaml: ")
     assert message in err
     assert out == ""
-    assert [path.name for path in folder.iterdir()] == ["job.yaml"], "nothing was made"
+    assert [path.name for path in folder.iterdir()] == ["job.yaml"], "no file was created"
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS.keys())

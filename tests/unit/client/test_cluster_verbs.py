@@ -132,7 +132,11 @@ def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: An
     assert "kubectl get pods -l training.dtj.dev/job-name=count" in err
     cluster.request("DELETE", f"{pods}/count-0")
     dtj("submit", "-f", job_file)
-    assert dtj("delete", "count") == (0, 'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n', "")
+    assert dtj("delete", "count") == (
+        0,
+        'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n',
+        "",
+    )
     with pytest.raises(ClusterError, match="404"):
         cluster.request("GET", f"{JOBS}/count")
     code, _, err = dtj("delete", "count")

@@ -70,7 +70,13 @@ def test_mount_paths_become_folders_in_arguments_and_environment(machine: contai
     mount = {"volumeMounts": [{"name": "data", "mountPath": "/data", "subPath": "v1"}]}
     result = rendered(machine, container=mount, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "big"}}])
     shared = machine.volumes_dir / "shared"
-    assert result.argv[8:] == (f"--data={machine.volumes_dir}/big/v1/train", "--out", f"{shared}/more", "--name", "/checkpointsx")
+    assert result.argv[8:] == (
+        f"--data={machine.volumes_dir}/big/v1/train",
+        "--out",
+        f"{shared}/more",
+        "--name",
+        "/checkpointsx",
+    )
     assert result.environment["DTJ_CHECKPOINT_DIR"] == f"{shared}/team/digits"
     assert result.environment["DTJ_SECRET_FILE"] == f"{machine.scratch_dir}/secret/key"
     assert {shared, machine.volumes_dir / "big/v1"} <= set(result.folders)

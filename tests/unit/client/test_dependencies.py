@@ -76,7 +76,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, f"{project}: {done.stdout}{done.stderr}"
     environ = uv_settings()
     run(uv, "venv", "--quiet", "--python", sys.executable, folder / "venv", environ=environ)
-    install = [uv, "pip", "install", "--quiet", "--python", folder / "venv/bin/python", "--find-links", folder / "wheels"]
+    install = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        folder / "venv/bin/python",
+        "--find-links",
+        folder / "wheels",
+    ]
     install += ["--constraint", ROOT / "requirements/dev.lock", "dtj-client"]
     offline = subprocess.run(
         [str(argument) for argument in (*install, "--offline")],

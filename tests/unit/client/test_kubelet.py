@@ -59,7 +59,10 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(
-            tmp_path, "/bin/sh", "-c", 'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600'
+            tmp_path,
+            "/bin/sh",
+            "-c",
+            'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600',
         )
         await until(lambda: pods.container_status(pod.object)["restartCount"] == 1)
         status = pods.container_status(pod.object)
@@ -96,7 +99,7 @@ def test_sigterm_reaches_an_agent_that_is_just_starting(tmp_path: Path) -> None:
                 await pod.stop(120)
 
             await asyncio.gather(*map(stop_at_once, group))
-        assert time.monotonic() - began < 100, "none was left to the end of its grace of 120 s"
+        assert time.monotonic() - began < 100, "no pod took the whole grace period of 120 s"
 
     run(test)
 

@@ -123,7 +123,7 @@ def test_no_process_outlives_a_killed_dtj(start: Start) -> None:
 
 def test_process_in_another_session_ends_with_a_killed_dtj(start: Start) -> None:
     run = start(steps=100_000, args="--child")
-    eventually("all three are there", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
+    eventually("all three children run", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
     run.signal(signal.SIGKILL)
     eventually("all processes are gone", lambda: not run.living())
     assert run.living() == {}

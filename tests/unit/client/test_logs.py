@@ -40,7 +40,14 @@ def make_pod(plane: ControlPlane, ordinal: int) -> None:
     labels = {"training.dtj.dev/job-name": "count", "apps.kubernetes.io/pod-index": str(ordinal)}
     spec = {"nodeName": "n1", "containers": [{"name": "trainer", "image": "x"}]}
     pod = plane.request("POST", PODS, {"metadata": {"name": f"count-{ordinal}", "labels": labels}, "spec": spec})
-    running = {"name": "trainer", "image": "x", "imageID": "", "ready": True, "restartCount": 0, "state": {"running": {}}}
+    running = {
+        "name": "trainer",
+        "image": "x",
+        "imageID": "",
+        "ready": True,
+        "restartCount": 0,
+        "state": {"running": {}},
+    }
     pod["status"] = {"phase": "Running", "containerStatuses": [running]}
     plane.request("PUT", f"{PODS}/count-{ordinal}/status", pod)
 
@@ -99,7 +106,7 @@ def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     events.join(10)
     assert code == 0
     assert out.splitlines() == [f"count-0 [rank 0] {letter}" for letter in "abcd"]
-    assert "tailLines" not in node.queries[1][1], "--tail is about what was there when the command began"
+    assert "tailLines" not in node.queries[1][1], "--tail applies to output from before the command"
 
 
 def test_following_resumes_where_a_stream_was_cut_off(cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path) -> None:
@@ -129,7 +136,14 @@ def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(cluster: Con
     code, _, err = dtj("logs", "count")
     assert code == 0
     assert "no pod of count has started yet" in err
-    failure = {"attempt": 4, "rank": 1, "pod": "count-1", "reason": "WorkerFailed", "message": "it broke", "logTail": "one\ntwo"}
+    failure = {
+        "attempt": 4,
+        "rank": 1,
+        "pod": "count-1",
+        "reason": "WorkerFailed",
+        "message": "it broke",
+        "logTail": "one\ntwo",
+    }
     set_status(cluster, "Failed", attempt=4, failures=[failure])
     for flags in ([], ["-f"]):
         code, out, err = dtj("logs", "count", *flags)

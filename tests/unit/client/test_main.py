@@ -47,7 +47,14 @@ def test_missing_library_names_no_package_to_install_from_an_index(
 
 @pytest.mark.parametrize(
     ("verb", "meant"),
-    [("apply", "submit"), ("cancel", "delete"), ("list", "get"), ("describe", "get"), ("status", "get"), ("rnu", "run")],
+    [
+        ("apply", "submit"),
+        ("cancel", "delete"),
+        ("list", "get"),
+        ("describe", "get"),
+        ("status", "get"),
+        ("rnu", "run"),
+    ],
 )
 def test_unknown_verb_suggests_the_meant_one(capsys: pytest.CaptureFixture[str], verb: str, meant: str) -> None:
     with pytest.raises(SystemExit) as ended:

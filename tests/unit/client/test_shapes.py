@@ -29,7 +29,10 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "command": ({"command": "python train.py"}, f"{CONTAINER}.command"),
     "args": ({"args": ["--epochs", 30]}, f"{CONTAINER}.args[1]"),
     "mounts": ({"volumeMounts": ["data"]}, f"{CONTAINER}.volumeMounts[0]"),
-    "sub path": ({"volumeMounts": [{"name": "d", "mountPath": "/d", "subPath": 3}]}, f"{CONTAINER}.volumeMounts[0].subPath"),
+    "sub path": (
+        {"volumeMounts": [{"name": "d", "mountPath": "/d", "subPath": 3}]},
+        f"{CONTAINER}.volumeMounts[0].subPath",
+    ),
     "resources": ({"resources": 8}, f"{CONTAINER}.resources"),
     "limits": ({"resources": {"limits": ["nvidia.com/gpu"]}}, f"{CONTAINER}.resources.limits"),
     "env from": ({"envFrom": "x"}, f"{CONTAINER}.envFrom"),
@@ -38,7 +41,10 @@ POD_SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "grace": ({"terminationGracePeriodSeconds": "60"}, "spec.template.spec.terminationGracePeriodSeconds"),
     "security": ({"securityContext": "root"}, "spec.template.spec.securityContext"),
     "volumes": ({"volumes": ["data"]}, "spec.template.spec.volumes[0]"),
-    "claim": ({"volumes": [{"name": "d", "persistentVolumeClaim": "c"}]}, "spec.template.spec.volumes[0].persistentVolumeClaim"),
+    "claim": (
+        {"volumes": [{"name": "d", "persistentVolumeClaim": "c"}]},
+        "spec.template.spec.volumes[0].persistentVolumeClaim",
+    ),
     "tolerations": ({"tolerations": ["gpu"]}, "spec.template.spec.tolerations[0]"),
     "init": ({"initContainers": "x"}, "spec.template.spec.initContainers"),
 }
@@ -70,7 +76,7 @@ def test_value_of_the_wrong_type_exits_with_2_and_its_path(
     assert err.startswith("dtj: job.yaml: ")
     assert path in err
     assert out == ""
-    assert [found.name for found in tmp_path.iterdir()] == ["job.yaml"], "nothing was made"
+    assert [found.name for found in tmp_path.iterdir()] == ["job.yaml"], "no file was created"
 
 
 def test_number_instead_of_a_string_is_shown_quoted() -> None:
@@ -89,13 +95,20 @@ def test_valid_template_is_accepted() -> None:
         "containers": [
             {
                 "name": "trainer",
-                "env": [{"name": "A", "value": ""}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+                "env": [
+                    {"name": "A", "value": ""},
+                    {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ],
                 "resources": {"limits": {"cpu": 2, "memory": "4Gi", "nvidia.com/gpu": "1"}},
                 "volumeMounts": [{"name": "d", "mountPath": "/d"}],
                 "livenessProbe": {"exec": {"command": ["true"]}},
             }
         ],
-        "volumes": [{"name": "d", "emptyDir": {}}, {"name": "e", "emptyDir": None}, {"name": "f", "csi": {"driver": "x"}}],
+        "volumes": [
+            {"name": "d", "emptyDir": {}},
+            {"name": "e", "emptyDir": None},
+            {"name": "f", "csi": {"driver": "x"}},
+        ],
         "terminationGracePeriodSeconds": 60,
     }
     template.check({"metadata": {"labels": {"team": "a"}}, "spec": pod}, "job.yaml")

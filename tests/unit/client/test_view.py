@@ -26,7 +26,13 @@ NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 STATUS: dict[str, Any] = {
     "phase": "Running",
     "attempt": 2,
-    "progress": {"step": 130, "totalSteps": 900, "loss": 0.31234, "samplesPerSecond": 5120.4, "eta": "2026-01-01T12:03:05Z"},
+    "progress": {
+        "step": 130,
+        "totalSteps": 900,
+        "loss": 0.31234,
+        "samplesPerSecond": 5120.4,
+        "eta": "2026-01-01T12:03:05Z",
+    },
     "checkpoint": {"step": 100},
 }
 
@@ -47,7 +53,17 @@ def test_table_has_a_row_for_each_pod() -> None:
     console = Console(file=stream, width=120, height=40)
     console.print(fitted(console, snapshot(), []))
     text = stream.getvalue()
-    for expected in ("digits", "Running", "attempt 2", "step 130/900", "checkpoint 100", "digits-0", "41", "0 (51)  1 (52)", "3"):
+    for expected in (
+        "digits",
+        "Running",
+        "attempt 2",
+        "step 130/900",
+        "checkpoint 100",
+        "digits-0",
+        "41",
+        "0 (51)  1 (52)",
+        "3",
+    ):
         assert expected in text
 
 
@@ -55,7 +71,10 @@ def test_plain_lines_come_with_a_change_of_phase_and_every_five_seconds_of_progr
     stream = io.StringIO()
     view = PlainView(stream)
     for second, step, attempt in ((0, 1, 1), (1, 2, 1), (6, 3, 1), (7, 3, 2), (20, 3, 2)):
-        job = {"metadata": {"name": "j"}, "status": {"phase": "Running", "attempt": attempt, "progress": {"step": step}}}
+        job = {
+            "metadata": {"name": "j"},
+            "status": {"phase": "Running", "attempt": attempt, "progress": {"step": step}},
+        }
         view.show(Snapshot(job=job, now=NOW.replace(second=second), rows=()))
     assert [text.partition(":")[2] for text in stream.getvalue().splitlines()] == [
         "00:00 j Running attempt 1 step 1",
@@ -69,7 +88,13 @@ def test_summary_shows_each_recovery_and_its_cost() -> None:
         "attempt": 2, "kind": "InPlace", "reason": "WorkerFailed", "lastStep": 120, "resumedStep": 100, "lostSteps": 20,
         "seconds": {"detect": 0.01, "stop": 0.3, "schedule": 0.0, "rendezvous": 0.02, "load": 2.1, "firstStep": 0.2},
     }  # fmt: skip
-    status = {**STATUS, "phase": "Complete", "recoveries": [recovery], "restarts": {"inPlace": 1, "pod": 0}, "goodput": 0.9}
+    status = {
+        **STATUS,
+        "phase": "Complete",
+        "recoveries": [recovery],
+        "restarts": {"inPlace": 1, "pod": 0},
+        "goodput": 0.9,
+    }
     status["progress"] = {**STATUS["progress"], "metrics": {"lr": 0.1, "validation_accuracy": 0.9667}}
     lines = summary({"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c"))
     assert lines[1:] == [
@@ -107,7 +132,7 @@ def test_time_left_follows_from_the_speed_of_this_attempt() -> None:
 
     assert left(1, 1000.0, 10) is None
     assert left(1, 1001.5, 40) == pytest.approx(3.0)
-    assert left(2, 1010.0, 30) is None, "another attempt has another beginning"
+    assert left(2, 1010.0, 30) is None, "another attempt starts over"
     assert left(2, 1012.0, 50) == pytest.approx(5.0)
     assert estimator.apply(job, None) == job
 
@@ -134,7 +159,7 @@ def test_excess_pods_are_folded_and_events_stay_visible(height: int, pods: int) 
     assert len(lines) <= height
     assert lines[-3:] == ["event 5", "event 6", "event 7"]
     text = "\n".join(lines)
-    assert "digits-13 " in text, "a pod that does not run is shown before those that do"
+    assert "digits-13 " in text, "pods that do not run come first"
     shown = sum(line.startswith("digits-") for line in lines)
     assert f"{pods - shown} more" in text
     assert f"{pods - shown} Running" in text
@@ -220,7 +245,14 @@ def test_activity_describes_the_group_while_it_does_not_train(agent: dict[str, A
     assert activity.group_activity(agent) == text
 
 
-FLAPPING = {"attempt": 7, "rank": 1, "pod": "j-1", "reason": "WorkerFailed", "exitCode": 1, "logTail": "FileNotFoundError: x.csv"}
+FLAPPING = {
+    "attempt": 7,
+    "rank": 1,
+    "pod": "j-1",
+    "reason": "WorkerFailed",
+    "exitCode": 1,
+    "logTail": "FileNotFoundError: x.csv",
+}
 
 
 @pytest.mark.parametrize(("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)])

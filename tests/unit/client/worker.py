@@ -42,7 +42,13 @@ def main() -> int:
     while step < args.steps:
         time.sleep(args.step_seconds)
         step += 1
-        fields = {"phase": "training", "step": step, "totalSteps": args.steps, "loss": loss(step), "metrics": {"accuracy": 0.5}}
+        fields = {
+            "phase": "training",
+            "step": step,
+            "totalSteps": args.steps,
+            "loss": loss(step),
+            "metrics": {"accuracy": 0.5},
+        }
         if step == args.fail_at:
             print(f"rank {rank}: the data loader found a hole at step {step}", flush=True)
             return args.exit_code

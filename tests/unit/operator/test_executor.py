@@ -150,7 +150,7 @@ def test_only_an_invalid_object_is_rejected_permanently(error: errors.KubeError,
     client.refuse[call] = error
     refused = refusal_of(client)
     assert (str(refused), refused.permanent) == (error.message, True)
-    assert client.calls[-1] == call, "nothing more was made, no status written"
+    assert client.calls[-1] == call, "nothing more was created, and no status written"
 
 
 @pytest.mark.parametrize("error", REFUSED, ids=name)
@@ -196,7 +196,13 @@ def test_impossible_dry_run_keeps_no_job_from_its_pods(error: errors.KubeError) 
 
 def test_dry_run_pod_has_the_metadata_that_a_stateful_set_copies() -> None:
     client = FakeClient()
-    given = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "namespace": "elsewhere", "generateName": "x-", "uid": "u"}
+    given = {
+        "labels": {"a": "b"},
+        "annotations": {"c": "d"},
+        "namespace": "elsewhere",
+        "generateName": "x-",
+        "uid": "u",
+    }
     child = SET | {"spec": {"template": {"metadata": given, "spec": {}}}}
     execute(client, Plan(actions=(Apply(body=child),)))
     assert client.bodies[0]["metadata"] == {"labels": {"a": "b"}, "annotations": {"c": "d"}, "name": "j-dry-run"}

@@ -37,7 +37,10 @@ def test_overtaken_plan_creates_no_stateful_set(stored: Any) -> None:
 def test_current_plan_creates_the_stateful_set() -> None:
     client = client_with(job(resourceVersion="7"))
     execute(client, MADE, job(resourceVersion="7"))
-    assert [call[:2] for call in client.calls][-2:] == [("apply", "statefulsets"), ("apply", "distributedtrainingjobs/status")]
+    assert [call[:2] for call in client.calls][-2:] == [
+        ("apply", "statefulsets"),
+        ("apply", "distributedtrainingjobs/status"),
+    ]
 
 
 def test_status_write_conflict_reads_and_plans_the_job_again() -> None:

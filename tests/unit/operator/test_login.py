@@ -28,7 +28,12 @@ sys.exit(app.main())
 
 
 def test_silent_login_plugin_ends_the_operator_with_an_error(tmp_path: Path) -> None:
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["2"], "interactiveMode": "Never"}
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sleep",
+        "args": ["2"],
+        "interactiveMode": "Never",
+    }
     config = {
         "apiVersion": "v1",
         "kind": "Config",

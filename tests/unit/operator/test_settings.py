@@ -10,7 +10,11 @@ from dtj_operator.settings import AGENT_RESOURCES, resources
 
 def test_agent_resources_are_a_list_of_quantities_or_none() -> None:
     assert resources(AGENT_RESOURCES) == {"cpu": "100m", "memory": "64Mi"}
-    assert resources("cpu=1,memory=0.5Gi,ephemeral-storage=1G") == {"cpu": "1", "memory": "0.5Gi", "ephemeral-storage": "1G"}
+    assert resources("cpu=1,memory=0.5Gi,ephemeral-storage=1G") == {
+        "cpu": "1",
+        "memory": "0.5Gi",
+        "ephemeral-storage": "1G",
+    }
     assert resources("none") == {}
 
 

@@ -104,7 +104,11 @@ def test_kopf_settings_disable_events_and_scanning_and_back_off_endlessly() -> N
         (422, "{}", errors.Invalid),
         (429, "{}", errors.Transient),
         (500, '{"message": "etcdserver: request timed out"}', errors.Transient),
-        (500, '{"message": "failed to create typed patch object (/x; apps/v1): .spec.x: field not declared"}', errors.Invalid),
+        (
+            500,
+            '{"message": "failed to create typed patch object (/x; apps/v1): .spec.x: field not declared"}',
+            errors.Invalid,
+        ),
         (500, '{"message": "failed to convert new object (/x; apps/v1): quantities must match"}', errors.Invalid),
         (503, "not json <html>", errors.Transient),
         (302, "", errors.Transient),
@@ -155,7 +159,13 @@ def test_status_write_counts_each_new_fact_once() -> None:
         {"phase": "Running", "restarts": {"inPlace": 0, "pod": 1}, "recoveries": [over]},
         {"phase": "Running", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "progress": {"step": 5}},
         {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed]},
-        {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed], "ready": "0/2"},
+        {
+            "phase": "Failed",
+            "restarts": {"inPlace": 2, "pod": 1},
+            "recoveries": [over],
+            "conditions": [failed],
+            "ready": "0/2",
+        },
     ]
     for before, after in itertools.pairwise(history):
         metrics.status_written(before, after)
@@ -196,7 +206,7 @@ def test_jobs_are_counted_by_phase_and_corrected_by_a_list() -> None:
     assert phase_label(job({"phase": "Sleeping"})) == "Pending", "labels are bounded"
 
 
-# --- settings, rights, logs --------------------------------------------------------------------------------------------
+# --- settings, rights, logs ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -312,7 +322,7 @@ def end_inside_a_kopf_watch(caplog: pytest.LogCaptureFixture, handler: Any) -> l
 
 def test_unclosed_kopf_watch_is_no_error_and_other_errors_are(caplog: pytest.LogCaptureFixture) -> None:
     errors_logged = end_inside_a_kopf_watch(caplog, None)
-    assert errors_logged, "kopf still does it"
+    assert errors_logged, "kopf still leaves its watch open"
     assert all("asynchronous generator" in line for line in errors_logged)
     assert not end_inside_a_kopf_watch(caplog, ignore_unclosed_watches)
     loop = asyncio.new_event_loop()

@@ -22,7 +22,12 @@ ONE = "failed to create typed patch object (t1/j; x/v1, Kind=J): .status.agent.e
 
 
 def test_undeclared_fields_are_read_from_the_servers_message() -> None:
-    expected = {("progress", "eta"), ("conditions", "[]", "observedGeneration"), ("failures", "[]", "logTail"), ("goodput",)}
+    expected = {
+        ("progress", "eta"),
+        ("conditions", "[]", "observedGeneration"),
+        ("failures", "[]", "logTail"),
+        ("goodput",),
+    }
     assert undeclared_fields.named(REFUSAL) == expected
     assert undeclared_fields.named(ONE) == {("agent", "eventTime")}
     assert undeclared_fields.named(".spec.template.imge: field not declared in schema") == frozenset()

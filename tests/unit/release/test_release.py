@@ -98,7 +98,11 @@ def test_distributions_have_our_names() -> None:
     assert {project["name"] for project in projects} == OURS
     siblings = {name for project in projects for name in project["dependencies"] if name.startswith("dtj")}
     assert siblings <= OURS
-    assert {command for project in projects for command in project.get("scripts", {})} >= {"dtj", "dtj-operator", "dtj-agent"}
+    assert {command for project in projects for command in project.get("scripts", {})} >= {
+        "dtj",
+        "dtj-operator",
+        "dtj-agent",
+    }
 
 
 def test_wheels_are_built_with_the_command_dtj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
