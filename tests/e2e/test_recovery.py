@@ -76,7 +76,8 @@ def test_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: Cal
 def test_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
 ) -> None:
-    # Slow enough that the run outlasts the start of another operator, which takes 10 s on a busy machine.
+    # Slow enough that the run outlasts the start of another operator, which takes 10 s on a busy
+    # machine.
     slow = ["150" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
     job = make_job(entrypoint={"module": "dtj_trainer.examples.digits", "args": slow}).create()
     job.until_step(30)
@@ -94,7 +95,8 @@ def test_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     assert status["restarts"]["counted"] == 1
 
 
-# Inside the pod: SIGKILL to the first worker process, without pkill because the image has no procps.
+# Inside the pod: SIGKILL to the first worker process, without pkill because the image has no
+# procps.
 KILL_WORKER = """
 import os, signal
 for pid in filter(str.isdigit, os.listdir("/proc")):

@@ -23,7 +23,7 @@ from dtj_operator.metrics import Metrics, phase_label
 from dtj_operator.watches import Backoffs, WatchState, ignore_unclosed_watches, kopf_settings
 from tests.unit.operator.fakes import job
 
-# --- what wakes a job ------------------------------------------------------------------------------------------------
+# --- what wakes a job -----------------------------------------------------------------------------
 
 
 def child(kind: str = "Pod", **status: Any) -> Any:
@@ -89,7 +89,7 @@ def test_kopf_settings_disable_events_and_scanning_and_back_off_endlessly() -> N
         assert [next(again) for _ in range(8)] == [1, 2, 4, 8, 15, 30, 30, 30]
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_error_response_maps_to_its_exception(status: int, text: str, kind: type
     assert error.message
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -206,7 +206,7 @@ def test_jobs_are_counted_by_phase_and_corrected_by_a_list() -> None:
     assert phase_label(job({"phase": "Sleeping"})) == "Pending", "labels are bounded"
 
 
-# --- settings, rights, logs ---------------------------------------------------------------------------
+# --- settings, rights, logs -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_log_line_is_one_json_object_with_job_and_attempt() -> None:
     assert "job" not in json.loads(logs.JsonFormatter().format(record))
 
 
-# --- the end ---------------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 class InnerFirst(list[Any]):

@@ -28,8 +28,8 @@ def kind(volume: Object) -> str:
 def folder(volume: Object, volumes_dir: Path) -> Path:
     """Returns the folder of a volume.
 
-    A claim is `<volumes dir>/<claim>`, a hostPath is the path itself (this machine is the node), and
-    any other volume is a folder of the volume's name.
+    A claim is `<volumes dir>/<claim>`, a hostPath is the path itself (this machine is the node),
+    and any other volume is a folder of the volume's name.
     """
     source = kind(volume)
     if source == "hostPath":

@@ -55,10 +55,12 @@ class PlanExecutor:
         """
 
     async def execute(self, job: Object, plan: Plan) -> Object | None:
-        """Executes the plan. Returns the job after the status write, or None if no write was needed.
+        """Executes the plan.
 
-        Raises Rejected with the server's message, or KubeError. Actions that were executed before the
-        error stay executed, and the next try repeats them.
+        Returns the job after the status write, or None if no write was needed.
+
+        Raises Rejected with the server's message, or KubeError. Actions that were executed before
+        the error stay executed, and the next try repeats them.
         """
         key = job["metadata"]["namespace"], job["metadata"]["name"]
         written: Object | None = None
@@ -114,8 +116,8 @@ class PlanExecutor:
     async def _nudge(self, namespace: str, action: Nudge) -> None:
         """Wakes the StatefulSet controller.
 
-        Raises Rejected with the message that the controller receives, too, and reports in events of the
-        StatefulSet only.
+        Raises Rejected with the message that the controller receives, too, and reports in events of
+        the StatefulSet only.
         """
         metadata = action.stateful_set["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
@@ -131,14 +133,15 @@ class PlanExecutor:
     async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
         """Creates a pod of the StatefulSet as a dry run, to learn whether its pods would be admitted.
 
-        Pod security, quotas, limit ranges and field values are checked when a pod is created, not when
-        its StatefulSet is. The StatefulSet controller would be rejected again and again, and report it
-        in its own events only.
+        Pod security, quotas, limit ranges and field values are checked when a pod is created, not
+        when its StatefulSet is. The StatefulSet controller would be rejected again and again, and
+        report it in its own events only.
         """
         template = stateful_set["spec"]["template"]
         given = template.get("metadata") or {}
-        # The StatefulSet controller copies these three fields of the template's metadata. The name is
-        # one that no pod of the set has, and is stable, because the response with it goes into the status.
+        # The StatefulSet controller copies these three fields of the template's metadata. The name
+        # is one that no pod of the set has, and is stable, because the response with it goes into
+        # the status.
         metadata = {key: given[key] for key in ("labels", "annotations", "finalizers") if key in given}
         metadata["name"] = stateful_set["metadata"]["name"] + "-dry-run"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -150,15 +153,16 @@ class PlanExecutor:
             may_not_try = isinstance(error, errors.Forbidden) and error.by_rbac
             if not may_not_try and NO_DRY_RUN not in error.message:
                 raise
-            # Create the StatefulSet nevertheless: its controller will show whether its pods are admitted.
+            # Create the StatefulSet nevertheless: its controller will show whether its pods are
+            # admitted.
             logger.warning("dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message)
 
     async def _confirm_version(self, job: Object) -> None:
         """Raises Overtaken if the stored job is not the one that was planned on.
 
         A StatefulSet is the only child whose creation starts a training. No lock of the API server
-        covers its apply, so a plan is dropped here if another operator has overtaken it (has ended the
-        job and deleted the StatefulSet meanwhile).
+        covers its apply, so a plan is dropped here if another operator has overtaken it (has ended
+        the job and deleted the StatefulSet meanwhile).
         """
         metadata = job["metadata"]
         version = metadata.get("resourceVersion")
@@ -173,8 +177,9 @@ class PlanExecutor:
 
     async def _write_status(self, job: Object, status: Object) -> Object:
         metadata = job["metadata"]
-        # The uid protects another job that has the same name by now. The resourceVersion protects a newer
-        # status from a late one: the API server answers 409, and the job is read and planned again.
+        # The uid protects another job that has the same name by now. The resourceVersion protects a
+        # newer status from a late one: the API server answers 409, and the job is read and planned
+        # again.
         known = ("name", "namespace", "uid", "resourceVersion")
         body = {
             "apiVersion": names.API_VERSION,
