@@ -34,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> dict[str, str]:
     env = environment()
     os.environ.update({k: v for k, v in env.items() if k in ("KUBECONFIG", "PATH")})
-    Kubectl("dtj-system")("rollout", "status", "deployment", "-l", "app.kubernetes.io/name=dtj-operator", "--timeout=60s")
+    Kubectl("dtj-system")(
+        "rollout", "status", "deployment", "-l", "app.kubernetes.io/name=dtj-operator", "--timeout=60s"
+    )
     return env
 
 
@@ -152,7 +154,9 @@ def quiet(cluster: dict[str, str], shared_root: Path, images: dict[str, str]) ->
     Returns the job with its start time.
     """
     kubectl = make_namespace(f"quiet-{uuid.uuid4().hex[:4]}", shared_root)
-    template = {"spec": {"containers": [{"name": "trainer", "command": ["python3", "-c", "import time; time.sleep(3600)"]}]}}
+    template = {
+        "spec": {"containers": [{"name": "trainer", "command": ["python3", "-c", "import time; time.sleep(3600)"]}]}
+    }
     job = job_factory(kubectl, shared_root, images)("quiet", replicas=2, entrypoint=None, template=template).create()
     job.wait("Running", 120)
     yield job, datetime.now(UTC)

@@ -123,7 +123,9 @@ class Job:
                 return job
             assert not (other and is_true(job, other)), f"{self.name} is {other}: {json.dumps(job['status'], indent=1)}"
             if time.monotonic() > end:
-                raise Timeout(f"{self.name} not {condition} within {seconds} s: {json.dumps(job.get('status'), indent=1)}")
+                raise Timeout(
+                    f"{self.name} not {condition} within {seconds} s: {json.dumps(job.get('status'), indent=1)}"
+                )
 
     def pods(self) -> dict[str, Object]:
         return {p["metadata"]["name"]: p for p in self.kubectl.list("pods", f"training.dtj.dev/job-name={self.name}")}
@@ -189,7 +191,9 @@ def environment() -> dict[str, str]:
     """
     import sys
 
-    done = subprocess.run([sys.executable, "-m", "hack.cluster", "env"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hack.cluster", "env"], capture_output=True, text=True, timeout=60, check=True
+    )
     pairs = {}
     for line in done.stdout.splitlines():
         if line.startswith("export "):

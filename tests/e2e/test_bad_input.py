@@ -18,7 +18,9 @@ def command(*arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spec", "reason", "says"),
     [
-        pytest.param({"entrypoint": {"script": "/app/nowhere.py"}}, "EntrypointNotFound", "/app/nowhere.py", id="no such script"),
+        pytest.param(
+            {"entrypoint": {"script": "/app/nowhere.py"}}, "EntrypointNotFound", "/app/nowhere.py", id="no such script"
+        ),
         pytest.param({"entrypoint": {"module": "nowhere.train"}}, "EntrypointNotFound", "nowhere", id="no such module"),
         pytest.param(
             {"entrypoint": None, "template": command("python3", "-c", "import torchh")},
@@ -35,7 +37,9 @@ def command(*arguments: str) -> dict[str, Any]:
         pytest.param(
             {
                 "entrypoint": None,
-                "template": command("python3", "-c", "import argparse; argparse.ArgumentParser().parse_args()", "--lrr"),
+                "template": command(
+                    "python3", "-c", "import argparse; argparse.ArgumentParser().parse_args()", "--lrr"
+                ),
             },
             "UsageError",
             "unrecognized arguments: --lrr",
@@ -47,7 +51,9 @@ def command(*arguments: str) -> dict[str, Any]:
             "bdb.BdbQuit",
             id="a breakpoint",
         ),
-        pytest.param({"entrypoint": None, "template": command("trian")}, "EntrypointNotFound", "trian", id="no such program"),
+        pytest.param(
+            {"entrypoint": None, "template": command("trian")}, "EntrypointNotFound", "trian", id="no such program"
+        ),
         pytest.param(
             {"entrypoint": None, "template": command("python3", "-c", "raise SystemExit(93)")},
             "NoRestartExitCode",
@@ -66,7 +72,9 @@ def command(*arguments: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_impossible_job_fails_with_its_evidence(make_job: Callable[..., Job], spec: Any, reason: str, says: str) -> None:
+def test_impossible_job_fails_with_its_evidence(
+    make_job: Callable[..., Job], spec: Any, reason: str, says: str
+) -> None:
     job = make_job("bad", replicas=2, **spec).create()
     status = job.wait("Failed", 90)["status"]
     failed = next(c for c in status["conditions"] if c["type"] == "Failed")

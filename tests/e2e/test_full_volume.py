@@ -42,7 +42,9 @@ def small(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "persistentvolume", name, "--wait=false")
 
 
-def test_full_volume_is_an_event_with_the_free_space_and_training_continues(make_job: Callable[..., Job], small: str) -> None:
+def test_full_volume_is_an_event_with_the_free_space_and_training_continues(
+    make_job: Callable[..., Job], small: str
+) -> None:
     args = ["--epochs", "8", "--batch-size", "24", "--step-time-ms", "40", "--log-every", "1"]
     job = make_job(
         "full",
@@ -57,7 +59,9 @@ def test_full_volume_is_an_event_with_the_free_space_and_training_continues(make
     eventually("a first checkpoint", valid, 90)
 
     def refused() -> list[str]:
-        docker("exec", NODE, "sh", "-c", f"cat /dev/zero >> {small}/filler 2>/dev/null; true")  # until the volume is full
+        docker(
+            "exec", NODE, "sh", "-c", f"cat /dev/zero >> {small}/filler 2>/dev/null; true"
+        )  # until the volume is full
         return [line for line in job.kubectl("describe", "dtj", "full").splitlines() if "CheckpointFailed" in line]
 
     event = eventually("the event", refused, 60)[0]

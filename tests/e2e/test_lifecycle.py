@@ -10,7 +10,9 @@ from tests.e2e.test_recovery import assert_resumed
 SLEEPER = {"spec": {"containers": [{"name": "trainer", "command": ["python3", "-c", "import time; time.sleep(600)"]}]}}
 
 
-def test_suspend_deletes_the_pods_and_resume_uses_the_checkpoint(make_job: Callable[..., Job], undisturbed: Job) -> None:
+def test_suspend_deletes_the_pods_and_resume_uses_the_checkpoint(
+    make_job: Callable[..., Job], undisturbed: Job
+) -> None:
     job = make_job().create()
     job.until_step(50)
     job.kubectl("patch", "dtj", "digits", "--type=merge", "-p", '{"spec":{"suspend":true}}')

@@ -56,7 +56,9 @@ def test_deleted_pod_is_recreated_and_the_job_resumes_from_its_checkpoint(
     assert len(survivors) == 2
 
 
-def test_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: Callable[..., Job], undisturbed: Job) -> None:
+def test_killed_worker_is_restarted_in_place_and_no_pod_is_touched(
+    make_job: Callable[..., Job], undisturbed: Job
+) -> None:
     job = make_job(cleanPodPolicy="None").create()
     job.until_step(50)
     before = {n: p["metadata"]["uid"] for n, p in job.pods().items()}

@@ -91,7 +91,11 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def _is_job(document: Any, path: str) -> None:
-    kind = f"{document.get('apiVersion')}, {document.get('kind')}" if isinstance(document, dict) else type(document).__name__
+    kind = (
+        f"{document.get('apiVersion')}, {document.get('kind')}"
+        if isinstance(document, dict)
+        else type(document).__name__
+    )
     if kind != f"{names.API_VERSION}, {names.KIND}":
         raise InputError(f"{path}: not a job but {kind}; write apiVersion: {names.API_VERSION} and kind: {names.KIND}")
     metadata = document.get("metadata")

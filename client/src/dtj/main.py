@@ -126,7 +126,9 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="first remove all files of earlier runs of this job from its volume: checkpoints, logs, the script's own",
     )
-    run.add_argument("--volumes-dir", default=".dtj/volumes", metavar="DIR", help="holds a folder for each claim [%(default)s]")
+    run.add_argument(
+        "--volumes-dir", default=".dtj/volumes", metavar="DIR", help="holds a folder for each claim [%(default)s]"
+    )
     run.add_argument("--run-dir", metavar="DIR", help="new folder for logs and status [.dtj/runs/NAME-TIME]")
     output = run.add_mutually_exclusive_group()
     output.add_argument(
@@ -134,13 +136,17 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action=argparse.BooleanOptionalAction,
         help="show the output of all workers and agents; --no-logs: no output [rank 0, at most 50 lines at a time]",
     )
-    output.add_argument("--rank", type=_natural, metavar="R", help="show the output of this global rank instead of rank 0")
+    output.add_argument(
+        "--rank", type=_natural, metavar="R", help="show the output of this global rank instead of rank 0"
+    )
     run.add_argument(
         "--plain",
         action="store_true",
         help="print lines instead of the live table (the default where output is no terminal)",
     )
-    run.add_argument("-o", "--output", choices=["json"], help="json: print the job with its status to standard output at the end")
+    run.add_argument(
+        "-o", "--output", choices=["json"], help="json: print the job with its status to standard output at the end"
+    )
     run.set_defaults(command=_late("dtj.local.command", "command"))
 
 

@@ -40,7 +40,9 @@ class RejectionCache:
         before = self._current(job)
         wait = FIRST_SECONDS if before is None else min(2 * before.wait, LAST_SECONDS)
         metadata = job["metadata"]
-        self._known[job_key(job)] = _Rejection(metadata["uid"], metadata.get("generation", 1), rejected, wait, self._now() + wait)
+        self._known[job_key(job)] = _Rejection(
+            metadata["uid"], metadata.get("generation", 1), rejected, wait, self._now() + wait
+        )
 
     def annotate(self, job: Object, observed: Observed) -> Observed:
         """Returns `observed` with the remembered rejection until it is time to try again."""
@@ -65,4 +67,6 @@ class RejectionCache:
 
 def with_rejection(observed: Observed, rejected: Rejected) -> Observed:
     """Returns `observed` with the rejection in the field that the planner reads."""
-    return replace(observed, rejection=str(rejected)) if rejected.permanent else replace(observed, refusal=str(rejected))
+    return (
+        replace(observed, rejection=str(rejected)) if rejected.permanent else replace(observed, refusal=str(rejected))
+    )

@@ -118,7 +118,9 @@ class AgentClient:
             logger.info("the agent of pod %s answers again", pod["metadata"]["name"])
         return answer
 
-    def _unanswered(self, key: tuple[str, str], new: _Silence, before: _Silence | None, pod: str, error: _Unanswered) -> None:
+    def _unanswered(
+        self, key: tuple[str, str], new: _Silence, before: _Silence | None, pod: str, error: _Unanswered
+    ) -> None:
         """Records the silence, and logs it unless the previous poll failed in the same way."""
         self._silent[key] = new if before is None else replace(new, since=before.since)
         if before is None or before.result != new.result:
@@ -167,7 +169,10 @@ def _identity(pod: Object) -> tuple[object, ...]:
     A new agent may be silent for another reason, or answer.
     """
     status = pod.get("status", {})
-    starts = (container.get("state", {}).get("running", {}).get("startedAt") for container in status.get("containerStatuses", []))
+    starts = (
+        container.get("state", {}).get("running", {}).get("startedAt")
+        for container in status.get("containerStatuses", [])
+    )
     return (pod["metadata"].get("uid"), status.get("podIP"), *starts)
 
 

@@ -114,7 +114,9 @@ class Operator:
             return
         try:
             async with asyncio.TaskGroup() as group:
-                workers = [group.create_task(self.controller.work(), name=f"worker {i}") for i in range(self.options.workers)]
+                workers = [
+                    group.create_task(self.controller.work(), name=f"worker {i}") for i in range(self.options.workers)
+                ]
                 resync = group.create_task(self.resync.run(), name="resync")
                 kopf_stop = asyncio.Event()
                 kopf = watch(self.watches, self.login, self.options.namespaces, kopf_stop, self._on_signals)
@@ -172,7 +174,9 @@ class Operator:
                 rejected = str(error)
                 continue
             if keys != (known.master_key, known.previous_master_key):
-                logger.info("the master key was replaced: stopping, so that the kubelet restarts the operator with the new key")
+                logger.info(
+                    "the master key was replaced: stopping, so that the kubelet restarts the operator with the new key"
+                )
                 self.stop.set()
                 return
 

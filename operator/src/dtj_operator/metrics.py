@@ -54,18 +54,26 @@ class Metrics:
         self.reconcile_seconds = histogram("reconcile_duration_seconds", "Duration of a reconcile.", _FAST)
         self.status_writes = counter("status_writes_total", "Status writes of jobs.")
         self.depth = gauge("workqueue_depth", "Jobs waiting for a worker.")
-        self.adds = counter("workqueue_adds_total", "Jobs added to the queue; a job that already waits is not counted again.")
-        self.queue_seconds = histogram("workqueue_queue_duration_seconds", "Time that a job waited for a worker.", _FAST)
+        self.adds = counter(
+            "workqueue_adds_total", "Jobs added to the queue; a job that already waits is not counted again."
+        )
+        self.queue_seconds = histogram(
+            "workqueue_queue_duration_seconds", "Time that a job waited for a worker.", _FAST
+        )
         self.work_seconds = histogram("workqueue_work_duration_seconds", "Time that a worker spent on a job.", _FAST)
         self.retries = counter("workqueue_retries_total", "Jobs queued again after an error.")
-        self.requests = counter("kube_client_requests_total", "Requests to the API server.", ("verb", "resource", "code"))
+        self.requests = counter(
+            "kube_client_requests_total", "Requests to the API server.", ("verb", "resource", "code")
+        )
         self.request_seconds = histogram(
             "kube_client_request_duration_seconds",
             "Duration of a request to the API server.",
             _FAST,
             ("verb", "resource"),
         )
-        self.agent_polls = counter("agent_polls_total", "Status requests to the agents of running jobs by result.", ("result",))
+        self.agent_polls = counter(
+            "agent_polls_total", "Status requests to the agents of running jobs by result.", ("result",)
+        )
         self.watch_events = counter("watch_events_total", "Events received by kopf's watches.", ("resource",))
         self.watch_missed = counter("watch_missed_total", "Changed jobs that a resync found and no watch had reported.")
         self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last complete list of jobs.")
@@ -73,9 +81,13 @@ class Metrics:
         self.jobs = gauge("jobs", "Jobs by phase.", ("phase",))
         self.finished = counter("jobs_finished_total", "Finished jobs by result and reason.", ("result", "reason"))
         self.restarts = counter("job_restarts_total", "Restarts of a job's group.", ("kind",))
-        self.restart_reasons = counter("job_restart_reasons_total", "Restarts of a job's group by reason.", ("kind", "reason"))
+        self.restart_reasons = counter(
+            "job_restart_reasons_total", "Restarts of a job's group by reason.", ("kind", "reason")
+        )
         self.lost_steps = counter("job_lost_steps_total", "Steps repeated because of restarts.")
-        self.recovery_seconds = histogram("job_recovery_seconds", "Duration of a recovery by phase.", _RECOVERY, ("phase",))
+        self.recovery_seconds = histogram(
+            "job_recovery_seconds", "Duration of a recovery by phase.", _RECOVERY, ("phase",)
+        )
         # A series that appears with its first count would hide that count from rate().
         for result in RESULTS:
             self.reconcile.labels(result)

@@ -27,4 +27,7 @@ RULES: dict[tuple[str, str], tuple[str, ...]] = {
 
 def rules() -> list[dict[str, list[str]]]:
     """Returns the table as the `rules` of a Role."""
-    return [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for (group, resource), verbs in RULES.items()]
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for (group, resource), verbs in RULES.items()
+    ]

@@ -102,4 +102,6 @@ class Resync:
         if missed:
             self._metrics.watch_missed.inc(len(missed))
             some = ", ".join(sorted("/".join(key) for key, _ in missed)[:3])
-            logger.error("no watch has reported %d changed jobs (%s) in %g s", len(missed), some, self._missed_after_seconds)
+            logger.error(
+                "no watch has reported %d changed jobs (%s) in %g s", len(missed), some, self._missed_after_seconds
+            )

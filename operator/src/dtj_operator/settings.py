@@ -101,7 +101,9 @@ def resources(text: str) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in text.split(",")]
     for name, _, quantity in pairs:
         if not name or not re.fullmatch(QUANTITY, quantity):
-            raise OptionError(f"--agent-resources: {text} is no list such as {AGENT_RESOURCES}; write such a list, or none")
+            raise OptionError(
+                f"--agent-resources: {text} is no list such as {AGENT_RESOURCES}; write such a list, or none"
+            )
     return {name: quantity for name, _, quantity in pairs}
 
 
@@ -115,7 +117,9 @@ def read_master_key(path: Path) -> bytes:
             f"or create a key to try the operator out: head -c {KEY_BYTES} /dev/urandom | base64 > {path}"
         ) from error
     if len(key) < KEY_BYTES:
-        raise OptionError(f"--master-key-file: {path} holds {len(key)} bytes; it must hold {KEY_BYTES} random bytes or more")
+        raise OptionError(
+            f"--master-key-file: {path} holds {len(key)} bytes; it must hold {KEY_BYTES} random bytes or more"
+        )
     return key
 
 
@@ -183,5 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kubeconfig", help="log in with this file instead of the pod's service account")
     add("--context", help="context of the kubeconfig (default: its current context)")
     add("--log-format", choices=("json", "text"), default="json", help="json: one object a line; text: for a terminal")
-    add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="lowest level that is logged")
+    add(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="lowest level that is logged"
+    )
     return parser

@@ -138,7 +138,9 @@ def job_digest(job: Object) -> str:
     A write of the job's status does not change it.
     """
     metadata = job["metadata"]
-    return _digest(metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), metadata.get("labels"))
+    return _digest(
+        metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), metadata.get("labels")
+    )
 
 
 def child_digest(child: Object) -> str:

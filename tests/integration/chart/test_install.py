@@ -88,7 +88,9 @@ def test_crd_is_served(notes: str, kubectl: Kubectl) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(notes: str, plane: ControlPlane, kubectl: Kubectl) -> None:
+def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(
+    notes: str, plane: ControlPlane, kubectl: Kubectl
+) -> None:
     kubectl("wait", CRD, "--for=condition=Established", "--timeout=60s")
     kubectl("create", "namespace", "team")
     logins = {role: str(plane.kubeconfig_for(f"a-{role}", [])) for role in ("edit", "view")}
@@ -99,7 +101,9 @@ def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(notes: str,
         "an editor may submit",
         lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0,
     )
-    eventually("a viewer may read", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0)
+    eventually(
+        "a viewer may read", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0
+    )
     refused = kubectl("-n", "team", "delete", "dtj", "j", login=logins["view"])
     assert "forbidden" in refused.stderr
     status = '{"status": {"phase": "Complete"}}'
@@ -142,7 +146,10 @@ def test_service_account_can_read_a_secret_by_an_empty_patch(notes: str, plane: 
 
     Without it `patch` would be no right to write by server-side apply.
     """
-    assert kubectl("-n", "default", "create", "secret", "generic", "theirs", "--from-literal=password=hunter2").returncode == 0
+    assert (
+        kubectl("-n", "default", "create", "secret", "generic", "theirs", "--from-literal=password=hunter2").returncode
+        == 0
+    )
     login = str(plane.kubeconfig_for_service_account(NAMESPACE, "dtj-operator"))
     assert "forbidden" in kubectl("-n", "default", "get", "secret", "theirs", login=login).stderr
 

@@ -32,12 +32,18 @@ BAD: dict[str, Callable[[dict[str, Any]], object]] = {
     "container c: runAsNonRoot": lambda s: s["securityContext"].pop("runAsNonRoot"),
     "container c: runAsUser 0": lambda s: s["securityContext"].update(runAsUser=0),
     "container c: seccompProfile": lambda s: s["securityContext"].pop("seccompProfile"),
-    "container c: allowPrivilegeEscalation": lambda s: s["containers"][0]["securityContext"].pop("allowPrivilegeEscalation"),
+    "container c: allowPrivilegeEscalation": lambda s: s["containers"][0]["securityContext"].pop(
+        "allowPrivilegeEscalation"
+    ),
     "container c: privileged": lambda s: s["containers"][0]["securityContext"].update(privileged=True),
     "container c: capabilities not dropped": lambda s: s["containers"][0]["securityContext"].pop("capabilities"),
-    "container c: capabilities added": lambda s: s["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
+    "container c: capabilities added": lambda s: s["containers"][0]["securityContext"]["capabilities"].update(
+        add=["SYS_ADMIN"]
+    ),
     "container c: hostPort": lambda s: s["containers"][0].update(ports=[{"containerPort": 1, "hostPort": 1}]),
-    "container c: readOnlyRootFilesystem": lambda s: s["containers"][0]["securityContext"].pop("readOnlyRootFilesystem"),
+    "container c: readOnlyRootFilesystem": lambda s: s["containers"][0]["securityContext"].pop(
+        "readOnlyRootFilesystem"
+    ),
 }
 
 

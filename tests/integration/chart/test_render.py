@@ -205,7 +205,9 @@ def test_names_follow_the_release(release: str, name: str) -> None:
 def test_two_releases_share_no_object_but_the_crd(chosen: Object) -> None:
     seen: set[tuple[str, str]] = set()
     for release in RELEASES:
-        mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {("CustomResourceDefinition", CRD_NAME)}
+        mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {
+            ("CustomResourceDefinition", CRD_NAME)
+        }
         assert not mine & seen, release
         seen |= mine
         assert all(len(name) <= 63 for kind, name in mine if kind in ("Service", "Deployment"))

@@ -191,7 +191,9 @@ class Operator:
     def calls(self) -> list[dict[str, Any]]:
         """Returns the operator's requests, without discovery, from the API server's audit log."""
         return [
-            event for event in self.plane.audit_events() if event["user"].get("username") == self.user and event.get("objectRef")
+            event
+            for event in self.plane.audit_events()
+            if event["user"].get("username") == self.user and event.get("objectRef")
         ]
 
     def writes(self) -> list[dict[str, Any]]:
@@ -252,7 +254,9 @@ class Agents:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.shutdown()
         self._thread.join(10)
         self._server.server_close()
@@ -277,7 +281,9 @@ class Kubelet:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join(10)
 

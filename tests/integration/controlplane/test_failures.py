@@ -230,7 +230,9 @@ def test_expired_login_is_read_again_by_client_and_watches(
     plane.start_apiserver()
     submit()
     eventually("the pods exist", lambda: len(objects.list("pods")) == 2, seconds=60)
-    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], "the old token was rejected"
+    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], (
+        "the old token was rejected"
+    )
     assert operator.process.poll() is None
 
 

@@ -49,7 +49,9 @@ def outcome(job: Any, result: str, reason: str) -> Any:
 def kinds(calls: list[Any]) -> Counter[str]:
     """Returns the audit events as counts of `verb resource/subresource`."""
     refs = [(call["verb"], call["objectRef"]) for call in calls]
-    return Counter(f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs)
+    return Counter(
+        f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs
+    )
 
 
 def test_job_gets_its_children_and_completes_with_every_write_counted(
@@ -64,7 +66,9 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
         owner = metadata["ownerReferences"]
-        assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [(job["metadata"]["uid"], True, False)]
+        assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [
+            (job["metadata"]["uid"], True, False)
+        ]
         assert "finalizers" not in metadata
         assert set(metadata.get("annotations", {})) <= {names.ANNOTATION_SPEC_HASH, names.ANNOTATION_AGENT_IMAGE}
     assert all("annotations" not in pod["metadata"] for pod in objects.list("pods"))
@@ -104,7 +108,9 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     assert {reason: count for reason, count in counted.items() if count} == {"AllWorkersSucceeded": 1}
     phases = {s.labels["phase"]: s.value for s in families["dtj_jobs"].samples}
     assert (phases["Complete"], sum(phases.values())) == (1, 1)
-    codes = {(s.labels["verb"], s.labels["resource"], s.labels["code"]) for s in families["dtj_kube_client_requests"].samples}
+    codes = {
+        (s.labels["verb"], s.labels["resource"], s.labels["code"]) for s in families["dtj_kube_client_requests"].samples
+    }
     assert ("apply", "statefulsets", "201") in codes
     assert operator.get("/healthz") == (200, "ok\n")
     assert operator.terminate() == 0
@@ -198,7 +204,9 @@ def test_deleted_or_scaled_children_are_restored(
 
 
 TYPO = {"spec": {"containers": [{"name": "trainer", "imagePullPolcy": "Always"}]}}
-INVALID = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}]}}
+INVALID = {
+    "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}]}
+}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +248,9 @@ def test_full_quota_delays_a_job_and_fails_none(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused")
+    eventually(
+        "the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused"
+    )
     assert not objects.condition("j", "Failed")
     quota = objects.plane.request("GET", where)
     quota["spec"]["hard"]["pods"] = "10"

@@ -95,12 +95,16 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
         seconds=60,
     )
     assert node in waits["message"]
-    assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], "two pods of one name could write at once"
+    assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], (
+        "two pods of one name could write at once"
+    )
     confirm(objects, node)
     eventually(
         "another pod is there",
         lambda: (new := objects.get("pods", "j-1")) and new["metadata"]["uid"] != pod["metadata"]["uid"],
         seconds=GARBAGE_COLLECTOR_SECONDS,
     )
-    deleted = [call for call in operator.writes() if call["verb"] == "delete" and call["objectRef"]["resource"] == "pods"]
+    deleted = [
+        call for call in operator.writes() if call["verb"] == "delete" and call["objectRef"]["resource"] == "pods"
+    ]
     assert bool(deleted) is by_operator

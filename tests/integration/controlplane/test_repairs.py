@@ -47,7 +47,9 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
         "it is asked to go",
         lambda: "deletionTimestamp" in (p := objects.get("pods", "j-1") or {"metadata": {}})["metadata"] and p,
     )
-    agents.statuses[uid] = running(phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure])  # its agent has ended
+    agents.statuses[uid] = running(
+        phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure]
+    )  # its agent has ended
     assert asked["metadata"]["uid"] == before["j-1"]
     assert asked["metadata"]["deletionGracePeriodSeconds"] == 1
     condition = eventually("the status reports it", lambda: objects.condition("j", "Restarting"))
@@ -87,7 +89,9 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     (owner,), (before,) = again["metadata"]["ownerReferences"], secret["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"]) == (before["uid"], False)
     assert objects.get("pods", "j-1")["metadata"]["uid"] == new["metadata"]["uid"], "nothing was restarted for it"
-    assert not [call for call in operator.calls() if call["objectRef"].get("resource") == "secrets" and call["verb"] == "get"]
+    assert not [
+        call for call in operator.calls() if call["objectRef"].get("resource") == "secrets" and call["verb"] == "get"
+    ]
 
 
 def test_pods_over_quota_are_reported_and_their_controller_is_woken(
@@ -125,7 +129,9 @@ def test_stateful_set_without_its_admissible_pods_is_nudged(
     submit()
     eventually(
         "its controller is woken",
-        lambda: names.ANNOTATION_NUDGED in (objects.get("statefulsets", "j") or taken)["metadata"].get("annotations", {}),
+        lambda: (
+            names.ANNOTATION_NUDGED in (objects.get("statefulsets", "j") or taken)["metadata"].get("annotations", {})
+        ),
         seconds=60,
     )
 

@@ -143,7 +143,9 @@ BACK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", BACK)
-def test_api_server_rejects_leaving_a_terminal_condition(case: str, submit: Callable[..., Any], objects: Objects) -> None:
+def test_api_server_rejects_leaving_a_terminal_condition(
+    case: str, submit: Callable[..., Any], objects: Objects
+) -> None:
     job = submit()
     path = objects.path(JOBS, "j") + "/status"
     ended = {"completionTime": TIME, "conditions": [END | {"type": "Complete"}]}

@@ -141,7 +141,9 @@ class LocalRun:
         return found
 
     def until_step(self, step: int) -> None:
-        eventually(f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step)
+        eventually(
+            f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step
+        )
 
     def wait(self, seconds: float = 90) -> tuple[int, dict[str, Any]]:
         """Waits for the end. Returns (exit code, the job that -o json printed)."""

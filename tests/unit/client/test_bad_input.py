@@ -71,7 +71,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("text", "message"), JOBS.values(), ids=JOBS.keys())
-def test_bad_job_exits_with_2_and_the_field(folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+def test_bad_job_exits_with_2_and_the_field(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
     Path("job.yaml").write_text(text)
     assert main(["run", "job.yaml"]) == 2
     out, err = capsys.readouterr()

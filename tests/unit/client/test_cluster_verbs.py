@@ -118,7 +118,9 @@ def test_wait_for_an_unserved_job_suggests_to_check_the_operator(
     monkeypatch.setattr(wait, "UNSERVED_SECONDS", 0.0)
     code, _, err = dtj("wait", "count", "--timeout", "1s")
     assert code == 124
-    assert err.count("check that the operator is running: kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
+    assert (
+        err.count("check that the operator is running: kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
+    )
 
 
 def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:

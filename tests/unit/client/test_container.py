@@ -68,7 +68,9 @@ def test_agent_and_worker_run_with_this_python(machine: container.HostEnvironmen
 
 def test_mount_paths_become_folders_in_arguments_and_environment(machine: container.HostEnvironment) -> None:
     mount = {"volumeMounts": [{"name": "data", "mountPath": "/data", "subPath": "v1"}]}
-    result = rendered(machine, container=mount, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "big"}}])
+    result = rendered(
+        machine, container=mount, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "big"}}]
+    )
     shared = machine.volumes_dir / "shared"
     assert result.argv[8:] == (
         f"--data={machine.volumes_dir}/big/v1/train",

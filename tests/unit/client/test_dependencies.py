@@ -51,7 +51,9 @@ def run(*command: str | Path, environ: dict[str, str] | None = None) -> str:
     Fails the test with the output if the command fails.
     """
     arguments = [str(argument) for argument in command]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=SECONDS, check=False)
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=SECONDS, check=False
+    )
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
     return done.stdout
 

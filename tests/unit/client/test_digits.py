@@ -58,6 +58,7 @@ def test_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalR
     assert [pair for pair in seen if pair[1] != expected[pair[0]]] == []
     assert len(seen) > len(expected) or recovery["lostSteps"] == 0
     final = [
-        float(accuracy) for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "demo-0.log").read_text())
+        float(accuracy)
+        for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "demo-0.log").read_text())
     ]
     assert final[0] > 0.8

@@ -104,15 +104,21 @@ def test_docs_use_a_cluster_after_its_exports_and_a_job_after_its_claim(page: Pa
         if command.startswith(("kubectl", ".venv/bin/dtj wait", ".venv/bin/dtj logs")):
             assert exports in before, command
         for name in re.findall(r"kubectl apply -f (\S+\.yaml)", command):
-            made = {claim for line in before for at in re.findall(r"apply -f (\S+)", line) for claim in claims(ROOT / at)}
+            made = {
+                claim for line in before for at in re.findall(r"apply -f (\S+)", line) for claim in claims(ROOT / at)
+            }
             assert needs(ROOT / name) <= made, f"{command}: the claim is not created before"
 
 
 def test_docs_never_name_a_package_of_strangers() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     wrong = []
     for name in tracked.splitlines():
-        if name.startswith("tests/") or not name.endswith((".md", ".py", ".sh", ".yaml", ".txt", ".toml", "file", ".mk", ".tpl")):
+        if name.startswith("tests/") or not name.endswith(
+            (".md", ".py", ".sh", ".yaml", ".txt", ".toml", "file", ".mk", ".tpl")
+        ):
             continue
         for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
             if "pip" in line and MISPLACED.search(line):

@@ -24,7 +24,9 @@ def begun(run: LocalRun) -> list[str]:
 
     Only rank 0 writes, so another rank may read the count after rank 0 has written.
     """
-    return re.findall(r"^\[rank 0\] attempt (\d+ begins at \d+)$", (run.run_dir / "count-0.log").read_text(), re.MULTILINE)
+    return re.findall(
+        r"^\[rank 0\] attempt (\d+ begins at \d+)$", (run.run_dir / "count-0.log").read_text(), re.MULTILINE
+    )
 
 
 def test_fresh_removes_files_of_the_script_and_the_count_of_attempts(start: Start) -> None:

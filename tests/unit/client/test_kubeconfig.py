@@ -53,7 +53,9 @@ def test_garbage_kubeconfig_is_one_line_that_names_the_file(
     assert str(path) in line or "check --kubeconfig" in line
 
 
-def test_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missing_kubeconfig_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nope"))
     assert main(["get"]) == 1
     (line,) = capsys.readouterr().err.splitlines()

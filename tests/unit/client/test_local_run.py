@@ -158,7 +158,9 @@ TORCHRUN_SCRIPT = """\
 
 
 def test_any_command_runs_without_checkpoints_or_reports(start: Start) -> None:
-    lines = [line for line in job_yaml(replicas=2).splitlines() if not re.match(r"  (entrypoint|checkpoint|backend):", line)]
+    lines = [
+        line for line in job_yaml(replicas=2).splitlines() if not re.match(r"  (entrypoint|checkpoint|backend):", line)
+    ]
     run = start("--logs", job="\n".join(lines) + "\n" + TORCHRUN_SCRIPT, environ={"HOME": "/home/jane"})
     code, job = run.wait()
     assert code == 0, run.lines()
@@ -202,7 +204,9 @@ def own_output(run: LocalRun) -> list[str]:
 def test_default_output_is_that_of_rank_0(start: Start) -> None:
     run = start(job=script_job("10"))
     assert run.wait()[0] == 0
-    assert own_output(run) == ["[rank 0] attempt 1 begins at 0", "[rank 0] step 10"], "a progress bar shows its last state"
+    assert own_output(run) == ["[rank 0] attempt 1 begins at 0", "[rank 0] step 10"], (
+        "a progress bar shows its last state"
+    )
 
 
 @pytest.mark.parametrize(("flags", "shown"), [(("--rank", "1"), ["[rank 1] "]), (("--no-logs",), [])])
@@ -215,7 +219,9 @@ def test_flag_selects_another_rank_or_none(start: Start, flags: tuple[str, ...],
 def test_excess_output_is_omitted_and_counted(tmp_path: Path) -> None:
     log = tmp_path / "count-0.log"
     tail = LogTail(tmp_path, 0)
-    log.write_text("".join(f"[rank 0] line {n}\n[rank 1] line {n}\n" for n in range(200)) + "[rank 0] " + "x" * 10_000 + "\n")
+    log.write_text(
+        "".join(f"[rank 0] line {n}\n[rank 1] line {n}\n" for n in range(200)) + "[rank 0] " + "x" * 10_000 + "\n"
+    )
     shown = tail.lines()
     assert shown[0] == f"[rank 0] ... 151 lines omitted; all are in {log}"
     assert shown[1:-1] == [f"[rank 0] line {n}" for n in range(151, 200)]

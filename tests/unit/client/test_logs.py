@@ -109,7 +109,9 @@ def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     assert "tailLines" not in node.queries[1][1], "--tail applies to output from before the command"
 
 
-def test_following_resumes_where_a_stream_was_cut_off(cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path) -> None:
+def test_following_resumes_where_a_stream_was_cut_off(
+    cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     node.logs = {"count-0": [at(1, "[rank 0] a")]}
     make_pod(cluster, 0)
@@ -131,7 +133,9 @@ def test_following_resumes_where_a_stream_was_cut_off(cluster: ControlPlane, nod
     assert "sinceTime" in node.queries[-1][1]
 
 
-def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(
+    cluster: ControlPlane, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     code, _, err = dtj("logs", "count")
     assert code == 0
@@ -152,7 +156,9 @@ def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(cluster: Con
         assert "claim shared, in default/count/logs/" in err
 
 
-def test_logs_of_a_job_that_never_ran_exit_with_1_and_the_reason(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_logs_of_a_job_that_never_ran_exit_with_1_and_the_reason(
+    cluster: ControlPlane, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     set_status(cluster, "Failed")
     for flags in ([], ["-f"]):

@@ -10,7 +10,9 @@ import pytest
 from dtj.main import DISTRIBUTION, main
 
 
-def test_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_that_of_the_distribution(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metadata, "version", {DISTRIBUTION: "1.2.3"}.__getitem__)
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

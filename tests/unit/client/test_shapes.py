@@ -58,7 +58,8 @@ def job_with(pod: dict[str, Any], container: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     ("pod", "container", "path"),
-    [({}, given_, path) for given_, path in SLIPS.values()] + [(given_, {}, path) for given_, path in POD_SLIPS.values()],
+    [({}, given_, path) for given_, path in SLIPS.values()]
+    + [(given_, {}, path) for given_, path in POD_SLIPS.values()],
     ids=[*SLIPS, *POD_SLIPS],
 )
 def test_value_of_the_wrong_type_exits_with_2_and_its_path(

@@ -96,7 +96,9 @@ def test_summary_shows_each_recovery_and_its_cost() -> None:
         "goodput": 0.9,
     }
     status["progress"] = {**STATUS["progress"], "metrics": {"lr": 0.1, "validation_accuracy": 0.9667}}
-    lines = summary({"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c"))
+    lines = summary(
+        {"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c")
+    )
     assert lines[1:] == [
         "digits: Complete after 75 s",
         "  reached      step 130/900, loss 0.3123, validation_accuracy 0.9667",
@@ -175,7 +177,8 @@ def test_few_pods_are_all_shown_with_all_events() -> None:
 @pytest.mark.parametrize("width", [45, 80, 200])
 def test_wide_rows_and_long_events_fit_the_height(width: int) -> None:
     rows = [
-        PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0) for n in range(2)
+        PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0)
+        for n in range(2)
     ]
     lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
     assert len(lines) <= 20
@@ -255,7 +258,9 @@ FLAPPING = {
 }
 
 
-@pytest.mark.parametrize(("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)])
+@pytest.mark.parametrize(
+    ("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)]
+)
 def test_summary_of_an_incomplete_run_shows_the_failure(phase: str, shown: bool) -> None:
     job = {"metadata": {"name": "j"}, "status": {"phase": phase, "reason": "WorkerFailed", "failures": [FLAPPING]}}
     text = "\n".join(summary(job, seconds=3, run_dir=Path("/r"), checkpoint_dir=None))

@@ -26,7 +26,9 @@ def main() -> int:
     parser.add_argument("--hold-at", type=int, help="in the first attempt, go no further: the test's fault will come")
     parser.add_argument("--fail-at", type=int)
     parser.add_argument("--exit-code", type=int, default=1)
-    parser.add_argument("--child", action="store_true", help="start a process that leaves the session and hears no SIGTERM")
+    parser.add_argument(
+        "--child", action="store_true", help="start a process that leaves the session and hears no SIGTERM"
+    )
     parser.add_argument("--deaf", action="store_true", help="hear no SIGTERM")
     args = parser.parse_args()
     if args.deaf:
@@ -83,7 +85,9 @@ def report(rank: int, attempt: int, **fields: object) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.setblocking(False)
         try:
-            channel.sendto(json.dumps({"rank": rank, "attempt": attempt, **fields}).encode(), os.environ["DTJ_AGENT_SOCKET"])
+            channel.sendto(
+                json.dumps({"rank": rank, "attempt": attempt, **fields}).encode(), os.environ["DTJ_AGENT_SOCKET"]
+            )
         except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
             pass  # the trainer drops a report, too, if the socket is busy
 

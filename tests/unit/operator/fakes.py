@@ -68,7 +68,9 @@ class FakeClient:
         self._called("patch", resource.plural, name, stored)
         return stored
 
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
         self._called("delete", resource.plural, name, {"uid": uid, "grace": grace_seconds})
 
 
@@ -78,7 +80,9 @@ def _namespace(obj: Any) -> str:
 
 def _matches(obj: Any, selector: str | None) -> bool:
     labels = obj.get("metadata", {}).get("labels", {})
-    return all(labels.get(key) == value for key, _, value in (one.partition("=") for one in (selector or "").split(",") if one))
+    return all(
+        labels.get(key) == value for key, _, value in (one.partition("=") for one in (selector or "").split(",") if one)
+    )
 
 
 def _sent(body: Any) -> Any:

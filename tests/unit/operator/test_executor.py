@@ -93,7 +93,9 @@ def test_status_is_written_only_if_it_changed(before: Any, after: Any, same: boo
 
 def test_job_deleted_by_its_ttl_gets_no_status() -> None:
     client = FakeClient()
-    execute(client, Plan(actions=(Delete(kind="DistributedTrainingJob", name="j", uid="u1"),), status={"phase": "Complete"}))
+    execute(
+        client, Plan(actions=(Delete(kind="DistributedTrainingJob", name="j", uid="u1"),), status={"phase": "Complete"})
+    )
     assert client.calls == [("delete", "distributedtrainingjobs", "j")]
 
 
@@ -110,24 +112,36 @@ POLICY = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed 
 OWNERS = "metadata.ownerReferences: Invalid value: Only one reference can have Controller set to true"
 # Messages of kube-apiserver 1.36.
 INVALID = [
-    errors.Invalid('StatefulSet.apps "j" is invalid: spec.template.spec.containers[0].image: Required value', status=422),
+    errors.Invalid(
+        'StatefulSet.apps "j" is invalid: spec.template.spec.containers[0].image: Required value', status=422
+    ),
     errors.Invalid(".spec.template.spec.containers[0].imge: field not declared in schema", status=500),
     errors.Invalid('Pod in version "v1" cannot be handled as a Pod: json: cannot unmarshal string', status=400),
 ]
 REFUSED = [
-    errors.Forbidden('pods "j" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true', status=403),
+    errors.Forbidden(
+        'pods "j" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true', status=403
+    ),
     errors.Forbidden('pods "j" is forbidden: maximum cpu usage per Container is 1, but limit is 2', status=403),
-    errors.Forbidden('pods "j" is forbidden: minimum memory usage per Container is 1Gi, but request is 64Mi', status=403),
+    errors.Forbidden(
+        'pods "j" is forbidden: minimum memory usage per Container is 1Gi, but request is 64Mi', status=403
+    ),
     errors.Forbidden('pods "j" is forbidden: failed quota: q: must specify limits.cpu for: c', status=403),
     errors.Forbidden('pods "j" is forbidden: status unknown for quota: q, resources: pods', status=403),
-    errors.Forbidden('pods "j" is forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0', status=403),
+    errors.Forbidden(
+        'pods "j" is forbidden: exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0', status=403
+    ),
     errors.Forbidden('admission webhook "w" denied the request: no', status=403),
     errors.Invalid('admission webhook "w" denied the request: not yet', status=422),
     errors.Invalid('admission webhook "w" denied the request: not yet', status=400),
     errors.Invalid('pods "j" is forbidden: ' + POLICY, status=422),
-    errors.Forbidden('pods "j" is forbidden: error looking up service account d/no: serviceaccount "no" not found', status=403),
+    errors.Forbidden(
+        'pods "j" is forbidden: error looking up service account d/no: serviceaccount "no" not found', status=403
+    ),
     errors.Forbidden('pods "j" is forbidden: no PriorityClass with name no was found', status=403),
-    errors.Forbidden('"j" is forbidden: unable to create new content in namespace n because it is being terminated', status=403),
+    errors.Forbidden(
+        '"j" is forbidden: unable to create new content in namespace n because it is being terminated', status=403
+    ),
     errors.Conflict('Operation cannot be fulfilled on "j": the object has been modified', status=409),
     errors.ObjectNotFound('namespaces "n" not found', status=404),
     errors.Transient("Request entity too large: limit is 3145728", status=500),
@@ -174,7 +188,9 @@ def test_child_without_the_template_is_never_rejected_permanently() -> None:
     client = FakeClient()
     client.refuse["apply", "services", "j"] = errors.Invalid('Service "j" is invalid: ' + OWNERS, status=422)
     assert not refusal_of(client, SERVICE).permanent
-    client.refuse["apply", "statefulsets", "j"] = errors.Invalid('StatefulSet.apps "j" is invalid: ' + OWNERS, status=422)
+    client.refuse["apply", "statefulsets", "j"] = errors.Invalid(
+        'StatefulSet.apps "j" is invalid: ' + OWNERS, status=422
+    )
     assert not refusal_of(client).permanent
 
 

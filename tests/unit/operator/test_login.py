@@ -46,7 +46,9 @@ def test_silent_login_plugin_ends_the_operator_with_an_error(tmp_path: Path) -> 
     kubeconfig.write_text(json.dumps(config))
     key.write_text("k" * 32)
     flags = ["--agent-image", "i", "--master-key-file", str(key), "--kubeconfig", str(kubeconfig)]
-    done = subprocess.run([sys.executable, "-c", IMPATIENT, *flags], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, *flags], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert "no way to log in to the API server: no answer in 0.3 s" in done.stderr
 
@@ -79,7 +81,9 @@ def test_failed_login_renewal_is_an_api_error_and_no_bug() -> None:
     async def main() -> None:
         client = Refusing()
         try:
-            with pytest.raises(errors.NotAuthenticated, match=r"Unauthorized.*could not be renewed.*exec plugin ended with 1"):
+            with pytest.raises(
+                errors.NotAuthenticated, match=r"Unauthorized.*could not be renewed.*exec plugin ended with 1"
+            ):
                 await client.get(JOB, "ns", "j")
         finally:
             await client.close()

@@ -29,7 +29,9 @@ def settings(port: int) -> Settings:
 
 
 def pod(ordinal: int = 0, ip: str | None = "127.0.0.1", state: str = "running") -> Any:
-    status: Any = {"containerStatuses": [{"name": "side", "state": {}}, {"name": names.CONTAINER, "state": {state: {}}}]}
+    status: Any = {
+        "containerStatuses": [{"name": "side", "state": {}}, {"name": names.CONTAINER, "state": {state: {}}}]
+    }
     if ip:
         status["podIP"] = ip
     labels = {
@@ -204,7 +206,9 @@ GOOD = {"uid": "u1", "phase": "Running"}
         (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
     ],
 )
-def test_agent_status_is_accepted_only_for_this_job_within_bounds(answer: Callable[[], web.Response], seen: Any) -> None:
+def test_agent_status_is_accepted_only_for_this_job_within_bounds(
+    answer: Callable[[], web.Response], seen: Any
+) -> None:
     client = client_with(pod())
     asked = []
 

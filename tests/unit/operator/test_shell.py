@@ -63,7 +63,9 @@ def test_pod_event_wakes_its_job_only_for_fields_that_a_reconcile_reads() -> Non
         watches.on_child_event("pods", "MODIFIED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "2"}]))
         watches.on_child_event("pods", "MODIFIED", child(phase="Running", conditions=[ready]))
         watches.on_child_event("pods", "DELETED", child(phase="Running", conditions=[ready]))
-        watches.on_child_event("pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}})  # without an owner
+        watches.on_child_event(
+            "pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}}
+        )  # without an owner
 
     assert woken(tell) == [("ns", "j")] * 3
 
@@ -232,7 +234,9 @@ def test_flag_is_also_a_variable_and_the_flag_wins(key: Path) -> None:
 
 def test_every_flag_has_its_variable() -> None:
     described = settings._parser().format_help()
-    assert {line.split()[0] for line in described.splitlines() if line.startswith("  --")} == {"--" + f for f in settings.FLAGS}
+    assert {line.split()[0] for line in described.splitlines() if line.startswith("  --")} == {
+        "--" + f for f in settings.FLAGS
+    }
 
 
 def test_no_namespace_flag_means_all_namespaces(key: Path) -> None:

@@ -84,7 +84,9 @@ def test_publishing_requires_a_clean_tagged_tree_and_a_registry(
 
 
 def test_failed_command_ends_the_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))])
+    monkeypatch.setattr(
+        release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))]
+    )
     assert release.main(["chart", "--build"]) == 1
     assert "exit code 3" in capsys.readouterr().err
 

@@ -161,11 +161,15 @@ class Cluster:
         from kubernetes.client.exceptions import ApiException
 
         headers = {"Accept": accept, "Content-Type": content}
-        _, url, headers, _, _ = self._api.param_serialize(method, path, header_params=headers, auth_settings=["BearerToken"])
+        _, url, headers, _, _ = self._api.param_serialize(
+            method, path, header_params=headers, auth_settings=["BearerToken"]
+        )
         if query:
             url += "?" + urlencode(query)
         try:
-            response = self._api.rest_client.request(method, url, headers, body, _request_timeout=(CONNECT_SECONDS, seconds))
+            response = self._api.rest_client.request(
+                method, url, headers, body, _request_timeout=(CONNECT_SECONDS, seconds)
+            )
             if response.status < 300:
                 return response
             text = response.read()

@@ -41,7 +41,13 @@ def submit(flags: argparse.Namespace) -> int:
         stored, new = cluster.apply(job, namespace, force=flags.force_conflicts)
         verb = "created" if new else "unchanged" if stored["metadata"]["resourceVersion"] == before else "configured"
         name = f"{QUALIFIED}/{stored['metadata']['name']}"
-        print(_dump(stored, flags.output) if flags.output in ("json", "yaml") else name if flags.output else f"{name} {verb}")
+        print(
+            _dump(stored, flags.output)
+            if flags.output in ("json", "yaml")
+            else name
+            if flags.output
+            else f"{name} {verb}"
+        )
     return 0
 
 

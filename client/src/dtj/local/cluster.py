@@ -104,7 +104,9 @@ class LocalCluster:
         now = pods.timestamp(self._now())
         before = self._objects.get(key)
         live = copy.deepcopy(body)
-        previous = before["metadata"] if before else {"uid": str(uuid.uuid4()), "creationTimestamp": now, "generation": 0}
+        previous = (
+            before["metadata"] if before else {"uid": str(uuid.uuid4()), "creationTimestamp": now, "generation": 0}
+        )
         kept = {field: previous[field] for field in ("uid", "creationTimestamp", "generation")}
         live["metadata"] = {**live["metadata"], **kept}
         if before is None or before.get("spec") != body.get("spec"):
@@ -178,7 +180,9 @@ class LocalCluster:
         pod = pods.new_pod(stateful_set, ordinal, uid=str(uuid.uuid4()), node=self.host.node, now=self._now())
         peers = [self._ports.at(other) for other in range(replicas)]
         process = container.container(pod, self.host, peers)
-        self.pods[ordinal] = LocalPod(pod, process, container.pod_tag(pod, self.host), now=self._now, changed=self.changed.set)
+        self.pods[ordinal] = LocalPod(
+            pod, process, container.pod_tag(pod, self.host), now=self._now, changed=self.changed.set
+        )
 
     def _end(self, pod: LocalPod, grace_seconds: float | None) -> None:
         if "deletionTimestamp" in pod.object["metadata"]:

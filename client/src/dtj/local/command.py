@@ -44,7 +44,9 @@ def command(flags: argparse.Namespace) -> int:
     if model.spec.suspend:
         raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run the job here")
     if accelerator := model.spec.undecided_accelerator:
-        raise InputError(f"{flags.file}: spec.template requests {accelerator}: set spec.processesPerPod and spec.backend")
+        raise InputError(
+            f"{flags.file}: spec.template requests {accelerator}: set spec.processesPerPod and spec.backend"
+        )
     volumes.plain(f"{flags.file}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
     if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
         volumes.plain(f"{flags.file}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
@@ -62,7 +64,9 @@ def _run(
     host: container.HostEnvironment,
     flags: argparse.Namespace,
 ) -> int:
-    checkpoints = volumes.checkpoint_dir(model.spec, job["metadata"]["namespace"], job["metadata"]["name"], host.volumes_dir)
+    checkpoints = volumes.checkpoint_dir(
+        model.spec, job["metadata"]["namespace"], job["metadata"]["name"], host.volumes_dir
+    )
 
     stream = sys.stderr if flags.output == "json" else sys.stdout
     console = Console(file=stream)
@@ -143,7 +147,9 @@ def _for_this_machine(job: Object) -> Object:
 
 def _host(job: Object, flags: argparse.Namespace, scratch: Path) -> container.HostEnvironment:
     name = job["metadata"]["name"]
-    run_dir = Path(flags.run_dir or f".dtj/runs/{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{job['metadata']['uid'][:4]}").absolute()
+    run_dir = Path(
+        flags.run_dir or f".dtj/runs/{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{job['metadata']['uid'][:4]}"
+    ).absolute()
     volumes_dir = Path(flags.volumes_dir).absolute()
     try:
         if not flags.run_dir:
@@ -153,7 +159,9 @@ def _host(job: Object, flags: argparse.Namespace, scratch: Path) -> container.Ho
     except FileExistsError as error:
         raise InputError(f"--run-dir {run_dir}: exists already; name a new folder") from error
     except OSError as error:
-        raise LocalRunError(f"can't create {error.filename}: {error.strerror}; see --run-dir and --volumes-dir") from error
+        raise LocalRunError(
+            f"can't create {error.filename}: {error.strerror}; see --run-dir and --volumes-dir"
+        ) from error
     return container.HostEnvironment(
         job_uid=job["metadata"]["uid"],
         python=sys.executable,

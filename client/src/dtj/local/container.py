@@ -107,7 +107,9 @@ def trainer(pod_spec: Object) -> Object:
 def ignored_fields(pod_spec: Object, environment: Mapping[str, str]) -> list[str]:
     """Returns a notice for each field of the template that this machine does not support."""
     main = trainer(pod_spec)
-    notes = [f"{field} is ignored" for field in ("nodeSelector", "schedulerName", "runtimeClassName") if pod_spec.get(field)]
+    notes = [
+        f"{field} is ignored" for field in ("nodeSelector", "schedulerName", "runtimeClassName") if pod_spec.get(field)
+    ]
     notes += [f"container {c['name']} is not started" for c in pod_spec["containers"] if c is not main]
     for init in pod_spec.get("initContainers") or ():
         if init["name"] != names.INIT_CONTAINER:

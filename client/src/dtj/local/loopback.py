@@ -40,7 +40,9 @@ class Ports:
     def __enter__(self) -> Ports:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for held in self._held:
             held.close()
 

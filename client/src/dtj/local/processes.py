@@ -107,4 +107,6 @@ def kill_all(tag: str) -> int:
 def require_linux() -> None:
     """Raises LocalRunError where a local run could not guarantee that no process is left."""
     if not (PROC / "self" / "environ").exists():
-        raise LocalRunError("dtj run needs Linux: it finds the processes of a pod in /proc; run it in a Linux container instead")
+        raise LocalRunError(
+            "dtj run needs Linux: it finds the processes of a pod in /proc; run it in a Linux container instead"
+        )

@@ -103,7 +103,13 @@ def _shown(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    return f"the string {value!r}" if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f"the string {value!r}"
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _remedy(value: Any, shape: Shape) -> str:

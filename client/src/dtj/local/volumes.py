@@ -84,9 +84,13 @@ def clear(checkpoint: Path, volumes_dir: Path) -> None:
     """
     claim = checkpoint.parent.parent
     if claim.parent != volumes_dir:
-        raise InputError(f"--fresh removes nothing outside {volumes_dir}: remove {checkpoint} yourself, or omit --fresh")
+        raise InputError(
+            f"--fresh removes nothing outside {volumes_dir}: remove {checkpoint} yourself, or omit --fresh"
+        )
     if checkpoint.resolve() != claim.resolve() / checkpoint.parent.name / checkpoint.name:
-        raise InputError(f"--fresh removes nothing behind a link: {checkpoint} is {checkpoint.resolve()}; remove it yourself")
+        raise InputError(
+            f"--fresh removes nothing behind a link: {checkpoint} is {checkpoint.resolve()}; remove it yourself"
+        )
     try:
         shutil.rmtree(checkpoint)
     except OSError as error:

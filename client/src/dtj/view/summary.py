@@ -52,7 +52,8 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     if checkpoint_dir:
         saved = (status.get("checkpoint") or {}).get("step")
         lines.append(
-            f"  checkpoints  {checkpoint_dir}" + (f" (newest: step {saved})" if saved is not None else " (none written)")
+            f"  checkpoints  {checkpoint_dir}"
+            + (f" (newest: step {saved})" if saved is not None else " (none written)")
         )
     return lines
 
@@ -68,8 +69,13 @@ def _quality(metrics: dict[str, float]) -> list[tuple[str, float]]:
 
 def _recovery(recovery: dict[str, Any]) -> list[str]:
     spent = recovery.get("seconds") or {}
-    took = [(PHASES[phase], spent[phase]) for phase in names.RECOVERY_PHASES if spent.get(phase, 0.0) >= SHORTEST_SECONDS]
-    phases = ", ".join(f"{phase} {durations.format_duration(seconds)}" for phase, seconds in took) or "no phase took any time"
+    took = [
+        (PHASES[phase], spent[phase]) for phase in names.RECOVERY_PHASES if spent.get(phase, 0.0) >= SHORTEST_SECONDS
+    ]
+    phases = (
+        ", ".join(f"{phase} {durations.format_duration(seconds)}" for phase, seconds in took)
+        or "no phase took any time"
+    )
     lost = recovery.get("lostSteps")
     back = (
         f"{lost} steps repeated from step {recovery.get('resumedStep')}"
@@ -86,7 +92,9 @@ def _recovery(recovery: dict[str, Any]) -> list[str]:
 
 def _failure(failure: dict[str, Any]) -> list[str]:
     where = (
-        f"rank {failure['rank']} in pod {failure.get('pod')}" if failure.get("rank") is not None else f"pod {failure.get('pod')}"
+        f"rank {failure['rank']} in pod {failure.get('pod')}"
+        if failure.get("rank") is not None
+        else f"pod {failure.get('pod')}"
     )
     code = failure.get("signal") or f"exit code {failure.get('exitCode')}"
     tail = [f"    | {line}" for line in str(failure.get("logTail") or "").splitlines()]

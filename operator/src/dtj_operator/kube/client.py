@@ -89,7 +89,9 @@ class Client:
         if selector is not None:
             query["labelSelector"] = selector
         while True:
-            page = await self._call("list", resource.plural, "GET", resource.path(namespace), query, seconds=LIST_SECONDS)
+            page = await self._call(
+                "list", resource.plural, "GET", resource.path(namespace), query, seconds=LIST_SECONDS
+            )
             items += map(_slim, page["items"])
             token = page["metadata"].get("continue")
             if not token:
@@ -102,7 +104,9 @@ class Client:
         path = resource.path(namespace)
         return await self._call("create", resource.plural, "POST", path, query, body, seconds=WRITE_SECONDS)
 
-    async def apply(self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None) -> Object:
+    async def apply(
+        self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None
+    ) -> Object:
         """Applies `body` on the server.
 
         Afterwards the fields of `body` hold, and fields that only our previous apply set are gone.
@@ -117,9 +121,13 @@ class Client:
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
         """Sends a merge patch."""
         path = resource.path(namespace, name)
-        return await self._call("patch", resource.plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE)
+        return await self._call(
+            "patch", resource.plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE
+        )
 
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
         """Deletes the object with this uid, its children in the background.
 
         Raises ObjectNotFound, and Conflict if another object has the name.

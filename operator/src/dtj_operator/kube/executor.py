@@ -155,7 +155,9 @@ class PlanExecutor:
                 raise
             # Create the StatefulSet nevertheless: its controller will show whether its pods are
             # admitted.
-            logger.warning("dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message)
+            logger.warning(
+                "dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message
+            )
 
     async def _confirm_version(self, job: Object) -> None:
         """Raises Overtaken if the stored job is not the one that was planned on.
