@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kit import Job, Kubectl, Object, environment, eventually, remove
+from tests.e2e.kit import Job, Kubectl, Object, environment, remove, wait_until
 
 NODE_SHARED = "/var/lib/dtj-shared"
 
@@ -178,4 +178,4 @@ def no_traceback_in_the_operators_log(cluster: dict[str, str], request: pytest.F
         text = kubectl.try_("logs", "-l", "app.kubernetes.io/name=dtj-operator", "--tail=-1").out
         return text if "serves all namespaces" in text else ""  # the first line: the log is complete
 
-    assert "Traceback" not in eventually("the operator's log", log, 30)
+    assert "Traceback" not in wait_until("the operator's log", log, timeout=30)

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from tests.lib import waiting
 
 Object = dict[str, Any]
-T = TypeVar("T")
 
 DTJ = "distributedtrainingjob.training.dtj.dev"
 OPERATOR_NAMESPACE = "dtj-system"
 
+# Most conditions are a call of kubectl, and all of them load one API server.
+wait_until = functools.partial(waiting.wait_until, every=0.2)
+
 
 class Timeout(AssertionError):
     """A condition did not come true before its deadline; the message says what was seen last."""
-
-
-def eventually(what: str, probe: Callable[[], T], seconds: float, every: float = 0.2) -> T:
-    """The first truthy result of `probe`; Timeout with its last result after `seconds`."""
-    end = time.monotonic() + seconds
-    while True:
-        last = probe()
-        if last:
-            return last
-        if time.monotonic() > end:
-            raise Timeout(f"not within {seconds} s: {what}; last seen: {last!r}")
-        time.sleep(every)
 
 
 @dataclass
@@ -159,7 +152,7 @@ class Job:
             assert not is_true(job, "Failed"), json.dumps(job["status"], indent=1)
             return self.step(attempt) >= step
 
-        eventually(f"{self.name} at step {step} of attempt {attempt}", reached, seconds)
+        wait_until(f"{self.name} at step {step} of attempt {attempt}", reached, timeout=seconds)
 
     def losses(self) -> dict[int, float]:
         """Returns the loss of each step as the last attempt that did it wrote it."""

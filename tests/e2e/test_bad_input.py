@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kit import Job, conditions, eventually
+from tests.e2e.kit import Job, conditions, wait_until
 
 
 def command(*arguments: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def test_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) 
     def running() -> dict[str, Any]:
         return conditions(job.get()).get("Running", {})
 
-    eventually("the condition names the claim", lambda: "sharde" in running().get("message", ""), 30)
+    wait_until("the condition names the claim", lambda: "sharde" in running().get("message", ""), timeout=30)
     assert running()["reason"] == "VolumeClaimNotFound"
     assert running()["status"] == "False"
     job.delete()
@@ -131,7 +131,7 @@ def test_pod_forbidden_by_the_namespace_is_a_condition_with_the_message(make_job
     def running() -> dict[str, Any]:
         return conditions(job.get()).get("Running", {})
 
-    eventually("the condition reports it", lambda: running().get("reason") == "ChildRefused", 30)
+    wait_until("the condition says it", lambda: running().get("reason") == "ChildRefused", timeout=30)
     assert "hostnetwork" in running()["message"].lower()
     assert job.kubectl.get("statefulset", "forbidden") is None
     job.delete()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.kit import Job, Kubectl, Object, eventually, steps_by_attempt
+from tests.e2e.kit import Job, Kubectl, Object, steps_by_attempt, wait_until
 from tests.e2e.test_recovery import KILL_WORKER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -56,7 +56,7 @@ def assert_a_killed_worker_changes_no_loss(calm: Job, killed: Job) -> None:
 
     The losses of both must be equal, bit for bit.
     """
-    eventually("a checkpoint", lambda: [*killed.folder.glob("step-*/manifest.json")], 150, every=0.05)
+    wait_until("a checkpoint", lambda: [*killed.folder.glob("step-*/manifest.json")], timeout=150, every=0.05)
     killed.kubectl("exec", f"{killed.name}-1", "-c", "trainer", "--", "python3", "-c", KILL_WORKER)
     assert_learned(killed)
     status = killed.get()["status"]

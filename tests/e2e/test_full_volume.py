@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.kit import Job, Kubectl, Object, docker, eventually
+from tests.e2e.kit import Job, Kubectl, Object, docker, wait_until
 
 NODE = "dtj-worker"
 
@@ -56,7 +56,7 @@ def test_full_volume_is_an_event_with_the_free_space_and_training_continues(
     def valid() -> list[str]:
         return sorted(docker("exec", NODE, "find", small, "-name", "step-*").split())
 
-    eventually("a first checkpoint", valid, 90)
+    wait_until("a first checkpoint", valid, timeout=90)
 
     def refused() -> list[str]:
         docker(
@@ -64,7 +64,7 @@ def test_full_volume_is_an_event_with_the_free_space_and_training_continues(
         )  # until the volume is full
         return [line for line in job.kubectl("describe", "dtj", "full").splitlines() if "CheckpointFailed" in line]
 
-    event = eventually("the event", refused, 60)[0]
+    event = wait_until("the event", refused, timeout=60)[0]
     print(f"\n{event}")
     assert "of 16 MiB free in /" in event
     failed = int(event.split(" step ")[1].split(":")[0])
@@ -73,7 +73,7 @@ def test_full_volume_is_an_event_with_the_free_space_and_training_continues(
         return max(int(n) for n in re.findall(r" step=(\d+) ", job.kubectl("logs", "full-0", "--tail=50")))
 
     before = step()
-    eventually("the training continues", lambda: step() > max(before, failed), 20)
+    wait_until("the training goes on", lambda: step() > max(before, failed), timeout=20)
     newest = valid()[-1]
     assert int(newest.rsplit("-", 1)[1]) < failed, "the last complete checkpoint still exists"
     assert docker("exec", NODE, "test", "-s", f"{newest}/manifest.json") == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.e2e.kit import DTJ, Job, eventually, is_true
+from tests.e2e.kit import DTJ, Job, is_true, wait_until
 from tests.e2e.test_recovery import assert_resumed
 
 SLEEPER = {"spec": {"containers": [{"name": "trainer", "command": ["python3", "-c", "import time; time.sleep(600)"]}]}}
@@ -18,7 +18,7 @@ def test_suspend_deletes_the_pods_and_resume_uses_the_checkpoint(
     job.kubectl("patch", "dtj", "digits", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     suspended = job.wait("Suspended", 90)
     assert not is_true(suspended, "Running")
-    eventually("no pod is left", lambda: not job.pods(), 60)
+    wait_until("no pod is left", lambda: not job.pods(), timeout=60)
     at = job.step()
     job.kubectl("patch", "dtj", "digits", "--type=merge", "-p", '{"spec":{"suspend":false}}')
     job.until_step(at + 1)
@@ -31,11 +31,11 @@ def test_active_deadline_fails_a_job_that_takes_too_long(make_job: Callable[...,
     job = make_job("late", replicas=1, activeDeadlineSeconds=5, entrypoint=None, template=SLEEPER).create()
     ended = job.wait("Failed", 60)
     assert next(c["reason"] for c in ended["status"]["conditions"] if c["type"] == "Failed") == "DeadlineExceeded"
-    eventually("no pod is left", lambda: not job.pods(), 60)
+    wait_until("no pod is left", lambda: not job.pods(), timeout=60)
 
 
 def test_finished_job_is_deleted_after_its_ttl(make_job: Callable[..., Job]) -> None:
     template = {"spec": {"containers": [{"name": "trainer", "command": ["python3", "-c", "print('done')"]}]}}
     job = make_job("brief", replicas=1, ttlSecondsAfterFinished=2, entrypoint=None, template=template).create()
-    eventually("the job is gone", lambda: job.kubectl.get(DTJ, "brief") is None, 90)
-    eventually("its children too", lambda: job.kubectl.get("service", "brief") is None, 60)
+    wait_until("the job is gone", lambda: job.kubectl.get(DTJ, "brief") is None, timeout=90)
+    wait_until("its children too", lambda: job.kubectl.get("service", "brief") is None, timeout=60)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.conftest import DIGITS_ARGS
-from tests.e2e.kit import Job, Kubectl, Object, eventually, steps_by_attempt
+from tests.e2e.kit import Job, Kubectl, Object, steps_by_attempt, wait_until
 
 EVERY = 20  # checkpoint.everySteps of the suite's job
 
@@ -122,7 +122,7 @@ def kill_operator(operator: Kubectl) -> None:
     old = {p["metadata"]["uid"] for p in pods()}
     for pod in pods():
         operator("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
-    eventually(
+    wait_until(
         "another operator pod is ready",
         lambda: [
             p
@@ -130,5 +130,5 @@ def kill_operator(operator: Kubectl) -> None:
             if p["metadata"]["uid"] not in old
             and any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"].get("conditions", []))
         ],
-        90,
+        timeout=90,
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from tests.e2e.audit import operator_writes
-from tests.e2e.kit import Job, Kubectl, conditions, eventually, is_true
+from tests.e2e.kit import Job, Kubectl, conditions, is_true, wait_until
 
 
 def test_digits_on_three_pods_completes_and_releases_its_pods(undisturbed: Job) -> None:
@@ -21,7 +21,7 @@ def test_digits_on_three_pods_completes_and_releases_its_pods(undisturbed: Job) 
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == undisturbed.step()
     assert undisturbed.records()[-1]["validation_accuracy"] >= 0.95
     # Both nodes must take part, or the test proves nothing about two nodes.
-    eventually("no pod is left", lambda: not undisturbed.pods(), 60)
+    wait_until("no pod is left", lambda: not undisturbed.pods(), timeout=60)
 
 
 def test_kubectl_wait_returns_and_the_printed_columns_show_the_result(undisturbed: Job) -> None:
@@ -71,7 +71,7 @@ def test_chart_and_job_fit_in_their_requested_memory(make_job: Callable[..., Job
 
 def test_children_are_owned_by_the_job_and_pods_have_no_annotation_of_ours(make_job: Callable[..., Job]) -> None:
     job = make_job("owned").create()
-    pods = eventually("three pods", lambda: (p := job.pods()) and len(p) == 3 and p, 30)
+    pods = wait_until("three pods", lambda: (p := job.pods()) and len(p) == 3 and p, timeout=30)
     uid = job.get()["metadata"]["uid"]
     for kind, name in (("service", "owned"), ("statefulset", "owned"), ("secret", "owned-dtj-agent")):
         child = job.kubectl.get(kind, name)
@@ -84,8 +84,8 @@ def test_children_are_owned_by_the_job_and_pods_have_no_annotation_of_ours(make_
     assert "kopf" not in json.dumps(job.get())
     job.delete()
     selector = "training.dtj.dev/job-name=owned"
-    eventually(
+    wait_until(
         "delete leaves nothing",
         lambda: not [o for k in ("pods", "svc", "sts", "secrets") for o in job.kubectl.list(k, selector)],
-        90,
+        timeout=90,
     )

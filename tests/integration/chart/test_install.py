@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dtj_operator.kube.resources import SECRET
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.chart.conftest import Kubectl
 from tests.integration.chart.kit import CHART, NAMESPACE, helm, pod, render, render_text
+from tests.lib.waiting import wait_until
 
 pytestmark = pytest.mark.controlplane
 
@@ -52,13 +52,6 @@ def master_key(kubectl: Kubectl) -> str:
     done = kubectl("-n", NAMESPACE, "get", "secret", "dtj-operator-master-key", "-o", "jsonpath={.data.key}")
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def eventually(what: str, probe: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
 
 
 def test_api_server_accepts_every_object_of_the_chart(kubectl: Kubectl) -> None:
@@ -97,12 +90,12 @@ def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(
     for role in logins:
         kubectl("-n", "team", "create", "rolebinding", role, f"--clusterrole={role}", f"--user=a-{role}")
     # A controller aggregates the chart's roles into the cluster's.
-    eventually(
+    wait_until(
         "an editor may submit",
         lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0,
     )
-    eventually(
-        "a viewer may read", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0
+    wait_until(
+        "a viewer may look", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0
     )
     refused = kubectl("-n", "team", "delete", "dtj", "j", login=logins["view"])
     assert "forbidden" in refused.stderr

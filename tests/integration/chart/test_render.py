@@ -18,6 +18,7 @@ from tests.integration.chart.kit import CHART, NAMESPACE, ROOT, Object, helm, of
 from tests.integration.chart.pss import violations
 
 CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
+VERSION = (ROOT / "VERSION").read_text().strip()
 CRD = ROOT / "crds" / f"{names.GROUP}_{names.PLURAL}.yaml"
 
 COMBINATIONS: dict[str, Object] = {
@@ -176,7 +177,7 @@ def test_rollout_stops_the_old_operator_before_starting_the_new_one() -> None:
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
-        ({}, "dtj-operator:0.1.0"),
+        ({}, f"dtj-operator:{VERSION}"),
         ({"registry": "localhost:5001", "tag": "abc"}, "localhost:5001/dtj-operator:abc"),
         ({"tag": "abc", "digest": "sha256:" + "0" * 64}, "dtj-operator@sha256:" + "0" * 64),
     ],

@@ -14,7 +14,7 @@ from dtj_contract import names
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually, grant
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, grant, wait_until
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
@@ -57,7 +57,7 @@ def install_crds(plane: ControlPlane) -> None:
             conditions = plane.request("GET", where)["status"].get("conditions") or []
             return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
-        eventually("the CRD is established", established)
+        wait_until("the CRD is established", established)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import http.server
 import json
@@ -13,11 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from dtj_contract import names
 from dtj_contract.status_token import status_token
@@ -26,27 +27,13 @@ from dtj_core.plan.model import Settings
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
+from tests.lib import waiting
 
-T = TypeVar("T")
 MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
 
-
-def eventually(what: str, probe: Callable[[], T], *, seconds: float = 60) -> T:
-    """The first true answer of `probe`; fails with `what` after the deadline. A call that fails counts as no."""
-    deadline = time.monotonic() + seconds
-    said: object = None
-    while time.monotonic() < deadline:
-        try:
-            answer = probe()
-        except (ClusterError, OSError, http.client.HTTPException) as error:
-            said = error
-        else:
-            if answer:
-                return answer
-            said = answer
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds:g} s: {what} (last: {said!r})")
+# A server that fails or does not answer counts as a condition that is not met yet.
+wait_until = functools.partial(waiting.wait_until, every=0.05, retry=(ClusterError, OSError, http.client.HTTPException))
 
 
 def agent_address() -> str:
@@ -158,7 +145,7 @@ class Operator:
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def ready(self) -> Operator:
-        eventually("the operator is ready", lambda: self.get("/readyz")[0] == 200)
+        wait_until("the operator is ready", lambda: self.get("/readyz")[0] == 200)
         return self
 
     def port(self) -> int:
@@ -168,7 +155,7 @@ class Operator:
                 raise AssertionError(f"the operator ended with {self.process.returncode}: {self.log.read_text()}")
             return int(found[1]) if found else 0
 
-        return eventually("the operator logs its port", port)
+        return wait_until("the operator logs its port", port)
 
     def get(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=5)

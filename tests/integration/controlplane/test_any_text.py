@@ -14,7 +14,7 @@ from typing import Any
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import running
 from tests.unit.api.texts import ANY_TEXT, as_stored
 
@@ -51,16 +51,16 @@ def test_any_text_in_a_log_tail_or_message_is_written_and_the_job_completes(
     status = running(step=1, failures=[failure], events=[warning])
     status["progress"] |= {"metrics": metrics}
     agents.statuses[job["metadata"]["uid"]] = status | {"checkpoint": {"step": 1, "path": ALL, "time": 1790000004.0}}
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     status = objects.get(JOBS, "j")["status"]
     assert (status["failures"][0]["logTail"], status["failures"][0]["message"]) == (as_stored(ALL), as_stored(ALL))
     assert status["checkpoint"]["path"] == as_stored(ALL)
     assert status["progress"]["metrics"] == {as_stored(name): number for name, number in metrics.items()}
-    eventually("an event reports it, too", lambda: [e for e in objects.list("events") if e["reason"] == "RankSlow"])
+    wait_until("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "RankSlow"])
     kubelet.container_states["j-0"] = failed(job, ALL)
-    ended = eventually("the job has failed", lambda: objects.condition("j", "Failed"))
+    ended = wait_until("it has failed", lambda: objects.condition("j", "Failed"))
     assert (ended["reason"], ended["message"]) == ("RestartBudgetSpent", as_stored(ALL))
-    eventually("its pods are gone", lambda: not objects.list("pods"))
+    wait_until("its pods are gone", lambda: not objects.list("pods"))
 
 
 def test_any_text_in_a_template_reaches_the_pods(
@@ -85,7 +85,7 @@ def test_any_text_in_a_template_reaches_the_pods(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert objects.get(JOBS, "j")["metadata"]["annotations"]["note"] == as_stored(ALL)
-    pod = eventually("its pod is created", lambda: objects.list("pods"))[0]
+    pod = wait_until("its pod is made", lambda: objects.list("pods"))[0]
     assert pod["metadata"]["annotations"]["note"] == as_stored(ALL)
     container = pod["spec"]["containers"][0]
     stored = [as_stored(text) for text in ANY_TEXT.values()]

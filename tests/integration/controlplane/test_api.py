@@ -134,7 +134,7 @@ def test_kubectl_explains_every_field_of_the_spec(kubectl: Kubectl) -> None:
     explained = kubectl("explain", "dtj.spec", "--api-version=training.dtj.dev/v1alpha1").stdout
     for field in ("replicas", "checkpoint", "ttlSecondsAfterFinished"):
         assert re.search(rf"(?m)^  {field}\t<", explained), explained
-    assert "the newest checkpoints are kept" in kubectl("explain", "dtj.spec.checkpoint.keep").stdout
+    assert "Number of newest checkpoints to keep" in kubectl("explain", "dtj.spec.checkpoint.keep").stdout
 
 
 RUNNING = {

@@ -14,7 +14,7 @@ import pytest
 from dtj_core.plan import plan
 from dtj_core.plan.model import Apply, Observed, Settings
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Objects, eventually
+from tests.integration.controlplane.support import Objects, wait_until
 from tests.unit.api.specs import GOOD, checkpoint, job, template
 
 SETTINGS = Settings(agent_image="dtj-operator:test", master_key=b"0" * 32)
@@ -70,7 +70,7 @@ def test_pods_are_admitted_where_restricted_is_enforced(plane: ControlPlane, nam
     done = apply(plane, made)
     assert done.returncode == 0, done.stderr
     objects = Objects(plane, namespace)
-    pods = eventually("both pods are created", lambda: len(found := objects.list("pods")) == 2 and found)
+    pods = wait_until("both pods are made", lambda: len(found := objects.list("pods")) == 2 and found)
     assert {pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] for pod in pods} == {"0", "1"}
 
 

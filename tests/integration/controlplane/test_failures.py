@@ -25,8 +25,8 @@ from tests.integration.controlplane.support import (
     Kubelet,
     Objects,
     Operator,
-    eventually,
     grant,
+    wait_until,
 )
 from tests.integration.controlplane.test_life import outcome, running
 
@@ -42,7 +42,7 @@ def crash_after_each_write(start: Start, journal: Path, over: Callable[[], Any],
     """
     for number in range(most):
         operator = start(program=(str(HERE / "crashing.py"), str(journal)))
-        eventually("killed or done", lambda operator=operator: operator.process.poll() is not None or over())
+        wait_until("killed or done", lambda operator=operator: operator.process.poll() is not None or over())
         try:
             # The operator may be about to end: its last write shows before its end.
             operator.process.wait(3)
@@ -111,21 +111,20 @@ def test_operator_waits_for_a_crashed_api_server_and_catches_up(
     operator = start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     plane.crash_apiserver()
     try:
-        eventually(
-            "the operator logs the failure",
-            lambda: "will retry" in operator.log.read_text() or "retrying in" in operator.log.read_text(),
+        wait_until(
+            "it feels it", lambda: "will retry" in operator.log.read_text() or "again in" in operator.log.read_text()
         )
         assert operator.get("/healthz")[0] == 200, "a restart would not bring the API server back"
     finally:
         plane.start_apiserver()
     kubelet.container_states["j-0"] = outcome(job, "Failed", "RestartBudgetSpent")
-    failed = eventually("its end is observed", lambda: objects.condition("j", "Failed"), seconds=60)
+    failed = wait_until("its end is seen", lambda: objects.condition("j", "Failed"), timeout=60)
     assert failed["reason"] == "RestartBudgetSpent"
     submit("k")
-    eventually("a new job gets its pods", lambda: len(objects.list("pods")) == 2, seconds=60)
+    wait_until("a new job gets its pods", lambda: len(objects.list("pods")) == 2, timeout=60)
     assert operator.process.poll() is None
 
 
@@ -135,15 +134,15 @@ def test_resync_replaces_dead_watches_and_healthz_reports_them(
     operator = start_operator("--resync-seconds", "2", program=(str(HERE / "deaf.py"),)).ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
-    _, health = eventually("healthz reports the failure", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    _, health = wait_until("it is found sick", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
     assert "a watch has missed changes" in health
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
 
     def counted() -> bool:
         return 'dtj_jobs{phase="Running"} 0.0' in operator.get("/metrics")[1]
 
-    eventually("a missed deletion is noticed", counted)
+    wait_until("a deletion that was never heard of is noticed", counted)
 
 
 def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
@@ -152,7 +151,7 @@ def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
     operator = start_operator().ready()
     for number in range(20):
         submit(f"j{number}")
-    eventually("the operator works", lambda: objects.list("statefulsets"))
+    wait_until("it works", lambda: objects.list("statefulsets"))
     began = time.monotonic()
     assert operator.terminate() == 0
     print(f"ended in {time.monotonic() - began:.1f} s")
@@ -170,12 +169,12 @@ def test_rbac_rights_are_exactly_the_used_ones(
     for job in jobs:
         name = job["metadata"]["name"]
         agents.statuses[job["metadata"]["uid"]] = running()
-        eventually("the job runs", partial(objects.condition, name, "Running"))
+        wait_until("it runs", partial(objects.condition, name, "Running"))
         kubelet.container_states[f"{name}-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
-    eventually("the job is gone", lambda: objects.get(JOBS, "brief") is None)
+    wait_until("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
+    wait_until("it is gone", lambda: objects.get(JOBS, "brief") is None)
     submit("twice")
-    eventually("an event", lambda: objects.list("events"))
+    wait_until("an event", lambda: objects.list("events"))
     used: dict[tuple[str, str], set[str]] = {}
     for call in operator.calls():
         ref = call["objectRef"]
@@ -204,7 +203,7 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     plane.request("PUT", where, role)
     operator = start_operator().ready()
     submit()
-    warnings = eventually(
+    warnings = wait_until(
         "the log says which right",
         lambda: [line for line in operator.lines() if "cannot" in line["message"] and '"services"' in line["message"]],
     )
@@ -213,7 +212,7 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     role = plane.request("GET", where)
     role["rules"] = whole
     plane.request("PUT", where, role)
-    eventually("the pods exist", lambda: len(objects.list("pods")) == 2, seconds=60)
+    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2, timeout=60)
 
 
 def test_expired_login_is_read_again_by_client_and_watches(
@@ -229,10 +228,8 @@ def test_expired_login_is_read_again_by_client_and_watches(
     plane.crash_apiserver()
     plane.start_apiserver()
     submit()
-    eventually("the pods exist", lambda: len(objects.list("pods")) == 2, seconds=60)
-    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], (
-        "the old token was rejected"
-    )
+    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2, timeout=60)
+    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], "the old one was refused"
     assert operator.process.poll() is None
 
 
@@ -261,7 +258,7 @@ def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) 
 
         operator = Operator(plane, "home", tmp_path / "operator.log", served="")
         try:
-            assert eventually("the operator is up", lambda: operator.get("/readyz"))[0] == 503
+            assert wait_until("it is up", lambda: operator.get("/readyz"))[0] == 503
             install_crds(plane)
             operator.ready()
             plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "away"}})
@@ -269,7 +266,7 @@ def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) 
             spec = {"replicas": 1, "image": "i", "entrypoint": {"module": "m"}}
             job = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "j"}, "spec": spec}
             plane.request("POST", objects.path(JOBS), job)
-            eventually("a job in any namespace is served", lambda: objects.get("statefulsets", "j"))
+            wait_until("a job in any namespace is served", lambda: objects.get("statefulsets", "j"))
             crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
             plane.request("DELETE", f"{crds}/{names.PLURAL}.{names.GROUP}")
             assert operator.process.wait(60) == 1
@@ -303,7 +300,7 @@ def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     for number in range(100):
         agents.statuses[submit(f"j{number:03}", replicas=1)["metadata"]["uid"]] = running()
     phases = lambda: {job.get("status", {}).get("phase") for job in objects.list(JOBS)}  # noqa: E731
-    eventually("all run", lambda: phases() == {"Running"}, seconds=120)
+    wait_until("all run", lambda: phases() == {"Running"}, timeout=120)
     before, cpu, asked = len(operator.calls()), operator.cpu_seconds(), agents.asked
     time.sleep(10)  # observes that nothing happens
     calls = operator.calls()[before:]
@@ -326,11 +323,11 @@ def test_hundred_jobs_at_once_all_start(start_operator: Start, submit: Callable[
     for number in range(100):
         submit(f"j{number:03}")
     created = time.monotonic() - began
-    eventually("all have a status", lambda: all(job.get("status") for job in objects.list(JOBS)), seconds=120)
+    wait_until("all have a status", lambda: all(job.get("status") for job in objects.list(JOBS)), timeout=120)
     took = time.monotonic() - began
     assert len(objects.list("statefulsets")) == 100
     before = len(operator.writes())
-    eventually("all pods are created", lambda: len(objects.list("pods")) == 200, seconds=120)
+    wait_until("all pods are made", lambda: len(objects.list("pods")) == 200, timeout=120)
     print(
         f"100 jobs: created in {created:.1f} s, own children and status after {took:.1f} s, pods after "
         f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), "

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_contract import names
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL
@@ -62,7 +62,7 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     idle = operator.rss_mib()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running(step=5)
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
         owner = metadata["ownerReferences"]
@@ -94,10 +94,10 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     assert agents.asked - asked >= 3
 
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    done = eventually("the job is complete", lambda: objects.condition("j", "Complete"))
+    done = wait_until("it is complete", lambda: objects.condition("j", "Complete"))
     assert done["reason"] == "AllWorkersSucceeded"
-    eventually("its pods are gone", lambda: not objects.list("pods"))
-    assert objects.get("services", "j"), "what costs nothing is deleted with the job"
+    wait_until("its pods are gone", lambda: not objects.list("pods"))
+    assert objects.get("services", "j"), "what costs nothing goes with the job"
     end = kinds(operator.writes()) - start
     print(f"writes of its end: {dict(end)}")
     assert end[f"patch {JOBS}/status"] <= 2
@@ -123,12 +123,12 @@ def test_next_operator_writes_nothing_for_settled_jobs(
     first = start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     assert first.terminate() == 0
     before = len(first.writes())
     second = start_operator().ready()
     asked = agents.asked
-    eventually("the operator reconciles the job", lambda: agents.asked >= asked + 3)
+    wait_until("it looks at the job", lambda: agents.asked >= asked + 3)
     assert len(second.writes()) == before
 
 
@@ -137,13 +137,13 @@ def test_deleting_a_job_leaves_nothing_and_needs_no_operator(
 ) -> None:
     operator = start_operator().ready()
     submit()
-    eventually("the pods exist", lambda: len(objects.list("pods")) == 2)
+    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2)
     operator.kill()
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
     # The garbage collector discovers a new kind only every 30 s.
     for plural in ("statefulsets", "services", "pods"):
-        eventually(f"no {plural}", lambda plural=plural: not objects.list(plural), seconds=60)
-    eventually("no secret", lambda: not objects.get("secrets", "j-dtj-agent"))
+        wait_until(f"no {plural}", lambda plural=plural: not objects.list(plural), timeout=60)
+    wait_until("no secret", lambda: not objects.get("secrets", "j-dtj-agent"))
     assert not objects.list(JOBS)
 
 
@@ -153,7 +153,7 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running(attempt=3)
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         stored = objects.get(JOBS, "j")
@@ -161,11 +161,11 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
         objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
 
     suspend(True)
-    condition = eventually("the job is suspended", lambda: objects.condition("j", "Suspended"))
+    condition = wait_until("it is suspended", lambda: objects.condition("j", "Suspended"))
     assert condition["observedGeneration"] == objects.get(JOBS, "j")["metadata"]["generation"]
     assert not objects.list("pods")
     suspend(False)
-    eventually("the pods exist again", lambda: len(objects.list("pods")) == 2)
+    wait_until("the pods are back", lambda: len(objects.list("pods")) == 2)
     floor = {
         entry["name"]: entry.get("value")
         for container in objects.get("statefulsets", "j")["spec"]["template"]["spec"]["containers"]
@@ -179,10 +179,10 @@ def test_deadline_fails_the_job_and_its_ttl_deletes_it(
 ) -> None:
     start_operator().ready()
     submit(activeDeadlineSeconds=1)
-    failed = eventually("the job has failed", lambda: objects.condition("j", "Failed"))
+    failed = wait_until("it has failed", lambda: objects.condition("j", "Failed"))
     assert failed["reason"] == "DeadlineExceeded"
     submit("k", activeDeadlineSeconds=1, ttlSecondsAfterFinished=1)
-    eventually("the job is gone", lambda: objects.get(JOBS, "k") is None)
+    wait_until("it is gone", lambda: objects.get(JOBS, "k") is None)
 
 
 def test_deleted_or_scaled_children_are_restored(
@@ -190,17 +190,17 @@ def test_deleted_or_scaled_children_are_restored(
 ) -> None:
     start_operator().ready()
     submit()
-    first = eventually("the StatefulSet exists", lambda: objects.get("statefulsets", "j"))
+    first = wait_until("the set is there", lambda: objects.get("statefulsets", "j"))
     objects.plane.request("DELETE", objects.path("statefulsets", "j"))
-    eventually(
+    wait_until(
         "another set",
         lambda: (objects.get("statefulsets", "j") or first)["metadata"]["uid"] != first["metadata"]["uid"],
         # The pods of the first job must be gone, and the garbage collector takes its time.
-        seconds=60,
+        timeout=60,
     )
     scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "j", "namespace": objects.namespace}}
     objects.plane.request("PUT", objects.path("statefulsets", "j") + "/scale", scale | {"spec": {"replicas": 5}})
-    eventually("2 again", lambda: objects.get("statefulsets", "j")["spec"]["replicas"] == 2)
+    wait_until("2 again", lambda: objects.get("statefulsets", "j")["spec"]["replicas"] == 2)
 
 
 TYPO = {"spec": {"containers": [{"name": "trainer", "imagePullPolcy": "Always"}]}}
@@ -222,12 +222,12 @@ def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
     operator = start_operator().ready()
     began = time.monotonic()
     submit(template=template)
-    failed = eventually("the job has failed", lambda: objects.condition("j", "Failed"))
+    failed = wait_until("it has failed", lambda: objects.condition("j", "Failed"))
     print(f"failed after {time.monotonic() - began:.2f} s: {failed['message']}")
     assert failed["reason"] == "TemplateRejected"
     assert says in failed["message"]
     assert objects.get("statefulsets", "j") is None
-    events = eventually("an event exists", lambda: objects.list("events"))
+    events = wait_until("there is an event", lambda: objects.list("events"))
     assert "TemplateRejected" in {event["reason"] for event in events}
     before = len(operator.writes())
     time.sleep(3)  # observes that nothing happens
@@ -244,15 +244,13 @@ def test_full_quota_delays_a_job_and_fails_none(
         {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}},
     )
     where = f"/api/v1/namespaces/{objects.namespace}/resourcequotas/q"
-    eventually("the quota counts", lambda: objects.plane.request("GET", where)["status"].get("hard"))
+    wait_until("the quota counts", lambda: objects.plane.request("GET", where)["status"].get("hard"))
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    eventually(
-        "the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused"
-    )
+    wait_until("the status says it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused")
     assert not objects.condition("j", "Failed")
     quota = objects.plane.request("GET", where)
     quota["spec"]["hard"]["pods"] = "10"
     objects.plane.request("PUT", where, quota)
-    eventually("the job runs", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import running
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
@@ -32,7 +32,7 @@ def node(objects: Objects) -> Iterator[str]:
         objects.plane.request("PUT", f"{NODES}/{name}/status", found)
         return True
 
-    eventually("the node is marked as not ready", is_down)
+    wait_until("the node is marked as not ready", is_down)
     yield name
     if any(each["metadata"]["name"] == name for each in objects.plane.request("GET", NODES)["items"]):
         objects.plane.request("DELETE", f"{NODES}/{name}")
@@ -45,7 +45,7 @@ def taint(objects: Objects, node: str) -> None:
         objects.plane.request("PUT", f"{NODES}/{node}", found | {"spec": found["spec"] | {"taints": taints}})
         return True
 
-    eventually("the node is tainted", tainted)
+    wait_until("the node is tainted", tainted)
 
 
 def delete(objects: Objects, node: str) -> None:
@@ -59,7 +59,7 @@ def allow(objects: Objects, node: str) -> None:
         objects.plane.request("PUT", objects.path("distributedtrainingjobs", "j"), job)
         return True
 
-    eventually("the schema allows the change", allowed)
+    wait_until("the job allows it while it is not suspended", allowed)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
 ) -> None:
     operator = start_operator(program=IMPATIENT).ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     pod = objects.get("pods", "j-1")
     kubelet.held = {pod["metadata"]["uid"]}
     objects.plane.request(
@@ -89,20 +89,20 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     )
     agents.statuses.clear()  # pod 0's agent only waits for its peer
     objects.plane.request("DELETE", objects.path("pods", "j-1"), {"gracePeriodSeconds": 1})
-    waits = eventually(
+    waits = wait_until(
         "what a person has to do is in the condition",
         lambda: (c := objects.condition("j", "Restarting")) and "out-of-service" in c["message"] and c,
-        seconds=60,
+        timeout=60,
     )
     assert node in waits["message"]
     assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], (
-        "two pods of one name could write at once"
+        "two of one name could write at once"
     )
     confirm(objects, node)
-    eventually(
+    wait_until(
         "another pod is there",
         lambda: (new := objects.get("pods", "j-1")) and new["metadata"]["uid"] != pod["metadata"]["uid"],
-        seconds=GARBAGE_COLLECTOR_SECONDS,
+        timeout=GARBAGE_COLLECTOR_SECONDS,
     )
     deleted = [
         call for call in operator.writes() if call["verb"] == "delete" and call["objectRef"]["resource"] == "pods"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_contract import names
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, agent_address, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, agent_address, wait_until
 from tests.integration.controlplane.test_life import running
 
 
@@ -25,7 +25,7 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     job = submit()
     uid = job["metadata"]["uid"]
     agents.statuses[uid] = running()
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in objects.list("pods")}
     kubelet.held = set(before.values())
     # A deleted pod on a node waits for its kubelet; a pod without a node would be gone at once.
@@ -43,7 +43,7 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     }
     member = {"ordinal": 1, "pod": "j-1", "address": agent_address(), "state": "stuck"}
     agents.statuses[uid] = running(phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure], members=[member])
-    asked = eventually(
+    asked = wait_until(
         "it is asked to go",
         lambda: "deletionTimestamp" in (p := objects.get("pods", "j-1") or {"metadata": {}})["metadata"] and p,
     )
@@ -52,14 +52,14 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     )  # its agent has ended
     assert asked["metadata"]["uid"] == before["j-1"]
     assert asked["metadata"]["deletionGracePeriodSeconds"] == 1
-    condition = eventually("the status reports it", lambda: objects.condition("j", "Restarting"))
+    condition = wait_until("the status reports it", lambda: objects.condition("j", "Restarting"))
     assert (condition["reason"], condition["message"]) == ("WorkerStuck", message)
-    eventually("another pod exists", lambda: (objects.get("pods", "j-1") or asked)["metadata"]["uid"] != before["j-1"])
+    wait_until("another is there", lambda: (objects.get("pods", "j-1") or asked)["metadata"]["uid"] != before["j-1"])
     assert objects.get("pods", "j-0")["metadata"]["uid"] == before["j-0"], "the other pod is not touched"
     deleted = [call for call in operator.writes() if call["verb"] == "delete"]
     assert [call["objectRef"]["name"] for call in deleted] == ["j-1", "j-1"], "requested once, deleted once"
     agents.statuses[uid] = running(attempt=2)
-    eventually("the job runs again", lambda: objects.condition("j", "Running"))
+    wait_until("it runs again", lambda: objects.condition("j", "Running"))
 
 
 def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
@@ -71,19 +71,19 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     secret = objects.get("secrets", "j-dtj-agent")
     kubelet.container_states["j-1"] = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     pod = objects.get("pods", "j-1")
     objects.plane.request("DELETE", objects.path("secrets", "j-dtj-agent"))
     objects.plane.request("DELETE", objects.path("pods", "j-1"))
-    new = eventually(
+    new = wait_until(
         "another pod",
         lambda: (p := objects.get("pods", "j-1")) and p["metadata"]["uid"] != pod["metadata"]["uid"] and p,
     )
     binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
     objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
-    again = eventually("the Secret exists again", lambda: objects.get("secrets", "j-dtj-agent"))
+    again = wait_until("the Secret is there again", lambda: objects.get("secrets", "j-dtj-agent"))
     assert again["metadata"]["uid"] != secret["metadata"]["uid"]
     assert again["data"] == secret["data"], "the pods that run have the same key"
     (owner,), (before,) = again["metadata"]["ownerReferences"], secret["metadata"]["ownerReferences"]
@@ -104,19 +104,19 @@ def test_pods_over_quota_are_reported_and_their_controller_is_woken(
     start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     quota = {"metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
     objects.plane.request("POST", objects.path("resourcequotas"), quota)
-    eventually("the quota is counted", lambda: objects.get("resourcequotas", "one").get("status", {}).get("used"))
+    wait_until("the quota is counted", lambda: objects.get("resourcequotas", "one").get("status", {}).get("used"))
     submit()
-    eventually("one pod exists", lambda: len(objects.list("pods")) == 1)
+    wait_until("one pod is there", lambda: len(objects.list("pods")) == 1)
 
     def quota_is_reported() -> bool:
         conditions = objects.get("distributedtrainingjobs", "j")["status"]["conditions"]
         condition = next(c for c in conditions if c["type"] == "Running")
         return bool(condition["reason"] == "ChildRefused" and "exceeded quota: one" in condition["message"])
 
-    eventually("the message of the quota is in the condition", quota_is_reported, seconds=60)
+    wait_until("the message of the quota is in the condition", quota_is_reported, timeout=60)
     assert names.ANNOTATION_NUDGED not in objects.get("statefulsets", "j")["metadata"]["annotations"]
     objects.plane.request("DELETE", objects.path("resourcequotas", "one"))
-    eventually("both pods exist", lambda: len(objects.list("pods")) == 2, seconds=90)
+    wait_until("both pods are there", lambda: len(objects.list("pods")) == 2, timeout=90)
 
 
 def test_stateful_set_without_its_admissible_pods_is_nudged(
@@ -127,12 +127,12 @@ def test_stateful_set_without_its_admissible_pods_is_nudged(
     objects.plane.request("POST", objects.path("pods"), taken)
     start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     submit()
-    eventually(
+    wait_until(
         "its controller is woken",
         lambda: (
             names.ANNOTATION_NUDGED in (objects.get("statefulsets", "j") or taken)["metadata"].get("annotations", {})
         ),
-        seconds=60,
+        timeout=60,
     )
 
 
@@ -145,7 +145,7 @@ def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
 ) -> None:
     operator = start_operator().ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    eventually("the job runs", lambda: objects.condition("j", "Running"))
+    wait_until("it runs", lambda: objects.condition("j", "Running"))
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
 
     def state() -> Any:
@@ -163,15 +163,15 @@ def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
 
         return edited
 
-    eventually("the Service is edited", edit("services", lambda spec: spec.update(selector={"app": "another"})))
-    eventually(
+    wait_until("the Service is edited", edit("services", lambda spec: spec.update(selector={"app": "another"})))
+    wait_until(
         "the StatefulSet is edited",
         edit(
             "statefulsets",
             lambda spec: spec["template"]["spec"]["containers"][0].update(image="edited", command=["sh"]),
         ),
     )
-    eventually("both are restored", lambda: state() == made, seconds=90)
+    wait_until("both are as they were", lambda: state() == made, timeout=90)
     applies = [c for c in operator.writes() if c["verb"] == "patch" and c["objectRef"]["resource"] == "statefulsets"]
     assert len(applies) == 2, "created once, repaired once"
     assert {pod["metadata"]["uid"] for pod in objects.list("pods")} == pods

@@ -17,7 +17,8 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane.conftest import install_crds
-from tests.unit.client.support import JOBS, LocalRun, eventually, job_yaml
+from tests.lib.waiting import wait_until
+from tests.unit.client.support import JOBS, LocalRun, job_yaml
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def cluster(bare: ControlPlane) -> Iterator[ControlPlane]:
         install_crds(bare)
     yield bare
     bare.request("DELETE", JOBS)
-    eventually("no job is left", lambda: not bare.request("GET", JOBS)["items"])
+    wait_until("no job is left", lambda: not bare.request("GET", JOBS)["items"])
 
 
 @pytest.fixture

@@ -13,15 +13,15 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from hack.cluster.controlplane import ControlPlane
+from tests.lib.waiting import wait_until
 
-T = TypeVar("T")
 JOBS = "/apis/training.dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"
 WORKER = Path(__file__).with_name("worker.py")
 SCRIPT = Path(__file__).with_name("script.py")
@@ -39,16 +39,6 @@ spec:
   restart: {{maxRestarts: {max_restarts}, windowSeconds: 3600}}
 {more}
 """
-
-
-def eventually(what: str, probe: Callable[[], T], *, seconds: float = 60) -> T:
-    """The first true answer of `probe`; fails with `what` after the deadline."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if answer := probe():
-            return answer
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
 class Screen:
@@ -141,7 +131,7 @@ class LocalRun:
         return found
 
     def until_step(self, step: int) -> None:
-        eventually(
+        wait_until(
             f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step
         )
 

@@ -53,7 +53,7 @@ def rendered(machine: container.HostEnvironment, ordinal: int = 1, **trainer: An
     pod_spec = written["spec"]["template"]["spec"]
     pod_spec["containers"] = [{"name": "only", **trainer.pop("container", {})}]
     pod_spec |= trainer
-    job = Job.of(admitted(written))
+    job = Job.from_object(admitted(written))
     child = stateful_set(job, Settings(agent_image="", master_key=b"k"), attempt_floor=1)
     child["metadata"]["uid"] = "set-uid"
     pod = pods.new_pod(child, ordinal, uid="pod-uid-0001", node=machine.node, now=NOW)

@@ -21,6 +21,7 @@ from dtj.errors import LocalRunError
 from dtj.local import pods, processes
 from dtj.local.container import LocalContainer
 from dtj.local.kubelet import LocalPod
+from tests.lib.waiting import wait_until_async
 
 SET = {
     "metadata": {"name": "j", "namespace": "default", "uid": "set"},
@@ -43,12 +44,6 @@ def make(folder: Path, *argv: str, ordinal: int = 0) -> LocalPod:
     return LocalPod(pod, container, tag, now=lambda: datetime.now(UTC), changed=lambda: None)
 
 
-async def until(probe: Callable[[], object], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not probe():
-            await asyncio.sleep(0.005)
-
-
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         await test()
@@ -64,7 +59,7 @@ def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) ->
             "-c",
             'test -s log-0 || { echo once; printf why > "$TERMINATION_LOG"; exit 3; }; sleep 600',
         )
-        await until(lambda: pods.container_status(pod.object)["restartCount"] == 1)
+        await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
         status = pods.container_status(pod.object)
         assert "running" in status["state"]
         ended = status["lastState"]["terminated"]
@@ -79,7 +74,7 @@ def test_ended_container_is_restarted_and_its_message_is_kept(tmp_path: Path) ->
 def test_repeatedly_ending_container_backs_off(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/bin/false")
-        await until(lambda: pods.pod_state(pod.object) == "CrashLoopBackOff")
+        await wait_until_async("the back-off", lambda: pods.pod_state(pod.object) == "CrashLoopBackOff")
         assert pods.container_status(pod.object)["lastState"]["terminated"]["exitCode"] == 1
         await pod.stop(5)
 
@@ -107,7 +102,7 @@ def test_sigterm_reaches_an_agent_that_is_just_starting(tmp_path: Path) -> None:
 def test_process_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, sys.executable, "-c", DEAF.replace("time.sleep", "print('deaf', flush=True); time.sleep"))
-        await until(lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
+        await wait_until_async("a log", lambda: (tmp_path / "log-0").exists() and (tmp_path / "log-0").read_text())
         await pod.stop(0.2)
         assert pod.gone
         assert pods.pod_state(pod.object) == "SIGKILL"
@@ -120,11 +115,13 @@ def test_end_of_a_container_ends_all_its_processes(tmp_path: Path) -> None:
         hide = f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
         first = f"os.path.getsize('log-0') or ({hide}, print('hidden', flush=True))"
         pod = make(tmp_path, sys.executable, "-c", f"import os, subprocess, sys, time; {first}; time.sleep(600)")
-        await until(lambda: len(list(processes.tagged(pod.tag))) == 2)
+        await wait_until_async("two processes", lambda: len(list(processes.tagged(pod.tag))) == 2)
         assert pod.pid is not None
         os.kill(pod.pid, signal.SIGKILL)
-        await until(lambda: pods.container_status(pod.object)["restartCount"] == 1)
-        await until(lambda: [pid for pid, _ in processes.tagged(pod.tag)] == [pod.pid])
+        await wait_until_async("one restart", lambda: pods.container_status(pod.object)["restartCount"] == 1)
+        await wait_until_async(
+            "the pod's process alone", lambda: [pid for pid, _ in processes.tagged(pod.tag)] == [pod.pid]
+        )
         await pod.lose()
         assert list(processes.tagged(pod.tag)) == []
 
@@ -135,6 +132,6 @@ def test_unstartable_program_is_an_error_in_one_line(tmp_path: Path) -> None:
     async def test() -> None:
         pod = make(tmp_path, "/no/such/program")
         with pytest.raises(LocalRunError, match=r"can't start pod j-0: .*No such file"):
-            await until(lambda: pod.gone)
+            await wait_until_async("the end of the pod", lambda: pod.gone)
 
     run(test)

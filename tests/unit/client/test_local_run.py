@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dtj.local.log_tail import LogTail
-from tests.unit.client.support import WORKER, LocalRun, eventually, job_yaml, script_job
+from tests.lib.waiting import wait_until
+from tests.unit.client.support import WORKER, LocalRun, job_yaml, script_job
 
 Start = Callable[..., LocalRun]
 UNDISTURBED = {step: repr(1.0 / (1 + step)) for step in range(1, 61)}
@@ -40,9 +41,9 @@ def test_three_pods_complete_with_exit_code_0_and_leave_no_process(start: Start)
 
 def test_killed_worker_is_restarted_in_place_and_no_agent_is_touched(start: Start) -> None:
     run = start("--kill", "worker:1@step=25", steps=60, replicas=2, processes=2, args="--hold-at 30")
-    eventually("both agents run", lambda: len(run.agents()) == 2)
+    wait_until("both agents run", lambda: len(run.agents()) == 2)
     agents = set(run.agents())
-    eventually("the second attempt", lambda: run.status().get("attempt") == 2)
+    wait_until("the second attempt", lambda: run.status().get("attempt") == 2)
     assert set(run.agents()) == agents
     code, job = run.wait()
     assert code == 0, run.lines()
@@ -107,7 +108,7 @@ def test_second_signal_kills_workers_that_ignore_the_first(start: Start) -> None
     run = start(steps=100_000, more="  template: {spec: {terminationGracePeriodSeconds: 600}}", args="--deaf")
     run.until_step(3)
     run.signal(signal.SIGINT)
-    eventually("dtj reports the signal", lambda: any("stopping all workers" in line for line in run.lines()))
+    wait_until("dtj reports the signal", lambda: any("stopping all workers" in line for line in run.lines()))
     assert len(run.agents()) == 3
     run.signal(signal.SIGINT)
     assert run.wait()[0] == 130
@@ -118,14 +119,14 @@ def test_no_process_outlives_a_killed_dtj(start: Start) -> None:
     run = start(steps=100_000)
     run.until_step(3)
     run.signal(signal.SIGKILL)
-    eventually("all processes are gone", lambda: not run.living())
+    wait_until("all processes are gone", lambda: not run.living())
 
 
 def test_process_in_another_session_ends_with_a_killed_dtj(start: Start) -> None:
     run = start(steps=100_000, args="--child")
-    eventually("all three children run", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
+    wait_until("all three are there", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
     run.signal(signal.SIGKILL)
-    eventually("all processes are gone", lambda: not run.living())
+    wait_until("all processes are gone", lambda: not run.living())
     assert run.living() == {}
 
 
@@ -237,7 +238,7 @@ def test_excess_output_is_omitted_and_counted(tmp_path: Path) -> None:
 
 def test_interrupted_run_shows_the_error_that_made_it_restart(start: Start) -> None:
     run = start(job=script_job("10", "fail"))
-    eventually("the second attempt", lambda: run.status().get("attempt", 0) >= 2)
+    wait_until("the second attempt", lambda: run.status().get("attempt", 0) >= 2)
     run.signal(signal.SIGINT)
     assert run.wait()[0] == 130
     text = "\n".join(run.lines()).rpartition("count: interrupted while")[2]
@@ -247,7 +248,7 @@ def test_interrupted_run_shows_the_error_that_made_it_restart(start: Start) -> N
 def test_table_shows_the_restarts_of_the_group(start: Start) -> None:
     run = start("--kill", "worker:1@step=25", steps=100_000, replicas=2, args="--hold-at 30", tty=True)
     restarted = re.compile(r"count-0 +Running +\d+ .* 1 *\r?\n")
-    eventually("pod 0 was restarted with the group", lambda: restarted.search(run.screen()), seconds=60)
+    wait_until("pod 0 was restarted with the group", lambda: restarted.search(run.screen()), timeout=60)
     run.signal(signal.SIGINT)
     assert run.process.wait(60) == 130
 
@@ -255,7 +256,7 @@ def test_table_shows_the_restarts_of_the_group(start: Start) -> None:
 def test_dumb_terminal_gets_lines(start: Start) -> None:
     run = start(steps=40, environ={"TERM": "dumb"}, tty=True)
     assert run.process.wait(60) == 0
-    eventually("the summary", lambda: "count: Complete" in run.screen())
+    wait_until("the summary", lambda: "count: Complete" in run.screen())
     assert "count Running attempt 1" in run.screen()
     assert "[rank 0] step 40 loss" in run.screen()
 
@@ -263,7 +264,7 @@ def test_dumb_terminal_gets_lines(start: Start) -> None:
 def test_terminal_shows_no_running_pod_after_the_end(start: Start) -> None:
     run = start(steps=40, tty=True)
     assert run.process.wait(60) == 0
-    eventually("the summary", lambda: "count: Complete" in run.screen())
+    wait_until("the summary", lambda: "count: Complete" in run.screen())
     assert "count-0" not in run.screen().rpartition("count  Complete")[2].partition("count: Complete")[0]
 
 
@@ -285,7 +286,7 @@ def test_second_signal_still_prints_the_summary_and_the_logs(start: Start) -> No
     run = start(steps=100_000, more="  template: {spec: {terminationGracePeriodSeconds: 600}}", args="--deaf")
     run.until_step(3)
     run.signal(signal.SIGINT)
-    eventually("dtj reports the signal", lambda: any("stopping all workers" in line for line in run.lines()))
+    wait_until("dtj reports the signal", lambda: any("stopping all workers" in line for line in run.lines()))
     run.signal(signal.SIGINT)
     assert run.wait()[0] == 130
     assert any(line.startswith("  logs         ") for line in run.lines())

@@ -14,8 +14,9 @@ import pytest
 
 from dtj.cluster import logs
 from hack.cluster.controlplane import ControlPlane
+from tests.lib.waiting import wait_until
 from tests.unit.client.logserver import LogServer
-from tests.unit.client.support import eventually, set_status
+from tests.unit.client.support import set_status
 
 pytestmark = pytest.mark.controlplane
 PODS = "/api/v1/namespaces/default/pods"
@@ -89,14 +90,14 @@ def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     make_pod(cluster, 0)
 
     def happen() -> None:
-        eventually("the first pod is followed", lambda: node.queries)
+        wait_until("the first pod is followed", lambda: node.queries)
         node.write("count-0", at(2, "[rank 0] b"))
         node.end("count-0")
         delete_pod(cluster, "count-0")
         node.logs["count-0"] = [at(3, "[rank 0] c")]
         node.ended.clear()
         make_pod(cluster, 0)
-        eventually("the second pod is followed", lambda: len(node.queries) == 2)
+        wait_until("the second pod is followed", lambda: len(node.queries) == 2)
         node.write("count-0", at(4, "[rank 0] d"))
         set_status(cluster, "Complete")
 
@@ -117,11 +118,11 @@ def test_following_resumes_where_a_stream_was_cut_off(
     make_pod(cluster, 0)
 
     def happen() -> None:
-        eventually("the pod is followed", lambda: node.queries)
+        wait_until("the pod is followed", lambda: node.queries)
         node.end("count-0")  # a proxy ended it; the container still runs
         node.write("count-0", at(2, "[rank 0] b"))
         seen = len(node.queries)
-        eventually("the pod is followed again, and again", lambda: len(node.queries) >= seen + 2)
+        wait_until("the pod is followed again, and again", lambda: len(node.queries) >= seen + 2)
         set_status(cluster, "Complete")
 
     events = threading.Thread(target=happen)

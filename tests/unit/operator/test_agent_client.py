@@ -81,11 +81,8 @@ def test_changed_result_is_logged_and_an_answer_ends_the_silence(caplog: pytest.
 
     with caplog.at_level(logging.INFO):
         polled(answer, test)
-    assert [record.levelname for record in caplog.records if record.name.endswith("agent_client")] == [
-        "WARNING",
-        "WARNING",
-        "INFO",
-    ]
+    levels = [record.levelname for record in caplog.records if record.name.endswith("agent_client")]
+    assert levels == ["WARNING", "WARNING", "INFO"]
 
 
 @pytest.mark.parametrize("change", ["another pod", "a restarted container", "another address"])

@@ -20,6 +20,7 @@ from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.metrics import Metrics
 from dtj_operator.workqueue import WorkQueue
+from tests.lib.waiting import wait_until_async
 from tests.unit.operator.fakes import FakeClient, job
 from tests.unit.operator.test_executor import SET, Recorded
 
@@ -48,9 +49,7 @@ class Shell:
             self.queue.add(key)
         worker = asyncio.ensure_future(self.controller.work())
         try:
-            async with asyncio.timeout(60):
-                while not done():
-                    await asyncio.sleep(0.001)
+            await wait_until_async("the work", done, every=0.001)
         finally:
             self.queue.close()
             await worker

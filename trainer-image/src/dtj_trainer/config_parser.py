@@ -1,4 +1,4 @@
-"""A config from a YAML file and flags: `--optimizer.lr 0.01` sets what the file calls `optimizer: {lr: …}`."""
+"""Builds a config from a YAML file and flags: `--optimizer.lr 0.01` sets `optimizer: {lr: …}`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dtj_trainer.strategies import KINDS
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The file as a mapping. Raises ConfigError that says where it is no YAML."""
+    """Returns the file as a mapping. Raises ConfigError, with the place, if it is not YAML."""
     try:
         tree = yaml.safe_load(path.read_text())
     except OSError as e:
         raise ConfigError(f"--config {path}: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(e).split())}") from None
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: write a mapping of fields, such as epochs: 10")
     return tree
@@ -50,11 +50,16 @@ def override(tree: dict[str, Any], flags: Sequence[str]) -> None:
         try:
             at[last] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise ConfigError(f"{flag}: {text!r} is no YAML; write a number, a word, [a, list] or {{a: mapping}}") from None
+            raise ConfigError(
+                f"{flag}: {text!r} is not valid YAML; write a number, a word, [a, list] or {{a: mapping}}"
+            ) from None
 
 
 def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
-    """A config dataclass from a mapping. Raises ConfigError that names the field and says what to write."""
+    """Returns a config dataclass built from a mapping.
+
+    Raises ConfigError, which names a wrong field and what to write.
+    """
     hints = get_type_hints(cls)
     known = [f.name for f in fields(cls) if f.init]
     values: dict[str, Any] = {}
@@ -68,7 +73,7 @@ def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
 
 
 def convert(wanted: Any, value: Any, name: str) -> Any:
-    """`value` as the type that a field wants."""
+    """Returns `value` as the type of a field."""
     if get_origin(wanted) in (Union, types.UnionType):
         options = get_args(wanted)
         if value is None and type(None) in options:
@@ -114,7 +119,7 @@ def convert(wanted: Any, value: Any, name: str) -> Any:
 
 
 def flags(cls: type[Any], prefix: str = "--") -> list[str]:
-    """Returns a line for each field of a config: its flag, what it takes, its default."""
+    """Returns a line for each field of a config: its flag, its values, its default."""
     hints, lines = get_type_hints(cls), list[str]()
     for field in (f for f in fields(cls) if f.init):
         wanted, name = hints[field.name], f"{prefix}{field.name}"
@@ -130,12 +135,14 @@ def flags(cls: type[Any], prefix: str = "--") -> list[str]:
         if not inner:
             default = field.default_factory() if callable(field.default_factory) else field.default
             shown = "" if default is MISSING else f"  [{default}]"
-            lines.append(f"{name}  {' | '.join(dict.fromkeys(_spell(o) for o in options if o is not type(None)))}{shown}")
+            lines.append(
+                f"{name}  {' | '.join(dict.fromkeys(_spell(o) for o in options if o is not type(None)))}{shown}"
+            )
     return lines
 
 
 def _strategy(value: Any, name: str) -> Any:
-    """`strategy: fsdp`, or `strategy: {kind: fsdp, cpu_offload: true}`."""
+    """Builds `strategy: fsdp` or `strategy: {kind: fsdp, cpu_offload: true}`."""
     tree = {"kind": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
     kind = tree.pop("kind", "ddp" if tree else None)
     if not isinstance(kind, str) or kind not in KINDS:

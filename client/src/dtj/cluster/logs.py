@@ -19,7 +19,7 @@ from dtj.cluster.verbs import connect, pods
 from dtj.cluster.wait import condition_text
 from dtj.errors import ClusterError, DtjError, JobNotFound
 from dtj_contract import names
-from dtj_core.api import trainer_of
+from dtj_core.api import find_trainer_container
 from dtj_core.plan.model import Object
 
 LOOK_SECONDS = 2.0  # between two looks for new pods
@@ -37,7 +37,7 @@ def logs(flags: argparse.Namespace) -> int:
     since = max(1, round(durations.parse(flags.since, "--since"))) if flags.since else None
     cluster = connect(flags)
     job = cluster.get(flags.name)
-    container = trainer_of(job["spec"].get("template") or {}).get("name", names.CONTAINER)
+    container = find_trainer_container(job["spec"].get("template") or {}).get("name", names.CONTAINER)
     query = {"container": container, "timestamps": "true"}
     if flags.tail is not None:
         query["tailLines"] = str(flags.tail)

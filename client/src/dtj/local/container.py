@@ -16,7 +16,7 @@ from dtj.errors import InputError
 from dtj.local import volumes
 from dtj.local.loopback import LOOPBACK
 from dtj_contract import names
-from dtj_core.api import trainer_of
+from dtj_core.api import find_trainer_container
 from dtj_core.plan.model import Object
 
 # /tmp and /dev/shm are the machine's own.
@@ -101,7 +101,7 @@ def pod_tag(pod: Object, host: HostEnvironment) -> str:
 
 def trainer(pod_spec: Object) -> Object:
     """Returns the container that runs the agent."""
-    return trainer_of({"spec": pod_spec})
+    return find_trainer_container({"spec": pod_spec})
 
 
 def ignored_fields(pod_spec: Object, environment: Mapping[str, str]) -> list[str]:

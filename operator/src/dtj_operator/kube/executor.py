@@ -153,8 +153,7 @@ class PlanExecutor:
             may_not_try = isinstance(error, errors.Forbidden) and error.by_rbac
             if not may_not_try and NO_DRY_RUN not in error.message:
                 raise
-            # Create the StatefulSet nevertheless: its controller will show whether its pods are
-            # admitted.
+            # Create the StatefulSet nevertheless: its controller will show whether its pods are admitted.
             logger.warning(
                 "dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message
             )

@@ -1,1 +1,2 @@
-"""What a training is composed of: optimizer, learning rate, precision, compilation, validation."""
+"""Parts of a training that are alike under every strategy: optimizer, learning rate, precision,
+compilation, validation."""
