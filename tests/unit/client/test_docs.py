@@ -107,7 +107,7 @@ def test_docs_use_a_cluster_after_its_exports_and_a_job_after_its_claim(page: Pa
             made = {
                 claim for line in before for at in re.findall(r"apply -f (\S+)", line) for claim in claims(ROOT / at)
             }
-            assert needs(ROOT / name) <= made, f"{command}: the claim is not made before"
+            assert needs(ROOT / name) <= made, f"{command}: the claim is not created before"
 
 
 def test_docs_never_name_a_package_of_strangers() -> None:
