@@ -75,7 +75,7 @@ async def run(options: settings.Options, planner: Planner) -> None:
 
 
 class Operator:
-    """One running operator with all its components, and no globals.
+    """A running operator with all its components, and no globals.
 
     Create it on the event loop that runs it.
     """

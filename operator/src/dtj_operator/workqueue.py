@@ -66,7 +66,7 @@ class WorkQueue(Generic[K]):
             self._push(key)
 
     def add_after(self, key: K, delay: float) -> None:
-        """Calls `add` after `delay` seconds. Of several delays for one key the shortest holds."""
+        """Calls `add` after `delay` seconds. The shortest of several delays for a key holds."""
         if self._closed:
             return
         if delay <= 0:

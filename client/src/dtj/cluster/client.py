@@ -33,7 +33,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Cluster:
-    """One API server, as selected by a context of a kubeconfig.
+    """An API server, as selected by a context of a kubeconfig.
 
     Every call has a deadline and raises ClusterError.
     """

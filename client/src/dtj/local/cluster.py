@@ -1,6 +1,6 @@
 """This machine as a cluster of one job.
 
-One object takes the places of an API server, a StatefulSet controller and a kubelet.
+A single object replaces an API server, a StatefulSet controller and a kubelet.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class HostEnvironment:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalContainer:
-    """One process to start."""
+    """A process to start."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]

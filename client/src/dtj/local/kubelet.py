@@ -1,4 +1,4 @@
-"""One local pod. Its container is a process that is restarted whenever it ends.
+"""A local pod, whose container is a process that is restarted whenever it ends.
 
 A kubelet does the same for the pods of a StatefulSet.
 """

@@ -71,7 +71,7 @@ def newest_step(checkpoint: Path) -> int | None:
 def is_used(checkpoint: Path) -> bool:
     """Returns whether an earlier run left anything in a job's folder.
 
-    That may be a checkpoint, a file of the script or the count of attempts.
+    Examples are a checkpoint, a file of the script and the count of attempts.
     """
     return checkpoint.is_dir() and any(checkpoint.iterdir())
 

@@ -104,7 +104,7 @@ def _failure(failure: dict[str, Any]) -> list[str]:
 def _cause(failure: dict[str, Any]) -> str:
     """Returns the last line of the log tail, or "" if there is none.
 
-    That line is a traceback's error, or argparse's complaint about a flag.
+    The last line is a traceback's error, or argparse's complaint about a flag.
     """
     last = next((line.strip() for line in reversed(str(failure.get("logTail") or "").splitlines()) if line.strip()), "")
     return last if failure.get("rank") is None or not last else f"{last} (rank {failure['rank']})"

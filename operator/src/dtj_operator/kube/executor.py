@@ -51,7 +51,7 @@ class PlanExecutor:
         self._undeclared: frozenset[undeclared_fields.Path] = frozenset()
         """Fields of the status that the API server rejected because its CRD is older.
 
-        They are omitted until the operator restarts.
+        The fields are omitted until the operator restarts.
         """
 
     async def execute(self, job: Object, plan: Plan) -> Object | None:
@@ -223,9 +223,9 @@ def is_rejection(error: errors.KubeError) -> bool:
 def is_permanent(error: errors.KubeError) -> bool:
     """Returns whether the API server's own validation found the object invalid.
 
-    The same object will be invalid tomorrow. Every other rejection may pass by itself or through
-    somebody else's work: a quota, a limit range, a webhook, a policy, a right, a service account
-    that does not exist yet.
+    An invalid object stays invalid. Every other rejection may pass by itself or through somebody's
+    action: a quota, a limit range, a webhook, a policy, a right, a service account that does not
+    exist yet.
     """
     return isinstance(error, errors.Invalid) and not any(mark in error.message for mark in BY_OTHERS)
 

@@ -1,4 +1,4 @@
-"""One login to the API server, for our own client and for kopf's watches."""
+"""The login to the API server, shared by our own client and kopf's watches."""
 
 from __future__ import annotations
 
