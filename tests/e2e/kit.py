@@ -180,7 +180,7 @@ def docker(*args: str, timeout: float = 90) -> str:
 def environment() -> dict[str, str]:
     """Returns the variables that `make cluster-env` prints.
 
-    They are KUBECONFIG, PATH and the locations of the shared folder and the audit log.
+    These variables are KUBECONFIG, PATH and the locations of the shared folder and the audit log.
     """
     import sys
 

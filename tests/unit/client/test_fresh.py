@@ -1,6 +1,6 @@
 """`dtj run --fresh` starts over, whatever kind of script ran before.
 
-It removes no file that is not the job's own.
+Only the job's own files are removed.
 """
 
 from __future__ import annotations

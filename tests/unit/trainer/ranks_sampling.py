@@ -105,11 +105,18 @@ def misspelt(directory: str, out: str) -> None:
     trainer = Trainer(config(None))
     validated = {"validation": samples(4), "measure": measure}
     wrong: dict[str, tuple[TrainerConfig, dict[str, Any]]] = {
-        "metric": (config(Path(directory, "a"), retention=RetentionConfig(keep_best=1, metric="acuracy"), log=5), validated),
-        "validation metric": (
-            config(Path(directory, "b"), retention=RetentionConfig(keep_best=1, metric="validation_acuracy")), validated,
+        "metric": (
+            config(Path(directory, "a"), retention=RetentionConfig(keep_best=1, metric="acuracy"), log=5),
+            validated,
         ),
-        "no validation": (config(Path(directory, "c"), retention=RetentionConfig(keep_best=1, metric="validation_loss")), {}),
+        "validation metric": (
+            config(Path(directory, "b"), retention=RetentionConfig(keep_best=1, metric="validation_acuracy")),
+            validated,
+        ),
+        "no validation": (
+            config(Path(directory, "c"), retention=RetentionConfig(keep_best=1, metric="validation_loss")),
+            {},
+        ),
         "early stop": (config(None, early_stop=EarlyStopConfig(), validate_every_steps=1), {}),
         "no measure": (config(None), {"validation": samples(4)}),
         "loader": (config(None), {"data": DataLoader(samples(4))}),  # type: ignore[arg-type]

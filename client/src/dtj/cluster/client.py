@@ -1,7 +1,7 @@
 """The API calls of the cluster verbs, on plain dicts, with errors that include a remedy.
 
 `kubernetes` reads the kubeconfig and holds the connection. Its typed models are not used,
-because they drop fields that they don't know. It is imported late: `dtj run` does not need it.
+because they drop fields that they don't know. The import is late, because `dtj run` does not need it.
 """
 
 from __future__ import annotations
