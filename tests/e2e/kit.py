@@ -25,7 +25,7 @@ wait_until = functools.partial(waiting.wait_until, every=0.2)
 
 
 class Timeout(AssertionError):
-    """A condition did not come true before its deadline; the message has the last observation."""
+    """A condition did not come true before its deadline; the message shows what was seen last."""
 
 
 @dataclass
