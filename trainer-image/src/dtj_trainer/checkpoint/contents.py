@@ -56,7 +56,9 @@ class CheckpointState:
     def __init__(self, parts: Mapping[str, object]) -> None:
         for name, part in parts.items():
             if not isinstance(part, Stateful):
-                raise ConfigError(f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out")
+                raise ConfigError(
+                    f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out"
+                )
         self._modules = {k: v for k, v in parts.items() if isinstance(v, nn.Module)}
         self._optimizers = {k: v for k, v in parts.items() if isinstance(v, Optimizer)}
         for submodule in (submodule for module in self._modules.values() for submodule in module.modules()):
@@ -133,7 +135,9 @@ class CheckpointState:
         """Loads what `shared` returned. Raises ConfigError for a part that the checkpoint lacks."""
         for name, part in self._others.items():
             if name not in tree:
-                raise ConfigError(f"the checkpoint has no part {name!r}, only {sorted(tree)}: leave it out or use a new folder")
+                raise ConfigError(
+                    f"the checkpoint has no part {name!r}, only {sorted(tree)}: leave it out or use a new folder"
+                )
             part.load_state_dict(tree[name])
 
     def buffer_keys(self) -> set[str]:

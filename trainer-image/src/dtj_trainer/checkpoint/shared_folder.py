@@ -33,7 +33,9 @@ def check(directory: Path, group: Group) -> None:
             probe = directory
     name = group.from_first(probe.name if probe != directory else None)
     try:
-        blind = [rank for rank, seen in enumerate(group.all_objects(name is None or _appears(directory / name))) if not seen]
+        blind = [
+            rank for rank, seen in enumerate(group.all_objects(name is None or _appears(directory / name))) if not seen
+        ]
     finally:
         if group.rank == 0 and probe != directory:
             with contextlib.suppress(OSError):

@@ -141,7 +141,11 @@ class Writer:
         """Returns a message about the first trained tensor that is not finite on any rank; "" if all are."""
         mine = next((key for key, leaf in leaves(staged.sharded) if key in staged.trained and not _finite(leaf)), None)
         found = [f"{key} (of rank {rank})" for rank, key in enumerate(self._gather(mine)) if key is not None]
-        return f"{found[0]} is not finite: not saved, because it would replace a checkpoint that is finite" if found else ""
+        return (
+            f"{found[0]} is not finite: not saved, because it would replace a checkpoint that is finite"
+            if found
+            else ""
+        )
 
     def _commit(self, incomplete: Path, manifest: Manifest) -> Path:
         path = folder.commit(self.directory, incomplete, manifest, attempt=self.attempt)

@@ -31,7 +31,9 @@ def largest_that_fits(fits: Callable[[int], bool], limit: int) -> int:
             bad = n
             n = (good + bad) // 2
     if good == 0:
-        raise ConfigError("not even micro_batch_size=1 fits in memory: use strategy fsdp, recompute: block, or a smaller model")
+        raise ConfigError(
+            "not even micro_batch_size=1 fits in memory: use strategy fsdp, recompute: block, or a smaller model"
+        )
     return good
 
 

@@ -50,7 +50,9 @@ class Group:
         cuda = torch.cuda.is_available()
         backend = env.backend if env.backend != "auto" else ("nccl" if cuda else "gloo")
         if backend == "nccl" and not cuda:
-            raise ConfigError("backend=nccl needs a CUDA device and this worker sees none: write backend: gloo (or auto)")
+            raise ConfigError(
+                "backend=nccl needs a CUDA device and this worker sees none: write backend: gloo (or auto)"
+            )
         device = torch.device("cuda", env.local_rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(device)

@@ -168,7 +168,9 @@ class FlatParamGroup:
                 shard.flat.copy_(saved[name].flat)
 
 
-def parameters_by_module(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+def parameters_by_module(
+    module: nn.Module, blocks: Sequence[nn.Module]
+) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Yields each block, and `module` last, with the trained parameters that are gathered for it.
 
     The root (`module`) has what is in no block. It also has the weights that two submodules share,
