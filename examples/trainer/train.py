@@ -1,4 +1,4 @@
-"""Handwritten digits and a small CNN with the whole Trainer: what is trained on what, and a config. The loop is the library's.
+"""Handwritten digits and a small CNN with the whole Trainer, which owns the loop.
 
 torchrun --nproc-per-node 2 FILE [EPOCHS]
 """

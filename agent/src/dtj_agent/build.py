@@ -10,7 +10,7 @@ from typing import List, Tuple
 import dtj_agent
 import dtj_contract
 
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the zip format knows nothing earlier
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the zip format's earliest date
 LEFT_OUT = ("dtj_agent/build.py", "dtj_agent/__main__.py")
 MAIN = "from dtj_agent.main import main\n\nmain()\n"
 

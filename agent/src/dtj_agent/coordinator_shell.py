@@ -1,4 +1,4 @@
-"""The shell around the coordinator: its effects go out on the members' links, and what they say comes in."""
+"""The shell around the coordinator: carries out its effects on the members' links, and passes on their messages."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from typing import Callable, Deque, Dict, List, Optional
 
 from dtj_agent.errors import WireError
 from dtj_agent.files import lease_file
-from dtj_agent.group import effects as group
+from dtj_agent.files.unreported_saves import SavesWatch
+from dtj_agent.group import effects
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.messages import Message, Now
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 
 
-class Hub:
-    """`checkpoint_dir`: where the lease is written, None if there is no volume."""
+class CoordinatorShell:
+    """`checkpoint_dir`: the folder of the lease and of the checkpoints, None if there is no volume."""
 
-    def __init__(self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]
+    ) -> None:
         self.coordinator = coordinator
         self._loop = loop
         self._checkpoint_dir = checkpoint_dir
         self._log = log
-        self._links: Dict[int, Link] = {}  # of members
-        self._wanted: Deque[group.Effect] = deque()  # by the coordinator, not done yet
+        self._links: Dict[int, Link] = {}  # of members, by number
+        self._effects: Deque[effects.Effect] = deque()  # not carried out yet
         self._busy = False
+        self._saves: Optional[SavesWatch] = None
+        if checkpoint_dir:
+            self._saves = SavesWatch(loop, checkpoint_dir, self._on_saved)
 
     def join(self, link: Link, hello: Message) -> None:
-        """A member has dialled and said hello."""
+        """Adds a member that dialled and sent its hello."""
         self._links[link.number] = link
         link.on_message = lambda message: self._do(self.coordinator.received(link.number, message, self._now()))
 
@@ -39,53 +45,64 @@ class Hub:
         link.on_close = closed
         self._do(self.coordinator.joined(link.number, hello, self._now()))
 
-    def second(self) -> None:
-        """Heartbeats, and what must be looked at now and then."""
+    def on_tick(self) -> None:
+        """Sends the heartbeats, lets the coordinator check its deadlines, and looks for saves that nobody reports."""
         live = {"type": "beat", "live": self.coordinator.history.live()}
         for link in list(self._links.values()):
             link.send(live)
         self._do(self.coordinator.tick(self._now()))
+        if self._saves is not None and self.coordinator.goodput.is_silent:
+            self._saves.look()
 
     def heard_of(self, attempt: int) -> None:
-        """A member that has another coordinator knows of `attempt`."""
+        """Reports that a member of another coordinator knows of `attempt`."""
         self._do(self.coordinator.heard_of(attempt, self._now()))
 
     def named(self) -> None:
-        """Pod 0's name leads to this agent."""
+        """Reports that pod 0's name resolves to this agent."""
         self._do(self.coordinator.named(self._now()))
 
     def leased(self, attempt: int, taken: Optional[int], error: Optional[str]) -> None:
-        """The volume has answered."""
+        """Reports the volume's answer to a lease request."""
         self._do(self.coordinator.lease_done(attempt, taken, error, self._now()))
 
-    def _do(self, effects: List[group.Effect]) -> None:
-        """In order: what comes of one (a dead link found while sending) waits until those before it are done."""
-        self._wanted.extend(effects)
-        while self._wanted and not self._busy:
+    def _on_saved(self, newest: float) -> None:
+        self.coordinator.goodput.file_saved(newest, self._now())
+
+    def _do(self, new: List[effects.Effect]) -> None:
+        """Carries out effects in order.
+
+        An effect may cause others (sending finds a dead link, for example); those wait until all
+        before them are done.
+        """
+        self._effects.extend(new)
+        while self._effects and not self._busy:
             self._busy = True
             try:
-                self._do_one(self._wanted.popleft())
+                self._do_one(self._effects.popleft())
             finally:
-                self._busy = False  # else the group would hear nothing but heartbeats from now on
+                # Without this, an error would leave the group with nothing but heartbeats from now on.
+                self._busy = False
 
-    def _do_one(self, effect: group.Effect) -> None:
-        if isinstance(effect, group.Send):
+    def _do_one(self, effect: effects.Effect) -> None:
+        if isinstance(effect, effects.Send):
             link = self._links.get(effect.conn)
             if link is not None:
                 self._send(link, effect.message)
-        elif isinstance(effect, group.Close):
+        elif isinstance(effect, effects.Close):
             link = self._links.get(effect.conn)
             if link is not None:
-                link.close("the coordinator let it go")
-        elif isinstance(effect, group.WriteLease):
-            lease_file.write(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
+                link.close("closed by the coordinator")
+        elif isinstance(effect, effects.WriteLease):
+            lease_file.write_lease(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
         else:
             self._log(effect.text)
 
     def _send(self, link: Link, message: Message) -> None:
         try:
             link.send(message)
-        except WireError as error:  # the fault of what is sent, and not of the link whose message is being answered
+        except WireError as error:
+            # The message is at fault, not the link whose message is being answered.
             self._log("%s can't be sent: %s" % (message["type"], error))
             link.close(str(error))
 

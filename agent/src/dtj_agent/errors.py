@@ -1,9 +1,9 @@
 """The agent's exceptions.
 
 AgentError
-├── SettingsError   an environment variable is missing or wrong; the message names it and says what to set
+├── SettingsError   an environment variable is missing or wrong; the message names it and what to set
 ├── AuthError       the other side does not have this job's secret
-└── WireError       what came over the network is not our protocol: too long, forged, not JSON, wrong fields
+└── WireError       bytes from the network are not our protocol: too long, forged, not JSON, wrong fields
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class AgentError(Exception):
 
 
 class SettingsError(AgentError):
-    """The environment is not one that an agent can start in."""
+    """The agent can't start in this environment."""
 
 
 class AuthError(AgentError):

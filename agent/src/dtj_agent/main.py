@@ -13,8 +13,9 @@ USAGE_ERROR = 2
 
 
 def main(argv: Optional[List[str]] = None) -> None:
-    """Run the agent and end the process with its exit code."""
-    # The kernel drops a SIGTERM that PID 1 has no handler for; from here on none is lost, even while the rest is imported.
+    """Runs the agent and ends the process with its exit code."""
+    # The kernel drops a SIGTERM that PID 1 has no handler for. From here on none is lost, even
+    # while imports run.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(names.EXIT_TERMINATED))
     from dtj_agent.agent import Agent, exit_now
     from dtj_agent.errors import SettingsError

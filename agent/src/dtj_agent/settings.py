@@ -1,4 +1,4 @@
-"""DTJ_* environment -> Settings. Every error names the variable and what to set."""
+"""Parses the DTJ_* environment. Every error names the variable and what to set."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dtj_contract import names
 Address = Tuple[str, int]
 
 
-class Settings(NamedTuple):
-    """What the operator (or `dtj run`) tells an agent. Times in seconds."""
+class AgentSettings(NamedTuple):
+    """The settings that the operator (or `dtj run`) gives an agent. Times in seconds."""
 
     job: str
     uid: str
     namespace: str
     replicas: int
     processes: int
-    """Worker processes a pod."""
+    """Worker processes per pod."""
     ordinal: int
     pod: str
     address: str
-    """Where the other pods reach this one; MASTER_ADDR when this pod has node rank 0."""
+    """Address at which the other pods reach this pod; MASTER_ADDR when this pod has node rank 0."""
     node: str
     peers: str
     listen: Address
@@ -35,35 +35,35 @@ class Settings(NamedTuple):
     state_dir: str
     termination_log: str
     grace: float
-    """SIGTERM to SIGKILL of the workers when the pod ends."""
+    """SIGTERM to SIGKILL of the workers when the pod terminates."""
     stop_grace: float
-    """The same when the group has failed."""
+    """SIGTERM to SIGKILL of the workers when the group has failed."""
     rendezvous_timeout: float
-    """0: the group is waited for as long as the job is there."""
+    """0: wait for the group as long as the job exists."""
     checkpoint_dir: Optional[str]
     die_with_parent: bool
     command: Tuple[str, ...]
 
     def peer(self, ordinal: int) -> Address:
-        """Name and port of another agent: from the template, or from the list by ordinal."""
+        """Returns name and port of another agent: from the template, or from the list by ordinal."""
         text = self.peers.format(ordinal) if "{}" in self.peers else self.peers.split(",")[ordinal]
         return parse_address(names.ENV_PEERS, text)
 
     @property
     def peer_count(self) -> int:
-        """How many agents can be called by name: the replicas, or all of an explicit list (spares too)."""
+        """Number of agents that can be called by name: the replicas, or all of an explicit list (spares too)."""
         return self.replicas if "{}" in self.peers else len(self.peers.split(","))
 
 
-def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
-    """Raise SettingsError for the first variable that is missing or wrong."""
+def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
+    """Returns the settings. Raises SettingsError for the first variable that is missing or wrong."""
     if not command:
         raise SettingsError("no worker command: call the agent as `agent.pyz -- COMMAND...`")
     replicas = _integer(environ, names.ENV_REPLICAS, least=1)
     ordinal = _integer(environ, names.ENV_ORDINAL, least=0)
     listen = parse_address(names.ENV_LISTEN, environ.get(names.ENV_LISTEN, "0.0.0.0:%d" % names.AGENT_PORT))
     job = _text(environ, names.ENV_JOB)
-    settings = Settings(
+    settings = AgentSettings(
         job=job,
         uid=_text(environ, names.ENV_JOB_UID),
         namespace=environ.get(names.ENV_NAMESPACE, "default"),
@@ -90,12 +90,13 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> Settings:
         command=tuple(command),
     )
     for other in range(settings.peer_count):
-        settings.peer(other)  # a wrong entry is an error now, not when that peer is first called
+        # A wrong entry must be an error now, not when that peer is first called.
+        settings.peer(other)
     return settings
 
 
 def parse_address(variable: str, text: str) -> Address:
-    """`host:port` or `[v6]:port`."""
+    """Parses `host:port` or `[v6]:port`. Raises SettingsError that names `variable`."""
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdigit() or not 0 <= int(port) < 65536:
         raise SettingsError("%s: %r is not host:port; write e.g. 10.0.0.5:29400 or [::]:29400" % (variable, text))
@@ -128,7 +129,7 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 1e9:  # also refuses nan
+    if not 0 <= value < 1e9:  # NaN fails this too
         raise SettingsError("%s: %r must be a number of seconds, 0 or more" % (variable, text))
     return value
 
@@ -136,7 +137,8 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float
 def _own_address(environ: Mapping[str, str], listen: Address) -> str:
     address = environ.get(names.ENV_POD_IP) or listen[0]
     if address in ("0.0.0.0", "::", ""):
-        raise SettingsError("%s is not set: set it to the address at which the other pods reach this one" % names.ENV_POD_IP)
+        what = "%s is not set: set it to the address at which the other pods reach this pod"
+        raise SettingsError(what % names.ENV_POD_IP)
     return address
 
 
@@ -144,8 +146,8 @@ def _peers(environ: Mapping[str, str], replicas: int, ordinal: int) -> str:
     peers = _text(environ, names.ENV_PEERS)
     if "{}" not in peers and len(peers.split(",")) <= max(replicas - 1, ordinal):
         raise SettingsError(
-            "%s: %r lists %d agents, but there are %d replicas and this is ordinal %d; list host:port of every one by ordinal,"
-            " or write a template with {} in the place of the ordinal"
+            "%s: %r lists %d agents, but there are %d replicas and this is ordinal %d; list host:port of every agent"
+            " by ordinal, or write a template with {} in place of the ordinal"
             % (names.ENV_PEERS, peers, len(peers.split(",")), replicas, ordinal)
         )
     return peers

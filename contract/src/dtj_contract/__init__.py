@@ -1,1 +1,1 @@
-"""The names, reasons and message shapes that every part shares. Standard library only, Python 3.9 and later."""
+"""The names, reasons and message shapes that all parts share. Standard library only, Python 3.9 and later."""

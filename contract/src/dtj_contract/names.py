@@ -1,10 +1,10 @@
-"""Every name that two parts share, once: API group, labels, environment, paths, ports, reasons.
+"""Every name that two parts share, once: API group, labels, environment, paths, ports, limits, reasons.
 
-It stands in the lowest layer (the agent: standard library only, Python 3.9+), so that the operator, the client and the
-trainer can all import it and none of them can spell a name differently.
+The agent needs Python 3.9 and the standard library only, so this module does too. All other parts import it, and none of
+them can spell a name differently.
 """
 
-# --- API -------------------------------------------------------------------------------------------------------------
+# --- API --------------------------------------------------------------------------------------------------------------
 GROUP = "training.dtj.dev"
 VERSION = "v1alpha1"
 API_VERSION = GROUP + "/" + VERSION
@@ -13,20 +13,24 @@ PLURAL = "distributedtrainingjobs"
 SINGULAR = "distributedtrainingjob"
 SHORT_NAME = "dtj"
 
-# --- labels and annotations of the objects that the operator makes ------------------------------------------------
-MANAGER = "dtj-operator"  # app.kubernetes.io/managed-by, and the field manager of every server-side apply
+# --- labels and annotations of the objects that the operator creates --------------------------------------------------
+MANAGER = "dtj-operator"  # also the field manager of every apply
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
-ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"  # on the StatefulSet only: digest of the part of the spec that shapes pods
-ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"  # on the StatefulSet: where the agent of its pods is from, all of them alike
-ANNOTATION_REPAIRED = GROUP + "/repaired-generation"  # on the StatefulSet: its generation when an edit of it was last undone
-ANNOTATION_NUDGED = GROUP + "/nudged"  # on the StatefulSet: when its controller was last woken, because pods were missing
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
+# All annotations are on the StatefulSet. The spec hash digests the part of the spec that shapes pods.
+ANNOTATION_SPEC_HASH = GROUP + "/spec-hash"
+# The image that the agent of its pods comes from; all its pods have the same.
+ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"
+# The generation of the StatefulSet when the operator last reverted an edit of it.
+ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
+# When the operator last woke the StatefulSet controller, because pods were missing.
+ANNOTATION_NUDGED = GROUP + "/nudged"
 
-# --- names inside the pod -------------------------------------------------------------------------------------------
-CONTAINER = "trainer"  # the container of the pod template that runs the agent
-INIT_CONTAINER = "dtj-agent"  # puts the agent's zipapp into the pod
+# --- names inside the pod ---------------------------------------------------------------------------------------------
+CONTAINER = "trainer"  # the container that runs the agent
+INIT_CONTAINER = "dtj-agent"  # copies the agent's zipapp into the pod
 VOLUME_AGENT = "dtj-agent"
 VOLUME_STATE = "dtj-state"
 VOLUME_SECRET = "dtj-secret"
@@ -37,15 +41,15 @@ AGENT_DIR = "/dtj/bin"
 AGENT_PATH = AGENT_DIR + "/agent.pyz"
 STATE_DIR = "/dtj/state"
 SECRET_DIR = "/dtj/secret"
-SECRET_KEY = "key"  # the key of the Secret's data, so the file is SECRET_DIR/key
+SECRET_KEY = "key"  # in the Secret's data: the file is SECRET_DIR/key
 DEFAULT_CHECKPOINT_DIR = "/checkpoints"
 TERMINATION_LOG = "/dev/termination-log"
-TERMINATION_LOG_BYTES = 4096  # the kubelet's own limit of a termination message
+TERMINATION_LOG_BYTES = 4096  # the kubelet's limit of a termination message
 LOG_TAIL_BYTES = 2048
 AGENT_PORT = 29400
 AGENT_PORT_NAME = "dtj-agent"
 
-# --- environment: operator -> agent ---------------------------------------------------------------------------------
+# --- environment: operator -> agent -----------------------------------------------------------------------------------
 ENV_JOB = "DTJ_JOB"
 ENV_JOB_UID = "DTJ_JOB_UID"
 ENV_NAMESPACE = "DTJ_NAMESPACE"
@@ -55,7 +59,8 @@ ENV_ORDINAL = "DTJ_ORDINAL"
 ENV_POD_NAME = "DTJ_POD_NAME"
 ENV_POD_IP = "DTJ_POD_IP"
 ENV_NODE_NAME = "DTJ_NODE_NAME"
-ENV_PEERS = "DTJ_PEERS"  # "digits-{}.digits:29400", or a comma-separated list of host:port by ordinal
+# A template such as "digits-{}.digits:29400", or a comma-separated list of host:port by ordinal.
+ENV_PEERS = "DTJ_PEERS"
 ENV_LISTEN = "DTJ_LISTEN"  # host:port that the agent serves on
 ENV_ATTEMPT_FLOOR = "DTJ_ATTEMPT_FLOOR"  # the first attempt's number is at least this
 ENV_MAX_RESTARTS = "DTJ_MAX_RESTARTS"
@@ -64,17 +69,19 @@ ENV_BACKEND = "DTJ_BACKEND"
 ENV_SECRET_FILE = "DTJ_SECRET_FILE"
 ENV_STATE_DIR = "DTJ_STATE_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
-ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"  # SIGTERM to SIGKILL of the workers
-ENV_STOP_GRACE_SECONDS = "DTJ_STOP_GRACE_SECONDS"  # the same, of a group that failed
+# SIGTERM to SIGKILL of the workers, when the pod terminates and when the group has failed.
+ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"
+ENV_STOP_GRACE_SECONDS = "DTJ_STOP_GRACE_SECONDS"
 ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
-# --- environment: dtj run -> agent (a pod on this machine) ----------------------------------------------------------
-ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": the agent and its workers end if the process that started them does
-ENV_LOCAL_POD = "DTJ_LOCAL_POD"  # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup
-# --- environment: operator -> agent -> worker ---------------------------------------------------------------------
+# --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
+ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": exit if the process that started the agent does
+# "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
+ENV_LOCAL_POD = "DTJ_LOCAL_POD"
+# --- environment: operator -> agent -> worker -------------------------------------------------------------------------
 ENV_CHECKPOINT_DIR = "DTJ_CHECKPOINT_DIR"
 ENV_CHECKPOINT_EVERY = "DTJ_CHECKPOINT_EVERY_STEPS"
 ENV_CHECKPOINT_KEEP = "DTJ_CHECKPOINT_KEEP"
-# --- environment: agent -> worker (beside what torchrun sets) ----------------------------------------------------
+# --- environment: agent -> worker (in addition to torchrun's) ---------------------------------------------------------
 ENV_ATTEMPT = "DTJ_ATTEMPT"
 ENV_AGENT_SOCKET = "DTJ_AGENT_SOCKET"  # unix datagram socket for progress reports
 TORCHRUN_ENV = (
@@ -83,78 +90,104 @@ TORCHRUN_ENV = (
     "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
 )  # fmt: skip
 
-# --- files in DTJ_CHECKPOINT_DIR, the job's own folder on the checkpoint volume ------------------------------------
-LEASE_FILE = "attempt"  # decimal number of the attempt that may write; written by the coordinator before each start
+# --- files in DTJ_CHECKPOINT_DIR, the job's own folder on the checkpoint volume ---------------------------------------
+# The lease: decimal number of the attempt that may write. The coordinator writes it before each start.
+LEASE_FILE = "attempt"
 LOG_FOLDER = "logs"  # <pod>.log, rotated
-CHECKPOINT_FOLDER = "step-%08d"  # a committed checkpoint, by the step that it holds
-CHECKPOINT_INCOMPLETE = ".incomplete-step-%08d-a%d"  # step, attempt: being written, or left behind by a killed writer
-CHECKPOINT_TORN = ".torn-step-%08d-a%d"  # step, attempt that found it invalid and put it aside
+CHECKPOINT_FOLDER = "step-%08d"  # a committed checkpoint, by its step
+# Step and attempt of a checkpoint that is being written, or that a killed writer has left behind.
+CHECKPOINT_INCOMPLETE = ".incomplete-step-%08d-a%d"
+# Step of a torn checkpoint, and the attempt that found it invalid and set it aside.
+CHECKPOINT_TORN = ".torn-step-%08d-a%d"
 MANIFEST_FILE = "manifest.json"
-METRICS_FILE = "metrics.jsonl"  # one JSON object per logged step, appended by rank 0: attempt, step, loss, ...
+# One JSON object per logged step, appended by rank 0: attempt, step, loss, ...
+METRICS_FILE = "metrics.jsonl"
 
-# --- files in the state dir of an agent ----------------------------------------------------------------------------
-STATE_FILE = "state.json"  # what an agent must know after a restart of its container
+# --- files in the state dir of an agent -------------------------------------------------------------------------------
+STATE_FILE = "state.json"  # what an agent needs after a restart of its container
 OUTCOME_FILE = "outcome.json"
 SOCKET_FILE = "agent.sock"
 
-# --- the agents' protocol: seconds and bytes ------------------------------------------------------------------------
+# --- the agents' protocol: times --------------------------------------------------------------------------------------
 HEARTBEAT_SECONDS = 1.0
-PEER_DEAD_SECONDS = 5.0  # silence after which a peer is lost (a closed connection says so at once)
-CONNECT_SECONDS = 3.0  # a connection attempt's deadline
-HANDSHAKE_SECONDS = 5.0  # from accept to a proven secret, or to the end of an HTTP request
-RETRY_MIN_SECONDS = 0.05  # first pause before a peer is called again; doubles, with jitter
+# A peer is lost after this silence, or at once when its connection closes.
+PEER_DEAD_SECONDS = 5.0
+CONNECT_SECONDS = 3.0  # deadline of a connection attempt
+# From accept to a proven secret, or to the end of an HTTP request.
+HANDSHAKE_SECONDS = 5.0
+# First pause before a peer is called again; doubles up to the second, with jitter.
+RETRY_MIN_SECONDS = 0.05
 RETRY_MAX_SECONDS = 1.0
-ANNOUNCE_SECONDS = 1.0  # between two rounds of calls to peers that are missing
-ANNOUNCE_FANOUT = 8  # peers called in one round by a member that can't find the coordinator
-ANNOUNCE_AT_ONCE = 32  # calls of the coordinator under way at one time
-STOP_GRACE_SECONDS = 0.5  # SIGTERM to SIGKILL of the workers of a failed group, where restart.stopGraceSeconds says nothing
-STUCK_SECONDS = 30.0  # a worker still there this long after SIGKILL (uninterruptible sleep): its pod has to be replaced
-MEMBER_STUCK = "stuck"  # the state of such a member in /status: the operator deletes its pod
-LEASE_DEADLINE_SECONDS = 10.0  # after that a lease that is not written yet is reported as the reason for waiting
+ANNOUNCE_SECONDS = 1.0  # between two rounds of calls to missing peers
+ANNOUNCE_FANOUT = 8  # peers that a member without a coordinator calls in one round
+ANNOUNCE_AT_ONCE = 32  # concurrent calls of the coordinator
+# SIGTERM to SIGKILL of the workers of a failed group, unless restart.stopGraceSeconds is set.
+STOP_GRACE_SECONDS = 0.5
+# A worker that is alive this long after SIGKILL is stuck (uninterruptible sleep): its pod must be replaced.
+STUCK_SECONDS = 30.0
+# The state of a member with stuck workers in /status: the operator deletes its pod.
+MEMBER_STUCK = "stuck"
+# A lease that is not written after this time is reported as the reason for waiting.
+LEASE_DEADLINE_SECONDS = 10.0
 LEASE_RETRY_SECONDS = 1.0
-FAREWELL_SECONDS = 5.0  # how long the coordinator waits for the others to have the outcome
-PROGRESS_SECONDS = 0.2  # the agent with rank 0 forwards progress this often; the others with their heartbeat
+FAREWELL_SECONDS = 5.0  # how long the coordinator waits until all members have the outcome
+# The agent with rank 0 forwards progress this often; the others forward it with their heartbeat.
+PROGRESS_SECONDS = 0.2
+SAVES_SECONDS = 10.0  # between two scans for checkpoints that a script does not report
+# How long a log that accepts nothing blocks its workers; after that their lines are dropped.
+BACK_PRESSURE_SECONDS = 1.0
+
+# --- the agents' protocol: sizes --------------------------------------------------------------------------------------
 MAX_FRAME_BYTES = 256 * 1024
-MAX_EVIDENCE_CHARS = 16 * 1024  # of log tails in one message: JSON makes up to 12 bytes of one, and MAX_FRAME_BYTES holds
-MAX_HISTORY_BYTES = 96 * 1024  # of events, failures and recoveries; a hello has an outcome with a failure beside it
+# Of log tails in one message: JSON makes up to 12 bytes of a character, and MAX_FRAME_BYTES must hold.
+MAX_EVIDENCE_CHARS = 16 * 1024
+# Of events, failures and recoveries; a hello holds an outcome with a failure beside them.
+MAX_HISTORY_BYTES = 96 * 1024
 MAX_HTTP_BYTES = 8 * 1024
-MAX_SEND_BUFFER_BYTES = 2 * 1024 * 1024  # more unread than this: the peer is as good as dead
-MAX_UNPROVEN_CONNECTIONS = 64  # and two for each replica: all members may dial at once
+MAX_SEND_BUFFER_BYTES = 2 * 1024 * 1024  # a peer with more unread bytes counts as dead
+# Plus two for each replica, because all members may dial at once.
+MAX_UNPROVEN_CONNECTIONS = 64
 MAX_UNPROVEN_OF_SOURCE = 16  # of one address, while there is no room for all
 MAX_DATAGRAM_BYTES = 64 * 1024
-MAX_LINE_BYTES = 16 * 1024  # longer lines of a worker are cut into several
-MAX_LOG_BACKLOG_BYTES = 1024 * 1024  # log lines that wait for a slow disk; beyond it they are dropped and counted
-FULL_LOG_BACKLOG_BYTES = MAX_LOG_BACKLOG_BYTES // 4  # from here on workers wait; one read with its prefixes fits in above it
-BACK_PRESSURE_SECONDS = 1.0  # how long a log that takes nothing holds its workers up; then their lines are dropped
+MAX_LINE_BYTES = 16 * 1024  # longer lines of a worker are split
+# Log lines that wait for a slow disk; beyond this they are dropped and counted.
+MAX_LOG_BACKLOG_BYTES = 1024 * 1024
+# From here on workers wait. One read with its prefixes fits in above this.
+FULL_LOG_BACKLOG_BYTES = MAX_LOG_BACKLOG_BYTES // 4
 LOG_ROTATE_BYTES = 10_000_000
-SAVES_SECONDS = 10.0  # between two looks at the files that a script saves and does not report
+# The range of MASTER_PORT: from here to below the kernel's ephemeral ports, so no outgoing connection takes one.
+MASTER_PORT_FLOOR = 20000
+
+# --- the group's memory and its limits --------------------------------------------------------------------------------
 KEEP_FAILURES = 5
-FILE_NOT_FOUND_TRIES = 5  # attempts in a row that end so; not more than KEEP_FAILURES, by which they are counted
-EARLY_SECONDS = 30.0  # an attempt that lived longer has shown that its script works, whether it reports steps or not
 KEEP_RECOVERIES = 10
 KEEP_EVENTS = 20
-MASTER_PORT_FLOOR = 20000  # MASTER_PORT: from here to below the kernel's ephemeral ports, so no outgoing connection takes it
+# Attempts in a row that end with FileNotFound; at most KEEP_FAILURES, which count them.
+FILE_NOT_FOUND_TRIES = 5
+# An attempt that lived longer has shown that its script works, whether the script reports steps or not.
+EARLY_SECONDS = 30.0
+# The keys of a recovery's `seconds`, in order.
+RECOVERY_PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")
 
-# --- exit codes ------------------------------------------------------------------------------------------------------
-EXIT_NO_RESTART = 93  # a worker's own word that a restart is of no use (as in nvidia-resiliency-ext's launcher)
-EXIT_TERMINATED = 143  # the agent, ended by SIGTERM before there was an outcome
+# --- exit codes -------------------------------------------------------------------------------------------------------
+# A worker's request not to be restarted, as in nvidia-resiliency-ext's launcher.
+EXIT_NO_RESTART = 93
+EXIT_TERMINATED = 143  # the agent, terminated before there was an outcome
 
-# --- recoveries ------------------------------------------------------------------------------------------------------
-RECOVERY_PHASES = ("detect", "stop", "schedule", "rendezvous", "load", "firstStep")  # keys of `seconds`, as they follow
-
-# --- conditions ------------------------------------------------------------------------------------------------------
+# --- conditions -------------------------------------------------------------------------------------------------------
 COMPLETE = "Complete"
 FAILED = "Failed"
 SUSPENDED = "Suspended"
 RUNNING = "Running"
 RESTARTING = "Restarting"
-PENDING = "Pending"  # a phase only: no condition of that name
-STALLED = "Stalled"  # beside the others: what is there goes on, and the operator can't do what the spec asks for
+PENDING = "Pending"  # a phase only: there is no condition Pending
+# Beside the others: the pods continue, and the operator can't do what the spec requests.
+STALLED = "Stalled"
 CONDITIONS = (COMPLETE, FAILED, SUSPENDED, RUNNING, RESTARTING)
 
 
 class Reason:
-    """Event reason = condition reason = metric label."""
+    """The reasons of conditions and events, which are also metric labels."""
 
     # life of a job
     CREATED = "ChildrenCreated"
@@ -165,7 +198,7 @@ class Reason:
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
-    AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, and its agent has not answered the operator for a minute
+    AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, but its agent has not answered for a minute
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"
@@ -179,37 +212,43 @@ class Reason:
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     AGENT_CRASHED = "AgentCrashed"
-    CONNECTION_LOST = "ConnectionLost"  # the same agent came back: a network failure, no pod was touched
-    # events
-    WORKER_STUCK = "WorkerStuck"  # SIGKILL did not end it: uninterruptible sleep, as on a dead volume or driver
+    CONNECTION_LOST = "ConnectionLost"  # the same agent came back: a network failure
+    # SIGKILL did not end a worker: uninterruptible sleep, as on a dead volume or driver.
+    WORKER_STUCK = "WorkerStuck"
+    # events of an agent
     CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"
-    # what a trainer reports as an event
+    # events of a trainer
     CHECKPOINT_TORN = "CheckpointTorn"  # skipped: a file is missing, short or altered
-    CHECKPOINT_FAILED = "CheckpointFailed"  # a save failed; training goes on and tries again
-    CHECKPOINT_SLOW = "CheckpointSlow"  # a save was due while the one before was still being written
-    CHECKPOINT_METRIC_MISSING = "CheckpointMetricMissing"  # keep_best looks at a metric that a save does not have
+    CHECKPOINT_FAILED = "CheckpointFailed"  # a save failed; training continues and tries again
+    CHECKPOINT_SLOW = "CheckpointSlow"  # a save was due while the previous one was still being written
+    CHECKPOINT_METRIC_MISSING = "CheckpointMetricMissing"  # a save lacks the metric that keep_best reads
     LOSS_NOT_FINITE = "LossNotFinite"  # a loss is NaN or infinite
     LEASE_LOST = "CheckpointLeaseLost"  # a newer attempt owns the folder
-    SINK_FAILED = "SinkFailed"  # a place for records (a file, a tracking server) refused one; training goes on without it
+    # A file or a tracking server rejected a record; training continues without it.
+    SINK_FAILED = "SinkFailed"
     WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded
     # why a job failed
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"
     NO_RESTART_EXIT_CODE = "NoRestartExitCode"
     ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
     IMPORT_FAILED = "ImportFailed"
-    SCRIPT_ERROR = "ScriptError"  # Python refused it before its first step: SyntaxError, NameError, a breakpoint
-    USAGE_ERROR = "UsageError"  # the script refused its arguments
-    FILE_NOT_FOUND = "FileNotFound"  # before the first step: it may be there later, so it is tried a few times
+    SCRIPT_ERROR = "ScriptError"  # before the first step: SyntaxError, NameError, a breakpoint
+    USAGE_ERROR = "UsageError"  # the script rejected its arguments
+    # Before the first step. Retried a few times, because the file may appear later.
+    FILE_NOT_FOUND = "FileNotFound"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
-    CHILD_REFUSED = "ChildRefused"  # a quota, an admission plugin or a missing right, for now: the condition has its words
-    ACCELERATOR_UNDECIDED = "AcceleratorUndecided"  # how many ranks, over which backend: only the user knows
+    # why a job waits
+    # A quota, an admission plugin or a missing right, for now; the condition quotes the API server.
+    CHILD_REFUSED = "ChildRefused"
+    # Only the user knows how many ranks, and over which backend.
+    ACCELERATOR_UNDECIDED = "AcceleratorUndecided"
     CHILD_CONFLICT = "ChildConflict"  # an object of that name exists and is not ours
 
 
 PERMANENT = frozenset({
-    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR, Reason.USAGE_ERROR,
-    Reason.INVALID_SPEC, Reason.TEMPLATE_REJECTED,
+    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
+    Reason.USAGE_ERROR, Reason.INVALID_SPEC, Reason.TEMPLATE_REJECTED,
 })  # fmt: skip

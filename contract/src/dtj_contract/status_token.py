@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from _operator import _compare_digest as same  # what hmac.compare_digest is, without hmac
+from _operator import _compare_digest as same  # hmac.compare_digest without hmac
 
-# hashlib loads OpenSSL, 4 MB of every agent's memory; the interpreter has SHA-256 of its own (random.py does the same).
+# hashlib loads OpenSSL, 4 MB of every agent's memory; the interpreter has SHA-256 of its own
+# (random.py does the same).
 try:
     from _sha2 import sha256  # type: ignore[import-not-found]  # Python 3.12 and later
 except ImportError:
     try:
         from _sha256 import sha256  # type: ignore[import-not-found]
-    except ImportError:  # a Python built without its own hashes
+    except ImportError:  # Python built without its own hashes
         from hashlib import sha256
 
 _INNER = bytes(x ^ 0x36 for x in range(256))
@@ -36,10 +37,10 @@ class Mac:
 
 
 def status_token(secret: bytes) -> str:
-    """The bearer token of /status."""
+    """Returns the bearer token of /status."""
     return Mac(secret).hex(b"status")
 
 
 def bearer_is_valid(secret: bytes, header: str) -> bool:
-    """`header`: the value of Authorization."""
+    """Returns whether `header`, the value of Authorization, holds the job's token."""
     return same(header.encode(), b"Bearer " + status_token(secret).encode())

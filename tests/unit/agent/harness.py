@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 from dtj_contract import names
 from dtj_contract.status_token import status_token
 from tests.lib.ports import free_port
+from tests.lib.waiting import wait_until
 
 KEY = "5e" * 32
-PATIENCE = 90.0  # nothing takes so long, and on a busy machine nothing is known to take less
+# Nothing takes this long, and on a busy machine nothing is known to take less.
+PATIENCE = 90.0
 
-# A worker that reports like a trainer. What it does is told by files in the folder $PLAN, so that a test can change its mind.
+# A worker that reports like a trainer. Files in the folder $PLAN control it, so that a test can
+# change its behaviour.
 WORKER = """
 import json, os, signal, socket, sys, time
 rank, attempt, plan = int(os.environ["RANK"]), int(os.environ["DTJ_ATTEMPT"]), os.environ["PLAN"]
@@ -31,16 +34,16 @@ def report(**what):
         sock.sendto(json.dumps(dict(what, rank=rank, attempt=attempt)).encode(), os.environ["DTJ_AGENT_SOCKET"])
     except OSError:
         pass
-def told(name):
+def planned(name):
     return os.path.exists(os.path.join(plan, name))
-if told("handle-sigterm"):
+if planned("handle-sigterm"):
     def end(*_):
         print("saving on SIGTERM", flush=True)
         sys.exit(0)
     signal.signal(signal.SIGTERM, end)
-if told("report-on-sigterm"):
+if planned("report-on-sigterm"):
     signal.signal(signal.SIGTERM, lambda *_: report(event={"type": "Warning", "reason": "LastWord", "message": "of %d" % rank}))
-if told("ignore-sigterm"):
+if planned("ignore-sigterm"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open(os.path.join(plan, "pid-%d" % rank), "w").write(str(os.getpid()))
 open(os.path.join(plan, "ran-%d-%d" % (attempt, rank)), "w").write(json.dumps(dict(os.environ)))
@@ -48,16 +51,16 @@ report(phase="loading")
 saved = os.path.join(plan, "saved")
 step = int(open(saved).read()) if os.path.exists(saved) else 0
 report(phase="training", resumedStep=step)
-while not told("finish"):
+while not planned("finish"):
     step += 1
     report(phase="training", step=step, totalSteps=1000, loss=1.0 / step)
-    if rank == 0 and told("save"):
+    if rank == 0 and planned("save"):
         os.unlink(os.path.join(plan, "save"))
         open(saved + ".new", "w").write(str(step))
         os.replace(saved + ".new", saved)
         report(checkpoint={"step": step, "path": saved, "time": time.time()})
     for name in ("exit-%d" % rank, "raise-%d" % rank):
-        if told(name):
+        if planned(name):
             value = open(os.path.join(plan, name)).read()
             os.unlink(os.path.join(plan, name))
             if name.startswith("exit"):
@@ -68,22 +71,16 @@ print("rank", rank, "is done")
 """
 
 
-def wait_for(what: Callable[[], Any], seconds: float = PATIENCE, why: str = "") -> Any:
-    """The first true value of `what`; polls, fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = what()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {why}"
-        time.sleep(0.01)
-
-
 class Group:
-    """The agents of one job. `start(i)` starts agent i, and again after it has ended, as the kubelet would."""
+    """The agents of one job. `start(i)` starts agent i, and starts it again after it has exited, as the kubelet would."""
 
     def __init__(
-        self, folder: Path, replicas: int, command: list[str] | None = None, program: list[str] | None = None, **environ: str
+        self,
+        folder: Path,
+        replicas: int,
+        command: list[str] | None = None,
+        program: list[str] | None = None,
+        **environ: str,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.replicas = folder, replicas
@@ -126,7 +123,7 @@ class Group:
             self.everyone.append(agent)
 
     def status(self, ordinal: int = 0) -> dict[str, Any]:
-        """`/status`, or {} while nobody answers."""
+        """Returns `/status`; {} while the agent does not answer."""
         try:
             body = self.get(ordinal, "/status", token())
         except OSError:
@@ -143,16 +140,16 @@ class Group:
             return data
 
     def tell(self, name: str, text: str = "") -> None:
-        """Change the workers' plan; whole at once."""
+        """Changes the workers' plan atomically."""
         (self.folder / "new").write_text(text)
         (self.folder / "new").rename(self.plan / name)
 
     def worker(self, rank: int) -> int:
-        """Pid of a rank's present process."""
+        """Returns the pid of a rank's present process."""
         return int((self.plan / f"pid-{rank}").read_text())
 
     def wait_attempt(self, attempt: int, step: int = 1) -> dict[str, Any]:
-        """Until this attempt has done a step."""
+        """Waits until this attempt has done a step. Returns the status."""
 
         def there() -> dict[str, Any] | None:
             status = self.status()
@@ -174,7 +171,7 @@ class Group:
         return resumed and progress["step"] >= step
 
     def ran(self, attempt: int, rank: int) -> dict[str, str] | None:
-        """The environment of a rank in an attempt, if it ran."""
+        """Returns the environment of a rank in an attempt; None if it did not run."""
         path = self.plan / f"ran-{attempt}-{rank}"
         text = path.read_text() if path.exists() else ""
         return json.loads(text) if text.endswith("}") else None
@@ -186,7 +183,7 @@ class Group:
             raise AssertionError(f"agent {ordinal} does not exit\n{self.logs()}") from None
 
     def outcome(self, ordinal: int = 0) -> dict[str, Any]:
-        """The termination message."""
+        """Returns the termination message."""
         message: dict[str, Any] = json.loads((self.folder / f"termination-{ordinal}").read_text())
         return message
 
@@ -212,7 +209,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Not a zombie either."""
+    """Returns whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -223,7 +220,7 @@ def is_alive(pid: int) -> bool:
 def running(
     folder: Path, replicas: int, command: list[str] | None = None, program: list[str] | None = None, **environ: str
 ) -> Iterator[Group]:
-    """A group that is started, and gone in the end with all its processes."""
+    """Starts a group, and at the end checks that all its processes are gone."""
     group = Group(folder, replicas, command, program, **environ)
     try:
         group.start()
@@ -231,7 +228,7 @@ def running(
     finally:
         group.close()
         pids = [int(path.read_text() or 0) for path in group.plan.glob("pid-*")]
-        wait_for(lambda: not any(is_alive(pid) for pid in pids if pid), why="workers outlive their agents")
+        wait_until("the workers to end with their agents", lambda: not any(is_alive(pid) for pid in pids if pid))
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -1,7 +1,7 @@
-"""A volume that hangs, as an NFS server that is gone: who touches it sleeps uninterruptibly, and SIGKILL does not end it.
+"""A volume that hangs like a dead NFS server: a process that reads it sleeps uninterruptibly, even after SIGKILL.
 
-A FUSE file system whose server reads every request and answers none but the first. When the server ends, the kernel lets go of
-all who wait. Mounting needs root and /dev/fuse.
+A FUSE file system whose server reads every request and answers only the first. When the server
+exits, the kernel releases all waiting processes. Mounting needs root and /dev/fuse.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 MNT_DETACH = 2
 INIT = 26  # the first request of the kernel
 HEADER = struct.Struct("<IIQQIIII")  # length, opcode, unique, node, uid, gid, pid, padding
-# of struct fuse_init_out: version 7.31, and what the kernel may have under way
+# struct fuse_init_out: version 7.31, and the limits of concurrent requests.
 AGREED = struct.pack("<IIIIHHIIHH", 7, 31, 65536, 0, 12, 10, 65536, 1, 0, 0).ljust(64, b"\0")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -29,7 +29,7 @@ def possible() -> bool:
 
 
 def serve(where: str) -> None:
-    """Mount and never answer; ends with its parent."""
+    """Mounts the volume and never answers; exits with its parent."""
     libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
@@ -44,7 +44,7 @@ def serve(where: str) -> None:
 
 @contextmanager
 def hung_volume(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Mounted at `folder`; who kills the server lets everyone go."""
+    """Mounts the volume at `folder`. Killing the yielded server releases all waiting processes."""
     folder.mkdir()
     server = subprocess.Popen([sys.executable, __file__, str(folder)], stdout=subprocess.PIPE, text=True)
     try:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dtj_agent.group import effects as group
+from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, rank: int, attempt: int) -> None:
         self.rank = rank
         self.attempt = attempt
-        self.asked = False
+        self.requested = False
         self.exit_code: int | None = None
         self.held = False
         """In a system call that no signal ends."""
@@ -77,7 +77,13 @@ class Pod:
         self.life += 1
         self.alive, self.leaving, self.link, self.conns = True, False, None, {}
         me = Identity(
-            UID, self.ordinal, f"{self}.{self.life}", f"j-{self.ordinal}", "n", f"10.{self.generation}.0.{self.ordinal}", 3.0
+            UID,
+            self.ordinal,
+            f"{self}.{self.life}",
+            f"j-{self.ordinal}",
+            "n",
+            f"10.{self.generation}.0.{self.ordinal}",
+            3.0,
         )
         self.member = Member(me, dict(self.saved), self.final)
         self.member.port = world.rng.randrange(20000, 30000)
@@ -119,7 +125,11 @@ class Pod:
         if coordinator is None:  # it crashed in the middle of the tick
             return
         for ordinal in [o for o in range(1, world.replicas) if o not in coordinator.peers]:
-            world.call(self, world.lookup(ordinal), lambda other, started=coordinator.announced: other.called(self, started))  # type: ignore[misc]
+            world.call(
+                self,
+                world.lookup(ordinal),
+                lambda other, started=coordinator.succession.announced: other.called(self, started),
+            )  # type: ignore[misc]
         if coordinator.is_replaced and world.lookup(0) is self:
             world.coordinator_does(self, coordinator.named(world.now()))
 
@@ -204,7 +214,7 @@ class Network:
     def member_does(self, pod: Pod, effects: list[member.Effect]) -> None:
         raise NotImplementedError
 
-    def coordinator_does(self, pod: Pod, effects: list[group.Effect]) -> None:
+    def coordinator_does(self, pod: Pod, effects: list[coordinator_effects.Effect]) -> None:
         raise NotImplementedError
 
     def now(self) -> Now:
@@ -214,7 +224,7 @@ class Network:
         self._count += 1
         heapq.heappush(self._events, (self.time + seconds, self._count, call))
 
-    def say(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         self.log.append(f"{self.time:8.3f} {text}")
 
     def fail(self, text: str) -> None:
@@ -304,9 +314,19 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
         recovery = told.get(attempt + 1)
         if clean and faults == {"worker"} and attempt in world.failed:
             surely += 1
-            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != ("WorkerFailed", "InPlace", True):
+            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != (
+                "WorkerFailed",
+                "InPlace",
+                True,
+            ):
                 world.fail(f"a worker of attempt {attempt} failed, and it is said: {recovery}")
-        if clean and faults and faults <= free and recovery and (recovery["kind"], recovery["counted"]) != ("Pod", False):
+        if (
+            clean
+            and faults
+            and faults <= free
+            and recovery
+            and (recovery["kind"], recovery["counted"]) != ("Pod", False)
+        ):
             world.fail(f"attempt {attempt} broke by {faults} alone, and it is said: {recovery}")
     at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
     if not surely <= final["restarts"]["counted"] <= at_most:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from dtj_agent.group import effects as group
+from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
-from dtj_agent.group.effects import Rules
-from dtj_agent.group.member import Exited
+from dtj_agent.group.member import WorkerExit
 from dtj_agent.group.messages import FINISHED, STUCK
+from dtj_agent.group.rules import Rules
 from dtj_contract import names
 from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
 
@@ -47,25 +47,27 @@ class World(Network):
 
     # --- effects --------------------------------------------------------------------------------------------------
 
-    def coordinator_does(self, pod: Pod, effects: list[group.Effect]) -> None:
-        starts = [e for e in effects if isinstance(e, group.Send) and e.message["type"] == "start"]
+    def coordinator_does(self, pod: Pod, effects: list[coordinator_effects.Effect]) -> None:
+        starts = [e for e in effects if isinstance(e, coordinator_effects.Send) and e.message["type"] == "start"]
         if starts:
             self.check_start(pod, starts)
         life = pod.life
         for effect in effects:
             if self.crashes(pod, life):
                 return
-            if isinstance(effect, group.Send):
+            if isinstance(effect, coordinator_effects.Send):
                 if effect.conn in pod.conns:
                     self.deliver(pod.conns[effect.conn], False, effect.message)
-            elif isinstance(effect, group.Close):
+            elif isinstance(effect, coordinator_effects.Close):
                 if effect.conn in pod.conns:
                     link = pod.conns.pop(effect.conn)
                     self.cut(link)
-            elif isinstance(effect, group.WriteLease):
-                self.after(self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(lambda e=effect: self.write_lease(pod, e.attempt)))  # type: ignore[misc]
+            elif isinstance(effect, coordinator_effects.WriteLease):
+                self.after(
+                    self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(lambda e=effect: self.write_lease(pod, e.attempt))
+                )  # type: ignore[misc]
             else:
-                self.say(f"  coordinator in {pod}: {effect.text}")
+                self.log_line(f"  coordinator in {pod}: {effect.text}")
 
     def crashes(self, pod: Pod, life: int) -> bool:
         """Is the agent gone between two effects of one decision?"""
@@ -95,7 +97,7 @@ class World(Network):
         for effect in effects:
             if self.crashes(pod, life):
                 return
-            if isinstance(effect, member.Send):
+            if isinstance(effect, member.SendToCoordinator):
                 pod.send_up(effect.message)
             elif isinstance(effect, member.Spawn):
                 self.spawn(pod, effect)
@@ -110,7 +112,7 @@ class World(Network):
             elif isinstance(effect, member.Exit):
                 self.exit(pod, effect.code, self.time + names.FAREWELL_SECONDS)
             else:
-                self.say(f"  pod {pod}: {effect.text}")
+                self.log_line(f"  pod {pod}: {effect.text}")
 
     def finish(self, pod: Pod, final: dict[str, Any]) -> None:
         if pod.final is not None and pod.final != final:
@@ -134,7 +136,7 @@ class World(Network):
         if waiting and self.time < deadline:
             self.after(0.02, pod.life_of(lambda: self.exit(pod, code, deadline)))
             return
-        self.say(f"pod {pod}: the agent exits with {code}")
+        self.log_line(f"pod {pod}: the agent exits with {code}")
         if any(worker.exit_code is None and not worker.held for worker in pod.workers.values()):
             self.fail(f"pod {pod}: the agent exits while workers run")
 
@@ -172,7 +174,11 @@ class World(Network):
             return self.end(pod, worker, 1)
         mates = self.group[worker.attempt]
         whole = len(mates) == self.replicas * self.processes
-        if worker.exit_code is None and whole and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values()):
+        if (
+            worker.exit_code is None
+            and whole
+            and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values())
+        ):
             self.end(pod, worker, 0)
         return None
 
@@ -180,10 +186,10 @@ class World(Network):
         if worker.exit_code is not None or worker.held:
             return
         worker.exit_code = code
-        if code != 0 and not worker.asked:
-            self.say(f"pod {pod}: rank {worker.rank} of attempt {worker.attempt} ends with {code}")
+        if code != 0 and not worker.requested:
+            self.log_line(f"pod {pod}: rank {worker.rank} of attempt {worker.attempt} ends with {code}")
             self.workers_die(pod, [worker])
-        exited = Exited(worker.rank, code, worker.asked, "", False)
+        exited = WorkerExit(worker.rank, code, worker.requested, "", False)
         self.member_does(pod, pod.member.exited(worker.attempt, [exited], self.now()))
 
     def workers_die(self, pod: Pod, workers: list[Worker]) -> None:
@@ -198,10 +204,10 @@ class World(Network):
     def stop(self, pod: Pod, grace: float) -> None:
         for worker in pod.workers.values():
             if worker.exit_code is None and worker.held:
-                worker.asked = True
+                worker.requested = True
                 self.after(grace + names.STUCK_SECONDS, pod.life_of(lambda: self.held(pod)))
             elif worker.exit_code is None:
-                worker.asked = True
+                worker.requested = True
                 dies = self.rng.choice((0.0, 0.01, grace, grace))
                 self.after(min(dies, grace), pod.life_of(lambda w=worker: self.end(pod, w, -15)))  # type: ignore[misc]
         self.after(grace + 0.02, pod.life_of(lambda: self.swept(pod)))
@@ -210,7 +216,10 @@ class World(Network):
     def hold(self, worker: Worker) -> None:
         """It enters a system call that hangs. Who waits for it in a collective fails of that after a while."""
         mates = [
-            (p, mate) for p in self.everyone for mate in p.workers.values() if mate.attempt == worker.attempt and mate != worker
+            (p, mate)
+            for p in self.everyone
+            for mate in p.workers.values()
+            if mate.attempt == worker.attempt and mate != worker
         ]
         waiting = [(p, mate) for p, mate in mates if mate.exit_code is None and not mate.held]
         if waiting and worker.exit_code is None:
@@ -230,7 +239,7 @@ class World(Network):
             peer = hub.coordinator.peers.get(pod.ordinal) if hub.alive and hub.coordinator else None
             if any(worker.exit_code is None for worker in held) and pod.alive:
                 if peer is not None and peer.state == STUCK and self.others_know(pod) and self.rng.random() < 0.7:
-                    self.say(f"the operator replaces pod {pod}")
+                    self.log_line(f"the operator replaces pod {pod}")
                     self.bring_back(pod, keep_disk=False)
                 elif self.rng.random() < 0.2:
                     for worker in held:
@@ -243,7 +252,10 @@ class World(Network):
         self.after(2.0, pod.life_of(operator))
 
     def swept(self, pod: Pod) -> None:
-        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state in ("stopping", STUCK):
+        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state in (
+            "stopping",
+            STUCK,
+        ):
             pod.workers = {}
             pod.member.port += 1
             self.member_does(pod, pod.member.workers_gone(self.now()))
@@ -267,7 +279,7 @@ class World(Network):
         self.note(kind, pod)
         if kind == "worker" and pod.workers:
             worker = self.rng.choice(list(pod.workers.values()))
-            if worker.exit_code is None and not worker.asked and not worker.held:
+            if worker.exit_code is None and not worker.requested and not worker.held:
                 self.failed.add(worker.attempt)
             self.end(pod, worker, self.rng.choice((-9, 1, -11)))
         elif kind == "held" and pod.workers and pod.member.state == "running":
@@ -291,7 +303,7 @@ class World(Network):
             self.after(self.rng.uniform(0.1, 10.0), lambda: self.blocked.discard(pod))
 
     def note(self, kind: str, pod: Pod) -> None:
-        self.say(f"FAULT {kind}, pod {pod}")
+        self.log_line(f"FAULT {kind}, pod {pod}")
         self.faults.setdefault(max(self.started, default=0), []).append(kind)
 
     def may_replace(self, pod: Pod) -> bool:
@@ -324,10 +336,12 @@ class World(Network):
 
     # --- invariants -----------------------------------------------------------------------------------------------
 
-    def check_start(self, pod: Pod, starts: list[group.Send]) -> None:
+    def check_start(self, pod: Pod, starts: list[coordinator_effects.Send]) -> None:
         attempts = {effect.message["attempt"] for effect in starts}
         ranks = [
-            (pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"]) for effect in starts if effect.conn in pod.conns
+            (pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"])
+            for effect in starts
+            if effect.conn in pod.conns
         ]
         if len(attempts) != 1 or sorted(ranks) != [(o, o) for o in range(self.replicas)]:
             self.fail(f"a start with attempts {attempts} and ranks {ranks}")
@@ -352,7 +366,9 @@ class World(Network):
             told = restarts["inPlace"] + restarts["pod"]  # an attempt that was started may have reached nobody
             if not len(self.group) - 1 <= told <= len(self.started) - 1:
                 self.fail(f"{len(self.group)} attempts ran, but the history tells of {restarts}")
-        counted = max((pod.coordinator.history.restarts["counted"] for pod in self.everyone if pod.coordinator), default=0)
+        counted = max(
+            (pod.coordinator.history.restarts["counted"] for pod in self.everyone if pod.coordinator), default=0
+        )
         if counted > self.rules.max_restarts:
             self.fail(f"{counted} counted restarts of {self.rules.max_restarts}")
 
@@ -378,7 +394,9 @@ class World(Network):
             if not self._events or self.time > FAULT_SECONDS + PATIENCE_SECONDS:
                 states = [(p.alive, p.member and p.member.state, p.final and p.final["reason"]) for p in self.pods]
                 hub = self.pods[0].coordinator
-                self.fail(f"the job does not end: {states}, coordinator {hub and (hub.phase, hub.phase_reason, hub.waiting_for)}")
+                self.fail(
+                    f"the job does not end: {states}, coordinator {hub and (hub.phase, hub.phase_reason, hub.waiting_for)}"
+                )
             self.time, _, call = heapq.heappop(self._events)
             call()
             self.check()

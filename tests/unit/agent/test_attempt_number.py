@@ -6,7 +6,7 @@ import pytest
 
 from dtj_agent.group.history import History
 from dtj_contract import names
-from tests.unit.agent.bench import Bench
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 NUMBERS = {
     "the first": ({}, [0, 0], 1),
@@ -17,83 +17,85 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("rules", "known", "attempt"), NUMBERS.values(), ids=NUMBERS)
-def test_an_attempts_number_is_one_more_than_all_that_anyone_knows(rules: dict[str, int], known: list[int], attempt: int) -> None:
-    bench = Bench(2, **rules)
+def test_an_attempts_number_is_one_more_than_all_that_anyone_knows(
+    rules: dict[str, int], known: list[int], attempt: int
+) -> None:
+    harness = CoordinatorHarness(2, **rules)
     for ordinal, number in enumerate(known):
-        bench.join(ordinal, attempt=number)
-    assert bench.messages("start")[0][1]["attempt"] == attempt
+        harness.join(ordinal, attempt=number)
+    assert harness.messages("start")[0][1]["attempt"] == attempt
 
 
 def test_a_lease_that_is_taken_raises_the_number() -> None:
-    bench = Bench(1)
-    bench.grants = False
-    bench.join(0)
-    bench.grants = True
-    bench.do(bench.coordinator.lease_done(1, 8, None, bench.now()))
-    assert (bench.leases, bench.messages("start")[0][1]["attempt"]) == ([1, 9], 9)
+    harness = CoordinatorHarness(1)
+    harness.grants = False
+    harness.join(0)
+    harness.grants = True
+    harness.do(harness.coordinator.lease_done(1, 8, None, harness.now()))
+    assert (harness.leases, harness.messages("start")[0][1]["attempt"]) == ([1, 9], 9)
 
 
 def test_a_lease_that_another_has_written_since_ends_this_coordinators_attempts() -> None:
     """Pod 0 was made anew, and this one lives on: it must not outbid the new one, whose workers would lose their lease."""
-    bench = Bench(1)
-    bench.join(0)
-    bench.fail(0)
-    bench.grants = False
-    bench.stopped(0)
-    bench.do(bench.coordinator.lease_done(2, 2, None, bench.now()))
-    bench.time += 100
-    bench.do(bench.coordinator.tick(bench.now()))
-    assert (bench.leases, len(bench.messages("start"))) == ([1, 2], 1)
-    assert (bench.coordinator.phase, bench.coordinator.phase_reason) == ("Rendezvous", "CheckpointLeaseLost")
+    harness = CoordinatorHarness(1)
+    harness.join(0)
+    harness.fail(0)
+    harness.grants = False
+    harness.stopped(0)
+    harness.do(harness.coordinator.lease_done(2, 2, None, harness.now()))
+    harness.time += 100
+    harness.do(harness.coordinator.tick(harness.now()))
+    assert (harness.leases, len(harness.messages("start"))) == ([1, 2], 1)
+    assert (harness.coordinator.phase, harness.coordinator.phase_reason) == ("Rendezvous", "CheckpointLeaseLost")
 
 
 def test_a_lease_that_stands_there_after_an_error_is_this_coordinators_own() -> None:
     """The volume failed after the rename."""
-    bench = Bench(1)
-    bench.join(0)
-    bench.fail(0)
-    bench.grants = False
-    bench.stopped(0)
-    bench.do(bench.coordinator.lease_done(2, None, "Input/output error", bench.now()))
-    bench.time += 2
-    bench.do(bench.coordinator.tick(bench.now()))
-    bench.do(bench.coordinator.lease_done(2, 2, None, bench.now()))
-    assert bench.leases == [1, 2, 2, 3]
+    harness = CoordinatorHarness(1)
+    harness.join(0)
+    harness.fail(0)
+    harness.grants = False
+    harness.stopped(0)
+    harness.do(harness.coordinator.lease_done(2, None, "Input/output error", harness.now()))
+    harness.time += 2
+    harness.do(harness.coordinator.tick(harness.now()))
+    harness.do(harness.coordinator.lease_done(2, 2, None, harness.now()))
+    assert harness.leases == [1, 2, 2, 3]
 
 
 def test_a_lease_that_hangs_is_said_after_its_deadline_and_an_old_answer_counts_for_nothing() -> None:
-    bench = Bench(1)
-    bench.grants = False
-    bench.join(0)
-    bench.time += names.LEASE_DEADLINE_SECONDS + 1
-    bench.do(bench.coordinator.tick(bench.now()))
-    assert bench.coordinator.phase_reason == "CheckpointVolumeUnavailable"
-    assert "has not answered" in bench.coordinator.history.events[-1]["message"]
-    bench.do(bench.coordinator.lease_done(99, None, None, bench.now()))
-    assert not bench.messages("start")
+    harness = CoordinatorHarness(1)
+    harness.grants = False
+    harness.join(0)
+    harness.time += names.LEASE_DEADLINE_SECONDS + 1
+    harness.do(harness.coordinator.tick(harness.now()))
+    assert harness.coordinator.phase_reason == "CheckpointVolumeUnavailable"
+    assert "has not answered" in harness.coordinator.history.events[-1]["message"]
+    harness.do(harness.coordinator.lease_done(99, None, None, harness.now()))
+    assert not harness.messages("start")
 
 
 def test_a_member_that_leaves_before_the_lease_is_written_is_waited_for() -> None:
-    bench = Bench(2)
-    bench.grants = False
-    bench.join(0)
-    bench.join(1)
-    bench.leave(1)
-    bench.do(bench.coordinator.lease_done(1, None, None, bench.now()))
-    assert not bench.messages("start")
-    bench.grants = True
-    bench.join(1, generation=1)
-    assert bench.messages("start")[0][1]["attempt"] == 2
+    harness = CoordinatorHarness(2)
+    harness.grants = False
+    harness.join(0)
+    harness.join(1)
+    harness.leave(1)
+    harness.do(harness.coordinator.lease_done(1, None, None, harness.now()))
+    assert not harness.messages("start")
+    harness.grants = True
+    harness.join(1, generation=1)
+    assert harness.messages("start")[0][1]["attempt"] == 2
 
 
 def test_an_agent_that_has_seen_a_later_attempt_than_this_coordinator_started_is_refused() -> None:
     """Another coordinator has started that one: it has replaced this one."""
-    bench = Bench(2).running()
-    bench.leave(1)
-    bench.join(1, generation=1, attempt=2)
-    assert bench.closed == [11]
-    bench.join(1, generation=2, attempt=1)
-    assert bench.closed == [11]
+    harness = CoordinatorHarness(2).running()
+    harness.leave(1)
+    harness.join(1, generation=1, attempt=2)
+    assert harness.closed == [11]
+    harness.join(1, generation=2, attempt=1)
+    assert harness.closed == [11]
 
 
 FAILED = {"uid": "uid", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "failure": None}
@@ -103,40 +105,40 @@ def test_an_outcome_of_an_earlier_attempt_ends_nothing_and_its_agent_goes_on() -
     """A coordinator that was replaced, and lives on, has told it to an agent that knew no better."""
     past = History()
     past.attempt = 5
-    bench = Bench(2, history=past)
-    bench.join(0, attempt=5)
-    bench.join(1, state="finished", attempt=1, outcome={**FAILED, "attempt": 1})
-    assert bench.coordinator.outcome is None
-    assert [message["history"]["attempt"] for ordinal, message in bench.messages("history") if ordinal == 1] == [5]
-    bench.stopped(1, attempt=1)
-    assert bench.messages("start")[0][1]["attempt"] == 6
+    harness = CoordinatorHarness(2, history=past)
+    harness.join(0, attempt=5)
+    harness.join(1, state="finished", attempt=1, outcome={**FAILED, "attempt": 1})
+    assert harness.coordinator.outcome is None
+    assert [message["history"]["attempt"] for ordinal, message in harness.messages("history") if ordinal == 1] == [5]
+    harness.stopped(1, attempt=1)
+    assert harness.messages("start")[0][1]["attempt"] == 6
 
 
 def test_an_outcome_of_the_last_attempt_is_taken() -> None:
     past = History()
     past.attempt = 5
-    bench = Bench(2, history=past)
-    bench.join(1, state="finished", attempt=5, outcome={**FAILED, "attempt": 5})
-    assert bench.coordinator.outcome == {**FAILED, "attempt": 5}
+    harness = CoordinatorHarness(2, history=past)
+    harness.join(1, state="finished", attempt=5, outcome={**FAILED, "attempt": 5})
+    assert harness.coordinator.outcome == {**FAILED, "attempt": 5}
 
 
 def test_an_outcome_before_the_first_attempt_of_a_run_is_of_the_run() -> None:
-    bench = Bench(2, attempt_floor=6, rendezvous_timeout=60.0)
-    bench.join(0)
-    bench.wait(61)
-    assert bench.coordinator.outcome is not None
-    assert bench.coordinator.outcome["attempt"] == 5
+    harness = CoordinatorHarness(2, attempt_floor=6, rendezvous_timeout=60.0)
+    harness.join(0)
+    harness.wait(61)
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["attempt"] == 5
 
 
 def test_a_coordinator_that_hears_of_later_attempts_ends_nothing_and_starts_nothing() -> None:
-    bench = Bench(2, rendezvous_timeout=60.0, max_restarts=0).running()
-    bench.leave(1)
-    bench.stopped(0)
-    bench.do(bench.coordinator.heard_of(2, bench.now()))
-    bench.wait(3600)
-    bench.join(1, generation=1, attempt=1)
-    assert (bench.coordinator.outcome, bench.messages("start")) == (None, [])
-    assert bench.coordinator.phase_message(bench.now()) == "another coordinator of this job has begun attempt 2"
+    harness = CoordinatorHarness(2, rendezvous_timeout=60.0, max_restarts=0).running()
+    harness.leave(1)
+    harness.stopped(0)
+    harness.do(harness.coordinator.heard_of(2, harness.now()))
+    harness.wait(3600)
+    harness.join(1, generation=1, attempt=1)
+    assert (harness.coordinator.outcome, harness.messages("start")) == (None, [])
+    assert harness.coordinator.phase_message(harness.now()) == "another coordinator of this job has begun attempt 2"
 
 
 def test_a_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
@@ -144,71 +146,75 @@ def test_a_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
     past = History()
     past.attempt = 1
     broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}
-    bench = Bench(2, history=past, max_restarts=0)
-    bench.join(0, attempt=1, crashed=True, interrupted=broke, history=past.to_json())
-    assert bench.coordinator.outcome is None
-    bench.join(1, attempt=1, interrupted=broke, history=past.to_json())
-    assert bench.coordinator.outcome is not None
-    assert bench.coordinator.outcome["reason"] == "RestartBudgetSpent"
+    harness = CoordinatorHarness(2, history=past, max_restarts=0)
+    harness.join(0, attempt=1, crashed=True, interrupted=broke, history=past.to_json())
+    assert harness.coordinator.outcome is None
+    harness.join(1, attempt=1, interrupted=broke, history=past.to_json())
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
 def test_a_failure_of_an_attempt_that_another_coordinator_went_on_after_ends_nothing() -> None:
-    bench = Bench(2, max_restarts=0).running()
-    bench.do(bench.coordinator.heard_of(2, bench.now()))
-    bench.fail(0)
-    bench.stopped(0, 1)
-    assert (bench.coordinator.outcome, bench.coordinator.phase, bench.messages("start")) == (None, "Rendezvous", [])
+    harness = CoordinatorHarness(2, max_restarts=0).running()
+    harness.do(harness.coordinator.heard_of(2, harness.now()))
+    harness.fail(0)
+    harness.stopped(0, 1)
+    assert (harness.coordinator.outcome, harness.coordinator.phase, harness.messages("start")) == (
+        None,
+        "Rendezvous",
+        [],
+    )
 
 
 def test_a_replaced_coordinator_that_has_pod_0s_name_goes_on_after_the_other() -> None:
-    bench = Bench(2).running()
-    bench.leave(1)
-    bench.stopped(0)
-    bench.join(1, generation=1, attempt=2)
-    assert bench.closed == [11]
-    bench.do(bench.coordinator.named(bench.now()))
+    harness = CoordinatorHarness(2).running()
+    harness.leave(1)
+    harness.stopped(0)
+    harness.join(1, generation=1, attempt=2)
+    assert harness.closed == [11]
+    harness.do(harness.coordinator.named(harness.now()))
     theirs = History()
     theirs.attempt = 2
-    bench.join(1, generation=2, attempt=2, history=theirs.to_json())
-    assert bench.messages("start")[0][1]["attempt"] == 3
+    harness.join(1, generation=2, attempt=2, history=theirs.to_json())
+    assert harness.messages("start")[0][1]["attempt"] == 3
 
 
 def test_a_coordinator_that_is_not_replaced_makes_nothing_of_its_name() -> None:
-    bench = Bench(2).running()
-    bench.do(bench.coordinator.named(bench.now()))
-    assert (bench.coordinator.started, bench.coordinator.phase) == (1, "Running")
+    harness = CoordinatorHarness(2).running()
+    harness.do(harness.coordinator.named(harness.now()))
+    assert (harness.coordinator.succession.started, harness.coordinator.phase) == (1, "Running")
 
 
 def test_a_new_process_announces_what_its_pod_remembers() -> None:
     past = History()
     past.attempt = 5
-    bench = Bench(2, history=past)
-    assert (bench.coordinator.started, bench.coordinator.announced) == (0, 5)
-    assert Bench(2).coordinator.announced == 0
-    assert bench.running().coordinator.announced == 6
+    harness = CoordinatorHarness(2, history=past)
+    assert (harness.coordinator.succession.started, harness.coordinator.succession.announced) == (0, 5)
+    assert CoordinatorHarness(2).coordinator.succession.announced == 0
+    assert harness.running().coordinator.succession.announced == 6
 
 
 def test_a_finished_coordinator_refuses_who_has_seen_later_attempts() -> None:
-    bench = Bench(2, final={**FAILED, "attempt": 1})
-    bench.join(1, attempt=2)
-    assert (bench.closed, bench.sent) == ([1], [])
+    harness = CoordinatorHarness(2, final={**FAILED, "attempt": 1})
+    harness.join(1, attempt=2)
+    assert (harness.closed, harness.sent) == ([1], [])
 
 
 def test_an_agent_of_another_protocol_is_refused_and_the_log_says_why() -> None:
-    bench = Bench(2)
-    bench.join(1, version=2)
-    assert bench.closed == [1]
-    assert any("version 2 of the agents' protocol, this agent 1" in line for line in bench.log)
+    harness = CoordinatorHarness(2)
+    harness.join(1, version=2)
+    assert harness.closed == [1]
+    assert any("version 2 of the agents' protocol, this agent 1" in line for line in harness.log)
 
 
 def test_an_attempt_is_numbered_anew_if_one_who_joins_while_its_lease_is_written_knows_a_later_one() -> None:
-    bench = Bench(1)
-    bench.grants = False
-    bench.join(0)
+    harness = CoordinatorHarness(1)
+    harness.grants = False
+    harness.join(0)
     past = History()
     past.attempt = 7
-    bench.join(1, attempt=7, history=past.to_json())  # a stand-in that is not needed now, but remembers
-    assert bench.leases == [1]
-    bench.do(bench.coordinator.lease_done(1, None, None, bench.now()))
-    assert not bench.messages("start")
-    assert bench.leases == [1, 8]
+    harness.join(1, attempt=7, history=past.to_json())  # a stand-in that is not needed now, but remembers
+    assert harness.leases == [1]
+    harness.do(harness.coordinator.lease_done(1, None, None, harness.now()))
+    assert not harness.messages("start")
+    assert harness.leases == [1, 8]

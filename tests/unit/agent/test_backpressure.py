@@ -1,4 +1,4 @@
-"""Bursts of output: a log that is slow holds its workers up and loses nothing; one that hangs holds them up once, and shortly."""
+"""Bursts of output: a slow log blocks its workers and loses nothing; a hung log blocks them once, and shortly."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import subprocess
 import sys
 
 from dtj_agent.files.log_file import Valve
-from dtj_agent.workers.lines import Lines
 from dtj_agent.workers.supervisor import CHUNK
+from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
 
 
-def test_a_log_with_room_never_holds_anyone_up() -> None:
+def test_log_with_room_never_blocks_workers() -> None:
     valve = Valve(1.0)
     assert all(valve.is_open(False, now / 10) for now in range(100))
 
 
-def test_a_log_that_drains_now_and_then_holds_up_for_as_long_as_it_is_full() -> None:
+def test_log_that_drains_now_and_then_blocks_while_it_is_full() -> None:
     valve = Valve(1.0)
     answers = [valve.is_open(now % 9 != 0, now / 10) for now in range(100)]
     assert [now for now, is_open in enumerate(answers) if is_open] == [now for now in range(100) if now % 9 == 0]
 
 
-def test_a_log_that_hangs_holds_up_for_a_second_and_no_more_until_it_has_drained() -> None:
+def test_hung_log_blocks_for_a_second_and_not_again_until_it_drained() -> None:
     valve = Valve(1.0)
     assert [valve.is_open(True, now / 4) for now in range(8)] == [False] * 4 + [True] * 4
     assert valve.is_open(False, 2.0)
@@ -30,20 +30,20 @@ def test_a_log_that_hangs_holds_up_for_a_second_and_no_more_until_it_has_drained
 
 
 def test_one_read_of_the_shortest_lines_fits_above_a_full_backlog() -> None:
-    prefixed = Lines("[rank 65535] ").feed(b"\n" * CHUNK)
+    prefixed = WorkerOutput("[rank 65535] ").feed(b"\n" * CHUNK)
     assert names.FULL_LOG_BACKLOG_BYTES + len(prefixed) < 2 * names.MAX_LOG_BACKLOG_BYTES
-    usual = Lines("[rank 0] ").feed(b"\n" * CHUNK)
+    usual = WorkerOutput("[rank 0] ").feed(b"\n" * CHUNK)
     assert names.FULL_LOG_BACKLOG_BYTES + len(usual) < names.MAX_LOG_BACKLOG_BYTES
 
 
-# Workers reap every child, so they have a process of their own here.
+# The supervisor reaps every child, so it has a process of its own here.
 BURST = """
 import os, sys, time
-from dtj_agent.files.log_file import Sink, Valve, Writer
+from dtj_agent.files.log_file import OutputSink, Valve, LogWriter
 from dtj_agent.net.loop import Loop
-from dtj_agent.workers.supervisor import Workers
+from dtj_agent.workers.supervisor import Supervisor
 
-class Slow(Sink):
+class Slow(OutputSink):
     got = 0
     def write(self, data):
         time.sleep(0.02)
@@ -51,8 +51,8 @@ class Slow(Sink):
         self.got += data.count(b"\\n")
 
 loop, sink = Loop(), Slow()
-writer, valve = Writer(sink, print), Valve(600.0)
-workers = Workers(loop, is_init=True)
+writer, valve = LogWriter(sink, print), Valve(600.0)
+workers = Supervisor(loop, is_init=True)
 workers.on_output = writer.write
 workers.has_room = lambda: valve.is_open(writer.is_full, loop.clock())
 left = [0, 1]
@@ -70,7 +70,7 @@ print(sink.got)
 """
 
 
-def test_a_burst_on_a_slow_log_loses_no_line() -> None:
+def test_burst_on_a_slow_log_loses_no_line() -> None:
     """17 MB of two workers at once, far more than a backlog holds."""
     done = subprocess.run([sys.executable, "-c", BURST], capture_output=True, text=True, timeout=200)
     assert (done.stdout.strip(), done.returncode) == ("200000", 0), done.stderr

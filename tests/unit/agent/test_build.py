@@ -34,7 +34,7 @@ HEAVY = {
 }
 
 
-def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(tmp_path: Path) -> None:
+def test_zipapp_has_the_same_bytes_for_the_same_sources(tmp_path: Path) -> None:
     started = time.process_time()
     build(str(tmp_path / "a.pyz"))
     assert time.process_time() - started < 3
@@ -45,7 +45,7 @@ def test_the_zipapp_has_the_same_bytes_for_the_same_sources_and_takes_a_moment(t
     assert "dtj_agent/build.py" not in names
 
 
-def test_the_zipapp_says_what_it_lacks(tmp_path: Path) -> None:
+def test_zipapp_without_settings_exits_with_2_and_names_the_variable(tmp_path: Path) -> None:
     build(str(tmp_path / "agent.pyz"))
     run = subprocess.run(
         [sys.executable, str(tmp_path / "agent.pyz"), "--", "true"], env={}, capture_output=True, text=True, timeout=150
@@ -55,18 +55,18 @@ def test_the_zipapp_says_what_it_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_the_sources_are_python_3_9(source: Path) -> None:
-    """Grammar by the parser; annotations are strings (PEP 563), so only what runs must exist in 3.9."""
+def test_sources_parse_as_python_3_9(source: Path) -> None:
+    """The parser checks the grammar; annotations are strings (PEP 563), so only code that runs must exist in 3.9."""
     tree = ast.parse(source.read_text(), feature_version=(3, 9))
     if source.name not in ("__init__.py", "names.py"):
         assert "from __future__ import annotations" in source.read_text()
     for node in ast.walk(tree):
         assert not isinstance(node, ast.Match)
-        strict = [word.arg for word in getattr(node, "keywords", []) if isinstance(node, ast.Call)]
+        strict = [keyword.arg for keyword in getattr(node, "keywords", []) if isinstance(node, ast.Call)]
         assert not {"kw_only", "slots", "strict"} & set(strict), f"line {getattr(node, 'lineno', 0)}"
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_agent_imports_no_heavy_module() -> None:
     code = "import sys, dtj_agent.main; print(' '.join(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=150)
     assert not HEAVY & set(run.stdout.split())
@@ -75,7 +75,7 @@ def test_nothing_heavy_is_imported() -> None:
 PURE = sorted([
     *(path for path in AGENT.glob("group/*.py") if path.name != "__init__.py"),
     *(AGENT / f"{name}.py" for name in (
-        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/lines", "workers/progress_board",
+        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/worker_output", "workers/progress_board",
         "workers/worker_env",
     )),
 ])  # fmt: skip
@@ -83,7 +83,7 @@ DOES_IO = {"os", "socket", "selectors", "threading", "time", "select", "sys", "s
 
 
 def imported(source: Path) -> set[str]:
-    """Names of modules that it imports."""
+    """Returns the names of the modules that a source imports."""
     found = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
@@ -96,8 +96,8 @@ def imported(source: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("source", PURE, ids=lambda path: str(path.relative_to(AGENT)))
-def test_a_decision_knows_neither_clocks_nor_sockets(source: Path) -> None:
-    """So that the simulator can run it: pure modules import pure ones only (of settings, the values that they define)."""
+def test_pure_modules_import_no_clock_and_no_socket(source: Path) -> None:
+    """The simulator can run pure modules only if they import pure ones only (of settings, the values)."""
     modules = imported(source)
     assert not modules & DOES_IO
     pure = {"dtj_agent." + ".".join(path.relative_to(AGENT).with_suffix("").parts) for path in PURE}

@@ -9,14 +9,14 @@ import pytest
 
 from dtj_agent.group.history import History
 from dtj_contract import names
-from tests.unit.agent.bench import WALL, Bench
+from tests.unit.agent.coordinator_harness import WALL, CoordinatorHarness
 
 
 def test_a_change_of_the_history_reaches_every_member() -> None:
-    bench = Bench(2).running()
-    bench.say(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": "step 5"})
-    assert [ordinal for ordinal, _ in bench.messages("history")] == [0, 1]
-    assert bench.messages("history")[0][1]["history"]["events"][-1]["reason"] == "CheckpointTorn"
+    harness = CoordinatorHarness(2).running()
+    harness.receive(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": "step 5"})
+    assert [ordinal for ordinal, _ in harness.messages("history")] == [0, 1]
+    assert harness.messages("history")[0][1]["history"]["events"][-1]["reason"] == "CheckpointTorn"
 
 
 def test_a_new_process_of_pod_0_keeps_what_its_members_learned_last() -> None:
@@ -26,11 +26,11 @@ def test_a_new_process_of_pod_0_keeps_what_its_members_learned_last() -> None:
     newest = History.from_json(copy.to_json())
     newest.event("Warning", "CheckpointTorn", "step 5", WALL)
     newest.spent = []
-    bench = Bench(2, history=copy)
+    harness = CoordinatorHarness(2, history=copy)
     broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}
-    bench.join(0, attempt=1, crashed=True, interrupted=broke, history=copy.to_json())
-    bench.join(1, attempt=1, interrupted=broke, history=newest.to_json())
-    history = bench.messages("start")[-1][1]["history"]
+    harness.join(0, attempt=1, crashed=True, interrupted=broke, history=copy.to_json())
+    harness.join(1, attempt=1, interrupted=broke, history=newest.to_json())
+    history = harness.messages("start")[-1][1]["history"]
     assert [event["reason"] for event in history["events"]] == ["CheckpointTorn"]
     assert [failure["reason"] for failure in history["failures"]] == ["AgentCrashed"]
     assert len(history["spent"]) == 1, "the checkpoint refilled the budget, and the crash was counted"
@@ -41,7 +41,9 @@ def test_the_longest_history_fits_a_message(character: str) -> None:
     history = History()
     for number in range(names.KEEP_EVENTS):
         history.event("Warning", "r" * 80, character * 500, WALL)
-        failure = dict.fromkeys(("pod", "node", "message"), character * 253) | {"logTail": character * names.LOG_TAIL_BYTES}
+        failure = dict.fromkeys(("pod", "node", "message"), character * 253) | {
+            "logTail": character * names.LOG_TAIL_BYTES
+        }
         history.failure({**failure, "reason": "WorkerFailed", "attempt": number, "ordinal": 0})
     size = len(json.dumps(history.to_json()))
     assert size < names.MAX_FRAME_BYTES / 2
@@ -66,21 +68,32 @@ GARBAGE = {
         "checkpoint": [],
         "productiveSeconds": {},
     },
-    "no finite numbers": {"attempt": 2, "revision": float("nan"), "productiveSeconds": float("inf"), "eventId": 10**400},
-    "foreign objects": {"attempt": 2, "checkpoint": {"x": 1}, "failures": [{}], "recoveries": [{"x": 1}], "events": [{}]},
+    "no finite numbers": {
+        "attempt": 2,
+        "revision": float("nan"),
+        "productiveSeconds": float("inf"),
+        "eventId": 10**400,
+    },
+    "foreign objects": {
+        "attempt": 2,
+        "checkpoint": {"x": 1},
+        "failures": [{}],
+        "recoveries": [{"x": 1}],
+        "events": [{}],
+    },
 }
 
 
 @pytest.mark.parametrize("history", GARBAGE.values(), ids=GARBAGE)
 def test_a_peer_of_another_version_cant_bring_the_coordinator_down(history: dict[str, Any]) -> None:
-    bench = Bench(2)
+    harness = CoordinatorHarness(2)
     broke = {"attempt": history["attempt"], "silence": "x", "ago": None, "step": "5"}
-    bench.join(0, history=history, interrupted=broke, crashed=True)
-    bench.join(1, history=history, interrupted="?")
-    assert bench.coordinator.phase == "Running"
-    attempt = bench.messages("start")[0][1]["attempt"]
-    bench.say(0, "failed", attempt=attempt, failures=[5, {}, {"rank": "0"}, {"rank": 1, "exitCode": 1}])
-    bench.say(1, "progress", attempt=attempt, progress={"rank": "x", "step": [], "checkpoint": {}, "events": [4]})
-    bench.say(1, "progress", attempt=attempt, progress={"checkpoint": {"step": 1, "path": "p", "time": 1.0}})
-    bench.stopped(0, 1, attempt=attempt)
-    assert bench.messages("start")[-1][1]["attempt"] == attempt + 1
+    harness.join(0, history=history, interrupted=broke, crashed=True)
+    harness.join(1, history=history, interrupted="?")
+    assert harness.coordinator.phase == "Running"
+    attempt = harness.messages("start")[0][1]["attempt"]
+    harness.receive(0, "failed", attempt=attempt, failures=[5, {}, {"rank": "0"}, {"rank": 1, "exitCode": 1}])
+    harness.receive(1, "progress", attempt=attempt, progress={"rank": "x", "step": [], "checkpoint": {}, "events": [4]})
+    harness.receive(1, "progress", attempt=attempt, progress={"checkpoint": {"step": 1, "path": "p", "time": 1.0}})
+    harness.stopped(0, 1, attempt=attempt)
+    assert harness.messages("start")[-1][1]["attempt"] == attempt + 1

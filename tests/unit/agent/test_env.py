@@ -1,4 +1,4 @@
-"""The agent's environment: every mistake is named, with what to write instead."""
+"""The agent's environment: every error names the variable and what to write instead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from dtj_agent.errors import SettingsError
 from dtj_agent.group.member import Spawn
-from dtj_agent.settings import Settings, parse
-from dtj_agent.workers.worker_env import of_worker
+from dtj_agent.settings import AgentSettings, parse
+from dtj_agent.workers.worker_env import worker_environment
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def good(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def settings(environ: dict[str, str]) -> Settings:
+def settings(environ: dict[str, str]) -> AgentSettings:
     return parse(environ, ["python3", "t.py"])
 
 
-def test_the_rest_has_the_defaults_of_the_contract(good: dict[str, str]) -> None:
+def test_unset_variables_get_the_defaults_of_the_contract(good: dict[str, str]) -> None:
     found = settings(good)
     assert (found.pod, found.listen, found.processes, found.grace, found.secret) == (
         "digits-1",
@@ -48,7 +48,7 @@ def test_peers_may_be_a_list_by_ordinal(good: dict[str, str]) -> None:
     assert found.listen == ("::", 29400)
 
 
-def test_the_stop_grace_is_half_a_second_unless_it_is_given(good: dict[str, str]) -> None:
+def test_stop_grace_is_half_a_second_by_default(good: dict[str, str]) -> None:
     assert settings(good).stop_grace == 0.5
     assert settings({**good, "DTJ_STOP_GRACE_SECONDS": "30.0"}).stop_grace == 30.0
 
@@ -68,20 +68,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("variable", "value", "message"), [(key, *rest) for key, rest in WRONG.items()], ids=WRONG)
-def test_a_wrong_variable_is_named(good: dict[str, str], variable: str, value: str, message: str) -> None:
+def test_wrong_variable_is_named(good: dict[str, str], variable: str, value: str, message: str) -> None:
     with pytest.raises(SettingsError) as error:
         settings({**good, variable: value})
     assert message in str(error.value)
 
 
-def test_a_secret_that_is_too_short_is_refused_without_being_shown(good: dict[str, str], tmp_path: Path) -> None:
+def test_short_secret_is_rejected_without_being_shown(good: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "key").write_text("hunter2")
     with pytest.raises(SettingsError, match="at least 32 characters") as error:
         settings(good)
     assert "hunter2" not in str(error.value)
 
 
-def test_no_command_is_an_error(good: dict[str, str]) -> None:
+def test_missing_command_is_an_error(good: dict[str, str]) -> None:
     with pytest.raises(SettingsError, match="-- COMMAND"):
         parse(good, [])
 
@@ -90,9 +90,11 @@ RANKS = [((0, 0), "0"), ((0, 1), "1"), ((1, 0), "2"), ((2, 1), "5")]
 
 
 @pytest.mark.parametrize(("place", "rank"), RANKS)
-def test_rank_is_node_rank_times_processes_plus_local_rank(good: dict[str, str], place: tuple[int, int], rank: str) -> None:
+def test_rank_is_node_rank_times_processes_plus_local_rank(
+    good: dict[str, str], place: tuple[int, int], rank: str
+) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
-    environment = of_worker(
+    environment = worker_environment(
         found, {"PATH": "/bin", "DTJ_SECRET_FILE": "x"}, Spawn(4, place[0], 3, "10.0.0.5", 20001), place[1], "s", "e"
     )
     assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]) == (rank, "6", "2")
@@ -104,8 +106,11 @@ def test_rank_is_node_rank_times_processes_plus_local_rank(good: dict[str, str],
     assert "DTJ_SECRET_FILE" not in environment
 
 
-def test_a_users_own_omp_num_threads_is_kept(good: dict[str, str]) -> None:
+def test_omp_num_threads_of_the_user_is_kept(good: dict[str, str]) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
-    assert of_worker(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")["OMP_NUM_THREADS"] == "8"
+    assert (
+        worker_environment(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")["OMP_NUM_THREADS"]
+        == "8"
+    )
     one = settings(good)
-    assert "OMP_NUM_THREADS" not in of_worker(one, {}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")
+    assert "OMP_NUM_THREADS" not in worker_environment(one, {}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")

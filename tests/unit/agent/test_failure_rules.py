@@ -9,31 +9,44 @@ from typing import Any
 
 import pytest
 
-from dtj_agent.group.diagnose import diagnose
-from dtj_agent.group.member import Exited
+from dtj_agent.group.failure_rules import diagnose
+from dtj_agent.group.member import WorkerExit
 from dtj_agent.workers import error_file
 from dtj_contract import names
-from tests.unit.agent.bench import Bench
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    main()\n'
 HANDLED = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\nwithout flash attention\nepoch 1\n"
 USAGE = "usage: t.py [-h] --lr LR\n"
 
 AT_ONCE = {
-    "a syntax error": (1, '  File "t.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n', "ScriptError"),
+    "a syntax error": (
+        1,
+        '  File "t.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n',
+        "ScriptError",
+    ),
     "an indentation error": (1, '  File "t.py", line 2\nIndentationError: unexpected indent\n', "ScriptError"),
     "a tab error": (1, "TabError: inconsistent use of tabs and spaces in indentation", "ScriptError"),
-    "a name error": (1, TRACEBACK + "NameError: name 'optmizer' is not defined. Did you mean: 'optimizer'?\n", "ScriptError"),
+    "a name error": (
+        1,
+        TRACEBACK + "NameError: name 'optmizer' is not defined. Did you mean: 'optimizer'?\n",
+        "ScriptError",
+    ),
     "a breakpoint": (1, "> t.py(1)<module>()\n(Pdb) \n" + TRACEBACK + "bdb.BdbQuit\n", "ScriptError"),
     "behind torch's prefix": (1, f"[rank1]: {TRACEBACK}[rank1]: NameError: name 'x' is not defined\n", "ScriptError"),
     "before torch's last log": (
         1,
-        TRACEBACK + "NameError: name 'x' is not defined\n[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] WARNING: not destroyed\n",
+        TRACEBACK
+        + "NameError: name 'x' is not defined\n[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] WARNING: not destroyed\n",
         "ScriptError",
     ),
     "a wrong flag": (2, USAGE + "t.py: error: unrecognized arguments: --lrr 1\n", "UsageError"),
     "a flag without its value": (2, USAGE + "t.py: error: argument --lr: expected one argument\n", "UsageError"),
-    "a usage longer than the tail": (2, "  --a A\nt.py: error: the following arguments are required: --lr\n", "UsageError"),
+    "a usage longer than the tail": (
+        2,
+        "  --a A\nt.py: error: the following arguments are required: --lr\n",
+        "UsageError",
+    ),
     "a wrong subcommand": (2, "usage: t.py train [-h]\nt.py train: error: ambiguous option: --l\n", "UsageError"),
     "click": (2, "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --lrr\n", "UsageError"),
     "an import": (1, TRACEBACK + "ImportError: cannot import name 'x' from 'y'\n", "ImportFailed"),
@@ -75,19 +88,19 @@ def test_what_another_attempt_may_cure_is_not_permanent(code: int, tail: str) ->
 # --- what an attempt's age shows ------------------------------------------------------------------------------------------
 
 
-def running() -> Bench:
-    bench = Bench(1, max_restarts=20)
-    bench.running()
-    return bench
+def running() -> CoordinatorHarness:
+    harness = CoordinatorHarness(1, max_restarts=20)
+    harness.running()
+    return harness
 
 
-def fail(bench: Bench, tail: str, after: float, exit_code: int = 1) -> None:
-    attempt = bench.coordinator.history.attempt
-    bench.time += after
-    bench.fail(0, exit_code, tail, attempt=attempt)
-    bench.stopped(0, attempt=attempt)
-    while bench.coordinator.outcome is None and bench.coordinator.history.attempt == attempt:
-        bench.wait(1)
+def fail(harness: CoordinatorHarness, tail: str, after: float, exit_code: int = 1) -> None:
+    attempt = harness.coordinator.history.attempt
+    harness.time += after
+    harness.fail(0, exit_code, tail, attempt=attempt)
+    harness.stopped(0, attempt=attempt)
+    while harness.coordinator.outcome is None and harness.coordinator.history.attempt == attempt:
+        harness.wait(1)
 
 
 IMPORT = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\n"
@@ -95,87 +108,89 @@ IMPORT = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\n"
 
 def test_an_import_error_of_an_attempt_that_lived_long_is_tried_again() -> None:
     """A plain script reports no step, so its age is what shows that it works."""
-    bench = running()
-    fail(bench, IMPORT, after=names.EARLY_SECONDS + 1)
-    assert bench.coordinator.outcome is None
-    assert bench.coordinator.history.failures[-1]["reason"] == "WorkerFailed"
+    harness = running()
+    fail(harness, IMPORT, after=names.EARLY_SECONDS + 1)
+    assert harness.coordinator.outcome is None
+    assert harness.coordinator.history.failures[-1]["reason"] == "WorkerFailed"
 
 
 def test_an_import_error_after_an_attempt_that_lived_long_is_tried_again() -> None:
-    bench = running()
-    fail(bench, "", after=names.EARLY_SECONDS + 1, exit_code=-9)
-    fail(bench, IMPORT, after=1.0)
-    assert bench.coordinator.outcome is None
-    again = Bench(1, history=type(bench.coordinator.history).from_json(bench.coordinator.history.to_json()))
+    harness = running()
+    fail(harness, "", after=names.EARLY_SECONDS + 1, exit_code=-9)
+    fail(harness, IMPORT, after=1.0)
+    assert harness.coordinator.outcome is None
+    again = CoordinatorHarness(
+        1, history=type(harness.coordinator.history).from_json(harness.coordinator.history.to_json())
+    )
     assert again.coordinator.history.established, "a replaced pod 0 knows it too"
 
 
 def test_an_import_error_at_once_ends_the_job() -> None:
-    bench = running()
-    fail(bench, IMPORT, after=names.EARLY_SECONDS - 1)
-    assert bench.coordinator.outcome is not None
-    assert bench.coordinator.outcome["reason"] == "ImportFailed"
+    harness = running()
+    fail(harness, IMPORT, after=names.EARLY_SECONDS - 1)
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["reason"] == "ImportFailed"
 
 
 MISSING = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'\n"
 
 
 def test_a_missing_file_is_said_first_and_tried_a_few_times() -> None:
-    bench = running()
-    fail(bench, MISSING, after=1.0)
-    (event,) = bench.coordinator.history.events
+    harness = running()
+    fail(harness, MISSING, after=1.0)
+    (event,) = harness.coordinator.history.events
     assert (event["type"], event["reason"]) == ("Warning", "FileNotFound")
     assert "/data/train.bin" in event["message"]
     assert "5 attempts" in event["message"]
     for _ in range(3):
-        fail(bench, MISSING, after=1.0)
-        assert bench.coordinator.outcome is None
-    fail(bench, MISSING, after=1.0)
-    final = bench.coordinator.outcome
+        fail(harness, MISSING, after=1.0)
+        assert harness.coordinator.outcome is None
+    fail(harness, MISSING, after=1.0)
+    final = harness.coordinator.outcome
     assert final is not None
     assert (final["reason"], final["attempt"], final["restarts"]["counted"]) == ("FileNotFound", 5, 4)
     assert "/data/train.bin" in final["message"]
-    assert len(bench.coordinator.history.events) == 1
+    assert len(harness.coordinator.history.events) == 1
 
 
 def test_a_file_that_comes_in_time_ends_the_count() -> None:
-    bench = running()
+    harness = running()
     for tail in (MISSING, MISSING, MISSING, MISSING, "", MISSING, MISSING):
-        fail(bench, tail, after=1.0)
-    assert bench.coordinator.outcome is None
+        fail(harness, tail, after=1.0)
+    assert harness.coordinator.outcome is None
 
 
 def test_a_file_that_goes_missing_in_training_is_a_failure_like_others() -> None:
-    bench = running()
+    harness = running()
     for _ in range(6):
-        fail(bench, MISSING, after=names.EARLY_SECONDS + 1)
-    assert bench.coordinator.outcome is None
-    assert {failure["reason"] for failure in bench.coordinator.history.failures} == {"WorkerFailed"}
+        fail(harness, MISSING, after=names.EARLY_SECONDS + 1)
+    assert harness.coordinator.outcome is None
+    assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"WorkerFailed"}
 
 
 @pytest.mark.parametrize(("lived", "leases"), [(11.0, [1, 2, 3, 4]), (9.0, [1, 2, 3])])
 def test_only_attempts_that_ended_within_10_s_are_held_back(lived: float, leases: list[int]) -> None:
     """A plain script that trains for half a minute before each failure goes on at once."""
-    bench = running()
+    harness = running()
     for attempt in (1, 2, 3):
-        bench.time += lived
-        bench.fail(0, -9, attempt=attempt)
-        bench.stopped(0, attempt=attempt)
+        harness.time += lived
+        harness.fail(0, -9, attempt=attempt)
+        harness.stopped(0, attempt=attempt)
         if attempt == 2 and lived < 10:
-            bench.wait(1)
-    assert bench.leases == leases
+            harness.wait(1)
+    assert harness.leases == leases
 
 
 def test_a_long_stop_is_no_part_of_an_attempts_life() -> None:
-    bench = running()
+    harness = running()
     for attempt in (1, 2, 3):
-        bench.time += 1.0
-        bench.fail(0, -9, attempt=attempt)
-        bench.time += 60.0  # its SIGTERM handler saves
-        bench.stopped(0, attempt=attempt)
-        bench.wait(1.0 if attempt == 2 else 0.0)
-    assert bench.leases == [1, 2, 3], "the fourth waits"
-    assert not bench.coordinator.history.established
+        harness.time += 1.0
+        harness.fail(0, -9, attempt=attempt)
+        harness.time += 60.0  # its SIGTERM handler saves
+        harness.stopped(0, attempt=attempt)
+        harness.wait(1.0 if attempt == 2 else 0.0)
+    assert harness.leases == [1, 2, 3], "the fourth waits"
+    assert not harness.coordinator.history.established
 
 
 # --- what a worker has recorded -------------------------------------------------------------------------------------------
@@ -263,7 +278,7 @@ def test_the_cause_that_a_torchrun_inside_reports_is_the_message() -> None:
 
 
 def test_the_evidence_of_many_ranks_fits_into_one_message() -> None:
-    said = Exited(0, 1, False, "\U0001f600" * 5000, False, "\U0001f600" * 300)
+    said = WorkerExit(0, 1, False, "\U0001f600" * 5000, False, "\U0001f600" * 300)
     for ranks in (1, 8, 64, 256):
         evidence = [said.evidence(names.MAX_EVIDENCE_CHARS // ranks)] * ranks
         assert len(json.dumps(evidence)) < names.MAX_FRAME_BYTES

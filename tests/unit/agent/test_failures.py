@@ -1,4 +1,4 @@
-"""Workers that fail for good, and how the job ends, with real processes."""
+"""Permanent failures, and the end of the job, with real processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from dtj_contract import names
-from tests.unit.agent.harness import Group, kill, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, kill, running
 
 
 def ends(group: Group) -> dict:
-    """Every agent exits with 1 and the same outcome; return it."""
+    """Waits until every agent has exited with 1 and the same outcome. Returns the outcome."""
     assert [group.wait_exit(ordinal) for ordinal in range(group.replicas)] == [1] * group.replicas
     outcomes = [group.outcome(ordinal) for ordinal in range(group.replicas)]
     assert outcomes == [outcomes[0]] * group.replicas
@@ -37,7 +38,7 @@ PERMANENT = {
 
 
 @pytest.mark.parametrize(("command", "reason", "evidence"), PERMANENT.values(), ids=PERMANENT)
-def test_a_permanent_error_ends_the_job_at_once_with_its_evidence(
+def test_permanent_error_fails_the_job_at_once_with_its_evidence(
     tmp_path: Path, command: list[str], reason: str, evidence: str
 ) -> None:
     with running(tmp_path, 1, command) as group:
@@ -58,8 +59,8 @@ sys.exit(1 if os.environ["DTJ_ATTEMPT"] == "1" else 0)
 """
 
 
-def test_an_import_error_that_was_handled_does_not_end_the_job(tmp_path: Path) -> None:
-    """The script trains without the package; it fails once for another reason and says nothing of that."""
+def test_handled_import_error_does_not_fail_the_job(tmp_path: Path) -> None:
+    """The script trains without the package; it fails once for another reason, without a traceback of that."""
     with running(tmp_path, 1, [sys.executable, "-u", "-c", HANDLED]) as group:
         assert group.wait_exit(0) == 0, group.logs()
         assert (group.outcome()["attempt"], group.outcome()["restarts"]["counted"]) == (2, 1)
@@ -73,28 +74,28 @@ sys.exit(1)
 """
 
 
-def test_what_a_worker_recorded_is_the_message_of_its_failure(tmp_path: Path) -> None:
+def test_error_that_a_worker_recorded_is_the_message_of_its_failure(tmp_path: Path) -> None:
     with running(tmp_path, 1, [sys.executable, "-c", RECORDED], DTJ_MAX_RESTARTS="0") as group:
         failure = ends(group)["failure"]
         assert failure["message"] == "rank 0 exited with code 1: ValueError: boom"
         assert failure["logTail"] == "Traceback of it"
 
 
-def test_an_import_that_fails_after_progress_is_no_permanent_error(tmp_path: Path) -> None:
-    """A node with a broken disk: another attempt may well succeed."""
+def test_import_error_after_progress_is_not_permanent(tmp_path: Path) -> None:
+    """The node may have a broken disk, and another attempt may succeed."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)
         (tmp_path / "worker.py").rename(tmp_path / "away")
         (tmp_path / "worker.py").write_text("import torchh")
         kill(group.worker(0))
-        wait_for(lambda: len(group.status().get("failures", [])) >= 2)
+        wait_until("two failures", lambda: len(group.status().get("failures", [])) >= 2)
         assert group.status()["outcome"] is None
         assert group.status()["failures"][1]["reason"] == "WorkerFailed"
         assert "torchh" in group.status()["failures"][1]["message"]
 
 
-def test_the_budget_ends_the_job_with_the_last_failures_evidence(tmp_path: Path) -> None:
-    """maxRestarts 1: one restart, the second failure is the last; its traceback is the evidence."""
+def test_spent_budget_fails_the_job_with_the_last_failures_evidence(tmp_path: Path) -> None:
+    """With maxRestarts 1 the second failure is the last; its traceback is the evidence."""
     with running(tmp_path, 2, DTJ_MAX_RESTARTS="1") as group:
         group.wait_attempt(1)
         group.tell("raise-1", "first")
@@ -108,8 +109,8 @@ def test_the_budget_ends_the_job_with_the_last_failures_evidence(tmp_path: Path)
         assert outcome["progress"]["step"] > 0
 
 
-def test_an_agent_that_finds_an_outcome_starts_nothing_and_serves_it(tmp_path: Path) -> None:
-    """The kubelet restarts the container; a pod 0 that has lost the outcome hears it from the others."""
+def test_agent_that_finds_an_outcome_serves_it_and_starts_nothing(tmp_path: Path) -> None:
+    """The kubelet restarts the container; a pod 0 that has lost the outcome gets it from the others."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)
         group.tell("finish")
@@ -122,7 +123,7 @@ def test_an_agent_that_finds_an_outcome_starts_nothing_and_serves_it(tmp_path: P
         assert group.wait_exit(0) == 0
         assert json.loads((tmp_path / "t").read_text()) == group.outcome(1) == group.outcome(0)
         group.start(0, DTJ_STATE_DIR=str(tmp_path / "new-disk"))
-        status = wait_for(group.status)
+        status = wait_until("a status", group.status)
         assert (status["phase"], status["outcome"]["result"], status["waitingFor"]) == ("Finished", "Succeeded", [])
         assert group.status(1)["outcome"] == status["outcome"]
         assert not list(group.plan.glob("ran-*"))
@@ -131,7 +132,7 @@ def test_an_agent_that_finds_an_outcome_starts_nothing_and_serves_it(tmp_path: P
         assert [group.wait_exit(0), group.wait_exit(1)] == [0, 0]
 
 
-def test_a_member_that_never_comes_ends_the_job_by_name(tmp_path: Path) -> None:
+def test_rendezvous_timeout_names_the_member_that_never_came(tmp_path: Path) -> None:
     group = Group(tmp_path, 2, DTJ_RENDEZVOUS_TIMEOUT_SECONDS="1.5")
     try:
         group.start(0)
@@ -142,14 +143,14 @@ def test_a_member_that_never_comes_ends_the_job_by_name(tmp_path: Path) -> None:
         group.close()
 
 
-def test_an_agent_without_the_secret_is_refused_and_the_log_says_so_once_without_it(tmp_path: Path) -> None:
+def test_agent_with_a_wrong_secret_is_rejected_and_logged_once(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("00" * 32)
     group = Group(tmp_path, 2)
     try:
         group.start(0)
         group.start(1, **{names.ENV_SECRET_FILE: str(wrong)})
-        wait_for(lambda: "it does not have this job's secret" in group.log(1))
+        wait_until("the agent to log its reason", lambda: "the peer does not have this job's secret" in group.log(1))
         time.sleep(1.0)  # many calls
         assert group.status()["waitingFor"] == [1]
         both = group.log(0) + group.log(1)
@@ -160,11 +161,14 @@ def test_an_agent_without_the_secret_is_refused_and_the_log_says_so_once_without
         group.close()
 
 
-def test_a_lease_that_cant_be_written_is_the_reason_for_waiting(tmp_path: Path) -> None:
+def test_lease_that_cannot_be_written_is_the_reason_for_waiting(tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     volume.write_text("a file where the folder should be")
     with running(tmp_path, 1, DTJ_CHECKPOINT_DIR=str(volume / "ns" / "j")) as group:
-        status = wait_for(lambda: (s := group.status()) and s["phaseReason"] == "CheckpointVolumeUnavailable" and s)
+        status = wait_until(
+            "the reason in the status",
+            lambda: (s := group.status()) and s["phaseReason"] == "CheckpointVolumeUnavailable" and s,
+        )
         assert (status["phase"], status["events"][-1]["reason"]) == ("Rendezvous", "CheckpointVolumeUnavailable")
         assert "volume" in status["events"][-1]["message"]
         volume.unlink()
@@ -172,8 +176,8 @@ def test_a_lease_that_cant_be_written_is_the_reason_for_waiting(tmp_path: Path) 
         assert (volume / "ns" / "j" / names.LEASE_FILE).read_text().strip() >= "1"
 
 
-def test_an_environment_that_cant_work_is_named_in_the_termination_message(tmp_path: Path) -> None:
-    """Exit code 2: it is not the workers' fault, and a restart is of no use before someone changes it."""
+def test_wrong_environment_is_named_in_the_termination_message(tmp_path: Path) -> None:
+    """Exit code 2: the workers are not at fault, and no restart helps before someone changes the environment."""
     (tmp_path / "file").touch()
     group = Group(tmp_path, 1)
     wrong = {"DTJ_STATE_DIR": str(tmp_path / "file" / "x"), "DTJ_POD_IP": "192.0.2.1", "DTJ_LISTEN": "192.0.2.1:29400"}

@@ -1,4 +1,4 @@
-"""Handshakes that take their time: neither hints nor other agents' handshakes break them."""
+"""Slow handshakes: hints and other agents' handshakes don't break them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.resolver import Resolver
-from dtj_agent.net.server import Server
+from dtj_agent.net.server import AgentServer
 from dtj_contract import names
 
 SECRET = b"5e" * 32
@@ -30,7 +30,7 @@ class Running:
         self.links: list[Link] = []
         self.linked = threading.Event()
         pages = {"/healthz": lambda request: http_response.text(200, "ok\n")}
-        self.server = Server(self.loop, ("127.0.0.1", 0), SECRET, pages, self._link, *([peers] if peers else []))
+        self.server = AgentServer(self.loop, ("127.0.0.1", 0), SECRET, pages, self._link, *([peers] if peers else []))
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
 
@@ -66,7 +66,7 @@ def running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def listeners() -> Iterator[list[socket.socket]]:
-    """Coordinators that accept and say nothing by themselves."""
+    """Coordinators that accept and send nothing by themselves."""
     found = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     for listener in found:
         listener.settimeout(PATIENCE)
@@ -76,7 +76,7 @@ def listeners() -> Iterator[list[socket.socket]]:
 
 
 def answer(conn: socket.socket) -> None:
-    """The coordinator's side of the handshake, at last."""
+    """Completes the coordinator's side of the handshake."""
     session = Session(SECRET, client=False)
     conn.settimeout(PATIENCE)
     while not session.proven:
@@ -94,7 +94,9 @@ def dialling(running: Running, listener: socket.socket) -> tuple[Dialer, threadi
     return dialer, opened
 
 
-def test_hints_at_the_address_that_is_being_called_leave_the_call_alone(running: Running, listeners: list[socket.socket]) -> None:
+def test_hint_at_the_address_being_dialled_does_not_interrupt_the_call(
+    running: Running, listeners: list[socket.socket]
+) -> None:
     """Every member that has found a slow coordinator hints at it once a second."""
     dialer, opened = dialling(running, listeners[0])
     conn, _ = listeners[0].accept()
@@ -106,7 +108,7 @@ def test_hints_at_the_address_that_is_being_called_leave_the_call_alone(running:
     running.do(dialer.stop)
 
 
-def test_a_round_is_diverted_by_one_hint_and_no_other(running: Running, listeners: list[socket.socket]) -> None:
+def test_only_the_first_hint_diverts_a_round(running: Running, listeners: list[socket.socket]) -> None:
     dialer, opened = dialling(running, listeners[0])
     first, _ = listeners[0].accept()
     with first:
@@ -120,7 +122,7 @@ def test_a_round_is_diverted_by_one_hint_and_no_other(running: Running, listener
 
 
 def greet(running: Running, source: str = "127.0.0.1") -> tuple[socket.socket, Session]:
-    """A caller that has greeted and got its answer, and has proven nothing yet."""
+    """Connects a caller that has greeted and got its answer, but has not proven the secret."""
     session = Session(SECRET, client=True)
     sock = running.connect(source)
     sock.sendall(session.greeting())
@@ -140,7 +142,7 @@ def close(*socks: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("running", [20], indirect=True, ids=["20 peers"])
-def test_all_members_may_shake_hands_at_once(running: Running) -> None:
+def test_all_members_may_handshake_at_once(running: Running) -> None:
     callers = [greet(running) for _ in range(40)]
     for sock, session in callers:
         prove(running, sock, session)
@@ -148,7 +150,7 @@ def test_all_members_may_shake_hands_at_once(running: Running) -> None:
     close(*[sock for sock, _ in callers])
 
 
-def test_who_has_not_greeted_goes_before_who_has(running: Running) -> None:
+def test_connection_that_has_not_greeted_is_dropped_first(running: Running) -> None:
     caller, session = greet(running)
     silent = [running.connect() for _ in range(8)]
     assert silent[0].recv(1) == b""
@@ -157,7 +159,7 @@ def test_who_has_not_greeted_goes_before_who_has(running: Running) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
-def test_one_address_takes_no_room_from_the_others(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_cannot_crowd_out_the_others(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "MAX_UNPROVEN_OF_SOURCE", 2)
     silent = running.connect()
     greedy = [greet(running, "127.0.0.2")[0] for _ in range(12)]

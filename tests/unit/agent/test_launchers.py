@@ -37,16 +37,16 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("command", LAUNCHERS.values(), ids=LAUNCHERS)
-def test_a_command_with_a_launcher_is_found(command: list[str]) -> None:
+def test_command_with_a_launcher_is_detected(command: list[str]) -> None:
     assert is_launcher(command)
 
 
 @pytest.mark.parametrize("command", OTHERS.values(), ids=OTHERS)
-def test_a_command_without_a_launcher_is_none(command: list[str]) -> None:
+def test_command_without_a_launcher_is_not_detected(command: list[str]) -> None:
     assert not is_launcher(command)
 
 
-def test_a_launcher_in_a_shell_script_is_found(tmp_path: Path) -> None:
+def test_launcher_in_a_shell_script_is_detected(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("#!/bin/bash\nset -e\ntorchrun \\\n  train.py\n")
     assert is_launcher(["bash", str(script)])
@@ -71,9 +71,11 @@ print("served by the agent: " + served, flush=True)
 @pytest.mark.parametrize(
     ("name", "environ"),
     [("torchrun", {}), ("serves.py", {"TORCHELASTIC_USE_AGENT_STORE": "False"})],
-    ids=["a launcher", "a script that says so"],
+    ids=["a launcher", "a script that sets it"],
 )
-def test_master_port_is_free_for_who_serves_it_itself(tmp_path: Path, name: str, environ: dict[str, str]) -> None:
+def test_master_port_is_left_free_for_a_launcher_that_serves_it(
+    tmp_path: Path, name: str, environ: dict[str, str]
+) -> None:
     """As torchrun's static rendezvous does: on every address."""
     if not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("no IPv6 here")
@@ -97,7 +99,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-def test_a_torchrun_in_each_pod_meets_the_others_on_master_port(tmp_path: Path) -> None:
+def test_torchruns_of_all_pods_meet_on_master_port(tmp_path: Path) -> None:
     """The command that Kubeflow's users write."""
     script = tmp_path / "reduce.py"
     script.write_text(REDUCE)

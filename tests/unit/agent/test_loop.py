@@ -9,8 +9,8 @@ import socket
 from dtj_agent.net.loop import READ, Loop
 
 
-def test_a_socket_that_a_callback_has_closed_is_not_called_though_it_was_ready() -> None:
-    """Nor is another one that has got its file descriptor meanwhile."""
+def test_socket_closed_by_an_earlier_callback_is_not_called() -> None:
+    """A new socket that has got the same file descriptor meanwhile is not called either."""
     loop = Loop()
     ends = [socket.socketpair() for _ in range(2)]
     called: list[str] = []
@@ -33,7 +33,7 @@ def test_a_socket_that_a_callback_has_closed_is_not_called_though_it_was_ready()
         sock.close()
 
 
-def test_timers_run_in_order_of_time_then_of_asking_and_after_input() -> None:
+def test_timers_run_in_order_and_after_input() -> None:
     time = [0.0]
     loop = Loop(clock=lambda: time[0])
     called: list[str] = []
@@ -44,14 +44,15 @@ def test_timers_run_in_order_of_time_then_of_asking_and_after_input() -> None:
     reader, writer = socket.socketpair()
     loop.watch(reader, READ, lambda events: (called.append("input"), loop.unwatch(reader))[0])
     writer.send(b"x")
-    time[0] = 5.0  # a long pause: what was sent meanwhile is read before anyone is called dead
+    # After a long pause, messages sent meanwhile are read before any peer is declared dead.
+    time[0] = 5.0
     loop.run_once()
     assert called == ["input", "a", "b", "late"]
     reader.close()
     writer.close()
 
 
-def test_a_signal_is_a_callback_of_the_loop() -> None:
+def test_signal_runs_its_callback_in_the_loop() -> None:
     loop = Loop()
     before = signal.getsignal(signal.SIGUSR1)
     try:

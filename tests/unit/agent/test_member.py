@@ -7,13 +7,33 @@ from typing import Any
 import pytest
 
 from dtj_agent.group import member
-from dtj_agent.group.member import Exit, Exited, Finish, Forget, Identity, Log, Member, Save, Send, Spawn, Stop
+from dtj_agent.group.member import (
+    Exit,
+    Finish,
+    Forget,
+    Identity,
+    Log,
+    Member,
+    Save,
+    SendToCoordinator,
+    Spawn,
+    Stop,
+    WorkerExit,
+)
 from dtj_agent.group.messages import Now, check
 from dtj_agent.net.auth import Session
 from dtj_contract import names
 
 NOW = Now(100.0, 1_790_000_000.0)
-START = {"type": "start", "attempt": 3, "nodeRank": 1, "nodes": 2, "masterAddr": "10.0.0.1", "masterPort": 20001, "history": {}}
+START = {
+    "type": "start",
+    "attempt": 3,
+    "nodeRank": 1,
+    "nodes": 2,
+    "masterAddr": "10.0.0.1",
+    "masterPort": 20001,
+    "history": {},
+}
 FINAL = {"uid": "uid", "result": "Failed", "reason": "WorkerFailed", "message": "m", "failure": None, "attempt": 3}
 
 
@@ -37,12 +57,12 @@ def at(state: str) -> Member:
     return one
 
 
-def worker(rank: int, code: int, asked: bool = False) -> Exited:
-    return Exited(rank, code, asked, "tail", False)
+def worker(rank: int, code: int, requested: bool = False) -> WorkerExit:
+    return WorkerExit(rank, code, requested, "tail", False)
 
 
 def sent(effects: list[member.Effect]) -> list[str]:
-    return [check(effect.message)["type"] for effect in effects if isinstance(effect, Send)]
+    return [check(effect.message)["type"] for effect in effects if isinstance(effect, SendToCoordinator)]
 
 
 def test_a_start_spawns_this_pods_ranks_and_is_remembered_first() -> None:
@@ -70,8 +90,8 @@ def test_the_evidence_of_64_workers_that_fail_at_once_fits_one_message(character
     one.received(START, NOW)
     one.spawned(list(range(64)))
     tail = character * (names.LOG_TAIL_BYTES // len(character.encode()))
-    (failed, *_) = one.exited(3, [Exited(rank, 1, False, tail, False) for rank in range(64)], NOW)
-    assert isinstance(failed, Send)
+    (failed, *_) = one.exited(3, [WorkerExit(rank, 1, False, tail, False) for rank in range(64)], NOW)
+    assert isinstance(failed, SendToCoordinator)
     assert Session(b"k" * 32, client=True).seal(check(failed.message))
 
 
@@ -86,22 +106,22 @@ REFUSED = {
 @pytest.mark.parametrize(("one", "attempt"), REFUSED.values(), ids=REFUSED)
 def test_a_start_is_refused(one: Member, attempt: int) -> None:
     effects = one.received({**START, "attempt": attempt}, NOW)
-    assert [type(effect) for effect in effects] == [Log, Send]
+    assert [type(effect) for effect in effects] == [Log, SendToCoordinator]
 
 
 def test_a_failed_worker_is_told_with_its_evidence_and_ends_the_others_soon() -> None:
     one = at("running")
     failed, stop = one.exited(3, [worker(2, -9)], NOW)
-    assert isinstance(failed, Send)
+    assert isinstance(failed, SendToCoordinator)
     assert failed.message["failures"] == [{"rank": 2, "exitCode": -9, "logTail": "tail", "oom": False}]
     assert stop == Stop(names.STOP_GRACE_SECONDS)
-    assert one.exited(3, [worker(3, -15, asked=True)], NOW) == []
+    assert one.exited(3, [worker(3, -15, requested=True)], NOW) == []
     assert sent(one.workers_gone(NOW)) == ["stopped"]
 
 
 def test_a_worker_that_failed_by_itself_just_before_it_was_asked_is_told_too() -> None:
     one = at("stopping")
-    assert sent(one.exited(3, [worker(2, 1, asked=False)], NOW)) == ["failed"]
+    assert sent(one.exited(3, [worker(2, 1, requested=False)], NOW)) == ["failed"]
 
 
 def test_exit_0_of_all_is_done_once_nothing_of_them_is_left() -> None:
@@ -113,7 +133,7 @@ def test_exit_0_of_all_is_done_once_nothing_of_them_is_left() -> None:
 
 def test_exit_0_of_a_worker_that_was_asked_to_end_is_not_done() -> None:
     one = at("stopping")
-    assert one.exited(3, [worker(2, 0, asked=True), worker(3, 0, asked=True)], NOW) == []
+    assert one.exited(3, [worker(2, 0, requested=True), worker(3, 0, requested=True)], NOW) == []
     assert sent(one.workers_gone(NOW)) == ["stopped"]
 
 
@@ -196,7 +216,7 @@ def test_the_outcome_is_written_told_and_the_agent_exits(state: str) -> None:
     effects = one.received({"type": "finish", "outcome": FINAL}, NOW)
     assert (effects[0], effects[-1]) == (Finish(FINAL), Exit(1))
     assert sent(effects) == ["finished"]
-    assert one.received({"type": "finish", "outcome": FINAL}, NOW) == [Send({"type": "finished"})]
+    assert one.received({"type": "finish", "outcome": FINAL}, NOW) == [SendToCoordinator({"type": "finished"})]
 
 
 def test_an_outcome_of_an_earlier_attempt_is_dropped() -> None:
@@ -211,7 +231,7 @@ def test_an_outcome_that_the_job_went_on_after_is_forgotten() -> None:
     one = new({"attempt": 3}, FINAL)
     assert one.received({"type": "history", "history": {"attempt": 3, "revision": 9}}, NOW) == [Save()]
     effects = one.received({"type": "history", "history": {"attempt": 4, "revision": 12}}, NOW)
-    assert [type(effect) for effect in effects] == [Log, Forget, Save, Send]
+    assert [type(effect) for effect in effects] == [Log, Forget, Save, SendToCoordinator]
     assert sent(effects) == ["stopped"]
     assert (one.state, one.hello(NOW)["outcome"]) == ("idle", None)
 
@@ -244,7 +264,7 @@ def test_a_start_that_can_not_be_followed_is_answered_so_that_nobody_waits_for_t
     one = at("stopping")
     log, answer = one.received(START | {"attempt": 4}, NOW)
     assert isinstance(log, Log)
-    assert isinstance(answer, Send)
+    assert isinstance(answer, SendToCoordinator)
     assert check(answer.message)["attempt"] == 4
     assert answer.message["failures"][0]["logTail"] == "attempt 4 is not started: this pod is stopping, at attempt 3"
     one.terminate(NOW)

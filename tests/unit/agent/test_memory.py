@@ -1,4 +1,4 @@
-"""An agent is small: it shares its pod's memory limit with the training."""
+"""The memory of an agent, which shares its pod's memory limit with the training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from dtj_agent.build import build
-from tests.unit.agent.harness import Group, running, token, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, running, token
 
 LIMIT_KIB = 20 * 1024
-# What a busy hour brings: 100 thousand reports, 20 MB of log lines. The worker ends when it has sent it all.
+# The load of a busy hour: 100 thousand reports, 20 MB of log lines. The worker writes a file when
+# it has sent all of it.
 BUSY = """
 import json, os, socket, sys, time
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -35,13 +37,13 @@ time.sleep(600)
 
 
 def resident_kib(pid: int) -> tuple[int, int]:
-    """Now, and at its highest."""
+    """Returns the resident memory now, and at its highest."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]), int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
 
 
-def test_an_agent_stays_within_20_mb_however_much_is_said(tmp_path: Path) -> None:
-    """The zipapp, as in a pod; reports, log lines and status calls of an hour, as fast as they go."""
+def test_agent_stays_within_20_mb_in_a_busy_hour(tmp_path: Path) -> None:
+    """The zipapp, as in a pod, gets the reports, log lines and status calls of an hour as fast as possible."""
     build(str(tmp_path / "agent.pyz"))
     script = tmp_path / "busy.py"
     script.write_text(BUSY)
@@ -49,7 +51,9 @@ def test_an_agent_stays_within_20_mb_however_much_is_said(tmp_path: Path) -> Non
     group.program = [sys.executable, str(tmp_path / "agent.pyz")]
     try:
         group.start()
-        wait_for(lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), 150)
+        wait_until(
+            "both ranks to send", lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), timeout=150
+        )
         connection = http.client.HTTPConnection("127.0.0.1", group.ports[0], timeout=60)
         for _ in range(1000):
             connection.request("GET", "/status", headers={"Authorization": token()})
@@ -63,8 +67,8 @@ def test_an_agent_stays_within_20_mb_however_much_is_said(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
-def test_it_runs_a_job_under_every_python_that_is_installed_here(tmp_path: Path, version: str) -> None:
-    """The trainer's image is the user's: any Python from 3.9 on. Those that this machine lacks are checked by test_build."""
+def test_agent_runs_a_job_under_every_installed_python(tmp_path: Path, version: str) -> None:
+    """A user's image may have any Python from 3.9 on. test_build checks the versions that this machine lacks."""
     python = interpreter(version)
     if python is None:
         return  # nothing to run: test_build parses the sources as 3.9 in any case

@@ -1,4 +1,4 @@
-"""What an agent is to its pod: signals, zombies, logs, the worker's environment; with real processes."""
+"""The agent as PID 1 of its pod: signals, zombies, logs, the worker's environment; with real processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 
 from dtj_contract import names
-from tests.unit.agent.harness import Group, is_alive, kill, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, is_alive, kill, running
 
 
-def test_sigterm_lets_the_workers_of_the_whole_group_save_and_is_no_failure(tmp_path: Path) -> None:
-    """A pod is deleted: every rank gets SIGTERM, so that they can checkpoint together; it costs no budget."""
+def test_sigterm_lets_all_workers_save_and_costs_no_budget(tmp_path: Path) -> None:
+    """When a pod is deleted, every rank gets SIGTERM, so that they can checkpoint together."""
     with running(tmp_path, 2) as group:
         group.tell("handle-sigterm")
         group.wait_attempt(1)
         group.agents[1].terminate()
         assert group.wait_exit(1) == names.EXIT_TERMINATED
-        wait_for(lambda: "[rank 0] saving on SIGTERM" in group.log(0))
+        wait_until("the worker to save", lambda: "[rank 0] saving on SIGTERM" in group.log(0))
         assert "[rank 1] saving on SIGTERM" in group.log(1)
         group.start(1, DTJ_STATE_DIR=str(tmp_path / "new-disk"))
         status = group.wait_attempt(2)
@@ -31,8 +32,8 @@ def test_sigterm_lets_the_workers_of_the_whole_group_save_and_is_no_failure(tmp_
         assert status["recoveries"][-1]["reason"] == "PodLost"
 
 
-def test_a_handler_that_saves_when_a_peer_has_failed_gets_the_stop_grace(tmp_path: Path) -> None:
-    """It takes three times as long as the half second that it has by default."""
+def test_handler_that_saves_after_a_peer_failed_gets_the_stop_grace(tmp_path: Path) -> None:
+    """The handler takes three times as long as the default grace of half a second."""
     script = tmp_path / "saves.py"
     script.write_text(
         "import os, signal, sys, time\n"
@@ -54,7 +55,7 @@ def test_a_handler_that_saves_when_a_peer_has_failed_gets_the_stop_grace(tmp_pat
         assert (group.plan / "saved-0").exists()
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     with running(tmp_path, 1, DTJ_GRACE_SECONDS="1") as group:
         group.tell("ignore-sigterm")
         group.wait_attempt(1)
@@ -64,12 +65,12 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path)
         assert 0.9 < time.monotonic() - started < 20, "the grace of a pod's end is 25 s by default"
 
 
-def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
+def test_second_sigterm_ends_the_agent_at_once(tmp_path: Path) -> None:
     with running(tmp_path, 1, DTJ_GRACE_SECONDS="60") as group:
         group.tell("ignore-sigterm")
         group.wait_attempt(1)
         group.agents[0].terminate()
-        wait_for(lambda: "SIGTERM: this pod ends" in group.log(0))
+        wait_until("the agent to log its end", lambda: "SIGTERM: this pod is terminating" in group.log(0))
         group.agents[0].terminate()
         assert group.wait_exit(0, 45) == names.EXIT_TERMINATED, "before the grace is over"
 
@@ -91,11 +92,14 @@ while not os.path.exists(os.path.join(plan, "finish")):
 
 
 @pytest.mark.parametrize("finish", [True, False], ids=["a worker that exits with 0", "a worker that is killed"])
-def test_nothing_of_a_worker_lives_on_and_no_zombie_stays(tmp_path: Path, finish: bool) -> None:
+def test_no_child_of_a_worker_survives_and_no_zombie_stays(tmp_path: Path, finish: bool) -> None:
     script = tmp_path / "family.py"
     script.write_text(FAMILY)
     with running(tmp_path, 1, [sys.executable, str(script)]) as group:
-        pids = [int(wait_for(lambda n=n: (p := group.plan / f"pid-x{n}").exists() and p.read_text())) for n in "123"]
+        pids = [
+            int(wait_until(f"process {n}", lambda n=n: (p := group.plan / f"pid-x{n}").exists() and p.read_text()))
+            for n in "123"
+        ]
         agent = group.agents[0].pid
         if finish:
             group.tell("finish")
@@ -103,10 +107,10 @@ def test_nothing_of_a_worker_lives_on_and_no_zombie_stays(tmp_path: Path, finish
         else:
             worker = int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
             os.killpg(worker, signal.SIGKILL)
-            wait_for(lambda: group.status()["attempt"] == 2)
+            wait_until("attempt 2", lambda: group.status()["attempt"] == 2)
             group.agents[0].terminate()
             group.wait_exit(0)
-        wait_for(lambda: not any(is_alive(pid) for pid in pids), why=f"{pids} of the first attempt")
+        wait_until(f"{pids} of the first attempt to end", lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_orphans_are_reaped_while_the_worker_runs(tmp_path: Path) -> None:
@@ -123,12 +127,12 @@ def test_orphans_are_reaped_while_the_worker_runs(tmp_path: Path) -> None:
         def children() -> list[int]:
             return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
 
-        worker = wait_for(lambda: children())[0]
-        wait_for((group.plan / "made").exists)
-        wait_for(lambda: children() == [worker], why="orphans, or their zombies, are left")
+        worker = wait_until("a worker", children)[0]
+        wait_until("the orphans", (group.plan / "made").exists)
+        wait_until("the orphans and their zombies to go", lambda: children() == [worker])
 
 
-def test_every_line_of_a_worker_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path) -> None:
+def test_every_worker_line_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path) -> None:
     code = "import os, sys; print('out'); sys.stderr.write('err\\nno end')"
     volume = tmp_path / "volume"
     command = [sys.executable, "-u", "-c", code]
@@ -138,12 +142,14 @@ def test_every_line_of_a_worker_has_its_rank_and_the_volume_has_a_copy(tmp_path:
         for ordinal, ranks in ((0, (0, 1)), (1, (2, 3))):
             for text in (group.log(ordinal), (volume / names.LOG_FOLDER / f"j-{ordinal}.log").read_text()):
                 lines = text.splitlines()
-                assert all(line.startswith(("[agent] ", *(f"[rank {rank}] " for rank in ranks))) for line in lines), text
-                assert {f"[rank {rank}] {word}" for rank in ranks for word in ("out", "err", "no end")} <= set(lines)
+                assert all(line.startswith(("[agent] ", *(f"[rank {rank}] " for rank in ranks))) for line in lines), (
+                    text
+                )
+                assert {f"[rank {rank}] {end}" for rank in ranks for end in ("out", "err", "no end")} <= set(lines)
 
 
-def test_an_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> None:
-    """kill -9 of `dtj run`: its agents end by themselves, with their workers."""
+def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> None:
+    """After kill -9 of `dtj run` its agents exit by themselves, with their workers."""
     group = Group(tmp_path, 1)
     starter = (
         "import subprocess, sys, os, time; p = subprocess.Popen([sys.executable, '-m', 'dtj_agent', '--', *sys.argv[1:]]);"
@@ -167,36 +173,43 @@ def test_an_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -
             [sys.executable, "-c", starter, *group.command], env={**os.environ, **environ}, stdout=log, stderr=log
         )
     try:
-        wait_for(lambda: group.ran(1, 0))
+        wait_until("rank 0 of attempt 1", lambda: group.ran(1, 0))
         pids = [int((group.plan / "pid-agent").read_text()), group.worker(0)]
     finally:
         run.kill()
         run.wait()
-    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+    wait_until("all processes to end", lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_a_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
+def test_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
     with running(tmp_path, 1) as group:
         group.wait_attempt(1)
         worker = group.worker(0)
         kill(group.agents[0].pid)
-        wait_for(lambda: not is_alive(worker))
+        wait_until("the worker to end", lambda: not is_alive(worker))
 
 
-# --- the environment -----------------------------------------------------------------------------------------------------
+# --- the environment ------------------------------------------------------------------------------
 
 SHOW = """
 import json, os
 open(os.path.join(os.environ["SHOW"], os.environ["RANK"] + ".json"), "w").write(json.dumps(dict(os.environ)))
 """
-OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun tells its own agent by it, and leaks it
-OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
-BEYOND = {"NODE_RANK"}  # Composer and others ask for it, and bring launchers of their own because torchrun does not set it
+OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun configures its own agent with it, and leaks it
+OF_THE_RUN = {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+}
+# Composer and others read NODE_RANK, and have launchers of their own because torchrun does not set it.
+BEYOND = {"NODE_RANK"}
 
 
 @pytest.mark.torch
-def test_a_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
-    """The same keys with the same values, but for what names a run; and nothing else of ours but the contract's DTJ_*."""
+def test_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None:
+    """Keys and values are equal, except for those that name a run and the contract's DTJ_*."""
     theirs, ours, script = tmp_path / "theirs", tmp_path / "ours", tmp_path / "show.py"
     theirs.mkdir()
     ours.mkdir()
@@ -214,7 +227,10 @@ def test_a_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> No
     for rank in ("0", "1"):
         their, our = (json.loads((folder / f"{rank}.json").read_text()) for folder in (theirs, ours))
         known = set(clean) | OF_THE_AGENT | {"SHOW", "PLAN"} | {key for key in our if key.startswith("PYTEST_")}
-        our_new, their_new = {k: v for k, v in our.items() if k not in known}, {k: v for k, v in their.items() if k not in known}
+        our_new, their_new = (
+            {k: v for k, v in our.items() if k not in known},
+            {k: v for k, v in their.items() if k not in known},
+        )
         assert set(names.TORCHRUN_ENV) <= set(their_new)
         assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new) | BEYOND
         assert our_new["NODE_RANK"] == our_new["GROUP_RANK"]

@@ -1,4 +1,4 @@
-"""Reports of workers: whatever a script sends, what leaves the agent is clean."""
+"""Reports of workers: whatever a script sends, the agent forwards only valid values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from dtj_agent.group import outcome
 from dtj_agent.group.history import History
 from dtj_agent.pages import metrics
-from dtj_agent.workers import progress_board
-from dtj_agent.workers.progress_board import Board
+from dtj_agent.workers.progress_board import ProgressBoard
+from dtj_contract import worker_report
 
 BASE = {"rank": 1, "attempt": 2}
 REPORTS = {
@@ -48,23 +48,23 @@ REPORTS = {
 
 
 @pytest.mark.parametrize(("raw", "clean"), REPORTS.values(), ids=REPORTS)
-def test_a_report_keeps_what_is_right_in_it(raw: dict[str, Any], clean: dict[str, Any]) -> None:
-    assert progress_board.parse(json.dumps({**BASE, **raw}).encode()) == {**BASE, **clean}
+def test_report_keeps_its_valid_keys(raw: dict[str, Any], clean: dict[str, Any]) -> None:
+    assert worker_report.parse(json.dumps({**BASE, **raw}).encode()) == {**BASE, **clean}
 
 
 @pytest.mark.parametrize("datagram", [b"", b"{", b"[]", b"5", b'{"rank": 0}', b'{"attempt": 1}', b"\xff", b"[" * 9000])
-def test_what_is_no_report_is_dropped(datagram: bytes) -> None:
-    assert progress_board.parse(datagram) is None
+def test_invalid_report_is_dropped(datagram: bytes) -> None:
+    assert worker_report.parse(datagram) is None
 
 
-def test_at_most_32_metrics_are_kept() -> None:
-    report = progress_board.parse(json.dumps({**BASE, "metrics": {str(n): n for n in range(100)}}).encode())
+def test_report_keeps_at_most_32_metrics() -> None:
+    report = worker_report.parse(json.dumps({**BASE, "metrics": {str(n): n for n in range(100)}}).encode())
     assert report is not None
     assert len(report["metrics"]) == 32
 
 
-def test_the_board_tells_the_lowest_ranks_values_and_everyones_milestones() -> None:
-    board = Board(2)
+def test_board_has_values_of_the_lowest_rank_and_milestones_of_all() -> None:
+    board = ProgressBoard(2)
     board.add({"rank": 0, "attempt": 2, "step": 7, "loss": 1.0})
     board.add({"rank": 1, "attempt": 2, "step": 9, "loss": 2.0, "checkpoint": {"step": 9, "path": "", "time": 0.0}})
     board.add({"rank": 0, "attempt": 1, "step": 99})
@@ -74,8 +74,8 @@ def test_the_board_tells_the_lowest_ranks_values_and_everyones_milestones() -> N
     assert board.take() is None
 
 
-def test_milestones_are_urgent_and_told_once_and_plain_steps_are_not() -> None:
-    board = Board(1)
+def test_milestones_are_urgent_and_reported_once_unlike_plain_steps() -> None:
+    board = ProgressBoard(1)
     seen = []
     for report in (
         {"phase": "loading"},
@@ -92,14 +92,14 @@ def test_milestones_are_urgent_and_told_once_and_plain_steps_are_not() -> None:
     assert len(board.take_events()) == 1
 
 
-def test_an_event_is_told_whatever_has_become_of_its_attempt() -> None:
-    """A rank that loses its lease says so as it ends; by then another's end has started the next attempt."""
-    board = Board(1)
+def test_event_is_reported_even_after_its_attempt_has_ended() -> None:
+    """A rank that loses its lease reports that as it exits; the exit of another may already have started an attempt."""
+    board = ProgressBoard(1)
     board.add({"rank": 1, "attempt": 1, "event": {"reason": "A"}})
-    board = Board(2, board.take_events())
+    board = ProgressBoard(2, board.take_events())
     board.add({"rank": 1, "attempt": 1, "step": 9, "event": {"reason": "B"}})
     assert board.urgent
-    assert board.take() is None, "the step of another attempt is nobody's progress"
+    assert board.take() is None, "the step of another attempt is no progress"
     assert [event["reason"] for event in board.take_events()] == ["A", "B"]
     assert (board.take_events(), board.urgent) == ([], False)
 
@@ -107,12 +107,19 @@ def test_an_event_is_told_whatever_has_become_of_its_attempt() -> None:
 def history() -> History:
     past = History()
     past.attempt, past.furthest, past.losses = 3, 5, [1.0]
-    past.progress = {"step": 5, "totalSteps": None, "loss": 0.25, "samplesPerSecond": None, "metrics": {'a"b': 1.0}, "time": 1.0}
+    past.progress = {
+        "step": 5,
+        "totalSteps": None,
+        "loss": 0.25,
+        "samplesPerSecond": None,
+        "metrics": {'a"b': 1.0},
+        "time": 1.0,
+    }
     past.checkpoint = {"step": 4, "path": "/c/step-00000004", "time": 2.0}
     return past
 
 
-def test_history_survives_json_and_whatever_another_version_leaves_out() -> None:
+def test_history_survives_json_and_missing_keys() -> None:
     past = history()
     past.event("Warning", "R", "m", 1.0)
     assert History.from_json(json.loads(json.dumps(past.to_json()))).to_json() == past.to_json()
@@ -137,7 +144,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("tail", LONG.values(), ids=LONG)
-def test_the_termination_message_fits_the_kubelets_limit_by_shortening_the_log_first(tail: str) -> None:
+def test_termination_message_fits_the_limit_by_shortening_the_log_first(tail: str) -> None:
     past = history()
     past.recoveries = [{"attempt": n, "seconds": {"load": 1.0}} for n in range(3)]
     failure = {"rank": 1, "message": "m", "logTail": tail}
@@ -150,10 +157,12 @@ def test_the_termination_message_fits_the_kubelets_limit_by_shortening_the_log_f
     assert kept == final
 
 
-def test_a_termination_message_that_is_far_too_long_is_still_json() -> None:
+def test_far_too_long_termination_message_is_still_json() -> None:
     past = history()
     past.progress = {"metrics": {str(n) * 70: 1.0 for n in range(32)}}
-    final = outcome.build("uid", outcome.FAILED, "WorkerFailed", "m" * 9000, {"logTail": "", "message": "m" * 9000}, past, 9.0)
+    final = outcome.build(
+        "uid", outcome.FAILED, "WorkerFailed", "m" * 9000, {"logTail": "", "message": "m" * 9000}, past, 9.0
+    )
     kept = json.loads(outcome.termination_message(final))
     assert (kept["uid"], kept["result"], kept["reason"]) == ("uid", "Failed", "WorkerFailed")
 

@@ -1,7 +1,7 @@
-"""Pod 0 is replaced and lives on: the control plane has lost its node, while its kubelet and the pod network work.
+"""Pod 0 is replaced but stays alive: the control plane has lost its node, while its kubelet and the pod network work.
 
-Real agents. Their names are looked up in a file, which stands for the cluster's DNS: pod 0's name leads to the pod that the
-API server knows. Each pod has a loopback address of its own.
+Real agents resolve names in a file, which stands for the cluster's DNS: pod 0's name resolves to
+the pod that the API server knows. Each pod has a loopback address of its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import pytest
 
 from dtj_contract import names
 from tests.lib.ports import free_port
-from tests.unit.agent.harness import Group, is_alive, kill, token, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, is_alive, kill, token
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
 
-# An agent whose names lead where $HOSTS says at the moment; each question is noted.
+# An agent that resolves names from the file $HOSTS; each query is recorded.
 PROGRAM = """
 import os, socket
 real = socket.getaddrinfo
@@ -51,7 +52,7 @@ class Named(Group):
         self.point()
 
     def point(self) -> None:
-        """DNS answers with where the pods are now."""
+        """Points DNS at the present addresses of the pods."""
         (self.folder / "hosts.new").write_text("".join(f"j-{o}.test {a}\n" for o, a in enumerate(self.addresses)))
         (self.folder / "hosts.new").rename(self.hosts)
 
@@ -62,15 +63,17 @@ class Named(Group):
             super().start(ordinal, **{**listen, **asked, **environ})
 
     def replace_pod_0(self) -> None:
-        """The API's pod 0 is a new one, without a memory, at another address."""
+        """Starts a new pod 0 at another address, without state, and points DNS at it."""
         self.addresses[0] = "127.0.7.99"
         self.start(0, **{names.ENV_STATE_DIR: str(self.folder / "new-disk")})
         self.point()
 
     def start_old_pod_0(self) -> None:
-        """Its kubelet starts its container again."""
+        """Restarts the container of the replaced pod 0, as its kubelet would."""
         new = self.agents[0]
-        self.start(0, **{names.ENV_LISTEN: f"127.0.7.10:{self.port}", names.ENV_TERMINATION_LOG: str(self.folder / "old-end")})
+        self.start(
+            0, **{names.ENV_LISTEN: f"127.0.7.10:{self.port}", names.ENV_TERMINATION_LOG: str(self.folder / "old-end")}
+        )
         self.agents[0] = new
 
     def get(self, ordinal: int, path: str, authorization: str = "") -> bytes:
@@ -93,13 +96,13 @@ class Named(Group):
         return status
 
     def asked(self, ordinal: int) -> int:
-        """How often this agent has looked pod 0's name up."""
+        """Returns how often this agent has resolved pod 0's name."""
         path = self.folder / f"asked-{ordinal}"
         return path.read_text().count("j-0.test") if path.exists() else 0
 
 
 def common_port(addresses: list[str]) -> int:
-    """A port that is free on all of them, below those that the kernel hands out: nothing else takes it meanwhile."""
+    """Returns a port that is free on all addresses, below the ephemeral ports, so that nothing takes it meanwhile."""
     for _ in range(500):
         port = free_port()
         sockets = [socket.socket() for _ in addresses]
@@ -125,12 +128,14 @@ def running(folder: Path, replicas: int, **environ: str) -> Iterator[Named]:
     finally:
         group.close()
         pids = [int(path.read_text() or 0) for path in group.plan.glob("pid-*")]
-        wait_for(lambda: not any(is_alive(pid) for pid in pids if pid), why="workers outlive their agents")
+        wait_until("the workers to end with their agents", lambda: not any(is_alive(pid) for pid in pids if pid))
 
 
 def ends_well(group: Named, attempt: int) -> None:
     status = group.status()
-    assert (status["attempt"], status["phase"], len(status["members"])) == (attempt, "Running", group.replicas), group.logs()
+    assert (status["attempt"], status["phase"], len(status["members"])) == (attempt, "Running", group.replicas), (
+        group.logs()
+    )
     group.tell("finish")
     assert [group.wait_exit(ordinal) for ordinal in range(group.replicas)] == [0] * group.replicas
     assert [(group.outcome(o)["result"], group.outcome(o)["attempt"]) for o in range(group.replicas)] == [
@@ -138,18 +143,20 @@ def ends_well(group: Named, attempt: int) -> None:
     ] * group.replicas
 
 
-def test_a_coordinator_that_was_replaced_but_lives_on_gets_no_member_back(tmp_path: Path) -> None:
+def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) -> None:
     with running(tmp_path, 3) as group:
         group.wait_attempt(1)
         group.replace_pod_0()
         group.wait_attempt(2)
         replaced = "another coordinator of this job has begun attempt 2"
-        wait_for(lambda: group.old_status().get("phaseMessage") == replaced, why=group.logs())
+        wait_until(
+            "the old pod's message", lambda: group.old_status().get("phaseMessage") == replaced, detail=group.logs
+        )
         ends_well(group, 2)
 
 
-def test_a_replaced_coordinator_that_starts_again_gets_no_member_back(tmp_path: Path) -> None:
-    """Its process is new, its pod is not."""
+def test_replaced_coordinator_that_restarts_gets_no_member_back(tmp_path: Path) -> None:
+    """The process is new, the pod is not."""
     with running(tmp_path, 3) as group:
         group.wait_attempt(1)
         old = group.agents[0]
@@ -161,17 +168,19 @@ def test_a_replaced_coordinator_that_starts_again_gets_no_member_back(tmp_path: 
         group.start_old_pod_0()
 
         def called() -> bool:
-            """It calls its members each second; each of them looks up to whom pod 0's name leads, and stays."""
+            """Returns whether the old pod 0 has called its members, each of which resolves pod 0's name, and stays."""
             return all(group.asked(o) >= before + 3 for o, before in zip((1, 2), asked, strict=True))
 
-        wait_for(lambda: called() or group.old_status().get("attempt", 0) > 1, why=group.logs())
-        status = wait_for(group.old_status, why=group.logs())
+        wait_until(
+            "a call or an attempt", lambda: called() or group.old_status().get("attempt", 0) > 1, detail=group.logs
+        )
+        status = wait_until("the old pod's status", group.old_status, detail=group.logs)
         assert (status["attempt"], status["outcome"]) == (1, None)
         ends_well(group, 2)
 
 
-def test_an_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> None:
-    """A pod was told it by a coordinator that had been replaced."""
+def test_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> None:
+    """A pod may have the outcome from a coordinator that had been replaced."""
     with running(tmp_path, 2) as group:
         group.wait_attempt(1)
         kill(group.worker(1))
@@ -183,7 +192,7 @@ def test_an_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -
             "restarts": {"inPlace": 0, "pod": 0, "counted": 0}, "failure": None, "progress": None, "checkpoint": None,
             "recoveries": [], "productiveSeconds": 0.0, "time": 0.0,
         }  # fmt: skip
-        disk = tmp_path / "told"
+        disk = tmp_path / "old-outcome"
         disk.mkdir()
         (disk / names.OUTCOME_FILE).write_text(json.dumps(final))
         group.start(1, **{names.ENV_STATE_DIR: str(disk)})

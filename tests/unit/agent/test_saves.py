@@ -1,4 +1,4 @@
-"""The budget of a script that reports nothing is full again when it has saved something."""
+"""The budget of a script that reports nothing is refilled when the script has saved something."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from dtj_agent.files import unreported_saves
 from dtj_agent.net.loop import Loop
 from dtj_contract import names
-from tests.unit.agent.bench import Bench
-from tests.unit.agent.harness import running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
+from tests.unit.agent.harness import running
 
 
 def write(path: Path, time: float) -> None:
@@ -21,7 +22,7 @@ def write(path: Path, time: float) -> None:
     os.utime(path, (time, time))
 
 
-def test_the_newest_file_counts_at_any_depth(tmp_path: Path) -> None:
+def test_newest_file_counts_at_any_depth(tmp_path: Path) -> None:
     assert unreported_saves.newest(str(tmp_path)) == 0.0
     write(tmp_path / "model.pt", 5.0)
     write(tmp_path / "run" / "epoch=1" / "shard" / "__0_0.distcp", 7.0)
@@ -36,7 +37,7 @@ NOT_SAVED = (
 
 
 @pytest.mark.parametrize("name", NOT_SAVED)
-def test_what_every_start_writes_does_not_count(tmp_path: Path, name: str) -> None:
+def test_files_that_every_start_writes_do_not_count(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, 9.0)
     assert unreported_saves.newest(str(tmp_path)) == 0.0
 
@@ -53,79 +54,79 @@ def test_links_are_not_followed_and_the_scan_is_bounded(tmp_path: Path, monkeypa
     assert unreported_saves.newest(str(tmp_path / "many")) <= 9.0
 
 
-def test_a_folder_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+def test_missing_folder_reports_nothing(tmp_path: Path) -> None:
     loop = Loop()
     found: list[float] = []
     watch = unreported_saves.SavesWatch(loop, str(tmp_path / "none"), found.append)
     watch.look()
     watch.look()
-    wait_for(lambda: (loop.later(0.01, lambda: None), loop.run_once(), not watch._busy)[2])
+    wait_until("the watch to be idle", lambda: (loop.later(0.01, lambda: None), loop.run_once(), not watch._busy)[2])
     assert found == []
 
 
-def spend(bench: Bench, times: int = 1) -> None:
+def spend(harness: CoordinatorHarness, times: int = 1) -> None:
     for _ in range(times):
-        attempt = bench.coordinator.history.attempt
-        bench.time += 60
-        bench.fail(0, -9, attempt=attempt)
-        bench.stopped(0, attempt=attempt)
+        attempt = harness.coordinator.history.attempt
+        harness.time += 60
+        harness.fail(0, -9, attempt=attempt)
+        harness.stopped(0, attempt=attempt)
 
 
-def running_job(**rules: int) -> Bench:
-    bench = Bench(1, max_restarts=3, **rules)
-    bench.running()
-    bench.coordinator.ledger.saved(0.0, bench.now())
-    return bench
+def running_job(**rules: int) -> CoordinatorHarness:
+    harness = CoordinatorHarness(1, max_restarts=3, **rules)
+    harness.running()
+    harness.coordinator.goodput.file_saved(0.0, harness.now())
+    return harness
 
 
-def test_a_script_that_saves_between_its_failures_has_its_budget_again() -> None:
-    bench = running_job()
+def test_script_that_saves_between_failures_gets_its_budget_back() -> None:
+    harness = running_job()
     for turn in range(1, 5):
-        spend(bench, 3)
-        bench.time += 60
-        bench.coordinator.ledger.saved(float(turn), bench.now())
-        assert bench.coordinator.history.spent == []
-    assert bench.coordinator.outcome is None
+        spend(harness, 3)
+        harness.time += 60
+        harness.coordinator.goodput.file_saved(float(turn), harness.now())
+        assert harness.coordinator.history.spent == []
+    assert harness.coordinator.outcome is None
 
 
-def test_a_script_that_saves_nothing_new_ends_with_its_budget() -> None:
-    bench = running_job()
-    bench.coordinator.ledger.saved(5.0, bench.now())
+def test_script_that_saves_nothing_new_fails_when_the_budget_is_spent() -> None:
+    harness = running_job()
+    harness.coordinator.goodput.file_saved(5.0, harness.now())
     for _ in range(4):
-        spend(bench)
-        if bench.coordinator.outcome is None:
-            bench.time += 60
-            bench.coordinator.ledger.saved(5.0, bench.now())
-    assert bench.coordinator.outcome is not None
-    assert bench.coordinator.outcome["reason"] == "RestartBudgetSpent"
+        spend(harness)
+        if harness.coordinator.outcome is None:
+            harness.time += 60
+            harness.coordinator.goodput.file_saved(5.0, harness.now())
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
-def test_what_an_attempt_writes_as_it_begins_refills_nothing() -> None:
-    bench = running_job()
+def test_files_written_as_an_attempt_begins_refill_nothing() -> None:
+    harness = running_job()
     for turn in range(1, 5):
-        spend(bench)
-        bench.time += 5
-        bench.coordinator.ledger.saved(float(turn), bench.now())
-    assert bench.coordinator.outcome is not None
+        spend(harness)
+        harness.time += 5
+        harness.coordinator.goodput.file_saved(float(turn), harness.now())
+    assert harness.coordinator.outcome is not None
 
 
-def test_files_that_were_there_before_refill_nothing() -> None:
-    bench = Bench(1, max_restarts=3)
-    bench.running()
-    spend(bench, 2)
-    bench.time += 60
-    bench.coordinator.ledger.saved(99.0, bench.now())
-    assert len(bench.coordinator.history.spent) == 2
+def test_files_from_before_the_run_refill_nothing() -> None:
+    harness = CoordinatorHarness(1, max_restarts=3)
+    harness.running()
+    spend(harness, 2)
+    harness.time += 60
+    harness.coordinator.goodput.file_saved(99.0, harness.now())
+    assert len(harness.coordinator.history.spent) == 2
 
 
-def test_a_script_that_reports_its_checkpoints_is_not_looked_at() -> None:
-    bench = running_job()
-    assert bench.coordinator.ledger.is_silent
-    bench.say(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "p", "time": 1.0}})
-    assert not bench.coordinator.ledger.is_silent
-    spend(bench, 2)
-    bench.coordinator.ledger.saved(99.0, bench.now())
-    assert len(bench.coordinator.history.spent) == 2
+def test_script_that_reports_checkpoints_is_not_scanned() -> None:
+    harness = running_job()
+    assert harness.coordinator.goodput.is_silent
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "p", "time": 1.0}})
+    assert not harness.coordinator.goodput.is_silent
+    spend(harness, 2)
+    harness.coordinator.goodput.file_saved(99.0, harness.now())
+    assert len(harness.coordinator.history.spent) == 2
 
 
 SAVES = """
@@ -140,11 +141,11 @@ while True:
 """
 
 
-def test_an_agent_sees_what_a_silent_script_saves(tmp_path: Path) -> None:
+def test_agent_detects_the_saves_of_a_silent_script(tmp_path: Path) -> None:
     """`spent` stands in the state file, which is written at each change that the members must know."""
     command, volume = [sys.executable, "-c", SAVES], tmp_path / "volume"
     with running(tmp_path, 1, command, DTJ_CHECKPOINT_DIR=str(volume)) as group:
         state = tmp_path / "state-0" / names.STATE_FILE
-        wait_for(lambda: state.exists() and '"counted": 1' in state.read_text(), 90)
-        wait_for(lambda: '"spent": []' in state.read_text(), 90)
-        assert wait_for(group.status)["attempt"] == 2
+        wait_until("one counted restart", lambda: state.exists() and '"counted": 1' in state.read_text())
+        wait_until("the refill of the budget", lambda: '"spent": []' in state.read_text())
+        assert wait_until("a status", group.status)["attempt"] == 2

@@ -17,9 +17,10 @@ import pytest
 from dtj_agent.build import build
 from dtj_agent.net.loop import Loop
 from dtj_agent.store.host import TRIES, StoreHost
-from dtj_agent.store.key_store import MAX_VALUE_BYTES, Client, KeyStore, ProtocolError
+from dtj_agent.store.key_store import MAX_VALUE_BYTES, KeyStore, ProtocolError, StoreClient
 from dtj_agent.store.master_port import PortHolder
-from tests.unit.agent.harness import is_alive, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import is_alive, running
 
 PROLOGUE = """
 import datetime, json, os, sys, threading, time
@@ -66,10 +67,10 @@ class Served:
                     self.spared.pop(pid)(0)
             return what()
 
-        return wait_for(turn, 300)
+        return wait_until("the client", turn, timeout=300)
 
     def script(self, body: str, *arguments: str) -> Any:
-        """What a client script prints as its last line, as JSON."""
+        """Returns what a client script prints as its last line, as JSON."""
         with subprocess.Popen(
             [sys.executable, "-c", PROLOGUE + textwrap.dedent(body), str(self.port), *arguments],
             stdout=subprocess.PIPE,
@@ -116,7 +117,7 @@ def seen(store):
 
 
 @pytest.mark.torch
-def test_every_operation_answers_as_torchs_own_server_does(served: Served) -> None:
+def test_every_operation_answers_like_torchs_own_server(served: Served) -> None:
     body = (
         OPERATIONS
         + """
@@ -142,7 +143,7 @@ def test_values_as_large_as_torch_allows_arrive_whole(served: Served) -> None:
 
 
 @pytest.mark.torch
-def test_64_clients_meet_and_each_hears_the_others(served: Served) -> None:
+def test_64_clients_meet_and_each_sees_the_others(served: Served) -> None:
     body = """
     def client(number):
         store = connect()
@@ -161,7 +162,7 @@ def test_64_clients_meet_and_each_hears_the_others(served: Served) -> None:
 
 
 @pytest.mark.torch
-def test_a_wait_that_timed_out_leaves_the_connection_usable(served: Served) -> None:
+def test_connection_is_usable_after_a_wait_timed_out(served: Served) -> None:
     body = """
     store, other = connect(), connect()
     short = datetime.timedelta(milliseconds=30)
@@ -182,7 +183,7 @@ def test_a_wait_that_timed_out_leaves_the_connection_usable(served: Served) -> N
 
 
 @pytest.mark.torch
-def test_a_closed_store_is_gone_and_the_next_one_is_empty_on_another_port(served: Served) -> None:
+def test_closed_store_is_gone_and_the_next_is_empty_on_another_port(served: Served) -> None:
     old = served.port
     assert served.script("store = connect(); store.set('a', '1'); print(json.dumps(store.num_keys()))") == 1
     (server,) = served.spared
@@ -197,7 +198,7 @@ def test_a_closed_store_is_gone_and_the_next_one_is_empty_on_another_port(served
     assert served.script(body, str(old)) == [0, "DistNetworkError"]
 
 
-def test_a_server_that_dies_is_reported_and_its_port_refuses(served: Served) -> None:
+def test_server_that_dies_is_reported_and_its_port_rejects_connections(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port)):
         served.until(lambda: served.spared)
         os.kill(next(iter(served.spared)), 9)
@@ -206,7 +207,7 @@ def test_a_server_that_dies_is_reported_and_its_port_refuses(served: Served) -> 
         socket.create_connection(("127.0.0.1", served.port), timeout=60)
 
 
-def test_a_store_that_cannot_start_is_tried_again_before_it_fails(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_cannot_start_is_retried_before_it_fails(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 
     def refuse(*_: Any, **__: Any) -> int:
@@ -218,16 +219,16 @@ def test_a_store_that_cannot_start_is_tried_again_before_it_fails(served: Served
     with socket.create_connection(("127.0.0.1", served.port)):
         served.until(lambda: served.failed)
     assert len(tries) == TRIES
-    assert served.failed == ["the rendezvous store can't be started: Resource temporarily unavailable"]
+    assert served.failed == ["can't start the rendezvous store: Resource temporarily unavailable"]
 
 
-def test_a_store_that_nobody_calls_costs_no_process(served: Served) -> None:
+def test_store_that_nobody_calls_costs_no_process(served: Served) -> None:
     served.loop.later(0.05, lambda: None)
     served.loop.run_once()
     assert served.spared == {}
 
 
-# --- the protocol alone ------------------------------------------------------------------------------------------------
+# --- the protocol alone ---------------------------------------------------------------------------
 
 HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little")
 HOSTILE = {
@@ -242,14 +243,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_what_no_client_sends_is_refused(data: bytes) -> None:
+def test_bytes_that_no_client_sends_are_rejected(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Client(KeyStore()).feed(data)
+        StoreClient(KeyStore()).feed(data)
 
 
-def test_a_sum_with_a_text_is_refused_and_sums_wrap_like_int64() -> None:
+def test_add_to_a_text_is_rejected_and_sums_wrap_like_int64() -> None:
     store = KeyStore()
-    client = Client(store)
+    client = StoreClient(store)
     add = b"\4" + (1).to_bytes(8, "little") + b"n"
     client.feed(HELLO + add + (2**63 - 1).to_bytes(8, "little") + add + (1).to_bytes(8, "little"))
     assert client.out[8:] == (2**63).to_bytes(8, "little")
@@ -259,26 +260,26 @@ def test_a_sum_with_a_text_is_refused_and_sums_wrap_like_int64() -> None:
 
 
 def test_requests_may_arrive_byte_by_byte() -> None:
-    client = Client(KeyStore())
+    client = StoreClient(KeyStore())
     text = (3).to_bytes(8, "little") + b"key"
     for byte in HELLO + b"\1" + text + text + b"\3" + text:
         client.feed(bytes([byte]))
     assert client.out == text
 
 
-def test_a_client_that_goes_while_it_waits_is_forgotten() -> None:
+def test_client_that_disconnects_while_waiting_is_forgotten() -> None:
     store = KeyStore()
-    gone, there = Client(store), Client(store)
+    gone, there = StoreClient(store), StoreClient(store)
     key = (1).to_bytes(8, "little") + b"k"
     for client in (gone, there):
         client.feed(HELLO + b"\6" + (1).to_bytes(8, "little") + key)
     store.forget(gone)
-    Client(store).feed(HELLO + b"\1" + key + key)
+    StoreClient(store).feed(HELLO + b"\1" + key + key)
     assert store.woken == {there}
     assert (bytes(gone.out), bytes(there.out)) == (b"", b"\0")
 
 
-# --- under agents ------------------------------------------------------------------------------------------------------
+# --- under agents ---------------------------------------------------------------------------------
 
 BARE = """
 import os, socket, struct, sys, time
@@ -316,7 +317,7 @@ print("reached", ask(b"\\x0d" + b"ping", 4), flush=True)
 """
 
 
-def test_the_store_of_each_attempt_is_its_own_and_outlives_rank_0(tmp_path: Path) -> None:
+def test_each_attempt_has_its_own_store_which_outlives_rank_0(tmp_path: Path) -> None:
     """Agents as one file, as in a pod; the script has no torch."""
     build(str(tmp_path / "agent.pyz"))
     script = tmp_path / "bare.py"
@@ -360,8 +361,8 @@ for turn in range(2):
 
 
 @pytest.mark.torch
-def test_a_group_is_made_through_the_store_after_rank_0_has_returned(tmp_path: Path) -> None:
-    """torchrun: the same script ends well, for its store is its agent's."""
+def test_process_group_is_created_after_rank_0_has_returned(tmp_path: Path) -> None:
+    """Under torchrun the same script succeeds, because the store belongs to torchrun's agent."""
     script = tmp_path / "late.py"
     write = 'if rank == 0:\n    open(os.path.join(os.environ["PLAN"], "first"), "w").write(str(os.getpid()))\n'
     script.write_text(LATE.replace("dist.barrier()\n", write + "dist.barrier()\n"))
@@ -372,8 +373,8 @@ def test_a_group_is_made_through_the_store_after_rank_0_has_returned(tmp_path: P
 
 
 @pytest.mark.torch
-def test_a_second_process_group_is_made_after_the_first_is_destroyed(tmp_path: Path) -> None:
-    """torch gives both groups one name, so rank 1 may read the address that rank 0 had in the first: then it is restarted."""
+def test_second_process_group_is_created_after_the_first_is_destroyed(tmp_path: Path) -> None:
+    """torch gives both groups one name, so rank 1 may read rank 0's address in the first; then rank 1 is restarted."""
     script = tmp_path / "twice.py"
     script.write_text(TWICE)
     environ = {"DTJ_PROCESSES_PER_POD": "2", "GLOO_SOCKET_IFNAME": "lo", "DTJ_MAX_RESTARTS": "5"}

@@ -1,4 +1,4 @@
-"""A worker that SIGKILL can't end, for real: it sleeps in a volume that hangs. Its pod is given up, not the group."""
+"""A worker that SIGKILL can't end, because it sleeps in a volume that hangs: its pod is given up, not the group."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from dtj_contract import names
-from tests.unit.agent.bench import Bench
-from tests.unit.agent.harness import Group, kill, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
+from tests.unit.agent.harness import Group, kill
 from tests.unit.agent.hung_volume import hung_volume, possible
 
 # An agent that is less patient than a real one; nothing else of it differs.
 IMPATIENT = "from dtj_contract import names; names.STUCK_SECONDS = 0.5; from dtj_agent.main import main; main()"
-# A rank that is told to reads the volume, and is never seen again.
+# Rank 1 of the first attempt reads the volume, and never returns from the read.
 READER = """
 import os, sys
 sys.path.insert(0, os.environ["PLAN"] + "/..")
@@ -33,7 +34,7 @@ needs_root = pytest.mark.skipif(not possible(), reason="mounting a file system n
 
 
 def state_of(pid: int) -> str:
-    """As ps shows it; "" if it is gone."""
+    """Returns the state of a process as ps shows it; "" if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -41,7 +42,7 @@ def state_of(pid: int) -> str:
 
 
 def stuck_group(tmp_path: Path) -> Group:
-    """Two agents, the first attempt of which is running, with rank 1 in the volume's hands."""
+    """Starts two agents and waits for the first attempt, in which rank 1 sleeps in the volume."""
     (tmp_path / "reader.py").write_text(READER)
     command = [sys.executable, "-u", str(tmp_path / "reader.py")]
     program = [sys.executable, "-c", IMPATIENT]
@@ -52,13 +53,17 @@ def stuck_group(tmp_path: Path) -> Group:
 
 
 @needs_root
-def test_the_group_goes_on_in_a_new_pod_while_the_old_ones_worker_still_does_not_die(tmp_path: Path) -> None:
+def test_group_resumes_in_a_new_pod_while_the_old_worker_is_stuck(tmp_path: Path) -> None:
     with hung_volume(tmp_path / "volume"):
         group = stuck_group(tmp_path)
         try:
             pid = group.worker(1)
             kill(group.worker(0))
-            status = wait_for(lambda: (s := group.status()).get("phaseReason") == "WorkerStuck" and s, why=group.logs())
+            status = wait_until(
+                "the stuck worker in the status",
+                lambda: (s := group.status()).get("phaseReason") == "WorkerStuck" and s,
+                detail=group.logs,
+            )
             assert state_of(pid) in "DZ"
             assert [t for t in os.listdir(f"/proc/{pid}/task") if "D" in state_of(int(t))], "it sleeps uninterruptibly"
             assert (status["phase"], status["waitingFor"]) == ("Rendezvous", [1])
@@ -76,17 +81,21 @@ def test_the_group_goes_on_in_a_new_pod_while_the_old_ones_worker_still_does_not
             assert (recovery["kind"], recovery["reason"], recovery["counted"]) == ("Pod", "WorkerStuck", True)
         finally:
             group.close()
-    wait_for(lambda: state_of(pid) in ("", "Z"), why="the volume has let go")
-    assert not (group.plan / "woke").exists(), "the signal was the first that it got"
+    wait_until("the volume to let go", lambda: state_of(pid) in ("", "Z"))
+    assert not (group.plan / "woke").exists(), "SIGKILL came before any further instruction"
 
 
 @needs_root
-def test_a_worker_that_is_let_go_in_time_costs_no_pod(tmp_path: Path) -> None:
+def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> None:
     with hung_volume(tmp_path / "volume") as volume:
         group = stuck_group(tmp_path)
         try:
             kill(group.worker(0))
-            wait_for(lambda: group.status().get("phaseReason") == "WorkerStuck", why=group.logs())
+            wait_until(
+                "the stuck worker in the status",
+                lambda: group.status().get("phaseReason") == "WorkerStuck",
+                detail=group.logs,
+            )
             volume.kill()
             group.wait_attempt(2)
             assert group.agents[1].poll() is None
@@ -94,43 +103,43 @@ def test_a_worker_that_is_let_go_in_time_costs_no_pod(tmp_path: Path) -> None:
             group.close()
 
 
-def test_a_new_pod_takes_the_place_of_a_stuck_one_that_still_talks() -> None:
-    """The old one's node can't end it either, and its agent goes on with its heartbeats."""
-    bench = Bench(2).running()
-    bench.fail(0)
-    bench.stopped(0)
-    bench.say(1, "stuck", attempt=1, what="processes 7 do not die")
-    assert bench.coordinator.phase == "Rendezvous"
-    bench.join(1, generation=1, incarnation="new")
-    assert bench.closed == [1]
-    assert [ordinal for ordinal, message in bench.messages("start") if message["attempt"] == 2] == [0, 1]
+def test_new_pod_replaces_a_stuck_pod_that_still_sends_heartbeats() -> None:
+    """The old pod's node can't end it either, and its agent continues to send heartbeats."""
+    harness = CoordinatorHarness(2).running()
+    harness.fail(0)
+    harness.stopped(0)
+    harness.receive(1, "stuck", attempt=1, what="processes 7 do not die")
+    assert harness.coordinator.phase == "Rendezvous"
+    harness.join(1, generation=1, incarnation="new")
+    assert harness.closed == [1]
+    assert [ordinal for ordinal, message in harness.messages("start") if message["attempt"] == 2] == [0, 1]
 
 
-def test_it_is_counted_as_a_failure_and_once_though_a_worker_failed_too() -> None:
-    bench = Bench(2, max_restarts=0).running()
-    bench.fail(0)
-    bench.stopped(0)
-    bench.say(1, "stuck", attempt=1, what="processes 7 do not die")
-    final = bench.coordinator.outcome
+def test_stuck_worker_is_counted_once_though_a_worker_failed_too() -> None:
+    harness = CoordinatorHarness(2, max_restarts=0).running()
+    harness.fail(0)
+    harness.stopped(0)
+    harness.receive(1, "stuck", attempt=1, what="processes 7 do not die")
+    final = harness.coordinator.outcome
     assert final is not None
     assert (final["reason"], final["failure"]["reason"]) == ("RestartBudgetSpent", "WorkerStuck")
     assert "processes 7 do not die" in final["message"]
-    assert [failure["reason"] for failure in bench.coordinator.history.failures] == ["WorkerStuck"]
+    assert [failure["reason"] for failure in harness.coordinator.history.failures] == ["WorkerStuck"]
 
 
-def test_an_agent_that_never_says_what_became_of_its_workers_is_not_waited_for_without_end() -> None:
-    bench = Bench(2).running()
-    bench.fail(0)
-    bench.stopped(0)
-    bench.wait(2 * names.STUCK_SECONDS)
-    assert bench.coordinator.phase == "Stopping"
-    bench.wait(1)
-    assert (bench.coordinator.phase, bench.coordinator.waiting_for) == ("Rendezvous", [1])
+def test_agent_that_never_reports_its_workers_end_is_waited_for_a_bounded_time() -> None:
+    harness = CoordinatorHarness(2).running()
+    harness.fail(0)
+    harness.stopped(0)
+    harness.wait(2 * names.STUCK_SECONDS)
+    assert harness.coordinator.phase == "Stopping"
+    harness.wait(1)
+    assert (harness.coordinator.phase, harness.coordinator.waiting_for) == ("Rendezvous", [1])
 
 
-def test_a_stuck_member_still_takes_the_outcome_and_stays_to_tell_it() -> None:
-    """Its container could not end, so its termination message would never be read."""
-    bench = Bench(1, max_restarts=0).running()
-    bench.fail(0)
-    bench.say(0, "stuck", attempt=1, what="processes 7 do not die")
-    assert [ordinal for ordinal, _ in bench.messages("finish")] == [0]
+def test_stuck_member_takes_the_outcome_and_stays_to_serve_it() -> None:
+    """The container can't exit, so its termination message would never be read."""
+    harness = CoordinatorHarness(1, max_restarts=0).running()
+    harness.fail(0)
+    harness.receive(0, "stuck", attempt=1, what="processes 7 do not die")
+    assert [ordinal for ordinal, _ in harness.messages("finish")] == [0]

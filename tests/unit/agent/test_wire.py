@@ -1,4 +1,4 @@
-"""The port that everyone can reach: who is let in, and what no stranger can do there."""
+"""The port that everyone can reach: authentication, and the limits of unproven connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.resolver import Resolver
-from dtj_agent.net.server import Server
+from dtj_agent.net.server import AgentServer
 from dtj_agent.net.stream import Stream
 from dtj_contract import names
 from dtj_contract.status_token import Mac, status_token
@@ -41,7 +41,7 @@ def pair() -> tuple[Session, Session]:
     return client, server
 
 
-def test_hmac_is_the_standards() -> None:
+def test_hmac_equals_the_standard_library() -> None:
     for key in (b"k", b"k" * 64, b"k" * 200):
         assert Mac(key).digest(b"data") == hmac.new(key, b"data", hashlib.sha256).digest()
     assert status_token(SECRET) == hmac.new(SECRET, b"status", hashlib.sha256).hexdigest()
@@ -54,7 +54,7 @@ def test_messages_pass_both_ways_in_any_pieces() -> None:
     assert client.feed(server.seal([1]) + server.seal(None)) == [[1], None]
 
 
-def test_each_side_refuses_one_without_the_secret() -> None:
+def test_each_side_rejects_a_peer_without_the_secret() -> None:
     client, server = Session(b"wrong" * 8, True), Session(SECRET, False)
     server.feed(client.greeting())
     with pytest.raises(AuthError):
@@ -77,19 +77,19 @@ FORGERIES: dict[str, Callable[[Session, Session], bytes]] = {
 
 
 @pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
-def test_a_forged_message_ends_the_session(forge: Callable[[Session, Session], bytes]) -> None:
+def test_forged_message_ends_the_session(forge: Callable[[Session, Session], bytes]) -> None:
     client, server = pair()
     with pytest.raises(WireError):
         server.feed(forge(client, server))
 
 
 @pytest.mark.parametrize("first", [b"DTJ1 short\n", b"DTJ2 " + b"0" * 32 + b"\n", b"x" * 500])
-def test_what_is_no_greeting_is_refused(first: bytes) -> None:
+def test_invalid_greeting_is_rejected(first: bytes) -> None:
     with pytest.raises(WireError):
         Session(SECRET, False).feed(first)
 
 
-def test_a_message_too_long_to_send_is_our_error() -> None:
+def test_too_long_message_is_an_error_of_the_sender() -> None:
     with pytest.raises(WireError):
         pair()[0].seal("x" * names.MAX_FRAME_BYTES)
 
@@ -105,30 +105,32 @@ BAD_MESSAGES = {
 
 
 @pytest.mark.parametrize("message", BAD_MESSAGES.values(), ids=BAD_MESSAGES)
-def test_a_message_without_what_we_read_of_it_is_refused(message: Any) -> None:
+def test_message_without_its_required_fields_is_rejected(message: Any) -> None:
     with pytest.raises(WireError):
         check(message)
 
 
-# --- the port, over real sockets ------------------------------------------------------------------------------------------
+# --- the port, over real sockets ------------------------------------------------------------------
 
 
 class Port:
     def __init__(self) -> None:
         self.loop = Loop()
         self.links: list[Link] = []
-        self.refused: list[str] = []
+        self.rejected: list[str] = []
         pages = {
             "/healthz": lambda request: http_response.text(200, "ok\n"),
             "/who": lambda request: http_response.text(200, request.authorization),
         }
-        self.server = Server(self.loop, ("127.0.0.1", 0), SECRET, pages, lambda link, address: self.links.append(link))
-        self.server.on_refused = self.refused.append
+        self.server = AgentServer(
+            self.loop, ("127.0.0.1", 0), SECRET, pages, lambda link, address: self.links.append(link)
+        )
+        self.server.on_rejected = self.rejected.append
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
 
     def talk(self, data: bytes) -> bytes:
-        """All that comes back until the end."""
+        """Returns all bytes that come back until the end."""
         with socket.create_connection(("127.0.0.1", self.server.port), 5) as sock:
             sock.sendall(data)
             answer = b""
@@ -174,20 +176,20 @@ def test_http_is_served_on_the_same_port(port: Port, request_: bytes, status: by
     [b"", b"G", b"GET /healthz HTTP/1.1\r\n", b"DTJ1 ", b"DTJ1 " + b"0" * 32 + b"\n"],
     ids=["nothing", "a byte", "half a head", "magic", "greeting"],
 )
-def test_who_says_too_little_is_dropped_after_a_deadline(port: Port, data: bytes) -> None:
+def test_connection_that_sends_too_little_is_dropped_after_a_deadline(port: Port, data: bytes) -> None:
     port.talk(data)  # returns: the server has closed it
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01", b"GET /" + b"a" * 9000], ids=["TLS", "an endless head"])
-def test_who_says_something_else_is_dropped_at_once(port: Port, data: bytes) -> None:
+def test_connection_that_sends_another_protocol_is_dropped_at_once(port: Port, data: bytes) -> None:
     try:
         assert port.talk(data) == b""
     except ConnectionResetError:
         pass  # closed with bytes of ours unread
 
 
-def test_strangers_cant_take_all_connections(port: Port) -> None:
-    """Beyond the bound the oldest that has not proven itself goes."""
+def test_unproven_connections_cannot_take_all_room(port: Port) -> None:
+    """Beyond the bound the oldest unproven connection is dropped."""
     strangers = [socket.create_connection(("127.0.0.1", port.server.port), 5) for _ in range(20)]
     assert strangers[0].recv(1) == b""
     assert port.talk(b"GET /healthz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200")
@@ -195,15 +197,15 @@ def test_strangers_cant_take_all_connections(port: Port) -> None:
         sock.close()
 
 
-def test_a_wrong_secret_is_refused_and_said_once(port: Port) -> None:
+def test_wrong_secret_is_rejected_and_reported_once(port: Port) -> None:
     for _ in range(3):
         port.talk(b"DTJ1 " + b"0" * 32 + b"\n" + b"0" * 64 + b"\n")
-    assert len(port.refused) == 1
-    assert SECRET.decode() not in port.refused[0]
+    assert len(port.rejected) == 1
+    assert SECRET.decode() not in port.rejected[0]
     assert not port.links
 
 
-def test_a_silent_peer_is_dead_after_the_bound(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_peer_is_lost_after_the_bound(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "PEER_DEAD_SECONDS", 0.2)
     ended = threading.Event()
     reasons: list[str] = []
@@ -214,10 +216,10 @@ def test_a_silent_peer_is_dead_after_the_bound(port: Port, monkeypatch: pytest.M
 
     port.loop.soon(dial)
     assert ended.wait(5)
-    assert "nothing was heard" in reasons[0] or "closed" in reasons[0]
+    assert "no heartbeat" in reasons[0] or "closed" in reasons[0]
 
 
-def test_an_announced_address_is_tried_at_once_though_dns_hangs(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announced_address_is_tried_at_once_while_dns_hangs(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer, opened = threading.Event(), threading.Event(), threading.Event()
 
     def hanging(*_: Any, **__: Any) -> list[Any]:
@@ -236,12 +238,12 @@ def test_an_announced_address_is_tried_at_once_though_dns_hangs(port: Port, monk
     port.loop.soon(dialer.stop)
 
 
-def test_an_announced_port_that_is_none_is_a_peer_that_cant_be_reached(port: Port) -> None:
+def test_invalid_announced_port_is_an_unreachable_peer(port: Port) -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         Stream.dial(port.loop, ("127.0.0.1", 70000))
 
 
-def test_a_name_that_does_not_resolve_yet_is_asked_for_again(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_does_not_resolve_yet_is_resolved_again(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [[], [], [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]]
     reasons: list[str] = []
     opened = threading.Event()
@@ -263,8 +265,8 @@ def test_a_name_that_does_not_resolve_yet_is_asked_for_again(port: Port, monkeyp
     port.loop.soon(dialer.stop)
 
 
-def test_a_peer_that_lets_go_of_every_connection_is_called_less_and_less(port: Port) -> None:
-    """A second agent of an ordinal is refused as long as the first lives; it must not ask twenty times a second."""
+def test_peer_that_closes_every_connection_is_called_less_and_less(port: Port) -> None:
+    """A second agent of an ordinal is rejected while the first lives; it must not dial twenty times a second."""
     opens: list[float] = []
     enough = threading.Event()
     dialer = Dialer(port.loop, Resolver(port.loop), SECRET, ("127.0.0.1", port.server.port))

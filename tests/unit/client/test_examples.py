@@ -1,4 +1,4 @@
-"""The example of three lines in a loop of one's own, on this machine: `dtj run` from the top of the repository."""
+"""The example of three added lines in a user's own loop, with `dtj run` from the top of the repository."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-def test_three_lines_bring_a_loop_back_from_a_killed_worker_and_show_how_far_it_is(
-    start: Callable[..., LocalRun], tmp_path: Path
-) -> None:
+def test_three_added_lines_recover_a_loop_and_show_its_progress(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(EXAMPLES)
     run = start("--kill", "worker:1@step=70", job=(EXAMPLES / "own-loop.yaml").read_text())
     code, job = run.wait(240)

@@ -1,4 +1,7 @@
-"""A value of the wrong type in a pod template is one clear line with its path, before anything is started."""
+"""A value of the wrong type in a pod template is one clear line with its path.
+
+The error is reported before anything is started.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "command": ({"command": "python train.py"}, f"{CONTAINER}.command"),
     "args": ({"args": ["--epochs", 30]}, f"{CONTAINER}.args[1]"),
     "mounts": ({"volumeMounts": ["data"]}, f"{CONTAINER}.volumeMounts[0]"),
-    "sub path": ({"volumeMounts": [{"name": "d", "mountPath": "/d", "subPath": 3}]}, f"{CONTAINER}.volumeMounts[0].subPath"),
+    "sub path": (
+        {"volumeMounts": [{"name": "d", "mountPath": "/d", "subPath": 3}]},
+        f"{CONTAINER}.volumeMounts[0].subPath",
+    ),
     "resources": ({"resources": 8}, f"{CONTAINER}.resources"),
     "limits": ({"resources": {"limits": ["nvidia.com/gpu"]}}, f"{CONTAINER}.resources.limits"),
     "env from": ({"envFrom": "x"}, f"{CONTAINER}.envFrom"),
@@ -35,7 +41,10 @@ POD_SLIPS: dict[str, tuple[dict[str, Any], str]] = {
     "grace": ({"terminationGracePeriodSeconds": "60"}, "spec.template.spec.terminationGracePeriodSeconds"),
     "security": ({"securityContext": "root"}, "spec.template.spec.securityContext"),
     "volumes": ({"volumes": ["data"]}, "spec.template.spec.volumes[0]"),
-    "claim": ({"volumes": [{"name": "d", "persistentVolumeClaim": "c"}]}, "spec.template.spec.volumes[0].persistentVolumeClaim"),
+    "claim": (
+        {"volumes": [{"name": "d", "persistentVolumeClaim": "c"}]},
+        "spec.template.spec.volumes[0].persistentVolumeClaim",
+    ),
     "tolerations": ({"tolerations": ["gpu"]}, "spec.template.spec.tolerations[0]"),
     "init": ({"initContainers": "x"}, "spec.template.spec.initContainers"),
 }
@@ -49,10 +58,11 @@ def job_with(pod: dict[str, Any], container: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     ("pod", "container", "path"),
-    [({}, given_, path) for given_, path in SLIPS.values()] + [(given_, {}, path) for given_, path in POD_SLIPS.values()],
+    [({}, given_, path) for given_, path in SLIPS.values()]
+    + [(given_, {}, path) for given_, path in POD_SLIPS.values()],
     ids=[*SLIPS, *POD_SLIPS],
 )
-def test_a_value_of_the_wrong_type_is_exit_code_2_and_its_path(
+def test_value_of_the_wrong_type_exits_with_2_and_its_path(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -70,29 +80,36 @@ def test_a_value_of_the_wrong_type_is_exit_code_2_and_its_path(
     assert [found.name for found in tmp_path.iterdir()] == ["job.yaml"], "nothing was made"
 
 
-def test_a_number_where_a_text_belongs_is_shown_as_it_should_be_written() -> None:
+def test_number_instead_of_a_string_is_shown_quoted() -> None:
     slip = {"spec": {"containers": [{"env": [{"name": "A", "value": 1}, {"name": "B", "value": True}]}]}}
     with pytest.raises(InputError) as caught:
         template.check(slip, "job.yaml")
     assert str(caught.value).splitlines() == [
-        f'job.yaml: {CONTAINER}.env[0].value: must be a text, not 1; quote it: "1"',
-        f'job.yaml: {CONTAINER}.env[1].value: must be a text, not true; quote it: "true"',
+        f'job.yaml: {CONTAINER}.env[0].value: must be a string, not 1; quote it: "1"',
+        f'job.yaml: {CONTAINER}.env[1].value: must be a string, not true; quote it: "true"',
     ]
 
 
-def test_what_kubernetes_takes_is_taken() -> None:
+def test_valid_template_is_accepted() -> None:
     template.check(None, "job.yaml")
     pod = {
         "containers": [
             {
                 "name": "trainer",
-                "env": [{"name": "A", "value": ""}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+                "env": [
+                    {"name": "A", "value": ""},
+                    {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ],
                 "resources": {"limits": {"cpu": 2, "memory": "4Gi", "nvidia.com/gpu": "1"}},
                 "volumeMounts": [{"name": "d", "mountPath": "/d"}],
                 "livenessProbe": {"exec": {"command": ["true"]}},
             }
         ],
-        "volumes": [{"name": "d", "emptyDir": {}}, {"name": "e", "emptyDir": None}, {"name": "f", "csi": {"driver": "x"}}],
+        "volumes": [
+            {"name": "d", "emptyDir": {}},
+            {"name": "e", "emptyDir": None},
+            {"name": "f", "csi": {"driver": "x"}},
+        ],
         "terminationGracePeriodSeconds": 60,
     }
     template.check({"metadata": {"labels": {"team": "a"}}, "spec": pod}, "job.yaml")
@@ -116,7 +133,7 @@ GARBAGE = st.recursive(
 
 @settings(max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(container=GARBAGE, pod=GARBAGE)
-def test_garbage_is_refused_or_taken_and_never_a_traceback(container: object, pod: object) -> None:
+def test_garbage_never_causes_a_traceback(container: object, pod: object) -> None:
     for spec in ({"containers": [container]}, pod):
         with contextlib.suppress(InputError):
             template.check({"spec": spec}, "job.yaml")

@@ -1,4 +1,4 @@
-"""A plan that somebody else has overtaken: it is dropped, and the job is read again."""
+"""An overtaken plan is dropped, and the job is read again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
 from tests.unit.operator.fakes import FakeClient, job
-from tests.unit.operator.test_apply import SERVICE, SET, carry_out
 from tests.unit.operator.test_controller import KEY, Shell, client_with
+from tests.unit.operator.test_executor import SERVICE, SET, execute
 
 MADE = Plan(actions=(Apply(body=SERVICE), Apply(body=SET)), status={"phase": "Pending"})
 
 
-def test_a_status_is_written_under_the_version_that_was_planned_on() -> None:
+def test_status_is_written_under_the_planned_resource_version() -> None:
     client = FakeClient()
-    carry_out(client, Plan(status={"phase": "Pending"}), job(resourceVersion="7"))
+    execute(client, Plan(status={"phase": "Pending"}), job(resourceVersion="7"))
     assert client.bodies[0]["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}
 
 
@@ -27,20 +27,23 @@ def test_a_status_is_written_under_the_version_that_was_planned_on() -> None:
     [job(resourceVersion="8"), job(resourceVersion="7", uid="another"), None],
     ids=["changed", "another job of that name", "deleted"],
 )
-def test_a_stateful_set_of_an_overtaken_plan_is_not_made(stored: Any) -> None:
+def test_overtaken_plan_creates_no_stateful_set(stored: Any) -> None:
     client = client_with(stored) if stored else FakeClient()
     with pytest.raises(errors.Conflict, match="meanwhile"):
-        carry_out(client, MADE, job(resourceVersion="7"))
+        execute(client, MADE, job(resourceVersion="7"))
     assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == []
 
 
-def test_a_stateful_set_of_the_plan_of_the_stored_job_is_made() -> None:
+def test_current_plan_creates_the_stateful_set() -> None:
     client = client_with(job(resourceVersion="7"))
-    carry_out(client, MADE, job(resourceVersion="7"))
-    assert [call[:2] for call in client.calls][-2:] == [("apply", "statefulsets"), ("apply", "distributedtrainingjobs/status")]
+    execute(client, MADE, job(resourceVersion="7"))
+    assert [call[:2] for call in client.calls][-2:] == [
+        ("apply", "statefulsets"),
+        ("apply", "distributedtrainingjobs/status"),
+    ]
 
 
-def test_a_conflict_of_a_status_write_reads_the_job_again_and_plans_on_it() -> None:
+def test_status_write_conflict_reads_and_plans_the_job_again() -> None:
     client = client_with(job(resourceVersion="7"))
     write = ("apply", "distributedtrainingjobs/status", "j")
     client.refuse[write] = errors.Conflict("the object has been modified", status=409)

@@ -1,4 +1,7 @@
-"""The master key is replaced: the operator takes up the new one, and agents of jobs of the old one's time are asked on."""
+"""A replaced master key takes effect.
+
+Agents of jobs that were started with the previous key are still polled with it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ NEW = Settings(agent_image="i", master_key=b"n" * 32, previous_master_key=b"o" *
 
 
 @pytest.mark.parametrize(("has", "asked"), [(OLD, 2), (NEW, 1)], ids=["started before", "started after"])
-def test_an_agent_is_asked_with_the_key_that_it_was_started_with(has: Settings, asked: int) -> None:
+def test_agent_is_polled_with_the_key_it_was_started_with(has: Settings, asked: int) -> None:
     questions = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -53,7 +56,7 @@ def test_an_agent_is_asked_with_the_key_that_it_was_started_with(has: Settings, 
     assert len(questions) == 3 + asked, "the key that the agent knows is asked with from then on"
 
 
-def test_a_key_that_is_replaced_ends_the_operator_and_one_that_is_not_taken_does_not(
+def test_replaced_master_key_stops_the_operator_and_an_invalid_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(app, "KEY_SECONDS", 0.001)
@@ -68,7 +71,7 @@ def test_a_key_that_is_replaced_ends_the_operator_and_one_that_is_not_taken_does
         async with asyncio.timeout(60):
             watching = asyncio.create_task(app.Operator._watch_keys(operator))
             key.write_bytes(b"short")
-            while "not taken" not in caplog.text:
+            while "an invalid key" not in caplog.text:
                 await asyncio.sleep(0.001)
             assert not operator.stop.is_set()
             previous.write_bytes(b"o" * 32)
@@ -78,7 +81,7 @@ def test_a_key_that_is_replaced_ends_the_operator_and_one_that_is_not_taken_does
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
     assert operator.stop.is_set()
-    assert caplog.text.count("not taken") == 1, "said once"
+    assert caplog.text.count("an invalid key") == 1, "logged once"
     assert settings.parse(flags, environ={}).settings == replace(
         options.settings, master_key=b"n" * 32, previous_master_key=b"o" * 32
     )

@@ -1,4 +1,4 @@
-"""The small parts of the shell: what wakes a job, what is counted, which settings are refused, what a log line says."""
+"""The small parts of the shell: wake-ups by events, metrics, settings, RBAC and log lines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtj_contract import names
 from dtj_operator import errors, logs, rbac, settings
 from dtj_operator.kube.client import failure
-from dtj_operator.metrics import Metrics, phase_of
-from dtj_operator.watches import Backoffs, Watches, kopf_settings, quiet_at_the_end
+from dtj_operator.metrics import Metrics, phase_label
+from dtj_operator.watches import Backoffs, WatchState, ignore_unclosed_watches, kopf_settings
 from tests.unit.operator.fakes import job
 
 # --- what wakes a job ------------------------------------------------------------------------------------------------
@@ -31,60 +31,62 @@ def child(kind: str = "Pod", **status: Any) -> Any:
     return {"kind": kind, "metadata": metadata, "spec": {}, "status": status}
 
 
-def woken(tell: Callable[[Watches], None]) -> list[tuple[str, str]]:
+def woken(tell: Callable[[WatchState], None]) -> list[tuple[str, str]]:
     keys: list[tuple[str, str]] = []
-    tell(Watches(keys.append, lambda _: None))
+    tell(WatchState(keys.append, lambda _: None))
     return keys
 
 
-def test_a_write_of_the_jobs_status_wakes_nobody_and_a_change_of_its_spec_does() -> None:
-    def tell(watches: Watches) -> None:
-        watches.job(None, job())
-        watches.job("MODIFIED", job({"phase": "Running"}, resourceVersion="2", managedFields=[1]))
-        watches.job("MODIFIED", job(generation=2))
-        watches.job("MODIFIED", job(generation=2, deletionTimestamp="now"))
-        watches.job("DELETED", job(generation=2, deletionTimestamp="now"))
+def test_status_write_wakes_no_job_and_a_spec_change_does() -> None:
+    def tell(watches: WatchState) -> None:
+        watches.on_job_event(None, job())
+        watches.on_job_event("MODIFIED", job({"phase": "Running"}, resourceVersion="2", managedFields=[1]))
+        watches.on_job_event("MODIFIED", job(generation=2))
+        watches.on_job_event("MODIFIED", job(generation=2, deletionTimestamp="now"))
+        watches.on_job_event("DELETED", job(generation=2, deletionTimestamp="now"))
 
     assert woken(tell) == [("ns", "j")] * 4
 
 
-def test_a_job_of_the_same_name_that_comes_after_a_lost_deletion_is_seen() -> None:
-    def tell(watches: Watches) -> None:
-        watches.job("ADDED", job())
-        watches.job("ADDED", job(uid="u2"))
+def test_recreated_job_after_a_lost_deletion_event_is_observed() -> None:
+    def tell(watches: WatchState) -> None:
+        watches.on_job_event("ADDED", job())
+        watches.on_job_event("ADDED", job(uid="u2"))
 
     assert woken(tell) == [("ns", "j")] * 2
 
 
-def test_a_pod_wakes_its_job_when_something_is_told_that_a_reconcile_reads() -> None:
-    def tell(watches: Watches) -> None:
+def test_pod_event_wakes_its_job_only_for_fields_that_a_reconcile_reads() -> None:
+    def tell(watches: WatchState) -> None:
         ready = {"type": "Ready", "status": "False", "reason": "x"}
-        watches.child("pods", "ADDED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "1"}]))
-        watches.child("pods", "MODIFIED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "2"}]))
-        watches.child("pods", "MODIFIED", child(phase="Running", conditions=[ready]))
-        watches.child("pods", "DELETED", child(phase="Running", conditions=[ready]))
-        watches.child("pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}})  # nobody's
+        watches.on_child_event("pods", "ADDED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "1"}]))
+        watches.on_child_event("pods", "MODIFIED", child(phase="Pending", conditions=[ready | {"lastProbeTime": "2"}]))
+        watches.on_child_event("pods", "MODIFIED", child(phase="Running", conditions=[ready]))
+        watches.on_child_event("pods", "DELETED", child(phase="Running", conditions=[ready]))
+        watches.on_child_event(
+            "pods", "ADDED", {"metadata": {"namespace": "ns", "name": "x", "uid": "x"}}
+        )  # without an owner
 
     assert woken(tell) == [("ns", "j")] * 3
 
 
-def test_what_a_relist_has_lost_is_forgotten_and_what_no_watch_told_of_is_named() -> None:
-    watches = Watches(lambda _: None, lambda _: None)
-    watches.job("ADDED", job())
-    watches.job("ADDED", job(name="k"))
-    assert watches.untold([job(), job(name="k")]) == set()
-    missed = watches.untold([job(generation=2), job(name="new")])
+def test_relist_drops_lost_jobs_and_names_unobserved_ones() -> None:
+    watches = WatchState(lambda _: None, lambda _: None)
+    watches.on_job_event("ADDED", job())
+    watches.on_job_event("ADDED", job(name="k"))
+    assert watches.unobserved([job(), job(name="k")]) == set()
+    missed = watches.unobserved([job(generation=2), job(name="new")])
     assert {key for key, _ in missed} == {("ns", "j"), ("ns", "new")}
-    watches.keep([job()])
-    assert {key for key, _ in watches.untold([job(), job(name="k")])} == {("ns", "k")}
+    watches.keep_only([job()])
+    assert {key for key, _ in watches.unobserved([job(), job(name="k")])} == {("ns", "k")}
 
 
-def test_kopf_settings_post_no_events_scan_nothing_and_back_off_without_end() -> None:
+def test_kopf_settings_disable_events_and_scanning_and_back_off_endlessly() -> None:
     used = kopf_settings()
     assert not used.posting.enabled
     assert used.scanning.disabled
     tries = Backoffs()
-    for _ in range(2):  # gone through again at the next outage
+    for _ in range(2):  # iterated again at the next outage
         again = iter(tries)
         assert [next(again) for _ in range(8)] == [1, 2, 4, 8, 15, 30, 30, 30]
 
@@ -98,19 +100,23 @@ def test_kopf_settings_post_no_events_scan_nothing_and_back_off_without_end() ->
         (400, "{}", errors.Invalid),
         (401, "{}", errors.NotAuthenticated),
         (403, "{}", errors.Forbidden),
-        (404, "{}", errors.NotFound),
+        (404, "{}", errors.ObjectNotFound),
         (409, "{}", errors.Conflict),
         (410, "{}", errors.Gone),
         (422, "{}", errors.Invalid),
         (429, "{}", errors.Transient),
         (500, '{"message": "etcdserver: request timed out"}', errors.Transient),
-        (500, '{"message": "failed to create typed patch object (/x; apps/v1): .spec.x: field not declared"}', errors.Invalid),
+        (
+            500,
+            '{"message": "failed to create typed patch object (/x; apps/v1): .spec.x: field not declared"}',
+            errors.Invalid,
+        ),
         (500, '{"message": "failed to convert new object (/x; apps/v1): quantities must match"}', errors.Invalid),
         (503, "not json <html>", errors.Transient),
         (302, "", errors.Transient),
     ],
 )
-def test_an_answer_that_is_not_2xx_is_one_of_the_tree(status: int, text: str, kind: type[errors.KubeError]) -> None:
+def test_error_response_maps_to_its_exception(status: int, text: str, kind: type[errors.KubeError]) -> None:
     error = failure(status, text.encode(), "GET", "/x")
     assert type(error) is kind
     assert error.status == status
@@ -129,7 +135,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def test_series_that_alerts_are_written_on_are_there_from_the_start() -> None:
+def test_series_used_by_alerts_exist_from_the_start() -> None:
     found = samples(Metrics("1.2"))
     assert found["dtj_build_info{version=1.2}"] == 1
     for name in (
@@ -144,7 +150,7 @@ def test_series_that_alerts_are_written_on_are_there_from_the_start() -> None:
         assert found[name] == 0
 
 
-def test_what_a_status_write_says_for_the_first_time_is_counted_and_never_again() -> None:
+def test_status_write_counts_each_new_fact_once() -> None:
     metrics = Metrics("1")
     failed = {"type": "Failed", "status": "True", "reason": "RestartBudgetSpent"}
     begun = {"attempt": 2, "kind": "Pod", "reason": "NodeLost", "seconds": {"detect": 1.0, "load": 0.0}}
@@ -155,7 +161,13 @@ def test_what_a_status_write_says_for_the_first_time_is_counted_and_never_again(
         {"phase": "Running", "restarts": {"inPlace": 0, "pod": 1}, "recoveries": [over]},
         {"phase": "Running", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "progress": {"step": 5}},
         {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed]},
-        {"phase": "Failed", "restarts": {"inPlace": 2, "pod": 1}, "recoveries": [over], "conditions": [failed], "ready": "0/2"},
+        {
+            "phase": "Failed",
+            "restarts": {"inPlace": 2, "pod": 1},
+            "recoveries": [over],
+            "conditions": [failed],
+            "ready": "0/2",
+        },
     ]
     for before, after in itertools.pairwise(history):
         metrics.status_written(before, after)
@@ -171,7 +183,7 @@ def test_what_a_status_write_says_for_the_first_time_is_counted_and_never_again(
     assert found["dtj_jobs_finished_total{reason=RestartBudgetSpent,result=Failed}"] == 1
 
 
-def test_no_word_of_a_pod_is_a_label() -> None:
+def test_pod_message_is_never_a_metric_label() -> None:
     metrics = Metrics("1")
     recovery = {"attempt": 2, "kind": "mine", "reason": "MyReason", "seconds": {"mySeconds": 1.0}}
     end = {"type": "Failed", "status": "True", "reason": "MyEnd"}
@@ -180,7 +192,7 @@ def test_no_word_of_a_pod_is_a_label() -> None:
     assert samples(metrics)["dtj_jobs_finished_total{reason=Other,result=Failed}"] == 1
 
 
-def test_jobs_are_counted_by_phase_and_a_list_heals_what_was_missed() -> None:
+def test_jobs_are_counted_by_phase_and_corrected_by_a_list() -> None:
     metrics = Metrics("1")
     metrics.job_phase(("ns", "a"), "Pending")
     metrics.job_phase(("ns", "a"), "Running")
@@ -192,8 +204,8 @@ def test_jobs_are_counted_by_phase_and_a_list_heals_what_was_missed() -> None:
     metrics.all_job_phases({("ns", "c"): "Failed"})
     found = samples(metrics)
     assert (found["dtj_jobs{phase=Running}"], found["dtj_jobs{phase=Failed}"]) == (0, 1)
-    assert phase_of(job()) == "Pending"
-    assert phase_of(job({"phase": "Sleeping"})) == "Pending", "labels are bounded"
+    assert phase_label(job()) == "Pending"
+    assert phase_label(job({"phase": "Sleeping"})) == "Pending", "labels are bounded"
 
 
 # --- settings, rights, logs --------------------------------------------------------------------------------------------
@@ -206,7 +218,7 @@ def key(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_flag_is_also_a_variable_and_the_flag_wins(key: Path) -> None:
+def test_flag_is_also_a_variable_and_the_flag_wins(key: Path) -> None:
     environ = {
         "DTJ_OPERATOR_AGENT_IMAGE": "from-env",
         "DTJ_OPERATOR_MASTER_KEY_FILE": str(key),
@@ -222,10 +234,12 @@ def test_a_flag_is_also_a_variable_and_the_flag_wins(key: Path) -> None:
 
 def test_every_flag_has_its_variable() -> None:
     described = settings._parser().format_help()
-    assert {line.split()[0] for line in described.splitlines() if line.startswith("  --")} == {"--" + f for f in settings.FLAGS}
+    assert {line.split()[0] for line in described.splitlines() if line.startswith("  --")} == {
+        "--" + f for f in settings.FLAGS
+    }
 
 
-def test_no_namespace_means_all(key: Path) -> None:
+def test_no_namespace_flag_means_all_namespaces(key: Path) -> None:
     assert settings.parse(["--agent-image", "i", "--master-key-file", str(key)], {}).namespaces == ()
 
 
@@ -238,36 +252,36 @@ def test_no_namespace_means_all(key: Path) -> None:
         (["--resync-seconds", "0.1"], "--resync-seconds is 0.1; it must be 1 or more"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_its_name_and_what_to_write(key: Path, change: list[str], says: str) -> None:
-    with pytest.raises(errors.ConfigError, match=says):
+def test_invalid_setting_is_rejected_with_its_name_and_a_remedy(key: Path, change: list[str], says: str) -> None:
+    with pytest.raises(errors.OptionError, match=says):
         settings.parse(["--agent-image", "i", "--master-key-file", str(key), *change], {})
 
 
-def test_the_master_key_is_in_no_representation(key: Path) -> None:
+def test_master_key_is_in_no_repr(key: Path) -> None:
     assert "kkkk" not in repr(settings.parse(["--agent-image", "i", "--master-key-file", str(key)], {}))
 
 
-def test_secrets_are_written_and_never_read_and_nothing_is_asked_for_all_verbs() -> None:
+def test_rbac_never_reads_secrets_and_uses_no_wildcard_verb() -> None:
     verbs = rbac.RULES["", "secrets"]
     assert not {"get", "list", "watch"} & set(verbs)
     assert not any("*" in each for each in rbac.RULES.values())
     assert not any("finalizers" in resource for _, resource in rbac.RULES)
 
 
-def test_a_log_line_is_one_json_object_with_its_job_and_attempt() -> None:
+def test_log_line_is_one_json_object_with_job_and_attempt() -> None:
     record = logging.LogRecord("dtj", logging.WARNING, "f", 1, "two\nlines: %s", ("x",), None)
-    logs.about("ns", "j")
-    logs.attempt_of(job({"attempt": 3}))
+    logs.set_job("ns", "j")
+    logs.set_attempt(job({"attempt": 3}))
     line = logs.JsonFormatter().format(record)
     assert "\n" not in line
-    said = json.loads(line)
-    assert (said["level"], said["message"], said["job"]) == (
+    logged = json.loads(line)
+    assert (logged["level"], logged["message"], logged["job"]) == (
         "warning",
         "two\nlines: x",
         {"namespace": "ns", "name": "j", "attempt": 3},
     )
     assert "ns/j: two" in logs.TextFormatter().format(record)
-    logs.about_nothing()
+    logs.clear_job()
     assert "job" not in json.loads(logs.JsonFormatter().format(record))
 
 
@@ -275,7 +289,10 @@ def test_a_log_line_is_one_json_object_with_its_job_and_attempt() -> None:
 
 
 class InnerFirst(list[Any]):
-    """The generators that a loop closes at its end, the youngest first. The loop's own set has them in any order."""
+    """The generators that a loop closes at its end, the youngest first.
+
+    The loop's own set has them in any order.
+    """
 
     def add(self, generator: Any) -> None:
         self.insert(0, generator)
@@ -283,8 +300,8 @@ class InnerFirst(list[Any]):
     discard = list.remove
 
 
-def ended_inside_a_watch_of_kopfs(caplog: pytest.LogCaptureFixture, handler: Any) -> list[str]:
-    """kopf's watcher is cancelled while it deals with an event, so that its generators are left for the loop to close."""
+def end_inside_a_kopf_watch(caplog: pytest.LogCaptureFixture, handler: Any) -> list[str]:
+    """Cancels kopf's watcher while it handles an event, so that the loop has to close its generators."""
     caplog.clear()
 
     async def watched() -> AsyncIterator[int]:
@@ -307,12 +324,12 @@ def ended_inside_a_watch_of_kopfs(caplog: pytest.LogCaptureFixture, handler: Any
     return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_a_watch_that_kopf_leaves_open_at_the_end_is_no_error_and_other_errors_are(caplog: pytest.LogCaptureFixture) -> None:
-    said = ended_inside_a_watch_of_kopfs(caplog, None)
-    assert said, "kopf still does it"
-    assert all("asynchronous generator" in line for line in said)
-    assert not ended_inside_a_watch_of_kopfs(caplog, quiet_at_the_end)
+def test_unclosed_kopf_watch_is_no_error_and_other_errors_are(caplog: pytest.LogCaptureFixture) -> None:
+    errors_logged = end_inside_a_kopf_watch(caplog, None)
+    assert errors_logged, "kopf still does it"
+    assert all("asynchronous generator" in line for line in errors_logged)
+    assert not end_inside_a_kopf_watch(caplog, ignore_unclosed_watches)
     loop = asyncio.new_event_loop()
-    quiet_at_the_end(loop, {"message": "a task failed"})
+    ignore_unclosed_watches(loop, {"message": "a task failed"})
     loop.close()
     assert caplog.messages[-1] == "a task failed"

@@ -116,7 +116,9 @@ class Forms(Net):
 
     def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         out = block(x)
-        hidden: torch.Tensor = out["hidden"] if isinstance(out, dict) else out[1] if isinstance(out, tuple) else out.hidden
+        hidden: torch.Tensor = (
+            out["hidden"] if isinstance(out, dict) else out[1] if isinstance(out, tuple) else out.hidden
+        )
         return hidden
 
 
@@ -224,5 +226,6 @@ class Dropped(Net):
 
 
 NETS: dict[str, type[Net]] = {
-    net.__name__: net for net in (Frozen, Shared, Twice, SameTwice, Forms, Unused, Dtypes, Nested, Buffers, Recomputes, Strided)
+    net.__name__: net
+    for net in (Frozen, Shared, Twice, SameTwice, Forms, Unused, Dtypes, Nested, Buffers, Recomputes, Strided)
 }

@@ -24,7 +24,9 @@ class ModelOutput(OrderedDict[str, Any]):
 
 
 register_pytree_node(
-    ModelOutput, lambda m: (list(m.values()), list(m)), lambda values, names: ModelOutput(zip(names, values, strict=True))
+    ModelOutput,
+    lambda m: (list(m.values()), list(m)),
+    lambda values, names: ModelOutput(zip(names, values, strict=True)),
 )
 
 
@@ -247,4 +249,6 @@ class Detector(nn.Module):
         return out
 
 
-IMAGES: dict[str, type[nn.Module]] = {net.__name__: net for net in (VisionTransformer, ResNet, EfficientNet, Staged, Inline)}
+IMAGES: dict[str, type[nn.Module]] = {
+    net.__name__: net for net in (VisionTransformer, ResNet, EfficientNet, Staged, Inline)
+}

@@ -25,13 +25,16 @@ from typing import Any
 
 from dtj_trainer.telemetry.record import Record
 from tests.lib.ports import free_port
+from tests.lib.waiting import wait_until
 
 DEADLINE = 300.0  # seconds for a whole group: generous, because the machine may be busy
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel", "dtj_trainer.examples.gpt"]
 _context = multiprocessing.get_context("forkserver")
 
 
-def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str) -> None:
+def _child(
+    target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str
+) -> None:
     """Runs in the forked process: sets environment and output, then calls the module or function."""
     # A server's child would start its own children by a server too, and each loader's worker would
     # import torch again, for a minute on a busy machine. A rank that torchrun starts has the
@@ -72,14 +75,17 @@ class Ranks:
             p.join(max(0.0, deadline - time.monotonic()))
         return [p.exitcode for p in self.processes]
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
-        """Waits until `condition`, while at least one rank is alive."""
-        deadline = time.monotonic() + seconds
-        while not condition():
+    def wait_until(self, condition: Callable[[], bool], timeout: float = DEADLINE) -> None:
+        """Waits for `condition`. Raises AssertionError if all ranks end before it is met."""
+
+        def met() -> bool:
+            if condition():
+                return True
             alive = any(p.is_alive() for p in self.processes)
             assert alive or condition(), f"all ranks have ended\n{self.everything()}"
-            assert time.monotonic() < deadline, f"not within {seconds} s\n{self.everything()}"
-            time.sleep(0.002)
+            return False
+
+        wait_until("a condition on the ranks", met, timeout=timeout, every=0.002, detail=self.everything)
 
     def signal(self, number: signal.Signals) -> None:
         for p in self.processes:
@@ -88,7 +94,9 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def ranks(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> Iterator[Ranks]:
+def ranks(
+    world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str
+) -> Iterator[Ranks]:
     """Starts `world` processes of `[module, argument...]` or of a function; kills the rest at the
     end.
     """

@@ -107,7 +107,9 @@ def reads(out: str) -> None:
             trainer.config = replace(sgd(12, 3, strategy), steps=10, state=StateConfig(log_every_steps=10))
             by_step: list[int] = []
             with Reads() as counter:
-                trainer.fit(tiny_gpt(), tokens(), loss=gpt.loss, after_step=lambda _, c=counter, b=by_step: b.append(c.count))  # type: ignore[misc]
+                trainer.fit(
+                    tiny_gpt(), tokens(), loss=gpt.loss, after_step=lambda _, c=counter, b=by_step: b.append(c.count)
+                )  # type: ignore[misc]
             outcome[name] = [after - before for before, after in pairwise(by_step)]
         if trainer.group.rank == 0:
             Path(out).write_text(json.dumps(outcome))
@@ -170,11 +172,15 @@ def saved_early(out: str) -> None:
             strategy.zero_grad(model, optimizer)
 
         def moments() -> list[Any]:
-            return [[v.tolist() for v in optimizer.state[p].values()] for p in model.parameters() if p in optimizer.state]
+            return [
+                [v.tolist() for v in optimizer.state[p].values()] for p in model.parameters() if p in optimizer.state
+            ]
 
         before = moments()
         with CommDebugMode() as counted:
-            tree = dict(leaves({"model": model.portable_state_dict(), "optimizer": model.portable_optimizer_state(optimizer)}))
+            tree = dict(
+                leaves({"model": model.portable_state_dict(), "optimizer": model.portable_optimizer_state(optimizer)})
+            )
         live = [*model.parameters(), *(v for p in model.parameters() for v in optimizer.state[p].values())]
         mine = {t.untyped_storage().data_ptr() for t in live}
         copied = [
@@ -184,5 +190,11 @@ def saved_early(out: str) -> None:
         ]
         parts = sum(isinstance(leaf, FlatShard) for leaf in tree.values())
         if trainer.group.rank == 0:
-            outcome = {"before": before, "after": moments(), "sent": counted.get_total_counts(), "copied": copied, "parts": parts}
+            outcome = {
+                "before": before,
+                "after": moments(),
+                "sent": counted.get_total_counts(),
+                "copied": copied,
+                "parts": parts,
+            }
             Path(out).write_text(json.dumps(outcome))

@@ -91,7 +91,9 @@ def with_other_variables(kind: str, name: str, value: str) -> None:
                 trainer.fit(Net(), samples(), loss=loss)
             return 0
         model = Net()
-        state = State(config(None, every=None).state, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        state = State(
+            config(None, every=None).state, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
+        )
         for _ in state.steps(4):
             state.report(loss=0.0)
         state.close()

@@ -63,7 +63,9 @@ def language_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
 def losses_of(trainer: Trainer, build: Callable[[], nn.Module], data: Any, loss: Any, **options: Any) -> list[float]:
     torch.manual_seed(2)
     sink = Records()
-    trainer.config = TrainerConfig(**({"steps": 3, "global_batch_size": 8, "optimizer": OptimizerConfig(lr=1e-2)} | options))
+    trainer.config = TrainerConfig(
+        **({"steps": 3, "global_batch_size": 8, "optimizer": OptimizerConfig(lr=1e-2)} | options)
+    )
     trainer.config.state.log_every_steps = 1
     trainer.fit(build(), data, loss=loss, sinks=[sink])
     return [float(record["loss"]) for record in sink.records]
@@ -74,10 +76,14 @@ def common_nets(out: str) -> None:
     results: dict[str, dict[str, list[float]]] = {}
     with Trainer(TrainerConfig(steps=1)) as trainer:
         for name, config in STRATEGIES.items():
-            results[name] = {n: losses_of(trainer, net, images(), cross_entropy, strategy=config) for n, net in IMAGES.items()}
+            results[name] = {
+                n: losses_of(trainer, net, images(), cross_entropy, strategy=config) for n, net in IMAGES.items()
+            }
             results[name]["MaskedLm"] = losses_of(trainer, MaskedLm, Sentences(), language_loss, strategy=config)
             again = {"strategy": config, "recompute": "block", "blocks": "Block"}
-            results[name]["VisionTransformer again"] = losses_of(trainer, VisionTransformer, images(), cross_entropy, **again)
+            results[name]["VisionTransformer again"] = losses_of(
+                trainer, VisionTransformer, images(), cross_entropy, **again
+            )
         if trainer.group.rank == 0:
             Path(out).write_text(json.dumps(results))
 

@@ -180,6 +180,9 @@ def parts(folder: Path) -> None:
             compile_forward(model, "aot_eager", STRATEGIES[name])
             results[f"{kind}, {name}"] = [n for n, m in model.named_modules() if "forward" in vars(m)]
     copied = copy.deepcopy(model)
-    results["copy"] = [float(copied.weight.detach().fill_(2.0) + copied.bias.detach().fill_(1.0)), float(copied(torch.ones(1)))]
+    results["copy"] = [
+        float(copied.weight.detach().fill_(2.0) + copied.bias.detach().fill_(1.0)),
+        float(copied(torch.ones(1))),
+    ]
     results["numbered"] = numbered()
     (folder / "out.json").write_text(json.dumps(results))

@@ -116,6 +116,10 @@ def reduced(out: str) -> None:
                 trainer.config = config(kind(reduce_every_micro_batch=each), steps=3, micro_batch_size=1)
                 sink = Records()
                 trainer.fit(Net(), numbers(16), loss=loss, sinks=[sink])
-                results[f"{name_of(trainer.config.strategy)} {name}"] = [[float(r["loss"]) for r in sink.records], whole, sends]
+                results[f"{name_of(trainer.config.strategy)} {name}"] = [
+                    [float(r["loss"]) for r in sink.records],
+                    whole,
+                    sends,
+                ]
         if trainer.group.rank == 0:
             Path(out).write_text(json.dumps(results))

@@ -88,7 +88,11 @@ def ranked(directory: str, out: str) -> None:
             return out
 
         trainer.fit(
-            Weighed(), samples(), loss=falling, validation=samples(4), measure=lambda m, _: {"weight": -m.weight.detach()}
+            Weighed(),
+            samples(),
+            loss=falling,
+            validation=samples(4),
+            measure=lambda m, _: {"weight": -m.weight.detach()},
         )
         outcome[metric] = {path.name: read(path).manifest.metrics for path in committed(folder)}
         outcome[f"losses {metric}"] = losses
@@ -125,7 +129,10 @@ def misspelt(directory: str, out: str) -> None:
 def misspelt_in_a_loop_of_ones_own(directory: str) -> None:
     """Trains with `keep_best` by a metric that no report has."""
     checkpoint = CheckpointConfig(
-        directory=Path(directory), every_steps=2, retention=RetentionConfig(keep_best=1, metric="acuracy"), asynchronous=False
+        directory=Path(directory),
+        every_steps=2,
+        retention=RetentionConfig(keep_best=1, metric="acuracy"),
+        asynchronous=False,
     )
     state = State(StateConfig(checkpoint=checkpoint), model=nn.Linear(1, 1))
     for _ in state.steps(8):

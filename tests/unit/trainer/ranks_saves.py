@@ -75,7 +75,9 @@ def counted_saves(directory: str, socket_path: str, at: int | None) -> None:
     group = Group.open(WorkerEnv.read(), timeout=timedelta(seconds=250))
     config = CheckpointConfig(retries=0, retention=RetentionConfig(keep_last=1))
     events: list[str] = []
-    store = CheckpointStore(Path(directory), group, config, attempt=None, notify=lambda *event: events.append(str(event)))
+    store = CheckpointStore(
+        Path(directory), group, config, attempt=None, notify=lambda *event: events.append(str(event))
+    )
     counted = Counted()
     found = store.load(counted.contents)
     if found:
@@ -130,7 +132,9 @@ def on_a_volume_that_fills(volume: str, max_failures: int, left: int, freed_at: 
     """Trains 40 steps, a checkpoint every 10; from step 12 on the volume has `left` bytes, from
     step `freed_at` on all its room."""
     ballast = Path(volume, "ballast")
-    config = CheckpointConfig(every_steps=10, retries=1, retry_seconds=0.01, asynchronous=False, max_failures=max_failures)
+    config = CheckpointConfig(
+        every_steps=10, retries=1, retry_seconds=0.01, asynchronous=False, max_failures=max_failures
+    )
     for state, step in _training(Path(volume, "checkpoints"), config, 40):
         if state.group.rank == 0:
             if step == 12:
@@ -143,6 +147,8 @@ def on_a_volume_that_fills(volume: str, max_failures: int, left: int, freed_at: 
 def on_a_volume_that_hangs(volume: str, out: str, timeout: float) -> None:
     """Trains without end, a checkpoint every 5 steps; a byte for each step into a file that is on no bad volume."""
     with Path(f"{out}-{os.environ['RANK']}").open("w") as steps:
-        for _ in _training(Path(volume, "checkpoints"), CheckpointConfig(every_steps=5, timeout_seconds=timeout), 100_000):
+        for _ in _training(
+            Path(volume, "checkpoints"), CheckpointConfig(every_steps=5, timeout_seconds=timeout), 100_000
+        ):
             steps.write(".")
             steps.flush()

@@ -245,7 +245,9 @@ def own_loop(directory: str, until: int, killed: bool = False) -> None:
     """Trains in a user's own loop, which saves step 4; `killed`: dies once that save is written."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
-    model.register_parameter("unused", torch.nn.Parameter(torch.zeros(3)))  # no gradient, so no optimizer state in a checkpoint
+    model.register_parameter(
+        "unused", torch.nn.Parameter(torch.zeros(3))
+    )  # no gradient, so no optimizer state in a checkpoint
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     state = State(
         StateConfig(log_every_steps=1, checkpoint=CheckpointConfig(directory=Path(directory), every_steps=100)),

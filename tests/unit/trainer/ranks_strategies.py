@@ -167,7 +167,9 @@ def grouped(out: str) -> None:
         torch.manual_seed(1)
         wrapped = strategy.wrap(Net(), group)
         *blocks, root = wrapped.shards  # type: ignore[misc, union-attr]
-        return wrapped, torch.optim.AdamW([{"params": blocks, "lr": 0.5, "weight_decay": 0.0}, {"params": [root], "lr": 0.25}])
+        return wrapped, torch.optim.AdamW(
+            [{"params": blocks, "lr": 0.5, "weight_decay": 0.0}, {"params": [root], "lr": 0.25}]
+        )
 
     wrapped, optimizer = build()
     for x, y in batches(2):

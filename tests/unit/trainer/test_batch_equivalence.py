@@ -62,13 +62,17 @@ def test_unequal_shares_have_equally_many_micro_batches_and_count_samples_once(s
     data = Numbers(plain, 22) if streamed else plain
     counted: list[int] = []
     for rank in range(2):
-        order = StreamOrder(global_batch_size=11) if streamed else DataOrder(length=22, global_batch_size=11, shuffle=False)
+        order = (
+            StreamOrder(global_batch_size=11) if streamed else DataOrder(length=22, global_batch_size=11, shuffle=False)
+        )
         partition = BatchPartition(global_batch_size=11, rank=rank, world_size=2, micro_batch_size=1)
         steps = batches(data, order, partition, LoaderConfig(workers=workers), seed=0)
         for _ in range(2):
             parts = next(steps)
             assert len(parts) == 6
-            assert all(len(batch[0]) == 1 for batch, _ in parts), "one that counts for nothing has a sample all the same"
+            assert all(len(batch[0]) == 1 for batch, _ in parts), (
+                "one that counts for nothing has a sample all the same"
+            )
             counted += [int(i) for batch, n in parts for i in batch[0][:n]]
         del steps
     assert sorted(counted) == list(range(22))

@@ -31,7 +31,10 @@ from tests.unit.trainer import nets, nets_common
         (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), {"Linear": 2}),
         (nn.Sequential(nets_common.Block(), nets_common.Block(), nn.Linear(8, 1)), {"Block": 2}),
         (nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}), {"Linear": 2}),
-        (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 3, enable_nested_tensor=False), {"TransformerEncoderLayer": 3}),
+        (
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 3, enable_nested_tensor=False),
+            {"TransformerEncoderLayer": 3},
+        ),
         (nn.Linear(2, 2), {}),
     ],
     ids=lambda value: type(value).__name__,
@@ -60,7 +63,9 @@ def test_block_pattern_selects_the_outermost_modules_that_match(pattern: str, na
 
 
 def test_unknown_block_name_is_rejected_with_the_classes_of_the_model() -> None:
-    with pytest.raises(ConfigError, match=r"blocks='Blok': VisionTransformer has no such submodule.*\bBlock\b.*encoder\.layer"):
+    with pytest.raises(
+        ConfigError, match=r"blocks='Blok': VisionTransformer has no such submodule.*\bBlock\b.*encoder\.layer"
+    ):
         blocks(nets_common.VisionTransformer(), "Blok")
 
 

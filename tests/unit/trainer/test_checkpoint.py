@@ -64,7 +64,7 @@ def test_training_killed_while_it_saves_leaves_a_valid_newest_checkpoint(tmp_pat
     step = 0
     for _ in range(3):
         with ranks(2, [*command, "--checkpoint-every", "1"], tmp_path) as group:
-            group.wait_for(lambda before=step: _newest(directory) > before)  # type: ignore[misc]
+            group.wait_until(lambda before=step: _newest(directory) > before)  # type: ignore[misc]
             # The instant of the kill is random: there is no condition to wait for.
             time.sleep(chance.uniform(0, 0.1))
             group.signal(signal.SIGKILL)
@@ -89,7 +89,12 @@ def _written(directory: Path, step: int, content: bytes = b"weights") -> tuple[P
     incomplete.mkdir(parents=True)
     (incomplete / "a").write_bytes(content)
     return incomplete, Manifest(
-        step=step, attempt=1, world_size=1, time=1.5, files={"a": folder.digest(incomplete / "a")}, metrics={"loss": 0.5}
+        step=step,
+        attempt=1,
+        world_size=1,
+        time=1.5,
+        files={"a": folder.digest(incomplete / "a")},
+        metrics={"loss": 0.5},
     )
 
 
@@ -130,7 +135,9 @@ def test_checkpoint_of_a_newer_trainer_is_not_torn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT])
-def test_failing_volume_makes_no_checkpoint_invalid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_failing_volume_makes_no_checkpoint_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     """Otherwise a flaky mount would quarantine all of them, one after the other, and the job would begin at step 0."""
     path = folder.commit(tmp_path, *_written(tmp_path, 5), attempt=None)
     whole = folder.read(path)
@@ -165,13 +172,17 @@ def test_writer_that_loses_its_lease_just_after_its_rename_removes_nothing(
     config = CheckpointConfig(retention=RetentionConfig(keep_last=1))
     writer = Writer(directory=tmp_path, group=cast(Group, None), config=config, attempt=1)
     (tmp_path / "attempt").write_text("1")
-    monkeypatch.setattr(folder, "sync_folder", lambda path: (tmp_path / "attempt").write_text("2") if path == tmp_path else None)
+    monkeypatch.setattr(
+        folder, "sync_folder", lambda path: (tmp_path / "attempt").write_text("2") if path == tmp_path else None
+    )
     with pytest.raises(LeaseLost):
         writer._commit(*_written(tmp_path, 6))
     assert [path.name for path in folder.committed(tmp_path)] == ["step-00000006", "step-00000005"]
 
 
-def test_older_writer_never_commits_after_the_next_attempt_has_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_writer_never_commits_after_the_next_attempt_has_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The older writer has checked the lease just before it was taken, and renames at any instant of the sweep."""
     incomplete, manifest = _written(tmp_path, 5)
     real, instants = shutil.rmtree, []

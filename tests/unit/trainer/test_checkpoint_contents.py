@@ -65,7 +65,12 @@ def test_a_variable_that_differs_on_one_rank_is_named_at_once(tmp_path: Path, ki
 @pytest.mark.torch
 def test_running_statistics_validated_saved_and_exported_are_rank_0s(tmp_path: Path) -> None:
     finished(
-        2, ranks_checkpoint_contents.statistics, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"), LOCAL_WORLD_SIZE="2"
+        2,
+        ranks_checkpoint_contents.statistics,
+        tmp_path,
+        str(tmp_path / "c"),
+        str(tmp_path / "out.json"),
+        LOCAL_WORLD_SIZE="2",
     )
     results = json.loads((tmp_path / "out.json").read_text())
     assert results.pop("owners") == {"model.1.running_mean": 0, "model.1.running_var": 0}
@@ -89,7 +94,9 @@ def test_one_optimizer_over_two_modules_is_saved_and_loaded(tmp_path: Path) -> N
 def test_optimizer_with_a_parameter_of_no_module_is_rejected(some: bool) -> None:
     model, weight = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*(model.parameters() if some else ()), weight], lr=0.1)
-    with pytest.raises(ConfigError, match=r"optimizer 'optimizer' holds (1 parameters that are in none|no parameter) of the mod"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer 'optimizer' holds (1 parameters that are in none|no parameter) of the mod"
+    ):
         CheckpointState({"model": model, "optimizer": optimizer})
 
 
@@ -143,7 +150,9 @@ def test_part_that_cannot_be_loaded_ends_the_run_before_its_first_step(tmp_path:
 
 @pytest.mark.torch
 def test_nonfinite_weights_are_not_saved_and_end_the_run(tmp_path: Path) -> None:
-    output = finished(2, ranks_checkpoint_contents.turned_nan, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
+    output = finished(
+        2, ranks_checkpoint_contents.turned_nan, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json")
+    )
     assert output.count("LossNotFinite") == 3, "once a run"
     results = json.loads((tmp_path / "out.json").read_text())
     for name, by_rank in results.items():

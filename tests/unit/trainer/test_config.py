@@ -64,7 +64,12 @@ def test_flags_override_the_fields_of_the_file(tmp_path: Path) -> None:
     override(tree, ["--optimizer.lr", "0.5", "--strategy.cpu-offload=true", "--micro-batch-size", "4", "--clip_norm=1"])
     config = build(TrainerConfig, tree)
     assert config.strategy == FsdpConfig(cpu_offload=True)
-    assert (config.optimizer.lr, config.optimizer.betas, config.micro_batch_size, config.clip_norm) == (0.5, (0.9, 0.95), 4, 1.0)
+    assert (config.optimizer.lr, config.optimizer.betas, config.micro_batch_size, config.clip_norm) == (
+        0.5,
+        (0.9, 0.95),
+        4,
+        1.0,
+    )
     override(tree, ["--strategy", "{kind: hsdp, shard_size: 2}"])
     assert build(TrainerConfig, tree).strategy == HsdpConfig(shard_size=2)
     with pytest.raises(ConfigError, match="--seed: a value must follow"):
@@ -109,7 +114,11 @@ TRAIN = "task: dtj_trainer.examples.digits:task\narguments: {model: mlp}\nsteps:
             ["--arguments.modl", "cnn"],
             "arguments={'model': 'mlp', 'modl': 'cnn'}: got an unexpected keyword argument 'modl'",
         ),
-        (TRAIN, ["--task", "train.py"], "task='train.py': write module:function, such as dtj_trainer.examples.digits:task"),
+        (
+            TRAIN,
+            ["--task", "train.py"],
+            "task='train.py': write module:function, such as dtj_trainer.examples.digits:task",
+        ),
         (TRAIN, ["--task", "no_such:task"], "task='no_such:task': No module named 'no_such'"),
         (TRAIN, ["--task", "dtj_trainer.examples.digits:tusk"], "has no attribute 'tusk'"),
         (TRAIN, ["--task", "dtj_trainer.examples.digits:__doc__"], "is a str: write the name of a function"),

@@ -24,7 +24,15 @@ def test_two_ranks_learn_the_digits_to_95_percent(tmp_path: Path, model: str, ep
     assert final, output
     assert float(final[2]) >= 0.95
     last = history(tmp_path / "c")[-1]
-    assert last.keys() >= {"loss", "lr", "validation_accuracy", "samples_per_second", "imbalance", "memory_bytes", "overlap"}
+    assert last.keys() >= {
+        "loss",
+        "lr",
+        "validation_accuracy",
+        "samples_per_second",
+        "imbalance",
+        "memory_bytes",
+        "overlap",
+    }
     parts = {f"{p}_seconds" for p in ("step", "data", "compute", "checkpoint", "communication", "exposed")}
     assert last.keys() >= parts | {"communication_share", "slowest_rank"}
     assert {k: len(v) for k, v in last["per_rank"].items()} == dict.fromkeys(parts, 2)
@@ -32,7 +40,19 @@ def test_two_ranks_learn_the_digits_to_95_percent(tmp_path: Path, model: str, ep
 
 
 def test_small_gpt_learns_from_the_standard_library(tmp_path: Path) -> None:
-    command = ["dtj_trainer.examples.gpt", "--steps", "30", "--layers", "2", "--width", "64", "--block", "64", "--lr", "3e-3"]
+    command = [
+        "dtj_trainer.examples.gpt",
+        "--steps",
+        "30",
+        "--layers",
+        "2",
+        "--width",
+        "64",
+        "--block",
+        "64",
+        "--lr",
+        "3e-3",
+    ]
     output = finished(2, [*command, "--characters", "300000", "--data", str(tmp_path)], tmp_path)
     losses = [float(x) for x in re.findall(r"^step=\d+ .*?loss=(\S+)", output, re.M)]
     assert losses[-1] < 3.3 < losses[0], "from ln 97 = 4.6 towards the frequencies of single characters"
@@ -41,7 +61,7 @@ def test_small_gpt_learns_from_the_standard_library(tmp_path: Path) -> None:
 def test_plain_torchrun_script_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
     saved = tmp_path / "c" / "checkpoint.pt"
     with ranks(2, plain, tmp_path, str(tmp_path / "c"), STEP_SECONDS="0.01") as group:
-        group.wait_for(saved.exists)
+        group.wait_until(saved.exists)
         group.signal(signal.SIGKILL)
         group.wait()
     assert torch.load(saved)["step"] < 200

@@ -45,7 +45,9 @@ def test_options_keep_the_losses_and_half_precision_stays_close(tmp_path: Path) 
         if not name.startswith("ema"):
             assert measured == pytest.approx(validation, abs=0.05 if name in close else 1e-5), name
     assert results["ema"][1]["loss"] > validation["loss"] + 1e-3, "an average over the beginning of the run lags behind"
-    assert results["ema fsdp"][1] == pytest.approx(results["ema"][1], abs=1e-5), "and validating with it trains on without it"
+    assert results["ema fsdp"][1] == pytest.approx(results["ema"][1], abs=1e-5), (
+        "and validating with it trains on without it"
+    )
     assert scales == [2.0**57] * 2, "three overflows, halved three times on every rank"
     plain = torch.tensor(overflow)
     assert torch.allclose(plain, plain[0], atol=0.1), "no step was taken"
@@ -136,7 +138,9 @@ def test_stream_gives_each_rank_its_share_and_resumes_at_its_position(workers: i
             mine = expected[number * 12 + rank * 6 : number * 12 + rank * 6 + 6]
             assert torch.equal(got, torch.stack([x for x, _ in mine]))
         del steps
-    last = batches(stream, StreamOrder(global_batch_size=12, position=60), partition(0, 2), LoaderConfig(workers=workers), seed=0)
+    last = batches(
+        stream, StreamOrder(global_batch_size=12, position=60), partition(0, 2), LoaderConfig(workers=workers), seed=0
+    )
     with pytest.raises(ConfigError, match="stream of samples has ended"):
         next(last)
 
@@ -176,5 +180,7 @@ def test_early_stop_counts_validations_without_a_new_best_over_a_restart() -> No
         (100, 20.0, 1, "one slow step, and they meet after the next"),
     ],
 )
-def test_ranks_exchange_their_status_soon_even_if_steps_become_slow(before: int, slowest: float, expected: int, why: str) -> None:
+def test_ranks_exchange_their_status_soon_even_if_steps_become_slow(
+    before: int, slowest: float, expected: int, why: str
+) -> None:
     assert steps_to_next_exchange(before, slowest, 0.5) == expected, why

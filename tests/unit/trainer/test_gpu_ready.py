@@ -45,7 +45,8 @@ def test_flight_recorder_writes_beside_the_checkpoints_and_keeps_what_is_set(
 
 
 @pytest.mark.parametrize(
-    ("step", "fixed", "kind"), [(0, True, ConfigError), (2, True, ConfigError), (3, True, OutOfMemory), (0, False, OutOfMemory)]
+    ("step", "fixed", "kind"),
+    [(0, True, ConfigError), (2, True, ConfigError), (3, True, OutOfMemory), (0, False, OutOfMemory)],
 )
 def test_out_of_memory_in_the_first_steps_asks_for_no_restart(step: int, fixed: bool, kind: type[Exception]) -> None:
     error = out_of_memory("CUDA out of memory.\nTried to allocate 2 GiB", step=step, fixed=fixed)
@@ -55,7 +56,9 @@ def test_out_of_memory_in_the_first_steps_asks_for_no_restart(step: int, fixed: 
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("at", "code", "says"), [(1, 93, "ConfigError: step 1 runs out"), (4, 1, "OutOfMemory: step 4 ran out")])
+@pytest.mark.parametrize(
+    ("at", "code", "says"), [(1, 93, "ConfigError: step 1 runs out"), (4, 1, "OutOfMemory: step 4 ran out")]
+)
 def test_step_that_runs_out_of_memory_ends_with_a_hint(tmp_path: Path, at: int, code: int, says: str) -> None:
     with ranks(1, runs_out, tmp_path, at) as running:
         assert running.wait() == [code], running.everything()
@@ -79,4 +82,6 @@ def test_accumulation_that_reduces_each_micro_batch_keeps_no_whole_gradient(tmp_
             assert whole == (0 if name.endswith("each") else 4), (
                 "units with a whole gradient after a micro-batch: blocks and root"
             )
-            assert sends == (3 * 4 * 2 if name.endswith("each") else 3 * 4), "three steps, four units, two micro-batches"
+            assert sends == (3 * 4 * 2 if name.endswith("each") else 3 * 4), (
+                "three steps, four units, two micro-batches"
+            )

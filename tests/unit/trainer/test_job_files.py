@@ -51,7 +51,9 @@ def mounted(job: dict[str, Any], path: str) -> Path:
     (volume,) = job["spec"]["template"]["spec"]["volumes"]
     assert str(Path(container["workingDir"], path).parent) == mount["mountPath"]
     says = f"#   kubectl create configmap {volume['configMap']['name']} --from-file={path} && "
-    assert any(line.startswith(says) for line in (EXAMPLES / f"{job['metadata']['name']}.yaml").read_text().splitlines()), says
+    assert any(
+        line.startswith(says) for line in (EXAMPLES / f"{job['metadata']['name']}.yaml").read_text().splitlines()
+    ), says
     return EXAMPLES.parent / path
 
 

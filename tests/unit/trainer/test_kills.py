@@ -51,10 +51,10 @@ def test_save_killed_at_100_random_instants_leaves_a_whole_newest_checkpoint(
         heard: list[dict[str, Any]] = agent.heard
         heard.clear()
         with ranks(2, counted_saves, tmp_path, str(directory), str(agent.path), at) as group:
-            group.wait_for(lambda: bool(heard))
+            group.wait_until(lambda: bool(heard))
             assert heard[0] == {"loaded": newest, "events": []}
             if not kill:
-                group.wait_for(lambda: len(heard) == 2)
+                group.wait_until(lambda: len(heard) == 2)
                 whole = heard[1]
             elif at is None:
                 time.sleep(chance.uniform(0, 1.1 * whole["seconds"]))  # the instant is what is drawn

@@ -31,7 +31,9 @@ def test_half_precision_resumes_to_the_bit_with_its_loss_scale(tmp_path: Path, d
     finished(2, half, tmp_path, tmp_path, dtype)
     outcome = json.loads((tmp_path / "out.json").read_text())
     assert outcome["parts"] == outcome["whole"]
-    assert outcome["whole"][1] == scale, "of fp16 doubled after steps 2 and 4, though the interruption came between them"
+    assert outcome["whole"][1] == scale, (
+        "of fp16 doubled after steps 2 and 4, though the interruption came between them"
+    )
 
 
 @pytest.mark.torch

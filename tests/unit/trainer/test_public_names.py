@@ -11,7 +11,9 @@ import dtj_trainer
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import sys, dtj_trainer; dir(dtj_trainer); print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules])"
+    code = (
+        "import sys, dtj_trainer; dir(dtj_trainer); print([m for m in ('torch', 'numpy', 'yaml') if m in sys.modules])"
+    )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert printed.stdout == "[]\n"
 

@@ -29,7 +29,7 @@ def test_killed_and_resumed_run_has_the_losses_of_an_undisturbed_one_to_the_bit(
     with ranks(world, slow, tmp_path) as group:
         # Any checkpoint will do: on a busy machine a save is skipped while the previous one is
         # still being written.
-        group.wait_for(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
+        group.wait_until(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
         group.signal(signal.SIGKILL)
         assert group.wait() == [-signal.SIGKILL] * world
     resumed = finished(world, [*DIGITS, "--checkpoint-dir", str(broken)], tmp_path)
@@ -42,7 +42,7 @@ def test_sigterm_to_one_rank_saves_the_step_and_stops_all_ranks_with_143(tmp_pat
     directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "1000", "--step-time-ms", "10"]
     with agent, ranks(2, command, tmp_path, DTJ_ATTEMPT="1", DTJ_AGENT_SOCKET=str(agent.path)) as group:
-        group.wait_for(lambda: len(history(directory)) > 5)
+        group.wait_until(lambda: len(history(directory)) > 5)
         group.processes[1].terminate()
         assert group.wait() == [143, 143]
     last = history(directory)[-1]["step"]
@@ -106,7 +106,7 @@ def test_attempt_that_lost_its_lease_commits_nothing_and_exits(tmp_path: Path) -
     (directory / "attempt").write_text("1")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "10", "--step-time-ms", "40"]
     with ranks(2, command, tmp_path, DTJ_ATTEMPT="1") as group:
-        group.wait_for(lambda: (directory / "step-00000010").is_dir())
+        group.wait_until(lambda: (directory / "step-00000010").is_dir())
         (directory / "attempt").write_text("2")
         taken_at = history(directory)[-1]["step"]
         codes = group.wait()

@@ -17,7 +17,14 @@ import pytest
 from torch._C._distributed_c10d import Store, TCPStore
 
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.distributed.rendezvous import RankInfo, RendezvousResult, check_arrivals, error_for, format_ranks, join_store
+from dtj_trainer.distributed.rendezvous import (
+    RankInfo,
+    RendezvousResult,
+    check_arrivals,
+    error_for,
+    format_ranks,
+    join_store,
+)
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed
 from tests.lib.ports import free_port
@@ -43,22 +50,30 @@ TWICE = "write for each one of its own (or was one restarted alone? then restart
         (
             [rank_info(0), rank_info(1, 4), rank_info(2)],
             RendezvousResult(
-                world_size=3, read=2, different=f"rank 1 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"
+                world_size=3,
+                read=2,
+                different=f"rank 1 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}",
             ),
         ),
         (  # beyond rank 0's world
             [rank_info(3, 4), rank_info(0)],
             RendezvousResult(
-                world_size=3, read=1, different=f"rank 3 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}"
+                world_size=3,
+                read=1,
+                different=f"rank 3 (pid 7 on web) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: {WORLD}",
             ),
         ),
         (
             [rank_info(1), rank_info(1, pid=8), rank_info(0)],
-            RendezvousResult(world_size=3, read=2, different=f"two workers have RANK=1, pid 7 on web and pid 8 on web: {TWICE}"),
+            RendezvousResult(
+                world_size=3, read=2, different=f"two workers have RANK=1, pid 7 on web and pid 8 on web: {TWICE}"
+            ),
         ),
     ],
 )
-def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(infos: list[RankInfo], result: RendezvousResult) -> None:
+def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(
+    infos: list[RankInfo], result: RendezvousResult
+) -> None:
     assert check_arrivals(infos, 3, "away") == result
 
 
@@ -72,7 +87,12 @@ def test_rank_0_names_the_first_rank_that_does_not_fit_or_is_missing(infos: list
             RankMismatch,
             "rank 1 (pid 7 on web) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=2",
         ),
-        (RendezvousResult(world_size=3, read=3), 4, RankMismatch, "all 3 ranks have joined already, another worker has RANK=1"),
+        (
+            RendezvousResult(world_size=3, read=3),
+            4,
+            RankMismatch,
+            "all 3 ranks have joined already, another worker has RANK=1",
+        ),
         (RendezvousResult(world_size=3, read=2, different="x"), 1, RankMismatch, "ranks were started differently: x"),
         (RendezvousResult(world_size=3, read=2, missing="x"), 1, RendezvousFailed, "x"),
     ],
@@ -105,8 +125,14 @@ def test_missing_ranks_are_listed_as_ranges(absent: list[int], text: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({2: {"WORLD_SIZE": "4"}}, r"rank 2 \(pid \d+ on \S+\) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: write the number"),
-        ({0: {"WORLD_SIZE": "4"}}, r"rank [12] \(pid \d+ on \S+\) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=4: write the number"),
+        (
+            {2: {"WORLD_SIZE": "4"}},
+            r"rank 2 \(pid \d+ on \S+\) has WORLD_SIZE=4, rank 0 has WORLD_SIZE=3: write the number",
+        ),
+        (
+            {0: {"WORLD_SIZE": "4"}},
+            r"rank [12] \(pid \d+ on \S+\) has WORLD_SIZE=3, rank 0 has WORLD_SIZE=4: write the number",
+        ),
         ({2: {"RANK": "1"}}, r"two workers have RANK=1, pid \d+ on \S+ and pid \d+ on \S+: write for each"),
         ({2: {"RANK": "0"}}, r"two workers have RANK=0, pid \d+ on \S+ and pid \d+ on \S+: write for each"),
     ],
@@ -125,10 +151,12 @@ def test_ranks_started_differently_are_named_on_every_rank_without_restart(
 @pytest.mark.torch
 def test_frozen_host_of_rank_0_times_out_at_the_deadlines(tmp_path: Path) -> None:
     with ranks(2, frozen, tmp_path) as group:
-        group.wait_for(lambda: group.processes[1].exitcode is not None)
+        group.wait_until(lambda: group.processes[1].exitcode is not None)
         assert group.processes[0].is_alive()
         assert group.processes[1].exitcode == 1, group.everything()
-        assert re.search(r"RendezvousFailed: rank 0's store at \S+ accepted pid \d+ on \S+ and has not answered", group.output(1))
+        assert re.search(
+            r"RendezvousFailed: rank 0's store at \S+ accepted pid \d+ on \S+ and has not answered", group.output(1)
+        )
 
 
 @pytest.mark.torch
@@ -270,7 +298,14 @@ def test_surplus_worker_that_comes_late_ends_alone() -> None:
 
 @pytest.mark.torch
 def test_torchrun_restarts_a_group_in_its_one_store(tmp_path: Path) -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2", "--monitor-interval=0.1"]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=2",
+        "--monitor-interval=0.1",
+    ]
     done = subprocess.run(
         [sys.executable, *command, ranks_rendezvous.__file__, "1"],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500, check=False,

@@ -37,7 +37,9 @@ def test_worker_augmentation_repeats_after_a_restart_and_differs_by_rank(monkeyp
         requests = loader._Requests(
             order, loader.BatchPartition(global_batch_size=4, rank=rank, world_size=2, micro_batch_size=None)
         )
-        return [loader._ByIndex(ranks_sampling.Augmented(), 3)[request].tolist() for request in islice(requests, 6 - first)]
+        return [
+            loader._ByIndex(ranks_sampling.Augmented(), 3)[request].tolist() for request in islice(requests, 6 - first)
+        ]
 
     kept = rng.capture()
     try:

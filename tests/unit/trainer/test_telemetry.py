@@ -24,13 +24,16 @@ from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 from tests.lib.ports import free_port
-from tests.unit.agent.harness import running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import running
 from tests.unit.trainer.ranks import AgentSocket, finished, ranks
 from tests.unit.trainer.ranks_telemetry import BATCH, SLOW, profiled, tracked, windows
 
 
 def record(step: int, loss: float = 0.1 + 0.2) -> Record:
-    return Record(step=step, total_steps=10, attempt=1, loss=loss, metrics={"lr": 0.5}, per_rank={"step_seconds": [1.0, 2.0]})
+    return Record(
+        step=step, total_steps=10, attempt=1, loss=loss, metrics={"lr": 0.5}, per_rank={"step_seconds": [1.0, 2.0]}
+    )
 
 
 def test_json_lines_keep_every_bit_of_a_loss_and_truncate_a_torn_line(tmp_path: Path) -> None:
@@ -55,7 +58,9 @@ class Screen(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("out", "expected"), [(io.StringIO(), "step=5 loss=0.30000000000000004 lr=0.5\n"), (Screen(), "\r")])
+@pytest.mark.parametrize(
+    ("out", "expected"), [(io.StringIO(), "step=5 loss=0.30000000000000004 lr=0.5\n"), (Screen(), "\r")]
+)
 def test_console_prints_lines_to_a_log_and_a_bar_to_a_terminal(
     monkeypatch: pytest.MonkeyPatch, out: io.StringIO, expected: str
 ) -> None:
@@ -148,7 +153,11 @@ def test_report_never_blocks_and_an_event_arrives_once_the_agent_listens(tmp_pat
         progress.step(1000, 1000, now=True)
         progress.close()
     event, step = agent.heard[:2]
-    assert event == {"rank": 0, "attempt": 2, "event": {"type": "Warning", "reason": "CheckpointTorn", "message": "no agent yet"}}
+    assert event == {
+        "rank": 0,
+        "attempt": 2,
+        "event": {"type": "Warning", "reason": "CheckpointTorn", "message": "no agent yet"},
+    }
     assert step == {"rank": 0, "attempt": 2, "step": 1000, "totalSteps": 1000, "phase": "training"}
 
 
@@ -175,7 +184,12 @@ def test_unmeasured_metrics_are_left_out_and_nothing_is_divided_by_zero() -> Non
     row = [0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0, 1.0, 0.5]
     window = summary(torch.tensor([row], dtype=torch.float64), 16, tokens=128, flops=1e9, peak=4e9)
     parts = {f"{part}_seconds": 0.0 for part in ("step", "data", "compute", "checkpoint")}
-    assert window.metrics == parts | {"imbalance": 0.0, "slowest_rank": 0.0, "memory_bytes": 1.0, "gpu_utilization": 0.5}
+    assert window.metrics == parts | {
+        "imbalance": 0.0,
+        "slowest_rank": 0.0,
+        "memory_bytes": 1.0,
+        "gpu_utilization": 0.5,
+    }
 
 
 def test_gpt_flops_are_those_of_the_palm_paper() -> None:
@@ -235,14 +249,19 @@ def test_prometheus_reads_the_metrics_of_a_training_from_the_agent(tmp_path: Pat
             plain, metrics = scraped()
             return wanted <= plain.keys() and named <= metrics.keys()
 
-        wait_for(complete, 150, f"{wanted} {named}: {agent.logs()}")
+        wait_until(f"{wanted} and {named}", complete, timeout=150, detail=agent.logs)
         plain, metrics = scraped()
     assert plain["step"] >= 1
     assert plain["total_steps"] == 10**9
     assert metrics["validation_half"] == 0.5
     assert metrics["tokens_per_second"] == pytest.approx(10 * BATCH / metrics["step_seconds"])
     assert metrics["mfu"] == pytest.approx(1e6 * BATCH / metrics["step_seconds"] / 2 / 1e12)
-    parts = metrics["data_seconds"] + metrics["compute_seconds"] + metrics["exposed_seconds"] + metrics["checkpoint_seconds"]
+    parts = (
+        metrics["data_seconds"]
+        + metrics["compute_seconds"]
+        + metrics["exposed_seconds"]
+        + metrics["checkpoint_seconds"]
+    )
     assert 0 < parts <= metrics["step_seconds"]
 
 
@@ -252,7 +271,11 @@ def refused_by(agent: AgentSocket) -> list[str]:
     return [e["message"] for e in events if e["reason"] == "SinkFailed"]
 
 
-AWAY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "60", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}
+AWAY = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+}
 
 
 @pytest.mark.torch
@@ -261,9 +284,9 @@ def test_training_continues_without_its_tracking_server_and_warns_once(tmp_path:
     with AgentSocket(tmp_path / "agent") as agent:
         socket = {"DTJ_AGENT_SOCKET": str(agent.path)}
         with ranks(1, tracked, tmp_path, uri, str(tmp_path / "enough"), **AWAY, **socket) as group:
-            group.wait_for(lambda: bool(refused_by(agent)))
+            group.wait_until(lambda: bool(refused_by(agent)))
             there = agent.heard[-1].get("step", 0)
-            group.wait_for(lambda: agent.heard[-1].get("step", 0) > there + 10)
+            group.wait_until(lambda: agent.heard[-1].get("step", 0) > there + 10)
             (tmp_path / "enough").touch()
             assert group.wait() == [0], group.everything()
     (message,) = refused_by(agent)
@@ -275,7 +298,16 @@ def test_training_continues_without_its_tracking_server_and_warns_once(tmp_path:
 def test_mlflow_server_gets_the_records_and_may_stop_during_the_run(tmp_path: Path) -> None:
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
-    command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{tmp_path}/m.db", "--port", str(port), "--workers", "1"]
+    command = [
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/m.db",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     with (tmp_path / "server.txt").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -294,7 +326,7 @@ def test_mlflow_server_gets_the_records_and_may_stop_during_the_run(tmp_path: Pa
             except OSError:
                 return False
 
-        wait_for(healthy, 200, "mlflow server")
+        wait_until("mlflow server", healthy, timeout=200)
         from mlflow import MlflowClient
 
         client = MlflowClient(uri)
@@ -304,15 +336,19 @@ def test_mlflow_server_gets_the_records_and_may_stop_during_the_run(tmp_path: Pa
 
                 def there() -> bool:
                     experiment = client.get_experiment_by_name("default")
-                    runs = client.search_runs([experiment.experiment_id], "tags.`dtj.job` = 'tracked'") if experiment else []
+                    runs = (
+                        client.search_runs([experiment.experiment_id], "tags.`dtj.job` = 'tracked'")
+                        if experiment
+                        else []
+                    )
                     return bool(runs and len(client.get_metric_history(runs[0].info.run_id, "loss")) >= 3)
 
-                group.wait_for(there)
+                group.wait_until(there)
                 assert refused_by(agent) == []
                 end(server)
-                group.wait_for(lambda: bool(refused_by(agent)))
+                group.wait_until(lambda: bool(refused_by(agent)))
                 last = agent.heard[-1].get("step", 0)
-                group.wait_for(lambda: agent.heard[-1].get("step", 0) > last + 10)
+                group.wait_until(lambda: agent.heard[-1].get("step", 0) > last + 10)
                 (tmp_path / "enough").touch()
                 assert group.wait() == [0], group.everything()
         assert len(refused_by(agent)) == 1

@@ -16,7 +16,10 @@ from tests.unit.trainer.ranks_user_errors import mistake, modes
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("shape", "RankMismatch: ranks were started differently: rank 1 has parameter head.0.bias=(5,) float32, rank 0 has"),
+        (
+            "shape",
+            "RankMismatch: ranks were started differently: rank 1 has parameter head.0.bias=(5,) float32, rank 0 has",
+        ),
         ("loss of samples", "ConfigError: loss gave a tensor of shape (2,): return one number"),
         ("loss without gradient", "ConfigError: loss gave a number without gradient"),
         ("ragged", "ConfigError: samples of one batch differ in shape"),

@@ -53,9 +53,13 @@ def test_volume_that_stays_full_ends_the_training_with_the_older_checkpoint(tmp_
         assert not list(directory.glob(".incomplete-*"))
         heard = [reason for reason, _ in events(agent)]
         assert [reason for reason in heard if reason != "SinkFailed"] == ["CheckpointFailed"] * 2
-        assert "No space left on device" in group.output()[group.output().index("metrics.jsonl: ") :], "also for this file"
+        assert "No space left on device" in group.output()[group.output().index("metrics.jsonl: ") :], (
+            "also for this file"
+        )
         (volume / "ballast").unlink()
-        assert "resumed from step-00000010" in finished(2, on_a_volume_that_fills, tmp_path, str(volume), 2, 0, 13, **env)
+        assert "resumed from step-00000010" in finished(
+            2, on_a_volume_that_fills, tmp_path, str(volume), 2, 0, 13, **env
+        )
         assert whole(directory) == [40, 30, 20]
         logged = [h["step"] for h in history(directory)]
         assert logged[-30:] == list(range(11, 41))
@@ -81,17 +85,17 @@ def test_hanging_volume_blocks_no_step_and_ends_the_training_at_the_deadline(
 
         env = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": str(agent.path)}
         with ranks(2, on_a_volume_that_hangs, tmp_path, str(volume), str(tmp_path / "steps"), 25.0, **env) as group:
-            group.wait_for(lambda: committed() > 4)
+            group.wait_until(lambda: committed() > 4)
             before, slow_before = steps(), slow()
             switch()
-            group.wait_for(lambda: steps() > before + 40)
+            group.wait_until(lambda: steps() > before + 40)
             switch()
             assert slow() >= 1, "no save has come through for 40 steps"
             assert slow() - slow_before <= 1, "reported once, not at each of the 8 saves that were due"
             count = committed()
-            group.wait_for(lambda: committed() > count + 1)
+            group.wait_until(lambda: committed() > count + 1)
             switch()
-            group.wait_for(lambda: events(agent)[-1][0] == "CheckpointFailed")
+            group.wait_until(lambda: events(agent)[-1][0] == "CheckpointFailed")
             switch()  # what hangs in the kernel can't end before
             assert group.wait() == [1, 1]
             assert "did not finish a save within 25 s: look at the volume" in events(agent)[-1][1]

@@ -80,7 +80,9 @@ def find_micro_batch_size(
     random_state = rng.capture()
     # On a CPU the kernel would kill the process, so that the memory is limited here. The model that
     # the copy is made from is in memory only for the search there, and its bytes count as free.
-    room = strategies.tensor_bytes(model) + device_bytes(group) - resident_bytes() if group.device.type == "cpu" else None
+    room = (
+        strategies.tensor_bytes(model) + device_bytes(group) - resident_bytes() if group.device.type == "cpu" else None
+    )
     # The collection after each try then skips older objects.
     gc.freeze()
     # torch caches its decisions for a mesh per thread, and takes a mesh of the same shape for the

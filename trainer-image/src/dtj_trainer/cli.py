@@ -42,7 +42,9 @@ def find_task(spelled: object) -> Callable[..., Task]:
     try:
         found: Callable[..., Task] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as e:
-        raise ConfigError(f"task={spelled!r}: {e}; write a module that Python finds (PYTHONPATH) and its function") from e
+        raise ConfigError(
+            f"task={spelled!r}: {e}; write a module that Python finds (PYTHONPATH) and its function"
+        ) from e
     if not callable(found):
         raise ConfigError(f"task={spelled!r} is a {type(found).__name__}: write the name of a function")
     return found

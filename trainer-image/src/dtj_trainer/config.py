@@ -85,4 +85,6 @@ class TrainerConfig:
         if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):
             raise ConfigError("ema_decay does not work with strategy fsdp_scratch: write strategy fsdp")
         if not self.optimizer.decay_vectors and isinstance(self.strategy, FsdpScratchConfig):
-            raise ConfigError("optimizer.decay_vectors: false does not work with strategy fsdp_scratch: write strategy fsdp")
+            raise ConfigError(
+                "optimizer.decay_vectors: false does not work with strategy fsdp_scratch: write strategy fsdp"
+            )

@@ -135,7 +135,9 @@ def flags(cls: type[Any], prefix: str = "--") -> list[str]:
         if not inner:
             default = field.default_factory() if callable(field.default_factory) else field.default
             shown = "" if default is MISSING else f"  [{default}]"
-            lines.append(f"{name}  {' | '.join(dict.fromkeys(_spell(o) for o in options if o is not type(None)))}{shown}")
+            lines.append(
+                f"{name}  {' | '.join(dict.fromkeys(_spell(o) for o in options if o is not type(None)))}{shown}"
+            )
     return lines
 
 

@@ -131,7 +131,9 @@ def check_arguments(task: Task, config: TrainerConfig) -> None:
     if task.validation is not None:
         check_data(task.validation, "validation")
     if (task.validation is None) != (task.measure is None):
-        raise ConfigError("pass both validation=, a data set, and measure=, a function that gives means over a batch of it")
+        raise ConfigError(
+            "pass both validation=, a data set, and measure=, a function that gives means over a batch of it"
+        )
     if task.validation is None and config.early_stop:
         raise ConfigError("early_stop needs a validation: pass validation= and measure=, or leave early_stop out")
     if task.validation is None and ranked_by_validation(config):
@@ -145,7 +147,9 @@ def make_order(data: Data | StreamData, config: TrainerConfig) -> tuple[DataOrde
         if config.steps is None:
             raise ConfigError("a stream has no epochs: write steps")
         return StreamOrder(global_batch_size=config.global_batch_size), config.steps
-    order = DataOrder(length=len(data), global_batch_size=config.global_batch_size, seed=config.seed, shuffle=config.shuffle)
+    order = DataOrder(
+        length=len(data), global_batch_size=config.global_batch_size, seed=config.seed, shuffle=config.shuffle
+    )
     total = config.steps if config.steps is not None else order.steps_for(config.epochs or 0)
     if total < 1:
         size = config.global_batch_size

@@ -82,7 +82,9 @@ class Run:
             yield step, micro_batches
         self.profiler.close(self.state.step)
 
-    def train_step(self, step: int, micro_batches: MicroBatches) -> tuple[torch.Tensor, dict[str, torch.Tensor | float]]:
+    def train_step(
+        self, step: int, micro_batches: MicroBatches
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor | float]]:
         """Takes one optimizer step.
 
         Returns (this rank's share of the mean loss, metrics of the step).

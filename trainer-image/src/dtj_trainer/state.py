@@ -127,7 +127,9 @@ class State:
         directory = config.directory or env.checkpoint_dir
         if directory is None:
             return None
-        retention = replace(config.retention, keep_last=env.checkpoint_keep) if env.checkpoint_keep else config.retention
+        retention = (
+            replace(config.retention, keep_last=env.checkpoint_keep) if env.checkpoint_keep else config.retention
+        )
         return CheckpointStore(
             Path(directory), self.group, replace(config, retention=retention), attempt=env.attempt, notify=self.notify
         )
@@ -346,7 +348,11 @@ class State:
                 sink.write(record)
             # A full volume must not end the training; the other sinks continue.
             except (OSError, SinkError) as e:
-                self.notify("Warning", names.Reason.SINK_FAILED, f"{type(sink).__name__}: {e}; this sink gets no further records")
+                self.notify(
+                    "Warning",
+                    names.Reason.SINK_FAILED,
+                    f"{type(sink).__name__}: {e}; this sink gets no further records",
+                )
                 self.sinks.remove(sink)
 
     def _print(self, text: str) -> None:

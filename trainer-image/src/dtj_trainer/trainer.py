@@ -63,7 +63,9 @@ class Trainer:
             torch.set_float32_matmul_precision(config.precision.matmul)
         check_compiler(config.compile, self.env.local_rank)
         self.group = Group.open(self.env, timeout=timedelta(seconds=config.state.collective_timeout_seconds))
-        config_check.check(config_check.startup_facts(config, self.group, self.env, config.state.checkpoint), self.group)
+        config_check.check(
+            config_check.startup_facts(config, self.group, self.env, config.state.checkpoint), self.group
+        )
 
     def fit(
         self,

@@ -1,1 +1,1 @@
-"""What an agent keeps on disk: the writer lease, its own state, log files."""
+"""The files of an agent: the writer lease, its own state, logs."""

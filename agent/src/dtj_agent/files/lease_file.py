@@ -1,4 +1,4 @@
-"""The attempt's lease on the checkpoint volume: from when it is written, a worker of an earlier attempt commits no checkpoint."""
+"""The attempt's lease on the checkpoint volume: once written, no worker of an earlier attempt commits a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Callable, Optional
 from dtj_agent.net.loop import Loop
 from dtj_contract import names
 
-Answer = Callable[[int, Optional[int], Optional[str]], None]
+OnLease = Callable[[int, Optional[int], Optional[str]], None]
 
 
 def raise_lease(folder: str, attempt: int) -> Optional[int]:
-    """Write `attempt`, or return what the file holds if that is as much or more. Blocks as long as the volume does; OSError.
+    """Writes `attempt` to the lease, or returns the lease's number if it is as great or greater.
 
-    Of two coordinators that want the same number at the same time (a replaced pod 0 that lives on has the same name, and both
-    are process 1) one gets it, and of two numbers the greater stays: the file aside is the number's, only one can make it; who
-    has made it gives way to greater ones, takes smaller ones away, and looks once more.
+    Blocks as long as the volume does. Raises OSError.
+
+    Two coordinators may try the same number at the same time: a replaced pod 0 that is still alive
+    has the same name, and both are process 1. One of them gets the number, and of two numbers the
+    greater stays. Each number has a temporary file that only one coordinator can create. Its
+    creator yields to greater numbers, deletes the files of smaller ones, and reads the lease once
+    more before the rename.
     """
     path = os.path.join(folder, names.LEASE_FILE)
     os.makedirs(folder, exist_ok=True)
@@ -33,10 +37,11 @@ def raise_lease(folder: str, attempt: int) -> Optional[int]:
             _sync(folder)
             return None
     except FileExistsError:
-        return attempt  # another is writing it, or has died over it
+        return attempt  # another coordinator writes it, or died while writing
     except FileNotFoundError:
-        # A server that failed over answers the repetition of a rename that it has done already.
-        return None if _held(path) == attempt else attempt  # else a greater one has taken ours away
+        # Either a file server that failed over answers the repetition of a rename that it has
+        # already done, or a greater number's coordinator has deleted our file.
+        return None if _held(path) == attempt else attempt
     except OSError:
         _remove(aside)
         raise
@@ -52,7 +57,10 @@ def _create(aside: str, attempt: int) -> None:
 
 
 def _clear(folder: str, attempt: int) -> int:
-    """Take away what is aside for smaller numbers, so that it can't be renamed any more; return the greatest greater one."""
+    """Deletes the temporary files of smaller numbers, so that none can be renamed.
+
+    Returns the greatest number above `attempt` that has such a file; 0 if there is none.
+    """
     aside = [name.partition(names.LEASE_FILE + ".")[2] for name in os.listdir(folder)]
     numbers = [int(number) for number in aside if number.isdigit()]
     for number in numbers:
@@ -62,7 +70,7 @@ def _clear(folder: str, attempt: int) -> int:
 
 
 def _held(path: str) -> int:
-    """The number in the file; 0 if there is none."""
+    """Returns the number in the lease file; 0 if there is none."""
     try:
         with open(path) as file:
             text = file.read(32).strip()
@@ -72,7 +80,7 @@ def _held(path: str) -> int:
 
 
 def _sync(folder: str) -> None:
-    """The rename itself."""
+    """Flushes the rename itself to the volume."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -84,13 +92,18 @@ def _remove(aside: str) -> None:
     try:
         os.unlink(aside)
     except OSError:
-        pass  # renamed already, or a volume that does nothing any more: then the number is spent, and the next is asked for
+        # Renamed already, or the volume has stopped working: then this number is used up, and the
+        # next one is requested.
+        pass
 
 
-def write(loop: Loop, folder: Optional[str], attempt: int, answer: Answer) -> None:
-    """`answer(attempt, taken, error)` in the loop's thread, when the volume has answered; a dead one costs this thread only."""
+def write_lease(loop: Loop, folder: Optional[str], attempt: int, callback: OnLease) -> None:
+    """Writes the lease in a thread of its own, so that a dead volume blocks only that thread.
+
+    Calls `callback(attempt, taken, error)` in the loop's thread when the volume has answered.
+    """
     if folder is None:
-        loop.soon(lambda: answer(attempt, None, None))
+        loop.soon(lambda: callback(attempt, None, None))
         return
 
     def work() -> None:
@@ -99,6 +112,6 @@ def write(loop: Loop, folder: Optional[str], attempt: int, answer: Answer) -> No
             taken = raise_lease(str(folder), attempt)
         except OSError as problem:
             error = "%s: %s" % (problem.filename or folder, problem.strerror)
-        loop.soon(lambda: answer(attempt, taken, error))
+        loop.soon(lambda: callback(attempt, taken, error))
 
     threading.Thread(target=work, name="dtj-lease", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Log output that never waits: a thread writes, what it can't write in time is dropped and counted."""
+"""Log output that never blocks the agent: a thread writes; bytes that it can't write in time are dropped and counted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dtj_contract import names
 REOPEN_SECONDS = 30.0
 
 
-class Sink:
-    """Where a writer's bytes end. `write` may block and may raise OSError."""
+class OutputSink:
+    """A destination for log bytes. `write` may block and may raise OSError."""
 
     def write(self, data: bytes) -> None:
         raise NotImplementedError
 
 
-class Descriptor(Sink):
+class DescriptorSink(OutputSink):
     """An open file descriptor, e.g. stdout."""
 
     def __init__(self, descriptor: int) -> None:
@@ -31,20 +31,25 @@ class Descriptor(Sink):
             data = data[os.write(self._descriptor, data) :]
 
 
-class RotatingFile(Sink):
-    """Appends to `path`; at `limit` bytes it becomes `path.1` and a new one begins. Opened at the first write, by the writer."""
+class RotatingFileSink(OutputSink):
+    """Appends to `path`; at `limit` bytes the file becomes `path.1` and a new one begins.
 
-    def __init__(self, path: str, limit: int = names.LOG_ROTATE_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    Opened at the first write, by the writer's thread.
+    """
+
+    def __init__(
+        self, path: str, limit: int = names.LOG_ROTATE_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = path
         self._limit = limit
         self._clock = clock
         self._descriptor: Optional[int] = None
         self._size = 0
-        self._not_before = 0.0  # after an error: the volume is asked again at this time
+        self._not_before = 0.0  # after an error: time of the next try
 
     def write(self, data: bytes) -> None:
         if self._clock() < self._not_before:
-            raise OSError(0, "not tried again yet")
+            raise OSError(0, "waiting before the next try")
         try:
             self._append(data)
         except OSError:
@@ -76,10 +81,11 @@ class RotatingFile(Sink):
 
 
 class Valve:
-    """Holds workers up while their log is full, but no longer than `patience` seconds for one that does not drain. Pure.
+    """Blocks workers while their log is full, but at most `patience` seconds for a log that does not drain. Pure.
 
-    A log that is merely slow drains in between, and starts anew each time: so it loses nothing. One that hangs costs its
-    workers a single wait, then what they write is dropped until it is no longer full.
+    A log that is merely slow drains in between, which restarts the patience each time, so nothing
+    is lost. A log that hangs costs its workers a single wait; after that their output is dropped
+    until the log is no longer full.
     """
 
     def __init__(self, patience: float = names.BACK_PRESSURE_SECONDS) -> None:
@@ -95,23 +101,25 @@ class Valve:
         return now - self._full_since >= self._patience
 
 
-class Writer:
-    """Feeds a sink from its own thread. `on_trouble(text)` is called from that thread, once for each kind of trouble."""
+class LogWriter:
+    """Feeds a sink from its own thread. Calls `on_trouble(text)` from that thread, once for each kind of error."""
 
-    def __init__(self, sink: Sink, on_trouble: Callable[[str], None], limit: int = names.MAX_LOG_BACKLOG_BYTES) -> None:
+    def __init__(
+        self, sink: OutputSink, on_trouble: Callable[[str], None], limit: int = names.MAX_LOG_BACKLOG_BYTES
+    ) -> None:
         self._sink = sink
         self._on_trouble = on_trouble
         self._limit = limit
         self._chunks: Deque[bytes] = deque()
         self._size = 0
         self._dropped = 0
-        self._said: Optional[str] = None
+        self._last_error: Optional[str] = None
         self._changed = threading.Condition()
         self._busy = False
         threading.Thread(target=self._work, name="dtj-log", daemon=True).start()
 
     def write(self, data: bytes) -> None:
-        """Take the bytes, or drop them: never wait."""
+        """Queues the bytes, or drops them if the queue is full; never waits."""
         with self._changed:
             if self._size + len(data) > self._limit:
                 self._dropped += len(data)
@@ -122,11 +130,11 @@ class Writer:
 
     @property
     def is_full(self) -> bool:
-        """More waits than a sink that keeps up would leave."""
+        """Whether more bytes wait than a sink that keeps up would leave."""
         return self._size >= names.FULL_LOG_BACKLOG_BYTES
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is written, at most so long; False: something is left."""
+        """Waits at most `seconds` until all is written. Returns whether it was."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._chunks and not self._busy, seconds)
 
@@ -141,13 +149,11 @@ class Writer:
                 self._size, self._busy = 0, True
                 dropped, self._dropped = self._dropped, 0
             if dropped:
-                data += (
-                    b"[agent] %d bytes of output were dropped here: they could not be written as fast as they came\n" % dropped
-                )
+                data += b"[agent] %d bytes of output were dropped here: the log could not keep up\n" % dropped
             try:
                 self._sink.write(data)
-                self._said = None
+                self._last_error = None
             except OSError as error:
-                if error.errno and error.strerror != self._said:
-                    self._said = error.strerror
+                if error.errno and error.strerror != self._last_error:
+                    self._last_error = error.strerror
                     self._on_trouble("log output is lost: %s" % error.strerror)

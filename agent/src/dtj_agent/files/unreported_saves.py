@@ -1,6 +1,7 @@
-"""Whether a script that reports no checkpoint saves some all the same: seen by the age of the files in its folder.
+"""Detects checkpoints that a script saves without reporting them, by the age of the files in its folder.
 
-What a script writes at every start (settings, logs, TensorBoard) is no progress, or a script that crashes would crash for ever.
+Files that a script writes at every start (settings, logs, TensorBoard) do not count as progress;
+otherwise a script that crashes would be restarted for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ OURS = (names.LEASE_FILE, names.LOG_FOLDER)
 
 
 def newest(folder: str) -> float:
-    """The modification time of the newest file that may be a checkpoint's; 0.0 if there is none. Raises OSError."""
+    """Returns the modification time of the newest file that may belong to a checkpoint; 0.0 if there is none.
+
+    Raises OSError if a folder can't be read.
+    """
     latest, left = 0.0, MAX_ENTRIES
     folders: Deque[Tuple[str, int]] = deque([(folder, 0)])
     while folders:
@@ -50,12 +54,12 @@ def _may_be_saved(name: str) -> bool:
 def _changed(entry: "os.DirEntry[str]") -> float:
     try:
         return entry.stat(follow_symlinks=False).st_mtime
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # deleted meanwhile
         return 0.0
 
 
 class SavesWatch:
-    """Looks into the folder from a thread of its own, now and then; a dead volume costs that thread only."""
+    """Scans the folder now and then in a thread of its own, so that a dead volume blocks only that thread."""
 
     def __init__(self, loop: Loop, folder: str, on_newest: Callable[[float], None]) -> None:
         self._loop = loop
@@ -65,19 +69,20 @@ class SavesWatch:
         self._busy = False
 
     def look(self) -> None:
-        """Begins to look, unless it was done a moment ago or still is."""
+        """Begins a scan, unless one has just been done or still runs."""
         now = self._loop.clock()
         if not self._busy and now >= self._not_before:
             self._busy, self._not_before = True, now + names.SAVES_SECONDS
             try:
                 threading.Thread(target=self._work, name="dtj-saves", daemon=True).start()
-            except RuntimeError:  # the workers have taken all processes that the pod may have
+            except RuntimeError:  # the workers use up the pod's process limit
                 self._busy = False
 
     def _work(self) -> None:
         try:
             found = newest(self._folder)
-        except OSError:  # a folder that is being removed, a volume in trouble: nothing is known this time
+        except OSError:
+            # The folder is being deleted, or the volume fails: nothing is known this time.
             found = -1.0
         self._loop.soon(lambda: self._done(found))
 

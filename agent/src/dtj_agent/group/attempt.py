@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Set
 
 from dtj_agent.group import root_cause
-from dtj_agent.group.effects import Peer
-from dtj_agent.group.messages import Now
+from dtj_agent.group.effects import Outbox
+from dtj_agent.group.history import History
+from dtj_agent.group.messages import RUNNING, Now
 from dtj_agent.group.root_cause import Json, Loss
+from dtj_agent.group.roster import Peer
 from dtj_contract.names import Reason
 
 
 class Attempt:
-    """`number` 0 has no members: nothing was started yet."""
+    """Attempt 0 has no members: nothing was started yet."""
 
     def __init__(self, number: int, ordinals: List[int], processes: int) -> None:
         self.number = number
@@ -21,9 +23,24 @@ class Attempt:
         self.done: Set[int] = set()
         """Members whose workers have all exited with 0."""
         self.lost: Dict[int, Loss] = {}
-        """Members that went away before that and are not back."""
+        """Members that went away before they were done and are not back."""
         self._processes = processes
-        self._evidence: List[Json] = []  # workers that failed, in order of arrival
+        self._evidence: List[Json] = []
+        """Workers that failed, in order of arrival."""
+
+    @classmethod
+    def of(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
+        return cls(number, [peer.ordinal for peer in peers], processes)
+
+    def start(self, peers: List[Peer], history: History, outbox: Outbox) -> None:
+        """Starts the workers of all members. The first of `peers`, which are in the order of their ordinals, is the master."""
+        master = peers[0]
+        for peer in peers:
+            peer.state, peer.attempt = RUNNING, self.number
+            outbox.send(peer.conn, {
+                "type": "start", "attempt": self.number, "nodeRank": self.node_ranks[peer.ordinal], "nodes": len(peers),
+                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
+            })  # fmt: skip
 
     @property
     def is_done(self) -> bool:
@@ -34,30 +51,30 @@ class Attempt:
         return len(self.node_ranks) * self._processes
 
     def needs(self, peer: Peer) -> bool:
-        """Would the attempt break without it?"""
+        """Returns whether the attempt would break without the peer."""
         return peer.ordinal in self.node_ranks and peer.ordinal not in self.done
 
-    def lose(self, peer: Peer, reason: str = Reason.POD_LOST, what: str = "") -> None:
-        self.lost[peer.ordinal] = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, what)
+    def lose(self, peer: Peer, reason: str = Reason.POD_LOST, detail: str = "") -> None:
+        self.lost[peer.ordinal] = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, detail)
 
     def fail(self, peer: Peer, failures: List[Any]) -> None:
-        """A member tells of workers that have failed."""
+        """Adds the failed workers that a member reported."""
         for failure in failures:
             if root_cause.is_evidence(failure):
                 self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
 
-    def root_failure(self, progressed: bool, now: Now) -> Optional[Json]:
-        """The first cause among the failures; None if no worker failed by itself."""
-        return root_cause.root(self._evidence, self.number, progressed, now)
+    def root_failure(self, progressed: bool, pod_lost: bool, now: Now) -> Optional[Json]:
+        """Returns the root cause among the failed workers; None if no worker is to blame."""
+        return root_cause.find(self._evidence, self.number, progressed, pod_lost, now)
 
     def loss_failures(self, now: Now) -> List[Json]:
-        """The members that are lost, as failures."""
-        return [root_cause.of_loss(ordinal, loss, self.number, now) for ordinal, loss in sorted(self.lost.items())]
+        """Returns the lost members as failures."""
+        return [root_cause.loss_failure(ordinal, loss, self.number, now) for ordinal, loss in sorted(self.lost.items())]
 
     def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
-        """A member is back in the same pod: its agent had died, or the connection to it."""
+        """Returns the failure of a member that is back in the same pod: its agent, or the connection to it, had died."""
         loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
-        return root_cause.of_loss(hello["ordinal"], loss, self.number, now)
+        return root_cause.loss_failure(hello["ordinal"], loss, self.number, now)
 
-    def _loss(self, ordinal: int, incarnation: str, pod: str, node: str, reason: str, what: str = "") -> Loss:
-        return Loss(incarnation, pod, node, self.node_ranks.get(ordinal, ordinal) * self._processes, reason, what)
+    def _loss(self, ordinal: int, incarnation: str, pod: str, node: str, reason: str, detail: str = "") -> Loss:
+        return Loss(incarnation, pod, node, self.node_ranks.get(ordinal, ordinal) * self._processes, reason, detail)

@@ -1,238 +1,343 @@
-"""The group's brain, in the agent of pod 0: who is there, which attempt runs, when it restarts, how the job ends. Pure.
+"""The group's decisions, in the agent of pod 0: who joins, when an attempt starts, how the job ends. Pure.
 
-Every method takes what happened and `now`, and returns effects. `_advance` looks at the whole state after each of them, so
-that no order of events needs a case of its own:
+Every event method takes what happened and `now`, and returns effects. `_advance` looks at the whole state after each event,
+so that no order of events needs a case of its own:
 
     Rendezvous --all members ready, lease written--> Running --failure or loss--> Stopping --all stopped or gone--> Rendezvous
     and from anywhere --outcome--> Finished
+
+The coordinator is put together from parts: `Roster` (who is connected), `Admission` (who may join), `AttemptLifecycle` (how
+an attempt starts, breaks and is settled), `RestartPolicy` (what a failure costs), `LeaseRequest` (the next attempt's number)
+and `Succession` (whether another coordinator has replaced this one).
 """
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 from dtj_agent.group import outcome
+from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
-from dtj_agent.group.breaking import Breaking
-from dtj_agent.group.effects import Close, Effect, Peer, Send, WriteLease
-from dtj_agent.group.group_state import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, SAY_SECONDS
+from dtj_agent.group.effects import Effect, Outbox
+from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.history import History
-from dtj_agent.group.lease_request import Fence
-from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
-from dtj_agent.group.recovery import IN_PLACE, POD
-from dtj_contract import names
+from dtj_agent.group.lease_request import LeaseRequest
+from dtj_agent.group.lifecycle import (
+    PHASE_RENDEZVOUS,
+    PHASE_RUNNING,
+    PHASE_STOPPING,
+    AttemptLifecycle,
+)
+from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
+from dtj_agent.group.restart_policy import Fail
+from dtj_agent.group.roster import Peer, Roster
+from dtj_agent.group.rules import Rules
+from dtj_agent.group.succession import Succession
 from dtj_contract.names import Reason
 
+LOG_SECONDS = 30.0
+"""Between two log lines about what the group waits for."""
 
-class Coordinator(Breaking):
-    """See the module."""
 
-    # --- what happens ---------------------------------------------------------------------------------------------
+class Coordinator:
+    """Decides for the whole group. `history`: what this agent remembers at its start; `final`: the outcome, if any."""
+
+    def __init__(self, rules: Rules, history: History, final: Optional[Message], now: Now) -> None:
+        self.rules = rules
+        self.outcome = final
+        self._outbox = Outbox()
+        self.roster = Roster(rules)
+        self.lifecycle = AttemptLifecycle(rules, self.roster, history, self._outbox, now)
+        self.policy = self.lifecycle.policy
+        self.lease = LeaseRequest()
+        self.succession = Succession(history)
+        self._admission = Admission(rules, self.roster, self.succession)
+        self._gathering_since = now.mono
+        self._log_at = now.mono + LOG_SECONDS
+        self._sent_revision = history.revision
+        if final is not None:
+            self.lifecycle.finish(str(final["reason"]))
+
+    # --- the state as others see it -------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        return self.lifecycle.phase
+
+    @property
+    def phase_reason(self) -> str:
+        return self.lifecycle.phase_reason
+
+    @property
+    def goodput(self) -> GoodputTracker:
+        return self.lifecycle.goodput
+
+    @property
+    def history(self) -> History:
+        """What the job remembers; members have copies."""
+        return self.lifecycle.history
+
+    @property
+    def peers(self) -> Dict[int, Peer]:
+        """The connected agents, by ordinal."""
+        return self.roster.peers
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another coordinator has started attempts after those of this process: then the job continues there."""
+        return self.lease.is_replaced or self.succession.is_replaced(self._reached)
+
+    @property
+    def waiting_for(self) -> List[int]:
+        """The ordinals without which no attempt can start."""
+        return self.roster.missing() if self.phase == PHASE_RENDEZVOUS else []
+
+    def phase_message(self, now: Now) -> str:
+        """Returns what the group waits for; "" if it waits for nothing that has a name."""
+        if self.phase == PHASE_STOPPING:
+            pods = [peer.pod for peer in self.lifecycle.stopping]
+            return "waiting for the workers of %s to end" % ", ".join(pods) if pods else ""
+        if self.phase != PHASE_RENDEZVOUS:
+            return ""
+        if self.is_replaced:
+            return self.lease.trouble or "another coordinator of this job has begun attempt %d" % self.succession.later
+        pause = self.policy.not_before - now.mono
+        held_back = "the next attempt begins in %.0f s" % pause if pause > 0 else ""
+        return self.roster.waiting(now) or self.lease.trouble or held_back
+
+    @property
+    def released(self) -> bool:
+        """Whether the outcome has reached every connected agent, so that this one may exit."""
+        return self.outcome is not None and all(
+            peer.state == FINISHED for peer in self.peers.values() if peer.ordinal != 0
+        )
+
+    # --- events ---------------------------------------------------------------------------------------------------
 
     def joined(self, conn: int, hello: Message, now: Now) -> List[Effect]:
-        """An agent has connected and said who it is."""
-        ordinal = hello["ordinal"]
-        if hello["uid"] != self.rules.uid:
-            return self._refuse(conn, "an agent of another job (uid %.60s)" % hello["uid"])
+        """Handles the hello of an agent that has connected."""
         theirs = History.from_json(hello["history"])
-        if hello.get("version") != PROTOCOL_VERSION:
-            text = "%s: it speaks version %.20r of the agents' protocol, this agent %d; all pods of a job run one agent image"
-            return self._refuse(conn, text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION))
-        seen = max(hello["attempt"], theirs.attempt)
-        if seen > self._reached and (self.started or self.outcome is not None):
-            self._later = max(self._later, seen)
-            return self._refuse(conn, "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"])
-        old = self.peers.get(ordinal)
+        rejection = self._admission.rejection(hello, theirs, self._reached, self.outcome is not None, now)
+        if rejection:
+            if not self._admission.is_repeated(rejection):
+                self._outbox.log("refused " + rejection)
+            self._outbox.close(conn)
+            return self._outbox.take()
+        old = self.peers.get(hello["ordinal"])
         if old is not None:
-            alive = now.mono - old.heard < 2 * names.HEARTBEAT_SECONDS and old.state != STUCK  # a stuck one is to be replaced
-            if old.incarnation != hello["incarnation"] and alive:
-                return self._refuse(conn, "a second agent of ordinal %d while the first is alive" % ordinal)
-            self._effects.append(Close(old.conn))
+            self._outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
-        if self.phase == PHASE_RENDEZVOUS and theirs.newer_than(self.history if self.started else self._copied):
-            # This coordinator is new and knows less: pod 0 was replaced, or its process. What it has noted itself meanwhile (that
-            # its own agent had crashed) makes its copy no newer.
-            copied, self._copied = self._copied, History.from_json(hello["history"])
-            theirs.take_over(self.history, copied)
-            self.ledger.history = theirs
-            self.attempt = Attempt(theirs.attempt, [], self.rules.processes)
+        newer = self.succession.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
+        if newer is not None:
+            self.lifecycle.continue_from(newer)
         self.roster.add(Peer(conn, hello, now))
-        self._adopt(hello, now)
+        self._adopt(hello)
         if self.outcome is None:
-            self._returned(hello, now)
-            self._send(ordinal, {"type": "history", "history": self.history.to_json()})
-        self._log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
+            self.lifecycle.member_returned(hello, now)
+            self._send_history(hello["ordinal"])
+        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
         return self._advance(now)
 
     def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
-        """A connection ended; nothing was heard on it for `silence` seconds before."""
+        """Handles the end of a connection that was silent for `silence` seconds before."""
         peer = self.roster.by_conn(conn)
         if peer is not None:
             self._gone(peer, silence, now)
         return self._advance(now)
 
     def received(self, conn: int, message: Message, now: Now) -> List[Effect]:
-        """A message of a peer that has joined."""
+        """Handles a message of a peer that has joined."""
         peer = self.roster.by_conn(conn)
         if peer is None:
             return []
         peer.heard = now.mono
         kind = message["type"]
         if kind == "event":
-            self.ledger.event(message["event"], now)
+            self.goodput.event(message["event"], now)
         elif kind == "leaving":
-            self._leaving(peer, float(message["grace"]), now)
+            self.lifecycle.member_leaving(peer, float(message["grace"]), now)
         elif kind == "finished":
             peer.state = FINISHED
-        elif kind == "stuck" and message["attempt"] == peer.attempt:
-            self._stuck(peer, message["what"][:500], now)
-        elif kind == "stopped" and message["attempt"] == peer.attempt:
-            peer.state, peer.port = IDLE, message["port"]
-        elif kind == "done" and message["attempt"] == peer.attempt:
-            peer.state, peer.port = DONE, message["port"]
-            if self._in_attempt(peer, message):
-                self.attempt.done.add(peer.ordinal)
-        elif kind == "progress" and self._in_attempt(peer, message):
-            fresh = self.recovery is not None and self.recovery.attempt == self.history.attempt
-            self.ledger.report(message["progress"], self.recovery if fresh else None, now)
-        elif kind == "failed" and self._in_attempt(peer, message):
-            self.attempt.fail(peer, message["failures"])
-            peer.state = STOPPING if peer.state == RUNNING else peer.state
-            self._stop(IN_PLACE, Reason.WORKER_FAILED, 0.0, self.rules.stop_grace, now)
+        elif kind in ("stuck", "stopped", "done") and message["attempt"] == peer.attempt:
+            self._ended(peer, message, now)
+        elif kind == "progress" and self.lifecycle.is_current(peer, message["attempt"]):
+            self.lifecycle.progressed(message["progress"], now)
+        elif kind == "failed" and self.lifecycle.is_current(peer, message["attempt"]):
+            self.lifecycle.workers_failed(peer, message["failures"], now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
-        """The lease of `attempt` is written; or the file held `taken` >= `attempt` already; or it can't be used (`error`)."""
-        if self._fence.answered(attempt, taken, error, now):
+        """Handles the volume's answer: the lease of `attempt` is written, unless `taken` or `error` says why not.
+
+        `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
+        """
+        if self.lease.answered(attempt, taken, error, now):
             chosen = self.roster.ready()
             whole = len(chosen) == self.rules.replicas
-            if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:  # who joined meanwhile may know more
+            # An agent that joined meanwhile may know a later attempt.
+            if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:
                 self._start(attempt, chosen, now)
-        elif self._fence.is_replaced:
-            self._trouble(Reason.LEASE_LOST, str(self._fence.trouble), now)
+        elif self.lease.is_replaced:
+            self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
         elif error is not None:
-            self._trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
+            self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
         return self._advance(now)
 
     def heard_of(self, attempt: int, now: Now) -> List[Effect]:
-        """A member that is linked elsewhere knows of `attempt`."""
-        self._later = max(self._later, attempt)
+        """Handles the report of a member that is linked elsewhere and knows of `attempt`."""
+        self.succession.heard_of(attempt)
         return self._advance(now)
 
     def named(self, now: Now) -> List[Effect]:
-        """Pod 0's name leads to this agent. The name is the API server's word, and goes before who has started what."""
+        """Handles that pod 0's name leads to this agent: the API server's choice goes before who has started what."""
         if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
-            self._log("pod 0's name leads here: this coordinator goes on after attempt %d of another one" % self._later)
-            self.started, self._remembered, self._fence = 0, self.history.attempt, Fence()
-            self._copied = History.from_json(self.history.to_json())
+            later = self.succession.later
+            self._outbox.log(
+                "pod 0's name leads here: this coordinator goes on after attempt %d of another one" % later
+            )
+            self.succession.resume(self.history)
+            self.lease = LeaseRequest()
         return self._advance(now)
 
     def tick(self, now: Now) -> List[Effect]:
-        """Time has passed; called about once a second."""
-        if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._say_at:
-            self._say_at = now.mono + SAY_SECONDS
-            self._log(self.phase_message(now) or "waiting for the lease of the next attempt")
-        if self._fence.is_overdue(now):
-            self._trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self._fence.trouble), now)
-        if self.phase == PHASE_STOPPING and now.mono > self._stopped_by:
-            for peer in [self.peers[ordinal] for ordinal in self.attempt.node_ranks if self._is_stopping(ordinal)]:
-                self._stuck(peer, "its agent has not said what became of them", now)
+        """Handles the passing of time; called about once a second."""
+        if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._log_at:
+            self._log_at = now.mono + LOG_SECONDS
+            self._outbox.log(self.phase_message(now) or "waiting for the lease of the next attempt")
+        if self.lease.is_overdue(now):
+            self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
+        self.lifecycle.give_up_overdue(now)
         return self._advance(now)
 
-    # --- an attempt begins ----------------------------------------------------------------------------------------
+    def _gone(self, peer: Peer, silence: float, now: Now) -> None:
+        self.roster.remove(peer, now)
+        if self.outcome is None:
+            self._outbox.log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
+            self.lifecycle.member_lost(peer, silence, now)
 
-    @property
-    def _known_attempt(self) -> int:
-        """The greatest attempt that anyone here remembers."""
-        known = [self.rules.attempt_floor - 1, self.history.attempt, self._later] + [peer.attempt for peer in self.peers.values()]
-        return max(known)
-
-    def _gather(self, now: Now) -> None:
-        if self.is_replaced:
-            return None
-        chosen = self.roster.ready()
-        # A process that has started nothing may be of a pod 0 that was replaced: it ends no job before all members are with it.
-        is_sure = self.started or len(chosen) == self.rules.replicas
-        if self._charge is not None and is_sure and not self._count(self._charge["message"], self._charge, now):
-            return None
-        if len(chosen) < self.rules.replicas:
-            if self.recovery is not None and self.recovery.attempt == 0:
-                self.recovery.enter("schedule", now)
-        elif self.history.attempt and all(peer.state == DONE and peer.attempt == self.history.attempt for peer in chosen):
-            # Pod 0's agent was away when the last of them finished; their work is complete all the same.
-            self.attempt = Attempt(self.history.attempt, [peer.ordinal for peer in chosen], self.rules.processes)
-            return self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
-        elif now.mono >= self._backoff.until:
-            if self.recovery is not None and self.recovery.attempt == 0:
-                self.recovery.enter("rendezvous", now)
-            attempt = self._fence.ask(self._known_attempt, now)
-            if attempt is not None:
-                self._effects.append(WriteLease(attempt))
-        if 0 < self.rules.rendezvous_timeout < now.mono - self._gathering_since:
-            text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, self.phase_message(now))
-            self._decide(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
+    def _ended(self, peer: Peer, message: Message, now: Now) -> None:
+        if message["type"] == "stuck":
+            return self.lifecycle.member_stuck(peer, message["what"][:500], now)
+        peer.state, peer.port = (DONE if message["type"] == "done" else IDLE), message["port"]
+        if peer.state == DONE and self.lifecycle.is_current(peer, message["attempt"]):
+            self.lifecycle.attempt.done.add(peer.ordinal)
         return None
 
-    def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
-        history = self.history
-        history.attempt = self.started = attempt
-        history.start_time = history.start_time or now.wall
-        history.revision += 1
-        self.attempt = Attempt(attempt, [peer.ordinal for peer in chosen], self.rules.processes)
-        self.ledger.started(now)
-        if self.recovery is not None:
-            self.recovery.attempt = attempt
-            self.recovery.enter("load", now)
-            history.restarts["pod" if self.recovery.kind == POD else "inPlace"] += 1
-            history.recovery(self.recovery.to_json())
-        self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
-        master = chosen[0]
-        for peer in chosen:
-            peer.state, peer.attempt = RUNNING, attempt
-            self._send(peer.ordinal, {
-                "type": "start", "attempt": attempt, "nodeRank": self.attempt.node_ranks[peer.ordinal], "nodes": len(chosen),
-                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
-            })  # fmt: skip
-        self._sent_revision = history.revision
-        self._log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
+    def _lease_trouble(self, reason: str, why: str, now: Now) -> None:
+        if self.phase_reason != reason:  # reported once
+            self.history.event("Warning", reason, why, now.wall)
+            self.lifecycle.phase_reason = reason
+            self._outbox.log("the lease can't be written: %s" % why)
 
-    # --- the engine -----------------------------------------------------------------------------------------------
+    # --- what follows ---------------------------------------------------------------------------------------------
 
     def _advance(self, now: Now) -> List[Effect]:
-        if self.phase == PHASE_RUNNING and self.attempt.is_done:
-            self._decide(outcome.SUCCEEDED, Reason.SUCCEEDED, self._success(), None, now)
-        if self.phase == PHASE_STOPPING and not any(self._is_stopping(ordinal) for ordinal in self.attempt.node_ranks):
+        if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
+            self._succeed(now)
+        if self.phase == PHASE_STOPPING and not self.lifecycle.stopping:
             self._settle(now)
         if self.phase == PHASE_RENDEZVOUS:
             self._gather(now)
         if self.outcome is not None:
             for peer in self.peers.values():
-                if not peer.told:
-                    peer.told = True
-                    self._effects.append(Send(peer.conn, {"type": "finish", "outcome": self.outcome}))
+                if not peer.outcome_sent:
+                    peer.outcome_sent = True
+                    self._outbox.send(peer.conn, {"type": "finish", "outcome": self.outcome})
         elif self.history.revision != self._sent_revision:
             self._sent_revision = self.history.revision
             for ordinal in self.peers:
-                self._send(ordinal, {"type": "history", "history": self.history.to_json()})
-        return self._flush([])
+                self._send_history(ordinal)
+        return self._outbox.take()
 
-    def _adopt(self, hello: Message, now: Now) -> None:
+    def _send_history(self, ordinal: int) -> None:
+        self._outbox.send(self.peers[ordinal].conn, {"type": "history", "history": self.history.to_json()})
+
+    def _settle(self, now: Now) -> None:
+        failed = self.lifecycle.settle(now)
+        if failed is not None:
+            return self._fail(failed, now)
+        self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
+        return None
+
+    @property
+    def _known_attempt(self) -> int:
+        """The greatest attempt that any agent here remembers."""
+        floor = self.rules.attempt_floor - 1
+        return max(floor, self.history.attempt, self.succession.later, self.roster.greatest_attempt)
+
+    def _gather(self, now: Now) -> None:
+        """Requests the lease of the next attempt once all its members are ready."""
+        if self.is_replaced:
+            return None
+        chosen = self.roster.ready()
+        whole = len(chosen) == self.rules.replicas
+        # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job before all members joined.
+        failed = self.lifecycle.charge_deferred(now) if self.succession.started or whole else None
+        if failed is not None:
+            return self._fail(failed, now)
+        last = self.history.attempt
+        if not whole:
+            self.lifecycle.gathering("schedule", now)
+        elif last and all(peer.state == DONE and peer.attempt == last for peer in chosen):
+            # Pod 0's agent was away when the last of them finished; their work is complete all the same.
+            self.lifecycle.attempt = Attempt.of(chosen, last, self.rules.processes)
+            return self._succeed(now)
+        elif now.mono >= self.policy.not_before:
+            self.lifecycle.gathering("rendezvous", now)
+            attempt = self.lease.request(self._known_attempt, now)
+            if attempt is not None:
+                self._outbox.write_lease(attempt)
+        if 0 < self.rules.rendezvous_timeout < now.mono - self._gathering_since:
+            text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, self.phase_message(now))
+            self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
+        return None
+
+    def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
+        self.succession.started = attempt
+        self.lifecycle.start(attempt, chosen, now)
+        self._sent_revision = self.history.revision
+        self._outbox.log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
+
+    # --- the job ends ---------------------------------------------------------------------------------------------
+
+    @property
+    def _reached(self) -> int:
+        """The last attempt whose end this coordinator knows or decides."""
+        return max(self.history.attempt, 0 if self.outcome is None else outcome.attempt_of(self.outcome))
+
+    def _succeed(self, now: Now) -> None:
+        attempt = self.lifecycle.attempt
+        text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
+        self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
+
+    def _fail(self, failed: Fail, now: Now) -> None:
+        self._end(outcome.FAILED, failed.reason, failed.message, failed.failure, now)
+
+    def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
+        """Ends the job, unless another coordinator continues it."""
+        if self.is_replaced or self.succession.is_behind(self._reached):
+            self.lifecycle.phase = PHASE_RENDEZVOUS
+            return
+        self.lifecycle.ended(result == outcome.SUCCEEDED, now)
+        uid, floor = self.rules.uid, self.rules.attempt_floor
+        self._finish(outcome.build(uid, result, reason, message, failure, self.history, now.wall, floor))
+
+    def _finish(self, final: Message) -> None:
+        self.outcome = final
+        self.lifecycle.finish(str(final.get("reason")))
+        self._outbox.log(
+            "the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message"))
+        )
+
+    def _adopt(self, hello: Message) -> None:
+        """Takes over the outcome that a member holds, unless the job has continued after it."""
         final = hello.get("outcome")
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
             if outcome.attempt_of(final) < self._known_attempt:
-                self._log("%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final)))
-                return  # the history that it is sent now has it go on
-            self._log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
-            self._finish(final, now)
-
-    def _trouble(self, reason: str, why: str, now: Now) -> None:
-        if self.phase_reason != reason:  # said once
-            self.history.event("Warning", reason, why, now.wall)
-            self.phase_reason = reason
-            self._log("the lease can't be written: %s" % why)
-
-    def _refuse(self, conn: int, whom: str) -> List[Effect]:
-        if whom != self._refused:  # said once: it calls again and again
-            self._refused = whom
-            self._log("refused " + whom)
-        return self._flush([Close(conn)])
+                # The history that the member is sent next makes it continue.
+                self._outbox.log(
+                    "%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final))
+                )
+                return
+            self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
+            self._finish(final)

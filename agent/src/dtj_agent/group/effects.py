@@ -1,11 +1,10 @@
-"""The coordinator's words: what it decides on, and what it wants done."""
+"""The coordinator's effects: what its shell has to do after an event. Pure."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
+from typing import List, NamedTuple, Union
 
-from dtj_agent.group.messages import Message, Now
-from dtj_contract import names
+from dtj_agent.group.messages import Message
 
 
 class Send(NamedTuple):
@@ -16,52 +15,45 @@ class Send(NamedTuple):
 
 
 class Close(NamedTuple):
+    """Close connection `conn`."""
+
     conn: int
 
 
 class WriteLease(NamedTuple):
-    """Write `attempt` to the lease file unless it holds that or more; answer with `Coordinator.lease_done`."""
+    """Write `attempt` to the lease file unless the file holds that or more; answer with `Coordinator.lease_done`."""
 
     attempt: int
 
 
 class Log(NamedTuple):
+    """A line for the agent's log; the member uses this effect too."""
+
     text: str
 
 
 Effect = Union[Send, Close, WriteLease, Log]
 
 
-class Rules(NamedTuple):
-    """What the job's spec says about the group. Times in seconds."""
+class Outbox:
+    """Collects the effects of the event that is being handled, in order."""
 
-    uid: str
-    replicas: int
-    processes: int
-    attempt_floor: int = 1
-    max_restarts: int = 10
-    window: float = 3600.0
-    rendezvous_timeout: float = 0.0
-    """0: none. A cluster may have no room for a pod for as long as it likes; the job's own deadline bounds that."""
-    job: str = "pod"
-    """Pods are called <job>-<ordinal>."""
-    stop_grace: float = names.STOP_GRACE_SECONDS
-    """SIGTERM to SIGKILL of the workers of a failed group."""
+    def __init__(self) -> None:
+        self._effects: List[Effect] = []
 
+    def send(self, conn: int, message: Message) -> None:
+        self._effects.append(Send(conn, message))
 
-class Peer:
-    """A connected agent, as it last described itself."""
+    def close(self, conn: int) -> None:
+        self._effects.append(Close(conn))
 
-    def __init__(self, conn: int, hello: Message, now: Now) -> None:
-        self.conn = conn
-        self.ordinal: int = hello["ordinal"]
-        self.incarnation: str = hello["incarnation"]
-        self.pod: str = hello["pod"]
-        self.node: str = hello["node"]
-        self.address: str = hello["address"]
-        self.port: int = hello["port"]
-        self.state: str = hello["state"]
-        self.attempt: int = hello["attempt"]
-        self.leaving = False
-        self.heard = now.mono
-        self.told = False  # it was sent the outcome
+    def write_lease(self, attempt: int) -> None:
+        self._effects.append(WriteLease(attempt))
+
+    def log(self, text: str) -> None:
+        self._effects.append(Log(text))
+
+    def take(self) -> List[Effect]:
+        """Returns the collected effects and empties the outbox."""
+        effects, self._effects = self._effects, []
+        return effects

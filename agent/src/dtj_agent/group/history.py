@@ -25,7 +25,7 @@ class History:
         self.spent: List[float] = []
         """Unix times of the restarts that weigh on the budget."""
         self.losses: List[float] = []
-        """Unix times of the connections that were lost since the last progress (flapping.py)."""
+        """Unix times of the connections that were lost since the last progress (restart_policy.py)."""
         self.lived = 0.0
         """Seconds that the longest attempt lasted before it broke."""
         self.saved: Optional[float] = None
@@ -134,6 +134,9 @@ class History:
         history.start_time = number(data.get("startTime")) or None
         history.apply_live(data)
         return history
+
+    def copy(self) -> History:
+        return History.from_json(self.to_json())
 
     @property
     def version(self) -> Tuple[int, int]:

@@ -1,6 +1,6 @@
-"""The lease of the next attempt, as the coordinator sees it: asked for, written, taken by another, or in trouble. Pure.
+"""The lease of the next attempt, as the coordinator requests it: pending, granted, taken by another, or overdue. Pure.
 
-lease.py does the writing.
+files/lease_file.py writes the lease.
 """
 
 from __future__ import annotations
@@ -11,24 +11,30 @@ from dtj_agent.group.messages import Now
 from dtj_contract import names
 
 
-class Fence:
-    """One lease is written at a time; the number only grows."""
+class LeaseRequest:
+    """Requests one lease at a time; the number only grows."""
 
     def __init__(self) -> None:
         self.trouble: Optional[str] = None
-        """Why there is no lease yet, if it takes long or fails."""
+        """Why there is no lease yet, if the volume is slow or fails."""
         self.is_replaced = False
-        """Another coordinator writes leases after this one has: it makes this job's attempts now, this one makes no more."""
+        """Another coordinator wrote a lease after this one did: it runs the job now, and this one requests no more."""
         self._granted = False
-        self._tried = 0  # the greatest number that this process has tried to write: an error may hide that it stands there
-        self._is_new = True  # what is pending was not tried before
+        self._tried = 0
+        """The greatest number that this process tried to write: after an error the file may hold it all the same."""
+        self._is_new = True
+        """The pending number was not tried before."""
         self._pending: Optional[int] = None
         self._since = 0.0
         self._not_before = 0.0
-        self._floor = 0  # the greatest number that the file is known to hold
+        self._floor = 0
+        """The greatest number that the file is known to hold."""
 
-    def ask(self, known: int, now: Now) -> Optional[int]:
-        """The number of the next attempt, to be written now; `known`: the greatest that anyone remembers. None: not now."""
+    def request(self, known: int, now: Now) -> Optional[int]:
+        """Returns the number of the next attempt, to be written now; None: not now.
+
+        `known`: the greatest attempt that any agent remembers.
+        """
         if self._pending is not None or now.mono < self._not_before or self.is_replaced:
             return None
         self._pending, self._since = 1 + max(known, self._floor), now.mono
@@ -36,7 +42,10 @@ class Fence:
         return self._pending
 
     def answered(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> bool:
-        """Is the lease of `attempt` ours? Not if the file held `taken` >= `attempt` already, or could not be used (`error`)."""
+        """Returns whether the lease of `attempt` is granted.
+
+        `taken`: the file held this number >= `attempt` already; `error`: the file could not be used.
+        """
         if attempt != self._pending:
             return False
         self._pending = None
@@ -53,7 +62,7 @@ class Fence:
         return taken is None
 
     def is_overdue(self, now: Now) -> bool:
-        """Has the volume become a reason for waiting that is worth telling?"""
+        """Returns whether the volume has just become a reason for waiting that is worth reporting."""
         if self._pending is not None and self.trouble is None and now.mono - self._since > names.LEASE_DEADLINE_SECONDS:
             self.trouble = "the checkpoint volume has not answered for %.0f s" % (now.mono - self._since)
             return True

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
-from dtj_agent.group import diagnose, outcome
+from dtj_agent.group import failure_rules, outcome
+from dtj_agent.group.effects import Log
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
 from dtj_contract import names
 
 
-class Send(NamedTuple):
+class SendToCoordinator(NamedTuple):
     """A message to the coordinator; dropped when there is no link."""
 
     message: Message
@@ -56,11 +57,7 @@ class Exit(NamedTuple):
     code: int
 
 
-class Log(NamedTuple):
-    text: str
-
-
-Effect = Union[Send, Spawn, Stop, Save, Finish, Forget, Exit, Log]
+Effect = Union[SendToCoordinator, Spawn, Stop, Save, Finish, Forget, Exit, Log]
 
 
 class Identity(NamedTuple):
@@ -78,12 +75,12 @@ class Identity(NamedTuple):
     """The same when the group has failed."""
 
 
-class Exited(NamedTuple):
-    """A worker that has ended. `asked`: by our own signal, so it is no failure."""
+class WorkerExit(NamedTuple):
+    """A worker that has ended. `requested`: by our own signal, so it is no failure."""
 
     rank: int
     exit_code: int
-    asked: bool
+    requested: bool
     log_tail: str
     oom: bool
     recorded: str = ""
@@ -114,8 +111,8 @@ class Member:
         self.port = 0
         """MASTER_PORT if this pod gets node rank 0; held by the shell."""
         self._working: Dict[int, bool] = {}  # global rank -> still there
-        self._next: Optional[Message] = None  # the outcome that waits for the workers' end
-        self._well_done = False  # all workers exited with 0, what they left behind is being swept
+        self._pending_outcome: Optional[Message] = None  # the outcome that waits for the workers' end
+        self._all_succeeded = False  # all workers exited with 0, what they left behind is being swept
         self._broken_at: Optional[float] = None  # when the attempt began to stop, or its coordinator was lost
         self._silence = 0.0
         self._step: Optional[int] = saved.get("step")
@@ -124,14 +121,14 @@ class Member:
 
     def connected(self, now: Now) -> List[Effect]:
         self.linked = True
-        return [Send(self.hello(now))]
+        return [SendToCoordinator(self.hello(now))]
 
     def disconnected(self, silence: float, now: Now) -> List[Effect]:
         """The coordinator is gone: a group without it can't go on, so stop at once and wait for it."""
         self.linked, self._silence = False, silence
         if self._broken_at is None:
             self._broken_at = now.mono
-        if self.state == STOPPING and not self._well_done:
+        if self.state == STOPPING and not self._all_succeeded:
             return [Stop(self.identity.stop_grace)]
         if self.state != RUNNING:
             return []
@@ -182,23 +179,23 @@ class Member:
 
     # --- the workers ----------------------------------------------------------------------------------------------
 
-    def exited(self, attempt: int, exits: List[Exited], now: Now) -> List[Effect]:
+    def exited(self, attempt: int, exits: List[WorkerExit], now: Now) -> List[Effect]:
         """Workers of `attempt` have ended, all that were found in one look."""
         if attempt != self.attempt or self.state not in (RUNNING, STOPPING, STUCK):
             return []
         for worker in exits:
             self._working.pop(worker.rank, None)
-        failures = [worker for worker in exits if worker.exit_code != 0 and not worker.asked]
+        failures = [worker for worker in exits if worker.exit_code != 0 and not worker.requested]
         effects: List[Effect] = []
         if failures and not self.leaving:
             room = names.MAX_EVIDENCE_CHARS // len(failures)
             evidence = [worker.evidence(room) for worker in failures]
-            effects.append(Send({"type": "failed", "attempt": attempt, "failures": evidence}))
+            effects.append(SendToCoordinator({"type": "failed", "attempt": attempt, "failures": evidence}))
         if self.state == RUNNING:
             if failures:
                 effects += self._stop(self.identity.stop_grace, now)
             elif not self._working:
-                self._well_done = True
+                self._all_succeeded = True
                 effects += self._stop(0.0, now)
         return effects
 
@@ -206,21 +203,24 @@ class Member:
         """SIGKILL does not end them. Told again and again: a new coordinator must know it too."""
         if self.state not in (STOPPING, STUCK):
             return []
-        self.state, self._well_done = STUCK, False
-        told: List[Effect] = [Log(what), Send({"type": "stuck", "attempt": self.attempt, "what": what})]
-        if self._next is not None:
-            return [*told, *self._finish(self._next, now)]
+        self.state, self._all_succeeded = STUCK, False
+        told: List[Effect] = [Log(what), SendToCoordinator({"type": "stuck", "attempt": self.attempt, "what": what})]
+        if self._pending_outcome is not None:
+            return [*told, *self._finish(self._pending_outcome, now)]
         return [*told, Exit(names.EXIT_TERMINATED)] if self.leaving else told
 
     def workers_gone(self, now: Now) -> List[Effect]:
         """No process of the attempt is left in this pod."""
         if self.state not in (STOPPING, STUCK):
             return []
-        self.state = DONE if self._well_done else IDLE
-        answer = "done" if self._well_done else "stopped"
-        effects: List[Effect] = [Send({"type": answer, "attempt": self.attempt, "port": self.port}), Save()]
-        if self._next is not None:
-            return effects + self._finish(self._next, now)
+        self.state = DONE if self._all_succeeded else IDLE
+        answer = "done" if self._all_succeeded else "stopped"
+        effects: List[Effect] = [
+            SendToCoordinator({"type": answer, "attempt": self.attempt, "port": self.port}),
+            Save(),
+        ]
+        if self._pending_outcome is not None:
+            return effects + self._finish(self._pending_outcome, now)
         return effects + ([Exit(names.EXIT_TERMINATED)] if self.leaving else [])
 
     def reported(self, attempt: int, step: Optional[int]) -> None:
@@ -235,7 +235,7 @@ class Member:
         if self.state == FINISHED:
             return [Exit(outcome.exit_code(self.outcome or {}))]
         again, self.leaving = self.leaving, True
-        effects: List[Effect] = [] if again else [Send({"type": "leaving", "grace": self.identity.grace})]
+        effects: List[Effect] = [] if again else [SendToCoordinator({"type": "leaving", "grace": self.identity.grace})]
         if self.state == RUNNING:
             return effects + self._stop(self.identity.grace, now)
         if self.state == STOPPING:
@@ -265,12 +265,20 @@ class Member:
             if self.leaving:
                 return [Log(why)]  # the pod's end tells the coordinator
             # It can't be, and if it is, the others must not wait for this pod's ranks.
-            evidence = {"rank": message["nodeRank"], "exitCode": diagnose.EXEC_NO_RESOURCES, "logTail": why, "oom": False}
-            return [Log(why), Send({"type": "failed", "attempt": attempt, "failures": [evidence]})]
+            evidence = {
+                "rank": message["nodeRank"],
+                "exitCode": failure_rules.EXEC_NO_RESOURCES,
+                "logTail": why,
+                "oom": False,
+            }
+            return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
-        self._broken_at, self._well_done, self._step = None, False, None
+        self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])
-        return [Save(), Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"])]
+        return [
+            Save(),
+            Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"]),
+        ]
 
     def spawned(self, ranks: List[int]) -> None:
         self._working = dict.fromkeys(ranks, True)
@@ -286,19 +294,19 @@ class Member:
         if self.state == RUNNING:
             return self._stop(float(message["grace"]), now)
         if self.state == STOPPING:
-            if self._well_done:
-                self._well_done = False  # the group restarts, what was done is done again
+            if self._all_succeeded:
+                self._all_succeeded = False  # the group restarts, what was done is done again
                 return []
             return [] if self.leaving else [Stop(float(message["grace"]))]
         if self.state == STUCK:
             return []
         if self.state == DONE:
             self.state = IDLE
-        return [Send({"type": "stopped", "attempt": self.attempt, "port": self.port}), Save()]
+        return [SendToCoordinator({"type": "stopped", "attempt": self.attempt, "port": self.port}), Save()]
 
     def _stop(self, grace: float, now: Now) -> List[Effect]:
         self.state = STOPPING
-        if not self._well_done:
+        if not self._all_succeeded:
             self._broken_at = now.mono
         return [Stop(grace)]
 
@@ -309,19 +317,31 @@ class Member:
         self.history = theirs
         if self.outcome is None or outcome.attempt_of(self.outcome) >= theirs.attempt:
             return [Save()]
-        text = "attempt %d has begun after the outcome of attempt %d" % (theirs.attempt, outcome.attempt_of(self.outcome))
+        text = "attempt %d has begun after the outcome of attempt %d" % (
+            theirs.attempt,
+            outcome.attempt_of(self.outcome),
+        )
         self.state, self.outcome = IDLE, None
-        return [Log(text), Forget(), Save(), Send({"type": "stopped", "attempt": self.attempt, "port": self.port})]
+        return [
+            Log(text),
+            Forget(),
+            Save(),
+            SendToCoordinator({"type": "stopped", "attempt": self.attempt, "port": self.port}),
+        ]
 
     def _finish(self, final: Message, now: Now) -> List[Effect]:
         if self.state == FINISHED:
-            return [Send({"type": "finished"})]
+            return [SendToCoordinator({"type": "finished"})]
         if outcome.attempt_of(final) < self.known_attempt:  # of a coordinator that was replaced, and does not know it
             return [Log("the outcome of attempt %d is dropped: it is over" % outcome.attempt_of(final))]
         if self.state in (RUNNING, STOPPING):
-            self._next = final
-            return [Stop(self.identity.stop_grace)] if self.state == STOPPING else self._stop(self.identity.stop_grace, now)
+            self._pending_outcome = final
+            return (
+                [Stop(self.identity.stop_grace)]
+                if self.state == STOPPING
+                else self._stop(self.identity.stop_grace, now)
+            )
         stays = self.state == STUCK  # its container could not end, nor its message be read: /status tells the outcome
-        self.state, self.outcome, self._next = FINISHED, final, None
-        effects: List[Effect] = [Finish(final), Save(), Send({"type": "finished"})]
+        self.state, self.outcome, self._pending_outcome = FINISHED, final, None
+        effects: List[Effect] = [Finish(final), Save(), SendToCoordinator({"type": "finished"})]
         return effects if stays else [*effects, Exit(outcome.exit_code(final))]

@@ -1,17 +1,17 @@
-"""Which failure broke an attempt: when one rank dies the others fail of that, and each agent tells only of its own. Pure."""
+"""Which failure broke an attempt. When one rank dies, the others fail of that, and each agent reports only its own. Pure."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from dtj_agent.group.diagnose import CRASH_SIGNALS, diagnose, signal_name
+from dtj_agent.group.failure_rules import CRASH_SIGNALS, diagnose, signal_name
 from dtj_agent.group.messages import Now
 from dtj_contract import names
 from dtj_contract.names import Reason
 
 Json = Dict[str, Any]
 
-LOSSES = {
+LOSS_MESSAGES = {
     Reason.POD_LOST: "pod %s was lost",
     Reason.AGENT_CRASHED: "the agent in pod %s died and came back",
     Reason.CONNECTION_LOST: "the connection to pod %s was lost and came back",
@@ -28,17 +28,21 @@ class Loss(NamedTuple):
     rank: int
     """The first of its ranks."""
     reason: str = Reason.POD_LOST
-    what: str = ""
-    """More about it, from the member itself."""
+    detail: str = ""
+    """What the member itself reported."""
 
 
 def is_evidence(raw: Any) -> bool:
-    """Does it hold what `root` needs? It came over the network."""
+    """Returns whether `raw`, which came over the network, holds what `find` reads."""
     return isinstance(raw, dict) and isinstance(raw.get("rank"), int) and isinstance(raw.get("exitCode"), int)
 
 
-def root(evidence: List[Json], attempt: int, progressed: bool, now: Now) -> Optional[Json]:
-    """The first cause, as /status shows a failure: a permanent error before all, then a crash, then what arrived first."""
+def find(evidence: List[Json], attempt: int, progressed: bool, pod_lost: bool, now: Now) -> Optional[Json]:
+    """Returns the root cause among workers that failed, as /status shows a failure; None if no worker is to blame.
+
+    A permanent error goes first, then a lost pod (`pod_lost`: the survivors failed of that), then a crash, then the
+    failure that arrived first.
+    """
     failures = []
     for place, raw in enumerate(evidence):
         code, tail = raw["exitCode"], str(raw.get("logTail") or "")[-names.LOG_TAIL_BYTES :]
@@ -50,14 +54,17 @@ def root(evidence: List[Json], attempt: int, progressed: bool, now: Now) -> Opti
             "time": now.wall, "logTail": tail,
         }  # fmt: skip
         failures.append((not found.permanent, failure["signal"] not in CRASH_SIGNALS, place, failure))
-    return min(failures, key=lambda item: item[:3])[3] if failures else None
+    if not failures:
+        return None
+    curable, _, _, first = min(failures, key=lambda item: item[:3])
+    return None if curable and pod_lost else first
 
 
-def of_loss(ordinal: int, loss: Loss, attempt: int, now: Now) -> Json:
-    """A lost pod as a failure: no worker of it has said anything."""
+def loss_failure(ordinal: int, loss: Loss, attempt: int, now: Now) -> Json:
+    """Returns a lost member as a failure without a worker's evidence."""
     where = loss.pod + (" on node %s" % loss.node if loss.node else "")
     return {
         "attempt": attempt, "rank": loss.rank, "ordinal": ordinal, "pod": loss.pod, "node": loss.node, "exitCode": None,
         "signal": None, "reason": loss.reason,
-        "message": LOSSES[loss.reason] % where + loss.what, "time": now.wall, "logTail": "",
+        "message": LOSS_MESSAGES[loss.reason] % where + loss.detail, "time": now.wall, "logTail": "",
     }  # fmt: skip

@@ -1,22 +1,42 @@
-"""Who is connected, who could be in the next attempt, and who is missed. Pure."""
+"""The connected agents: which are connected, which could be in the next attempt, and which are missing. Pure."""
 
 from __future__ import annotations
 
 from typing import Dict, List, Optional
 
-from dtj_agent.group.effects import Peer, Rules
-from dtj_agent.group.messages import DONE, IDLE, STUCK, Now
+from dtj_agent.group.messages import DONE, IDLE, STUCK, Message, Now
+from dtj_agent.group.rules import Rules
 
-NAMED = 8  # of those that are missed
+MAX_NAMED = 8
+"""Missing pods that a message lists by name."""
+
+
+class Peer:
+    """A connected agent, as its last hello described it."""
+
+    def __init__(self, conn: int, hello: Message, now: Now) -> None:
+        self.conn = conn
+        self.ordinal: int = hello["ordinal"]
+        self.incarnation: str = hello["incarnation"]
+        self.pod: str = hello["pod"]
+        self.node: str = hello["node"]
+        self.address: str = hello["address"]
+        self.port: int = hello["port"]
+        self.state: str = hello["state"]
+        self.attempt: int = hello["attempt"]
+        self.leaving = False
+        self.heard = now.mono
+        self.outcome_sent = False
 
 
 class Roster:
-    """`peers` by ordinal."""
+    """Keeps the connected agents in `peers`, by ordinal."""
 
     def __init__(self, rules: Rules) -> None:
         self.peers: Dict[int, Peer] = {}
         self._rules = rules
-        self._left: Dict[int, float] = {}  # monotonic time at which a connection ended
+        self._left: Dict[int, float] = {}
+        """Monotonic time at which the last connection of an ordinal ended."""
 
     def add(self, peer: Peer) -> None:
         self.peers[peer.ordinal] = peer
@@ -25,6 +45,11 @@ class Roster:
         del self.peers[peer.ordinal]
         self._left[peer.ordinal] = now.mono
 
+    @property
+    def greatest_attempt(self) -> int:
+        """The greatest attempt that a connected agent was started for."""
+        return max((peer.attempt for peer in self.peers.values()), default=0)
+
     def by_conn(self, conn: int) -> Optional[Peer]:
         for peer in self.peers.values():
             if peer.conn == conn:
@@ -32,22 +57,22 @@ class Roster:
         return None
 
     def ready(self) -> List[Peer]:
-        """The agents that would make up an attempt now: the lowest ordinals that have no worker and stay."""
+        """Returns the agents that would make up an attempt now: the lowest ordinals without workers that are not leaving."""
         ready = [peer for _, peer in sorted(self.peers.items()) if peer.state in (IDLE, DONE) and not peer.leaving]
         return ready[: self._rules.replicas]
 
     def missing(self) -> List[int]:
-        """Ordinals without which no attempt can start."""
+        """Returns the ordinals without which no attempt can start."""
         ready = {peer.ordinal for peer in self.ready()}
         if len(ready) >= self._rules.replicas:
             return []
         return [ordinal for ordinal in range(self._rules.replicas) if ordinal not in ready]
 
     def waiting(self, now: Now) -> str:
-        """The same for people: `waiting for digits-1 (left 12 s ago), digits-2 (never seen)`; "" if nobody is missed."""
+        """Returns `waiting for digits-1 (left 12 s ago), digits-2 (never seen)`; "" if no agent is missing."""
         missing = self.missing()
-        named = ["%s-%d (%s)" % (self._rules.job, ordinal, self._why(ordinal, now)) for ordinal in missing[:NAMED]]
-        more = ["and %d more" % (len(missing) - NAMED)] if len(missing) > NAMED else []
+        named = ["%s-%d (%s)" % (self._rules.job, ordinal, self._why(ordinal, now)) for ordinal in missing[:MAX_NAMED]]
+        more = ["and %d more" % (len(missing) - MAX_NAMED)] if len(missing) > MAX_NAMED else []
         return "waiting for " + ", ".join(named + more) if missing else ""
 
     def _why(self, ordinal: int, now: Now) -> str:

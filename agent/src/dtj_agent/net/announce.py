@@ -1,7 +1,8 @@
-"""An agent that starts, or that misses someone, calls the others by name and says where it is (DESIGN.md, contract 8).
+"""Calls peers by name and announces this agent's address to them, when it starts and while a peer is missing.
 
-DNS may answer with the old address of a replaced pod for seconds. So the coordinator calls every member that it misses, and
-a member that can't find the coordinator asks a few others where it is.
+DNS may answer with the old address of a replaced pod for seconds. So the coordinator calls every
+member that it misses, and a member that can't find the coordinator asks a few peers for the
+coordinator's address.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.resolver import Resolver
-from dtj_agent.settings import Address, Settings
+from dtj_agent.settings import Address, AgentSettings
 from dtj_contract import names
 
 
 class Announcer:
-    """`on_direction(address)` when a peer says where the coordinator is, `on_attempt(number)` which attempt it knows of."""
+    """Calls back when a peer answers: `on_direction(address)` with the coordinator's address as the
+    peer knows it, and `on_attempt(number)` with the greatest attempt that the peer knows of.
+    """
 
     def __init__(
         self,
         loop: Loop,
         resolver: Resolver,
-        settings: Settings,
+        settings: AgentSettings,
         incarnation: str,
         port: int,
         on_direction: Callable[[Address], None],
@@ -35,7 +38,7 @@ class Announcer:
         self._resolver = resolver
         self._settings = settings
         self._on_direction = on_direction
-        self._calls: Dict[int, Dialer] = {}  # under way, by ordinal
+        self._calls: Dict[int, Dialer] = {}  # in progress, by ordinal
         self._message: Message = {
             "type": "announce", "uid": settings.uid, "ordinal": settings.ordinal, "incarnation": incarnation,
             "address": settings.address, "agentPort": port,
@@ -43,14 +46,19 @@ class Announcer:
         }  # fmt: skip
 
     def call(self, ordinals: List[int], started: int = 0) -> None:
-        """Call these, as many at a time as is decent; the rest in a later round. `started`: see `Member.follows`."""
+        """Calls these peers, at most ANNOUNCE_AT_ONCE at a time and the rest in a later round.
+
+        `started`: see `Member.follows`.
+        """
         self._message["started"] = started
         for ordinal in ordinals:
-            if ordinal != self._settings.ordinal and ordinal not in self._calls and len(self._calls) < names.ANNOUNCE_AT_ONCE:
+            if ordinal == self._settings.ordinal or ordinal in self._calls:
+                continue
+            if len(self._calls) < names.ANNOUNCE_AT_ONCE:
                 self._call(ordinal)
 
     def call_some(self) -> None:
-        """Call a few others, at random, to ask where the coordinator is."""
+        """Calls a few random peers, to ask for the coordinator's address."""
         others = [ordinal for ordinal in range(1, self._settings.peer_count) if ordinal != self._settings.ordinal]
         while len(others) > names.ANNOUNCE_FANOUT:
             others.pop(int.from_bytes(os.urandom(4), "big") % len(others))

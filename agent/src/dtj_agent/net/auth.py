@@ -1,18 +1,18 @@
-"""Who may speak: both sides prove that they hold the job's secret, then every message carries a MAC. No I/O.
+"""Authentication of agents: both sides prove that they hold the job's secret, then every message carries a MAC. No I/O.
 
     client: DTJ1 <nonce>                  server: <nonce> <HMAC(secret, "server" + nonces)>
     client: <HMAC(secret, "client" + nonces)>
     then, in both directions, lines of `<MAC> <JSON>`, where the MAC covers direction and sequence number.
 
-The secret never crosses the network, a recorded session can't be replayed, and no line can be forged, dropped or moved.
-It does not hide what is said: what the agents tell each other is in the job's status anyway.
+The secret never crosses the network, a recorded session can't be replayed, and no line can be
+forged, dropped or moved. Messages are not encrypted: their content is in the job's status anyway.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from _operator import _compare_digest as same  # what hmac.compare_digest is, without hmac
+from _operator import _compare_digest as same  # hmac.compare_digest without hmac
 from typing import Any, List
 
 from dtj_agent.errors import AuthError, WireError
@@ -25,7 +25,7 @@ _MAC_CHARS = 32
 
 
 class Session:
-    """One side of a connection: bytes in, messages out. `client` dialled."""
+    """One side of a connection: bytes in, messages out. `client`: whether this side dialled."""
 
     def __init__(self, secret: bytes, client: bool) -> None:
         self._secret = Mac(secret)
@@ -36,19 +36,19 @@ class Session:
         self._nonces = b""
         self._sent = self._seen = 0
         self.proven = False
-        """The other side has the secret: messages may be sealed and opened."""
+        """Whether the other side has the secret, so that messages may be sealed and opened."""
 
     @property
     def has_greeted(self) -> bool:
-        """Both nonces are known."""
+        """Whether both nonces are known."""
         return bool(self._nonces)
 
     def greeting(self) -> bytes:
-        """What a client says first."""
+        """Returns the first line of a client."""
         return MAGIC + self._nonce + b"\n"
 
     def seal(self, message: Any) -> bytes:
-        """A message as a line."""
+        """Returns a message as a line. Raises WireError if it is too long."""
         payload = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
         if len(payload) + _MAC_CHARS + 2 > names.MAX_FRAME_BYTES:
             raise WireError("a message of %d bytes is too long to send" % len(payload))
@@ -57,7 +57,11 @@ class Session:
         return line
 
     def feed(self, data: bytes) -> List[Any]:
-        """Bytes as they came -> whole messages. Handshake answers wait in `take_reply`. Raise AuthError or WireError."""
+        """Returns the messages that are complete with these bytes. Handshake replies wait in `take_reply`.
+
+        Raises AuthError if the other side does not have the secret, WireError if it breaks the
+        protocol.
+        """
         messages: List[Any] = []
         self._buffer += data
         while True:
@@ -75,11 +79,11 @@ class Session:
     _reply = b""
 
     def take_reply(self) -> bytes:
-        """What the handshake wants sent now."""
+        """Returns the bytes of the handshake that are to be sent now."""
         reply, self._reply = self._reply, b""
         return reply
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- handshake and MAC ------------------------------------------------------------------------
 
     def _greet(self, line: bytes) -> None:
         if not self._client and not self._nonces:
@@ -107,7 +111,7 @@ class Session:
 
     def _verify(self, role: bytes, proof: bytes) -> None:
         if not same(proof, self._proof(role)):
-            raise AuthError("it does not have this job's secret")
+            raise AuthError("the peer does not have this job's secret")
         self.proven = True
 
     def _tag(self, from_client: bool, sequence: int, payload: bytes) -> bytes:

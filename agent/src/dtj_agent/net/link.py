@@ -1,4 +1,4 @@
-"""A proven connection between two agents: messages both ways, dead after silence."""
+"""An authenticated connection between two agents: messages both ways, closed after silence."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _serial = 0
 
 
 class Link:
-    """`on_open` once proven, `on_message` for each one, and once, in any case, `on_close(reason, seconds of silence)`."""
+    """Calls `on_open` once both sides are authenticated, `on_message` with each message, and
+    exactly once `on_close(reason, seconds of silence)`.
+    """
 
     def __init__(self, loop: Loop, stream: Stream, secret: bytes, client: bool) -> None:
         global _serial
         _serial += 1
         self.number = _serial
-        """Distinct in this process: what the coordinator calls a connection."""
+        """Unique in this process; the coordinator knows the connection by this number."""
         self.on_open: Callable[[], None] = lambda: None
         self.on_message: Callable[[Message], None] = lambda message: None
         self.on_close: Callable[[str, float], None] = lambda reason, silence: None
@@ -36,7 +38,7 @@ class Link:
         stream.on_close = self._closed
         if client:
             stream.on_connect = lambda: stream.write(self._session.greeting())
-        self._deadline = loop.later(names.HANDSHAKE_SECONDS, self._judge)
+        self._deadline = loop.later(names.HANDSHAKE_SECONDS, self._on_deadline)
 
     def send(self, message: Message) -> None:
         if self.is_open:
@@ -50,7 +52,7 @@ class Link:
 
     @property
     def has_greeted(self) -> bool:
-        """The other side, which dialled, has sent its whole greeting."""
+        """Whether the other side, which dialled, has sent its whole greeting."""
         return self._session.has_greeted
 
     @property
@@ -67,23 +69,23 @@ class Link:
             if self._session.proven and not self.is_open:
                 self.is_open = True
                 self._deadline.cancel()
-                self._deadline = self._loop.later(names.PEER_DEAD_SECONDS, self._judge)
+                self._deadline = self._loop.later(names.PEER_DEAD_SECONDS, self._on_deadline)
                 self.on_open()
             for message in messages:
                 if not self._stream.closed:
                     self.on_message(check(message))
-        except AgentError as error:  # AuthError or WireError: this peer is not one that we talk to
+        except AgentError as error:  # AuthError or WireError
             self._stream.close(str(error))
 
-    def _judge(self) -> None:
-        """The deadline of the handshake, or of the next heartbeat, has come."""
+    def _on_deadline(self) -> None:
+        """Closes the link if the handshake, or the next heartbeat, has not come in time."""
         silence = self._loop.clock() - self._heard
         if not self.is_open:
-            self._stream.close("it did not prove itself within %.0f s" % names.HANDSHAKE_SECONDS)
+            self._stream.close("the handshake timed out after %.0f s" % names.HANDSHAKE_SECONDS)
         elif silence >= names.PEER_DEAD_SECONDS:
-            self._stream.close("nothing was heard of it for %.1f s" % silence)
+            self._stream.close("no heartbeat for %.1f s" % silence)
         else:
-            self._deadline = self._loop.later(names.PEER_DEAD_SECONDS - silence, self._judge)
+            self._deadline = self._loop.later(names.PEER_DEAD_SECONDS - silence, self._on_deadline)
 
     def _closed(self, reason: str) -> None:
         self._deadline.cancel()

@@ -14,7 +14,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Timer:
-    """A call that is to come; `cancel` it or let it be."""
+    """A pending call, until it runs or is cancelled."""
 
     __slots__ = ("callback", "cancelled")
 
@@ -27,7 +27,7 @@ class Timer:
 
 
 class Loop:
-    """All callbacks run in the thread that calls `run`; only `soon` may be called from another one."""
+    """Runs all callbacks in the thread that calls `run`; only `soon` may be called from other threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -44,31 +44,31 @@ class Loop:
 
     def later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         timer = Timer(callback)
-        self._count += 1  # equal times run in the order of asking
+        self._count += 1  # equal times run in the order of these calls
         heapq.heappush(self._timers, (self.clock() + seconds, self._count, timer))
         return timer
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call it in the loop's thread; safe from any thread."""
+        """Runs `callback` in the loop's thread; safe from any thread."""
         self._soon.append(callback)
         try:
             self._wake_in.send(b"\0")
         except BlockingIOError:
-            pass  # the pipe is full of wake-ups: it will wake
+            pass  # the pipe is full of wake-ups already
 
     def watch(self, source: Any, events: int, callback: Callable[[int], None]) -> None:
-        """Call back with the ready events of a socket or file descriptor; replaces an earlier watch of it."""
+        """Calls back with the ready events of a socket or file descriptor; replaces an earlier watch."""
         try:
             self._selector.modify(source, events, callback)
         except KeyError:
             self._selector.register(source, events, callback)
 
     def unwatch(self, source: Any) -> None:
-        """Before the source is closed."""
+        """Ends a watch. Call this before the source is closed."""
         try:
             self._selector.unregister(source)
         except KeyError:
-            pass  # was not watched: closing twice is no error
+            pass  # not watched; closing twice is no error
 
     def on_signal(self, number: int, callback: Callable[[], None]) -> None:
         self._signals[number] = callback
@@ -84,11 +84,12 @@ class Loop:
             self.run_once()
 
     def run_once(self) -> None:
-        # Input first, then timers: after a long pause (SIGSTOP, a starved CPU) what peers have sent meanwhile is read before
-        # anyone is called dead.
+        # Input comes before timers: after a long pause (SIGSTOP, a starved CPU), messages that
+        # peers have sent meanwhile are read before any peer is declared dead.
         for key, events in self._selector.select(self._patience()):
             watched = self._selector.get_map().get(key.fd)
-            if watched is not None and watched.fileobj is key.fileobj:  # else an earlier callback has closed it
+            # An earlier callback of this round may have closed the source.
+            if watched is not None and watched.fileobj is key.fileobj:
                 watched.data(events)
         while self._soon:
             self._soon.popleft()()

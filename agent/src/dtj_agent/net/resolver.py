@@ -1,4 +1,4 @@
-"""Names to addresses without stopping the loop: getaddrinfo may block for many seconds, so helper threads call it."""
+"""Resolves names in helper threads, because getaddrinfo may block for many seconds and the loop must not."""
 
 from __future__ import annotations
 
@@ -11,36 +11,40 @@ from dtj_agent.net.loop import Loop
 from dtj_agent.settings import Address
 
 THREADS = 4
-Answer = Callable[[List[Address], str], None]
+OnResolved = Callable[[List[Address], str], None]
 
 
 class Resolver:
-    """Threads start when they are first needed: never, where all peers are given as numeric addresses."""
+    """Starts threads when they are first needed; never, if all peers are given as numeric addresses."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._questions: queue.SimpleQueue[Tuple[Address, Answer]] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[Tuple[Address, OnResolved]] = queue.SimpleQueue()
         self._threads = 0
 
-    def resolve(self, address: Address, answer: Answer) -> None:
-        """`answer(numeric addresses, "")`, or `answer([], why)`, in the loop's thread. A name that isn't there yet is normal."""
+    def resolve(self, address: Address, callback: OnResolved) -> None:
+        """Calls `callback(numeric addresses, "")`, or `callback([], why)`, in the loop's thread.
+
+        A name that does not resolve yet is normal.
+        """
         if is_numeric(address[0]):
-            answer([address], "")
+            callback([address], "")
             return
         if self._threads < THREADS:
             try:
                 threading.Thread(target=self._work, name="dtj-resolver", daemon=True).start()
-            except RuntimeError as error:  # the workers have taken all processes that the pod may have
+            except RuntimeError as error:
+                # The workers use up the pod's process limit. Threads that run already can still answer.
                 if not self._threads:
-                    self._loop.soon(lambda why=str(error): answer([], why))  # type: ignore[misc]
+                    self._loop.soon(lambda why=str(error): callback([], why))  # type: ignore[misc]
                     return
             else:
                 self._threads += 1
-        self._questions.put((address, answer))
+        self._questions.put((address, callback))
 
     def _work(self) -> None:
         while True:
-            (host, port), answer = self._questions.get()
+            (host, port), callback = self._questions.get()
             found: List[Address] = []
             why = ""
             try:
@@ -48,7 +52,7 @@ class Resolver:
                     found.append((str(info[4][0]), port))
             except (OSError, UnicodeError) as error:
                 why = "%s does not resolve (%s)" % (host, error)
-            self._loop.soon(lambda found=found, why=why, answer=answer: answer(found, why))  # type: ignore[misc]
+            self._loop.soon(lambda found=found, why=why, callback=callback: callback(found, why))  # type: ignore[misc]
 
 
 def is_numeric(host: str) -> bool:

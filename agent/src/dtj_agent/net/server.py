@@ -1,4 +1,4 @@
-"""The listening socket: tells HTTP requests and agents apart by their first bytes, and bounds those that say neither."""
+"""The listening socket: distinguishes agents from HTTP requests by their first bytes, and bounds the unproven ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dtj_contract import names
 ACCEPT_PAUSE_SECONDS = 0.1
 
 
-class Stranger:
-    """A connection that has not proven yet that it has the secret."""
+class UnprovenConnection:
+    """A connection that has not proven that it holds the secret, or has sent no whole request."""
 
     def __init__(self, stream: Stream, source: str) -> None:
         self.stream = stream
@@ -28,12 +28,15 @@ class Stranger:
 
     @property
     def has_greeted(self) -> bool:
-        """It has sent an agent's whole greeting."""
+        """Whether it has sent an agent's whole greeting."""
         return self.link is not None and self.link.has_greeted
 
 
-class Server:
-    """`on_link(link)` for every agent that dials; `pages` answer everyone else."""
+class AgentServer:
+    """Calls `on_link(link, address)` for every agent that dials; answers HTTP requests with `pages`.
+
+    `peers`: how many agents may dial at once.
+    """
 
     def __init__(
         self,
@@ -44,20 +47,20 @@ class Server:
         on_link: Callable[[Link, str], None],
         peers: int = 0,
     ) -> None:
-        """`peers`: how many agents may dial at once."""
         self._loop = loop
         self._secret = secret
         self._pages = pages
         self._on_link = on_link
-        self.on_refused: Callable[[str], None] = lambda text: None
-        self._refusals = 0
+        self.on_rejected: Callable[[str], None] = lambda text: None
+        self._rejections = 0
         self._room = names.MAX_UNPROVEN_CONNECTIONS + 2 * peers
-        self._unproven: Dict[int, Stranger] = {}  # in order of arrival
+        self._unproven: Dict[int, UnprovenConnection] = {}  # in order of arrival
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and listen[0] == "::":
-            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # IPv4 peers of a dual-stack cluster too
+            # IPv4 peers of a dual-stack cluster connect too.
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         try:
             self._socket.bind(listen)
         except OSError as error:
@@ -78,17 +81,18 @@ class Server:
             sock, address = self._socket.accept()
         except BlockingIOError:
             return
-        except OSError:  # out of file descriptors, or the caller has gone again: look again soon, not in a busy loop
+        except OSError:
+            # Out of file descriptors, or the caller has hung up. Try again soon, not in a busy loop.
             self._loop.unwatch(self._socket)
             self._loop.later(ACCEPT_PAUSE_SECONDS, lambda: self._loop.watch(self._socket, READ, self._accept))
             return
         stream = Stream(self._loop, sock)
         if len(self._unproven) >= self._room:
-            self._least().stream.close("too many connections that say nothing")
+            self._to_drop().stream.close("too many connections that send nothing")
         key = id(stream)
-        stranger = self._unproven[key] = Stranger(stream, str(address[0]))
+        unproven = self._unproven[key] = UnprovenConnection(stream, str(address[0]))
         buffer = bytearray()
-        deadline = self._loop.later(names.HANDSHAKE_SECONDS, lambda: stream.close("it said nothing"))
+        deadline = self._loop.later(names.HANDSHAKE_SECONDS, lambda: stream.close("the peer sent nothing"))
 
         def settled() -> None:
             deadline.cancel()
@@ -99,26 +103,26 @@ class Server:
             if buffer.startswith(MAGIC[: len(buffer)]) and len(buffer) < len(MAGIC):
                 return
             if buffer.startswith(MAGIC):
-                self._agent(stranger, bytes(buffer), settled)
+                self._hand_over(unproven, bytes(buffer), settled)
             elif buffer.endswith(b"\r\n\r\n") or b"\r\n\r\n" in buffer:
                 stream.write(http_response.respond(bytes(buffer).partition(b"\r\n\r\n")[0], self._pages))
                 stream.close_when_written()
             elif len(buffer) > names.MAX_HTTP_BYTES or not buffer.startswith(http_response.METHOD[: len(buffer)]):
-                stream.close("neither an agent nor a GET request")
+                stream.close("not an agent and not a GET request")
 
         stream.on_data = data
         stream.on_close = lambda reason: settled()
 
-    def _least(self) -> Stranger:
-        """Returns whom to drop: of a source that has too many, before whom has not greeted yet, before the oldest."""
-        held = Counter(stranger.source for stranger in self._unproven.values())
+    def _to_drop(self) -> UnprovenConnection:
+        """Returns the connection to drop: from a source with too many first, then not greeted, then the oldest."""
+        held = Counter(unproven.source for unproven in self._unproven.values())
         greedy = {source for source, count in held.items() if count > names.MAX_UNPROVEN_OF_SOURCE}
-        return min(self._unproven.values(), key=lambda stranger: (stranger.source not in greedy, stranger.has_greeted))
+        return min(self._unproven.values(), key=lambda unproven: (unproven.source not in greedy, unproven.has_greeted))
 
-    def _agent(self, stranger: Stranger, first: bytes, settled: Callable[[], None]) -> None:
-        """Hand the connection over to a link; until it has proven itself it still counts among the strangers."""
-        stream, address = stranger.stream, stranger.source
-        link = stranger.link = Link(self._loop, stream, self._secret, client=False)
+    def _hand_over(self, unproven: UnprovenConnection, first: bytes, settled: Callable[[], None]) -> None:
+        """Hands the connection over to a link; the connection still counts as unproven until the link opens."""
+        stream, address = unproven.stream, unproven.source
+        link = unproven.link = Link(self._loop, stream, self._secret, client=False)
         closed = stream.on_close
 
         def opened() -> None:
@@ -129,15 +133,15 @@ class Server:
         def ended(reason: str) -> None:
             settled()
             if "secret" in reason:
-                self._refused(address, reason)
+                self._rejected(address, reason)
             closed(reason)
 
         link.on_open = opened
         stream.on_close = ended
         stream.on_data(first)
 
-    def _refused(self, address: str, reason: str) -> None:
-        """Said once, or a stranger could fill the log."""
-        self._refusals += 1
-        if self._refusals == 1:
-            self.on_refused("refused %s: %s (said once)" % (address, reason))
+    def _rejected(self, address: str, reason: str) -> None:
+        """Reports the first rejected peer only, because a stranger could fill the log."""
+        self._rejections += 1
+        if self._rejections == 1:
+            self.on_rejected("rejected %s: %s (logged once)" % (address, reason))

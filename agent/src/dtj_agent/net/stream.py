@@ -15,7 +15,7 @@ CHUNK = 64 * 1024
 
 
 class Stream:
-    """Bytes come to `on_data`; the end, for whatever reason, comes once to `on_close(reason)`."""
+    """Calls `on_data` with received bytes, and once, for whatever reason it ends, `on_close(reason)`."""
 
     def __init__(self, loop: Loop, sock: socket.socket, connecting: bool = False) -> None:
         self.loop = loop
@@ -24,21 +24,22 @@ class Stream:
         self.on_close: Callable[[str], None] = lambda reason: None
         self.on_connect: Callable[[], None] = lambda: None
         self.peer: Address = ("", 0)
-        """Numeric address and port of the other side, where it was dialled."""
+        """Numeric address and port of the other side if this side dialled."""
         self.closed = False
         self._connecting = connecting
-        self._closing = False  # once all is written
+        self._closing = False  # close once all is written
         self._out = bytearray()
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: bytes that nobody acknowledges end the connection
+            # Linux closes the connection if sent bytes are not acknowledged in this time.
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(names.PEER_DEAD_SECONDS * 1000))
         self._watch()
 
     @classmethod
     def dial(cls, loop: Loop, address: Address) -> Stream:
-        """Begin to connect to a numeric address. Raise OSError if even that fails."""
+        """Begins to connect to a numeric address. Raises OSError if even that fails."""
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
@@ -57,12 +58,12 @@ class Stream:
             return
         self._out += data
         if len(self._out) > names.MAX_SEND_BUFFER_BYTES:
-            self.close("it does not read: %d bytes wait for it" % len(self._out))
+            self.close("the peer does not read: %d bytes are unsent" % len(self._out))
         elif not self._connecting:
             self._send()
 
     def close_when_written(self) -> None:
-        """The other side gets all that was written, then the end."""
+        """Closes the connection after the other side has been sent all that was written."""
         self._closing = True
         if not self._out:
             self.close("")
@@ -109,7 +110,7 @@ class Stream:
         if data:
             self.on_data(data)
         else:
-            self.close("it closed the connection")
+            self.close("the peer closed the connection")
 
     def _send(self) -> None:
         try:

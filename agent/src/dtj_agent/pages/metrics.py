@@ -1,18 +1,18 @@
-"""/metrics: the same facts as /status, as Prometheus text (exposition format 0.0.4). Pure."""
+"""/metrics: the facts of /status as Prometheus text (exposition format 0.0.4). Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
+
+from dtj_contract.agent_status import PHASES, AgentStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PHASES = ("Rendezvous", "Running", "Stopping", "Finished")
 
-Json = Dict[str, Any]
 Sample = Tuple[Dict[str, str], Optional[float]]
 
 
-def render(status: Json) -> bytes:
-    """`status`: what /status shows."""
+def render(status: AgentStatus) -> bytes:
+    """Returns the page that shows the same facts as `status`."""
     progress, checkpoint = status["progress"] or {}, status["checkpoint"] or {}
     last = status["recoveries"][-1] if status["recoveries"] else None
     restarts = status["restarts"]
@@ -39,7 +39,9 @@ def render(status: Json) -> bytes:
     if last is not None:
         seconds: List[Sample] = [({"phase": phase}, value) for phase, value in last["seconds"].items()]
         families.append(("dtj_recovery_seconds", "gauge", "The last recovery by phase", seconds))
-        families.append(("dtj_recovery_lost_steps", "gauge", "Steps that the last recovery did again", [({}, last["lostSteps"])]))
+        families.append(
+            ("dtj_recovery_lost_steps", "gauge", "Steps that the last recovery did again", [({}, last["lostSteps"])])
+        )
     lines = []
     for name, kind, text, samples in families:
         shown = [(labels, value) for labels, value in samples if value is not None]

@@ -1,25 +1,29 @@
-"""The pages of an agent's port."""
+"""The pages of an agent's port, by path."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Mapping
+from typing import Callable, Mapping
 
 from dtj_agent.net import http_response
 from dtj_agent.pages import metrics
+from dtj_contract.agent_status import AgentStatus
 from dtj_contract.status_token import bearer_is_valid
 
 
-def pages(secret: bytes, status: Callable[[], Dict[str, Any]]) -> Mapping[str, http_response.Page]:
-    """`/healthz` and `/metrics` are open; `/status` shows logs and pod names, so it wants the job's token."""
+def pages(secret: bytes, status: Callable[[], AgentStatus]) -> Mapping[str, http_response.Page]:
+    """Returns the pages by path.
 
-    def show_status(request: http_response.Request) -> http_response.Answer:
+    /healthz and /metrics are open; /status shows logs and pod names, so it needs the job's token.
+    """
+
+    def show_status(request: http_response.Request) -> http_response.Response:
         if not bearer_is_valid(secret, request.authorization):
             return http_response.text(401, 'Authorization: Bearer <hex HMAC-SHA256(key, "status")>\n')
-        return http_response.Answer(200, "application/json", json.dumps(status()).encode())
+        return http_response.Response(200, "application/json", json.dumps(status()).encode())
 
     return {
         "/healthz": lambda request: http_response.text(200, "ok\n"),
-        "/metrics": lambda request: http_response.Answer(200, metrics.CONTENT_TYPE, metrics.render(status())),
+        "/metrics": lambda request: http_response.Response(200, metrics.CONTENT_TYPE, metrics.render(status())),
         "/status": show_status,
     }

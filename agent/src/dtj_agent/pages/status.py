@@ -1,4 +1,4 @@
-"""/status: what the operator and the client read. Pure."""
+"""/status, which the operator and the client read (dtj_contract.agent_status). Pure."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Member
 from dtj_agent.group.messages import Now
-from dtj_agent.settings import Settings
+from dtj_agent.settings import AgentSettings
+from dtj_contract import agent_status
+from dtj_contract.agent_status import AgentStatus
 
 Json = Dict[str, Any]
-STATUS_VERSION = 1
+PHASE_OF_MEMBER = {
+    "idle": agent_status.RENDEZVOUS,
+    "running": agent_status.RUNNING,
+    "stopping": agent_status.STOPPING,
+    "stuck": agent_status.STOPPING,
+    "done": agent_status.RUNNING,
+    "finished": agent_status.FINISHED,
+}
 
 
-def of_coordinator(settings: Settings, coordinator: Coordinator, now: Now) -> Json:
-    """The whole picture."""
+def coordinator_status(settings: AgentSettings, coordinator: Coordinator, now: Now) -> AgentStatus:
+    """Returns the page of the coordinator's agent: the whole group."""
     members = [
         {"ordinal": peer.ordinal, "pod": peer.pod, "node": peer.node, "address": peer.address, "state": peer.state}
         for _, peer in sorted(coordinator.peers.items())
     ]
-    productive = coordinator.ledger.productive(now)
+    productive = coordinator.goodput.productive_seconds(now)
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
         coordinator.waiting_for, members, productive, coordinator.outcome,
     )  # fmt: skip
 
 
-def of_member(settings: Settings, member: Member) -> Json:
-    """What an agent that is not the coordinator knows: itself, and the history as of the last heartbeat."""
-    phase = {
-        "idle": "Rendezvous",
-        "running": "Running",
-        "stopping": "Stopping",
-        "stuck": "Stopping",
-        "done": "Running",
-        "finished": "Finished",
-    }[member.state]
+def member_status(settings: AgentSettings, member: Member) -> AgentStatus:
+    """Returns the page of any other agent: itself, and the history as of the last heartbeat."""
     waiting = [] if member.linked or member.state == "finished" else [0]
     own = {
         "ordinal": settings.ordinal,
@@ -46,20 +47,23 @@ def of_member(settings: Settings, member: Member) -> Json:
         "state": member.state,
     }
     reason = "" if member.outcome is None else str(member.outcome.get("reason"))
-    told = "waiting for pod 0, the coordinator" if waiting else ""
-    return _page(settings, member.history, phase, reason, told, waiting, [own], member.history.productive, member.outcome)
+    message = "waiting for pod 0, the coordinator" if waiting else ""
+    return _page(
+        settings, member.history, PHASE_OF_MEMBER[member.state], reason, message, waiting, [own],
+        member.history.productive, member.outcome,
+    )  # fmt: skip
 
 
 def _page(
-    settings: Settings, history: History, phase: str, reason: str, told: str, waiting: List[int], members: List[Json],
-    productive: float, outcome: Optional[Json],
-) -> Json:  # fmt: skip
+    settings: AgentSettings, history: History, phase: str, reason: str, message: str, waiting: List[int],
+    members: List[Json], productive: float, outcome: Optional[Json],
+) -> AgentStatus:  # fmt: skip
     return {
-        "version": STATUS_VERSION, "job": settings.job, "uid": settings.uid, "ordinal": settings.ordinal,
-        "attempt": history.attempt,
-        "phase": phase, "phaseReason": reason, "phaseMessage": told, "waitingFor": waiting, "replicas": settings.replicas,
-        "worldSize": settings.replicas * settings.processes, "members": members, "restarts": dict(history.restarts),
-        "recoveries": history.recoveries, "failures": history.failures, "progress": history.progress,
-        "checkpoint": history.checkpoint, "events": history.events, "productiveSeconds": round(productive, 3),
-        "startTime": history.start_time, "outcome": outcome,
+        "version": agent_status.VERSION, "job": settings.job, "uid": settings.uid, "ordinal": settings.ordinal,
+        "attempt": history.attempt, "phase": phase, "phaseReason": reason, "phaseMessage": message,
+        "waitingFor": waiting, "replicas": settings.replicas, "worldSize": settings.replicas * settings.processes,
+        "members": members, "restarts": dict(history.restarts), "recoveries": history.recoveries,
+        "failures": history.failures, "progress": history.progress, "checkpoint": history.checkpoint,
+        "events": history.events, "productiveSeconds": round(productive, 3), "startTime": history.start_time,
+        "outcome": outcome,
     }  # fmt: skip

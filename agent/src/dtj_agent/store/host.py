@@ -1,6 +1,7 @@
-"""The agent's side of the rendezvous store: it listens from the start of an attempt, a process serves from the first connection.
+"""The agent's side of the rendezvous store: listens from the start of an attempt, and starts the server when needed.
 
-A script without torch.distributed never costs that process. The port is bound all the time, so no other program can take it.
+The first connection starts the server process, so a script without torch.distributed never costs
+that process. The port is bound all the time, so no other program can take it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from dtj_agent.workers.supervisor import OWN_SESSION
 BACKLOG = 4096
 TRIES = 5
 RETRY_SECONDS = 1.0
-# The package may lie in a zipapp: its place is put on the path, as -I leaves it out.
+# The package may be in a zipapp, whose path -I leaves out of sys.path.
 PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dtj_agent.store.server import main; main()"
 
 
 class StoreHost:
-    """`on_failed(why)`: no process could be started for a store that is needed. `spared`: see `Workers.spared`."""
+    """Calls `on_failed(why)` if no process can be started for a store that is needed, and
+    `on_ended(wait status)` if the process ends without being stopped. `spared`: see
+    `Supervisor.spared`.
+    """
 
     def __init__(self, loop: Loop, environ: Mapping[str, str], spared: Dict[int, Callable[[int], None]]) -> None:
         self.on_failed: Callable[[str], None] = lambda why: None
@@ -31,11 +35,12 @@ class StoreHost:
         self._environ = environ
         self._spared = spared
         self._listeners: List[socket.socket] = []
-        self._holder: Optional[int] = None  # our end of the server's standard input: closing it ends the server
+        # Our end of the server's standard input: closing it ends the server.
+        self._holder: Optional[int] = None
         self._tries = 0
 
     def open(self, bound: socket.socket) -> None:
-        """Begins a new attempt's store on a bound socket, and ends the one before. Raises OSError if it can't listen."""
+        """Ends the previous attempt's store and begins the next on a bound socket. Raises OSError if it can't listen."""
         self.close()
         self._tries = 0
         try:
@@ -51,7 +56,7 @@ class StoreHost:
             self._loop.watch(listener, READ, lambda events: self._serve())
 
     def close(self) -> None:
-        """Ends the store: every rank of its attempt has ended, or this agent does."""
+        """Ends the store. Call this when every rank of its attempt has ended, or the agent exits."""
         self._unlisten()
         if self._holder is not None:
             os.close(self._holder)
@@ -59,12 +64,13 @@ class StoreHost:
 
     def _serve(self) -> None:
         for listener in self._listeners:
-            self._loop.unwatch(listener)  # the first connection waits in the kernel until the server takes it
+            # The first connection waits in the kernel until the server accepts it.
+            self._loop.unwatch(listener)
         try:
             self._spawn()
         except OSError as error:
             self._tries += 1
-            why = "the rendezvous store can't be started: %s" % error.strerror
+            why = "can't start the rendezvous store: %s" % error.strerror
             if self._tries >= TRIES:
                 self._unlisten()
                 self.on_failed(why)
@@ -97,7 +103,7 @@ class StoreHost:
         self._spared[pid] = lambda status: self._ended(writer, status)
 
     def _ended(self, holder: int, status: int) -> None:
-        if self._holder == holder:  # not by us
+        if self._holder == holder:  # this agent did not stop it
             self.close()
             self.on_ended(status)
 
@@ -109,7 +115,10 @@ class StoreHost:
 
 
 def _on_loopback(bound: socket.socket) -> Optional[socket.socket]:
-    """The same port on loopback, for a script that calls the store of its own machine `localhost`; None if it is taken."""
+    """Returns a listener on the same port of the loopback address; None if that port is taken.
+
+    A script may call the store of its own machine `localhost`.
+    """
     host, port = bound.getsockname()[:2]
     loopback = "::1" if bound.family == socket.AF_INET6 else "127.0.0.1"
     if host == loopback:

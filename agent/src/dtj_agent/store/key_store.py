@@ -1,7 +1,8 @@
 """The keys of one attempt's rendezvous store, and the protocol of torch.distributed.TCPStore that reaches them. Pure.
 
-A request is one byte of kind and its arguments; numbers are little endian, a text or value is preceded by its length (8 bytes).
-Semantics are those of torch 2.13's libuv server, which is what torchrun's agent runs.
+A request is one byte of kind and its arguments. Numbers are little endian; a text or value is
+preceded by its length (8 bytes). Semantics are those of torch 2.13's libuv server, which is what
+torchrun's agent runs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections import deque
 from typing import Deque, Dict, Generator, List, Optional, Set
 
 MAGIC = 0x3C85F7CE
-MAX_KEY_BYTES = 1024 * 1024  # torch refuses keys above 8 KiB
-MAX_VALUE_BYTES = 256 * 1024 * 1024  # torch refuses values above 8 MiB
+MAX_KEY_BYTES = 1024 * 1024  # torch rejects keys above 8 KiB
+MAX_VALUE_BYTES = 256 * 1024 * 1024  # torch rejects values above 8 MiB
 MAX_KEYS = 128 * 1024
 READY, NOT_READY = b"\0", b"\1"
 STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
@@ -26,11 +27,11 @@ Parser = Generator[int, bytes, None]
 
 
 class ProtocolError(Exception):
-    """A client sends what no TCPStore client sends; its connection is to be closed."""
+    """A client sent bytes that no TCPStore client sends; its connection must be closed."""
 
 
-class Client:
-    """One connection: `feed` it what has arrived; `out` is what it is to be sent."""
+class StoreClient:
+    """One connection: `feed` takes the received bytes, `out` holds the bytes to send."""
 
     def __init__(self, store: KeyStore) -> None:
         self.out = bytearray()
@@ -48,22 +49,26 @@ class Client:
 
 
 class KeyStore:
-    """`woken` holds the clients that another client's request has answered; the server sends to them and empties it."""
+    """The values, queues and waiting clients of one attempt.
+
+    `woken` holds the clients that another client's request has answered; the server sends to them
+    and empties it.
+    """
 
     def __init__(self) -> None:
-        self.woken: Set[Client] = set()
+        self.woken: Set[StoreClient] = set()
         self._values: Dict[bytes, bytes] = {}
         self._queues: Dict[bytes, Deque[bytes]] = {}
-        self._waiting: Dict[bytes, List[Client]] = {}  # by key, in the order of asking
-        self._awaited: Dict[Client, Set[bytes]] = {}
+        self._waiting: Dict[bytes, List[StoreClient]] = {}  # by key, in the order of requests
+        self._awaited: Dict[StoreClient, Set[bytes]] = {}
 
-    def forget(self, client: Client) -> None:
-        """The client waits no more: it has cancelled, or its connection has ended."""
+    def forget(self, client: StoreClient) -> None:
+        """Removes a client from every wait, because it has cancelled or its connection has ended."""
         for key in self._awaited.pop(client, ()):
             self._unwait(key, client)
         self.woken.discard(client)
 
-    def converse(self, client: Client) -> Parser:
+    def converse(self, client: StoreClient) -> Parser:
         """Parses the requests of one connection and answers them. Raises ProtocolError."""
         if (yield 1)[0] != VALIDATE or _uint32((yield 4)) != MAGIC:
             raise ProtocolError("not a client of torch.distributed.TCPStore")
@@ -79,69 +84,70 @@ class KeyStore:
                 raise ProtocolError("unknown request %d" % kind)
             yield from handlers[kind](client)
 
-    # --- values ---------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
-    def _set(self, client: Client) -> Parser:
+    def _set(self, client: StoreClient) -> Parser:
         key = yield from _key()
         self._values[key] = yield from _value()
         self._wake(key)
 
-    def _compare_set(self, client: Client) -> Parser:
+    def _compare_set(self, client: StoreClient) -> Parser:
         key, expected, desired = (yield from _key()), (yield from _value()), (yield from _value())
         present = self._values.get(key)
         if present is None and expected:
-            client.out += _framed(expected)  # torch answers so: the caller can't tell an absent key from an equal one
+            # As in torch: the caller can't distinguish an absent key from an equal one.
+            client.out += _framed(expected)
         else:
             if present is None or present == expected:
                 self._values[key] = desired
             client.out += _framed(self._values[key])
         self._wake(key)
 
-    def _get(self, client: Client) -> Parser:
+    def _get(self, client: StoreClient) -> Parser:
         client.out += _framed(self._values.get((yield from _key()), b""))
 
-    def _add(self, client: Client) -> Parser:
+    def _add(self, client: StoreClient) -> Parser:
         key = yield from _key()
         amount = _int64((yield 8))
         client.out += struct.pack("<q", self._increment(key, amount))
         self._wake(key)
 
-    def _count(self, client: Client) -> Parser:
+    def _count(self, client: StoreClient) -> Parser:
         client.out += struct.pack("<q", len(self._values))
         yield from ()
 
-    def _delete(self, client: Client) -> Parser:
+    def _delete(self, client: StoreClient) -> Parser:
         found = self._values.pop((yield from _key()), None)
         client.out += struct.pack("<q", 0 if found is None else 1)
 
-    def _append(self, client: Client) -> Parser:
+    def _append(self, client: StoreClient) -> Parser:
         key = yield from _key()
         self._values[key] = self._values.get(key, b"") + (yield from _value())
         self._wake(key)
 
-    def _multi_get(self, client: Client) -> Parser:
+    def _multi_get(self, client: StoreClient) -> Parser:
         keys = yield from _keys()
         for key in keys:
             client.out += _framed(self._values.get(key, b""))
 
-    def _multi_set(self, client: Client) -> Parser:
+    def _multi_set(self, client: StoreClient) -> Parser:
         for _ in range(_length((yield 8), MAX_KEYS)):
             yield from self._set(client)
 
-    def _list_keys(self, client: Client) -> Parser:
+    def _list_keys(self, client: StoreClient) -> Parser:
         client.out += struct.pack("<q", len(self._values)) + b"".join(_framed(key) for key in self._values)
         yield from ()
 
-    def _ping(self, client: Client) -> Parser:
+    def _ping(self, client: StoreClient) -> Parser:
         client.out += yield 4
 
-    # --- waiting --------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
-    def _check(self, client: Client) -> Parser:
+    def _check(self, client: StoreClient) -> Parser:
         keys = yield from _keys()
         client.out += READY if all(self._is_there(key) for key in keys) else NOT_READY
 
-    def _wait(self, client: Client) -> Parser:
+    def _wait(self, client: StoreClient) -> Parser:
         keys = yield from _keys()
         missing = {key for key in keys if not self._is_there(key)}
         if missing:
@@ -149,12 +155,12 @@ class KeyStore:
         else:
             client.out += STOP_WAITING
 
-    def _cancel_wait(self, client: Client) -> Parser:
+    def _cancel_wait(self, client: StoreClient) -> Parser:
         self.forget(client)
         client.out += WAIT_CANCELED
         yield from ()
 
-    def _barrier(self, client: Client) -> Parser:
+    def _barrier(self, client: StoreClient) -> Parser:
         key = yield from _key()
         world = _int64((yield 8))
         if self._increment(key, 1) >= world:
@@ -163,14 +169,14 @@ class KeyStore:
         else:
             self._await(client, {key})
 
-    def _await(self, client: Client, keys: Set[bytes]) -> None:
+    def _await(self, client: StoreClient, keys: Set[bytes]) -> None:
         self.forget(client)
         self._awaited[client] = set(keys)
         for key in keys:
             self._waiting.setdefault(key, []).append(client)
 
     def _wake(self, key: bytes, most: Optional[int] = None) -> None:
-        """The key is there: whoever waits for it alone, or for it as the last of several, goes on."""
+        """Answers the clients that waited for this key alone, or for this key as the last of several."""
         for client in self._waiting.get(key, [])[:most]:
             self._unwait(key, client)
             self._awaited[client].discard(key)
@@ -179,7 +185,7 @@ class KeyStore:
                 client.out += STOP_WAITING
                 self.woken.add(client)
 
-    def _unwait(self, key: bytes, client: Client) -> None:
+    def _unwait(self, key: bytes, client: StoreClient) -> None:
         self._waiting[key].remove(client)
         if not self._waiting[key]:
             del self._waiting[key]
@@ -191,19 +197,19 @@ class KeyStore:
         try:
             total = amount + int(self._values.get(key, b"0"))
         except ValueError:
-            raise ProtocolError("a value that is no number is to be added to") from None
+            raise ProtocolError("ADD to a value that is no number") from None
         total = (total + 2**63) % 2**64 - 2**63
         self._values[key] = b"%d" % total
         return total
 
-    # --- queues ---------------------------------------------------------------------------------------------------
+    # --- queues -----------------------------------------------------------------------------------
 
-    def _queue_push(self, client: Client) -> Parser:
+    def _queue_push(self, client: StoreClient) -> Parser:
         key = yield from _key()
         self._queues.setdefault(key, deque()).append((yield from _value()))
         self._wake(key, most=1)
 
-    def _queue_pop(self, client: Client) -> Parser:
+    def _queue_pop(self, client: StoreClient) -> Parser:
         key = yield from _key()
         queue = self._queues.get(key)
         client.out += struct.pack("<q", len(queue) if queue else 0)
@@ -212,7 +218,7 @@ class KeyStore:
             if not queue:
                 del self._queues[key]
 
-    def _queue_length(self, client: Client) -> Parser:
+    def _queue_length(self, client: StoreClient) -> Parser:
         client.out += struct.pack("<q", len(self._queues.get((yield from _key()), ())))
 
 

@@ -1,4 +1,4 @@
-"""A MASTER_PORT that nobody else has: chosen anew for each attempt, held until the attempt's store listens on it."""
+"""A MASTER_PORT that no other program has: chosen for each attempt, held until the attempt's store listens on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class PortHolder:
         self.port = 0
 
     def renew(self) -> int:
-        """Another port than before. Raise SettingsError if none can be bound: then the address is not this pod's."""
+        """Binds and returns another port than before.
+
+        Raises SettingsError if no port can be bound, which means that the address is not this pod's.
+        """
         self.release()
         first, last = names.MASTER_PORT_FLOOR, _ephemeral_floor() - 1
         for _ in range(200):
@@ -29,17 +32,17 @@ class PortHolder:
             if port != self.port and self._hold(port):
                 self.port = port
                 return port
-        what = "%s: no port from %d to %d of %s can be bound for MASTER_PORT; is it this pod's own address?"
+        what = "%s: no port from %d to %d of %s can be bound for MASTER_PORT; set it to this pod's own address"
         raise SettingsError(what % (names.ENV_POD_IP, first, last, self._host))
 
     def release(self) -> None:
-        """Gives the port back: the store of this attempt is another pod's."""
+        """Releases the port, because the store of this attempt is another pod's."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def take(self) -> Optional[socket.socket]:
-        """Hands the bound socket over to the attempt's store; None if it is not held."""
+        """Returns the bound socket for the attempt's store; None if no port is held."""
         taken, self._socket = self._socket, None
         return taken
 

@@ -1,7 +1,7 @@
 """The rendezvous store of one attempt, in a process of its own: it outlives every rank, as torchrun's agent store does.
 
-Called with listening sockets as open file descriptors. It ends when its standard input does: the agent holds the other end,
-so the store never outlives the agent, however that dies.
+Called with listening sockets as open file descriptors. The process exits when its standard input
+ends: the agent holds the other end, so the store never outlives the agent, however the agent dies.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import sys
 from typing import Dict, List
 
 from dtj_agent.net.loop import READ, WRITE, Loop
-from dtj_agent.store.key_store import Client, KeyStore, ProtocolError
+from dtj_agent.store.key_store import KeyStore, ProtocolError, StoreClient
 
 CHUNK = 256 * 1024
 ACCEPTS_AT_ONCE = 64
-PAUSE_SECONDS = 0.1  # after a connection that could not be accepted for want of file descriptors
+PAUSE_SECONDS = 0.1  # after running out of file descriptors
 
 
 class Connection:
-    """A rank's connection. While an answer waits to be read nothing more is read from it, so that its memory is bounded."""
+    """A rank's connection. Reads nothing while an answer waits to be read, so that memory is bounded."""
 
     def __init__(self, server: StoreServer, sock: socket.socket) -> None:
-        self.client = Client(server.store)
+        self.client = StoreClient(server.store)
         self._server = server
         self._sock = sock
         self._writing = False
@@ -35,7 +35,7 @@ class Connection:
         server.loop.watch(sock, READ, self._ready)
 
     def send(self) -> None:
-        """Sends what the client is owed, now or as soon as the connection takes it."""
+        """Sends the client's pending output, now or as soon as the connection accepts it."""
         try:
             while self.client.out:
                 del self.client.out[: self._sock.send(self.client.out)]
@@ -77,14 +77,14 @@ class StoreServer:
     def __init__(self, loop: Loop, listeners: List[socket.socket]) -> None:
         self.loop = loop
         self.store = KeyStore()
-        self._connections: Dict[Client, Connection] = {}
+        self._connections: Dict[StoreClient, Connection] = {}
         self._listeners = listeners
         for listener in listeners:
             listener.setblocking(False)
         self._listen()
 
     def answer(self, connection: Connection) -> None:
-        """Sends the client its answers, and others what its requests have woken them with."""
+        """Sends the answers to this client, and to the clients that its requests have woken."""
         woken, self.store.woken = self.store.woken, set()
         for client in [connection.client, *woken]:
             if client in self._connections:
@@ -104,7 +104,8 @@ class StoreServer:
                 sock, _address = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
-            except OSError:  # no file descriptors just now: those that wait stay in the queue of the kernel
+            except OSError:
+                # Out of file descriptors: waiting connections stay in the kernel's queue.
                 for each in self._listeners:
                     self.loop.unwatch(each)
                 self.loop.later(PAUSE_SECONDS, self._listen)
@@ -116,7 +117,8 @@ class StoreServer:
 def main() -> None:
     """Serves until standard input ends."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the ranks, which may use the store while they end
+        # The signal is meant for the ranks, which may use the store while they end.
+        signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     loop = Loop()

@@ -1,4 +1,4 @@
-"""Has the kernel killed for memory in this container? The oom_kill counter of its cgroup, version 1 or 2."""
+"""The kernel's out-of-memory kills in this container: the oom_kill counter of its cgroup, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ROOT = "/sys/fs/cgroup"
 
 
 def oom_kills(root: str = ROOT, own: str = "/proc/self/cgroup") -> int:
-    """Processes that the kernel has killed in this memory cgroup so far; 0 where nobody counts."""
+    """Returns how many processes the kernel has killed in this memory cgroup so far; 0 where there is no counter."""
     for path in _candidates(root, own):
         count = _counter(path)
         if count is not None:
@@ -40,5 +40,5 @@ def _counter(path: str) -> Optional[int]:
                 if key == "oom_kill":
                     return int(value)
     except (OSError, ValueError):
-        pass  # not this one: the other version, or a kernel that does not count
+        pass  # the other cgroup version, or an old kernel
     return None

@@ -1,6 +1,7 @@
-"""What a worker's `@record` has written to TORCHELASTIC_ERROR_FILE: its last exception, also where stderr went elsewhere.
+"""The last exception of a worker, as torch's `@record` writes it to TORCHELASTIC_ERROR_FILE, wherever stderr goes.
 
-The file is the worker's: its kind, its size and every value in it are checked before any of it is used.
+The worker controls the file, so its type, its size and every value in it are checked before any of
+it is used.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ MAX_BYTES = 64 * 1024
 MAX_MESSAGE = 300
 
 
-class Recorded(NamedTuple):
+class RecordedError(NamedTuple):
     """`message` is one line; `traceback` may be empty."""
 
     message: str
     traceback: str
 
 
-def read(path: str) -> Optional[Recorded]:
-    """Returns what the file says; None if there is none, or it is not what torch writes."""
+def read(path: str) -> Optional[RecordedError]:
+    """Returns the error in the file; None if there is no file, or it is not in torch's format."""
     try:
-        # No wait at a pipe, and nothing behind a link that the worker has laid there.
+        # The worker may have put a pipe or a link there: don't wait for a pipe, and don't follow a
+        # link.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
@@ -41,8 +43,8 @@ def read(path: str) -> Optional[Recorded]:
     return parse(data) if len(data) <= MAX_BYTES else None
 
 
-def parse(data: bytes) -> Optional[Recorded]:
-    """Returns what torch's error file format says: {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}."""
+def parse(data: bytes) -> Optional[RecordedError]:
+    """Parses torch's error file format: {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}."""
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError):
@@ -53,14 +55,14 @@ def parse(data: bytes) -> Optional[Recorded]:
     if not isinstance(message, str) or not message.strip():
         return None
     traceback = _object(inner.get("extraInfo")).get("py_callstack")
-    return Recorded(
+    return RecordedError(
         _clean(message.strip().splitlines()[0])[:MAX_MESSAGE],
         _clean(traceback)[-names.LOG_TAIL_BYTES :] if isinstance(traceback, str) else "",
     )
 
 
 def _clean(text: str) -> str:
-    """Text that UTF-8 can hold: JSON may escape half a surrogate pair."""
+    """Returns text that UTF-8 can hold, because JSON may escape half a surrogate pair."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,8 @@
-"""Whether the worker command starts a launcher of its own (torchrun, accelerate, deepspeed): that serves MASTER_PORT itself.
+"""Detects worker commands that start a launcher (torchrun, accelerate, deepspeed), which serves MASTER_PORT itself.
 
-People bring such commands from systems whose pods have MASTER_PORT and no store on it. The rendezvous store of the agent
-would take that port from them: torch 2.13 becomes its client then, older ones fail with EADDRINUSE.
+Users bring such commands from systems whose pods have MASTER_PORT and no store on it. The
+rendezvous store of the agent would take that port from them: torch 2.13 then becomes its client,
+older versions fail with EADDRINUSE.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _PYTHON = re.compile(r"^(?:python|pypy)[\d.]*$")
 
 
 def is_launcher(command: Sequence[str]) -> bool:
-    """Does this command, or the shell script that it names, start the ranks by a launcher?"""
+    """Returns whether this command, or a shell script that it names, starts the ranks with a launcher."""
     if _PYTHON.match(os.path.basename(command[0])):
-        return "-m" in command and any(_MODULES.match(word) for word in command[command.index("-m") + 1 :][:1])
+        return "-m" in command and any(_MODULES.match(module) for module in command[command.index("-m") + 1 :][:1])
     # A program, a shell or a prefix such as `env` or `numactl`.
-    return any(_IN_SHELL.search(text) for text in (" ".join(command), *(_script(word) for word in command)))
+    return any(_IN_SHELL.search(text) for text in (" ".join(command), *(_script(argument) for argument in command)))
 
 
 def _script(path: str) -> str:
-    """The text of a small file that is not Python; "" for anything else."""
+    """Returns the text of a small file that is not Python; "" for anything else."""
     if path.endswith((".py", ".pyz")) or not os.path.isfile(path):
         return ""
     try:

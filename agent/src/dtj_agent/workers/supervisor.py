@@ -1,7 +1,8 @@
 """The worker processes of this pod: started in sessions of their own, stopped with all their children, reaped.
 
-As PID 1 the agent inherits every orphan of the container. Elsewhere (a local run) it asks the kernel for the same with
-PR_SET_CHILD_SUBREAPER, and its workers for SIGKILL when it dies itself.
+As PID 1 the agent inherits every orphan of the container. Elsewhere (a local run) the agent
+requests this from the kernel with PR_SET_CHILD_SUBREAPER, and its workers request SIGKILL for when
+the agent dies.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ import signal
 import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from dtj_agent.group import diagnose
-from dtj_agent.group.member import Exited
+from dtj_agent.group import failure_rules
+from dtj_agent.group.member import WorkerExit
 from dtj_agent.net.loop import READ, Loop, Timer
 from dtj_agent.workers import cgroup
-from dtj_agent.workers.lines import Lines
+from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-SWEEP_SECONDS = 0.02  # between two looks at what is still dying
-HOLD_UP_SECONDS = 0.01  # between two looks at a log that has no room
+SWEEP_SECONDS = 0.02  # between two checks of processes that are dying
+HOLD_UP_SECONDS = 0.01  # between two checks of a log that is full
 CHUNK = 64 * 1024
-READS_AT_ONCE = 16  # of CHUNK from one worker, then the others get their turn; more than a pipe holds
-# A session of its own, so that nothing of it is left behind; macOS can't do that in posix_spawn and makes a group.
+# Reads of CHUNK from one worker, before the others get their turn. This is more than a pipe holds.
+READS_AT_ONCE = 16
+# A session of its own, so that no process of it is left behind. macOS can't do that in posix_spawn;
+# there it is a group.
 OWN_SESSION: Dict[str, Any] = {"setsid": True} if sys.platform == "linux" else {"setpgroup": 0}
-# A worker that would outlive a killed agent: PR_SET_PDEATHSIG must be set in the child, which posix_spawn can't.
+# Without this a worker would outlive a killed agent. PR_SET_PDEATHSIG must be set in the child;
+# posix_spawn can't.
 GUARD = (
     "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9,0,0,0);"
     "os.getppid()==int(sys.argv[1]) or os._exit(1);os.execvp(sys.argv[2],sys.argv[2:])"
@@ -40,23 +44,26 @@ class Worker:
         self.rank = rank
         self.pid = pid
         self.pipe: Optional[int] = pipe
-        self.lines = Lines("[rank %d] " % rank)
+        self.lines = WorkerOutput("[rank %d] " % rank)
         self.alive = True
-        self.asked = False
+        self.stop_requested = False
 
 
-class Workers:
-    """`on_exit(list of Exited)` as they end, `on_gone()` once after `stop` when nothing is left, `on_output(bytes)`."""
+class Supervisor:
+    """Calls `on_exit(list of WorkerExit)` as workers end, `on_gone()` once after `stop` when no process
+    is left, `on_output(bytes)` with their output, and `on_stuck(text)` when SIGKILL does not end
+    them.
+    """
 
     def __init__(self, loop: Loop, is_init: bool) -> None:
-        self.on_exit: Callable[[List[Exited]], None] = lambda exits: None
+        self.on_exit: Callable[[List[WorkerExit]], None] = lambda exits: None
         self.on_gone: Callable[[], None] = lambda: None
         self.on_output: Callable[[bytes], None] = lambda data: None
         self.has_room: Callable[[], bool] = lambda: True
-        """While False, workers are not read: they wait as soon as their pipe is full."""
+        """Returns whether output may be read. While it returns False, workers block as soon as their pipe is full."""
         self.on_stuck: Callable[[str], None] = lambda text: None
         self.spared: Dict[int, Callable[[int], None]] = {}
-        """Children that are no worker's, by pid: never swept; called with their wait status when they have ended."""
+        """Children that belong to no worker, by pid: never swept. Each callback gets the child's wait status."""
         self._loop = loop
         self._guarded = not is_init and sys.platform == "linux"
         self._workers: Dict[int, Worker] = {}  # by pid
@@ -67,36 +74,40 @@ class Workers:
         self._stuck_at = 0.0
         self._held_up: List[Worker] = []
         if self._guarded:
-            import ctypes  # only in a local run: it costs memory
+            import ctypes  # only in a local run, because it costs memory
 
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         loop.on_signal(signal.SIGCHLD, self.reap)
 
     def spawn(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
-        """One process for each rank. What can't be started ends at once, with a code as in a shell, and says why."""
-        assert not self._workers, "the last attempt's workers are still there"
+        """Starts one process for each rank.
+
+        A process that can't be started counts as exited, with the code that a shell would give, and
+        the reason as its log.
+        """
+        assert not self._workers, "workers of the last attempt still run"
         self._oom_kills = cgroup.oom_kills()
         self._stopping, self._kill_at = False, None
-        failed: List[Exited] = []
+        failed: List[WorkerExit] = []
         for rank, environment in environments.items():
             try:
                 self._spawn_one(rank, command, environment)
             except OSError as error:
                 text = "%s: %s" % (command[0], error.strerror)
                 self.on_output(b"[rank %d] %s\n" % (rank, text.encode()))
-                failed.append(Exited(rank, diagnose.exit_code_of(error), False, text, False))
+                failed.append(WorkerExit(rank, failure_rules.exit_code_of(error), False, text, False))
         if failed:
             self._loop.soon(lambda: self.on_exit(failed))
 
     def stop(self, grace: float) -> None:
-        """SIGTERM to each worker, SIGKILL to all that is left of it after `grace` seconds."""
-        self.reap()  # who has ended by now, ended by itself
+        """Sends SIGTERM to each worker, and SIGKILL to all processes that are left of it after `grace` seconds."""
+        self.reap()  # workers that ended before the signal
         now = self._loop.clock()
         if not self._stopping:
             self._stopping = True
             for worker in self._workers.values():
                 if worker.alive:
-                    worker.asked = True
+                    worker.stop_requested = True
                     self._signal(worker.pid, signal.SIGTERM)
         self._kill_at = now + grace if self._kill_at is None else min(self._kill_at, now + grace)
         self._stuck_at = self._kill_at + names.STUCK_SECONDS
@@ -106,14 +117,15 @@ class Workers:
     def pids(self) -> List[int]:
         return [worker.pid for worker in self._workers.values() if worker.alive]
 
-    # --- ends -----------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """Collect every child that has ended, ours and inherited ones."""
-        ended: List[Exited] = []
+        """Reaps every child that has ended, started or inherited."""
+        ended: List[WorkerExit] = []
         while True:
             try:
-                # Look before collecting: until then the pid can't be taken by another process, so its group is surely its own.
+                # Look before reaping: until it is reaped, no other process can take the pid, so the
+                # group is its own.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 break
@@ -121,7 +133,7 @@ class Workers:
                 break
             worker = self._workers.get(found.si_pid)
             if worker is not None:
-                self._signal_group(worker.pid, signal.SIGKILL)  # what it has left behind must not live on
+                self._signal_group(worker.pid, signal.SIGKILL)  # children that it left behind
             _, status = os.waitpid(found.si_pid, 0)
             if worker is not None:
                 ended.append(self._ended(worker, status))
@@ -131,15 +143,15 @@ class Workers:
         if self._stopping:
             self._sweep()
 
-    def _ended(self, worker: Worker, status: int) -> Exited:
+    def _ended(self, worker: Worker, status: int) -> WorkerExit:
         worker.alive = False
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         self._read(worker, to_the_end=True)
         oom = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
-        return Exited(worker.rank, code, worker.asked, worker.lines.tail, oom)
+        return WorkerExit(worker.rank, code, worker.stop_requested, worker.lines.tail, oom)
 
     def _sweep(self) -> None:
-        """While stopping: kill what is due, and say when nothing is left."""
+        """Kills processes whose grace is over while workers stop, and calls `on_gone` when none is left."""
         if self._timer is not None:
             self._timer.cancel()
         now = self._loop.clock()
@@ -149,7 +161,8 @@ class Workers:
             for worker in alive:
                 self._signal_group(worker.pid, signal.SIGKILL)
         orphans = [] if alive else [pid for pid in children() if pid not in self._workers and pid not in self.spared]
-        for pid in orphans:  # they have left their group, and their parents have died
+        # Orphans have left their worker's group, and their parents have died.
+        for pid in orphans:
             self._signal(pid, signal.SIGKILL)
         if not alive and not orphans:
             self._workers.clear()
@@ -159,7 +172,8 @@ class Workers:
         if now >= self._stuck_at:
             self._stuck_at = now + names.STUCK_SECONDS
             pids = [worker.pid for worker in alive] + orphans
-            self.on_stuck("processes %s do not die of SIGKILL: a volume or a driver holds them" % ", ".join(map(str, pids)))
+            text = "processes %s do not die of SIGKILL: a volume or a driver blocks them"
+            self.on_stuck(text % ", ".join(map(str, pids)))
         pause = SWEEP_SECONDS if due or not alive else (self._kill_at or now) - now
         self._timer = self._loop.later(pause, self._sweep_again)
 
@@ -167,7 +181,7 @@ class Workers:
         if self._stopping:
             self.reap()
 
-    # --- starting and reading -------------------------------------------------------------------------------------
+    # --- starting and reading ---------------------------------------------------------------------
 
     def _spawn_one(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         program = shutil.which(command[0], path=environment.get("PATH"))
@@ -180,7 +194,7 @@ class Workers:
         try:
             actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
             actions += [(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]  # type: ignore[list-item]
-            # Handlers and masks of ours are not the worker's business.
+            # The worker must not inherit the agent's signal handlers and masks.
             pid = os.posix_spawn(
                 arguments[0], arguments, environment, file_actions=actions, setsigmask=(),
                 setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ), **OWN_SESSION,
@@ -211,7 +225,9 @@ class Workers:
             out = worker.lines.feed(data)
             if out:
                 self.on_output(out)
-        if to_the_end:  # the worker has ended; a process that has left its group may hold the pipe, but not us
+        # The worker has ended. A process that left its group may keep the pipe open; the agent must
+        # not wait for it.
+        if to_the_end:
             self._close(worker)
         return None
 
@@ -244,21 +260,21 @@ class Workers:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            pass  # it ended meanwhile
+            pass  # ended meanwhile
 
     def _signal_group(self, pid: int, number: int) -> None:
         try:
             os.killpg(pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # it ended meanwhile, or (macOS) only zombies are left of it
+            pass  # ended meanwhile, or (macOS) only zombies are left
 
 
 def _ignore(status: int) -> None:
-    """Nobody asked for the end of this child."""
+    """Ignores the end of an inherited child."""
 
 
 def children() -> List[int]:
-    """This process's living children, as Linux tells them; elsewhere none."""
+    """Returns this process's living children, which only Linux reports; none elsewhere."""
     me = os.getpid()
     try:
         with open("/proc/self/task/%d/children" % me) as file:

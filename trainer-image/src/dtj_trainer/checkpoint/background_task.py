@@ -16,11 +16,11 @@ JOIN_SECONDS = 5.0
 
 
 class BackgroundTask(Generic[T]):
-    """Runs `work` in a daemon thread. The interpreter would wait for an executor's thread that a
-    dead volume blocks.
+    """Runs `work` in a daemon thread.
 
-    `result` waits for the thread too: an interpreter that exits while a daemon thread is inside
-    torch unwinds it through C++ and aborts ("terminate called without an active exception").
+    The interpreter would wait for an executor's thread that a dead volume blocks. `result` waits
+    for the thread too: an interpreter that exits while a daemon thread is inside torch unwinds it
+    through C++ and aborts ("terminate called without an active exception").
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -55,8 +55,7 @@ class BackgroundTask(Generic[T]):
         self._future.exception(timeout)
 
     def join(self) -> None:
-        """Waits a few seconds at most until the thread has ended: a volume that does not answer
-        blocks it for longer."""
+        """Waits a few seconds at most for the end of the thread, which a hanging volume blocks for longer."""
         self._thread.join(JOIN_SECONDS)
 
     def result(self) -> T:

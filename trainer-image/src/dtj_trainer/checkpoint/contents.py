@@ -1,5 +1,4 @@
-"""The contents of a checkpoint as state dicts: the tensors that each rank writes, and the template
-of a load.
+"""The contents of a checkpoint as state dicts: what each rank writes, and the template of a load.
 
 Three kinds of content:
 - sharded: tensors of modules and optimizers, through torch.distributed.checkpoint, so that another
@@ -57,7 +56,9 @@ class CheckpointState:
     def __init__(self, parts: Mapping[str, object]) -> None:
         for name, part in parts.items():
             if not isinstance(part, Stateful):
-                raise ConfigError(f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out")
+                raise ConfigError(
+                    f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out"
+                )
         self._modules = {k: v for k, v in parts.items() if isinstance(v, nn.Module)}
         self._optimizers = {k: v for k, v in parts.items() if isinstance(v, Optimizer)}
         for submodule in (submodule for module in self._modules.values() for submodule in module.modules()):
@@ -89,11 +90,10 @@ class CheckpointState:
         return tree
 
     def pop_unsaved(self, tree: StateDict, known: Collection[str]) -> dict[str, StateDict]:
-        """Removes from `tree` the optimizer state that the checkpoint lacks, because no gradient
-        had come before it was saved.
+        """Removes from `tree` the optimizer state that the checkpoint lacks, and returns it.
 
-        Returns what was removed. After the load the caller puts it back as it was: zeros. `known`:
-        dotted keys of the checkpoint.
+        A parameter that had no gradient before the save has no state there. After the load the
+        caller puts it back as it was: zeros. `known`: dotted keys of the checkpoint.
         """
         out: dict[str, StateDict] = {}
         for name in self._optimizers:
@@ -135,12 +135,13 @@ class CheckpointState:
         """Loads what `shared` returned. Raises ConfigError for a part that the checkpoint lacks."""
         for name, part in self._others.items():
             if name not in tree:
-                raise ConfigError(f"the checkpoint has no part {name!r}, only {sorted(tree)}: leave it out or use a new folder")
+                raise ConfigError(
+                    f"the checkpoint has no part {name!r}, only {sorted(tree)}: leave it out or use a new folder"
+                )
             part.load_state_dict(tree[name])
 
     def buffer_keys(self) -> set[str]:
-        """Returns the keys of module buffers: under DDP each rank has its own running statistics,
-        and rank 0's are saved."""
+        """Returns the keys of module buffers, of which rank 0's are saved: under DDP each rank has its own."""
         return {f"{part}.{key}" for part, module in self._modules.items() for key in buffer_names(module)}
 
     def trained_keys(self, tree: StateDict) -> set[str]:
@@ -175,8 +176,7 @@ def _round_trip(name: str, state: Any) -> Any:
 
 
 def find_owner(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Returns the module whose parameters `optimizer` has: one of `modules`, or several of them
-    under their part names.
+    """Returns the module whose parameters `optimizer` has, or several under their part names.
 
     Raises ConfigError if a parameter belongs to none of them, or if modules that can't share an
     optimizer do.
@@ -213,8 +213,7 @@ def model_state(module: nn.Module) -> StateDict:
 
 
 def plain_name(module: nn.Module, name: str) -> str:
-    """Returns the name of a parameter or buffer as a state dict has it: without the prefixes of DDP
-    (torch's and ours)."""
+    """Returns the name of a parameter or buffer in a state dict, without the prefixes of DDP (torch's, ours)."""
     plain, at = [], module
     for attribute in name.split("."):
         ours = hasattr(at, "portable_state_dict") and isinstance(getattr(at, "module", None), nn.Module)
@@ -240,12 +239,12 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def assign_writers(tree: StateDict, world_size: int, first_rank: set[str]) -> dict[str, int]:
-    """Returns which rank writes each replicated tensor: the biggest first, each by the rank with
-    least so far.
+    """Returns which rank writes each replicated tensor.
 
-    Replicated tensors are the same on every rank, so each rank copies and writes only its share:
-    staging costs 1/world. Leaves in `first_rank`, and leaves that are not tensors, are rank 0's.
-    DTensors and FlatShards are not listed: each rank has its own.
+    The biggest tensors come first, each by the rank with least so far. Replicated tensors are the
+    same on every rank, so each rank copies and writes only its share: staging costs 1/world. Leaves
+    in `first_rank`, and leaves that are not tensors, are rank 0's. DTensors and FlatShards are not
+    listed: each rank has its own.
     """
     owner: dict[str, int] = {}
     sizes: list[tuple[int, str]] = []

@@ -15,12 +15,12 @@ from dtj_trainer.errors import CheckpointInvalid, ConfigError
 
 
 def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
-    """Writes `part` of a checkpoint folder (or of the newest one in a job's folder) to `out`.
-    Returns the count of tensors.
+    """Writes `part` of a checkpoint to `out`. Returns the count of tensors.
 
-    `out` ends in .safetensors, .pt or .pth. Its tensors are whole, whatever the world size of the
-    save. Runs in one process. Raises CheckpointInvalid if the checkpoint is torn, ConfigError if it
-    has no such part.
+    `checkpoint` is a step's folder, or a job's folder for its newest checkpoint. `out` ends in
+    .safetensors, .pt or .pth. Its tensors are whole, whatever the world size of the save. Runs in
+    one process. Raises CheckpointInvalid if the checkpoint is torn, ConfigError if it has no such
+    part.
     """
     if out.suffix not in (".safetensors", ".pt", ".pth"):
         raise ConfigError(f"{out.name}: write a name that ends in .safetensors, .pt or .pth")

@@ -17,8 +17,10 @@ from dtj_trainer.checkpoint.folder import FileEntry
 
 
 class HashedFile(io.BufferedWriter):
-    """A new file, hashed while it is written. hashlib and write release the GIL, so the training
-    thread keeps running."""
+    """A new file, hashed while it is written.
+
+    hashlib and write release the GIL, so the training thread keeps running.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "wb"))

@@ -214,7 +214,9 @@ def commit(directory: Path, incomplete: Path, manifest: Manifest, *, attempt: in
         if not incomplete.is_dir():  # the next attempt has swept it
             raise
         name = Path(e.filename).name
-        raise CheckpointInvalid(f"{name} is not in {incomplete} as rank 0 sees it: all ranks must see the same folder") from None
+        raise CheckpointInvalid(
+            f"{name} is not in {incomplete} as rank 0 sees it: all ranks must see the same folder"
+        ) from None
     sync_folder(incomplete)
     target = directory / (names.CHECKPOINT_FOLDER % manifest.step)
     check_lease(directory, attempt)

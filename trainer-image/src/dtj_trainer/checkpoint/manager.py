@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Mapping
 
 from dtj_contract import names
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import CheckpointState
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint
-from dtj_trainer.checkpoint.store import CheckpointStore
+from dtj_trainer.checkpoint.store import CheckpointStore, Notify
 from dtj_trainer.checkpoint.write import SaveResult
 from dtj_trainer.errors import CheckpointError, LeaseLost
 from dtj_trainer.telemetry.progress import ProgressReporter
-
-Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 
 
 class CheckpointManager:
@@ -144,9 +141,7 @@ class CheckpointManager:
         wanted = self._config.retention
         if wanted.keep_best and wanted.metric not in metrics and not self._warned_metric and self._first_rank:
             self._warned_metric = True
-            message = (
-                f"checkpoint.retention.metric={wanted.metric!r} is not among {sorted(metrics)}: this checkpoint can't be the best"
-            )
+            message = f"checkpoint.retention.metric={wanted.metric!r} is not among {sorted(metrics)}: this checkpoint can't be the best"
             self._notify("Warning", names.Reason.CHECKPOINT_METRIC_MISSING, message)
 
     def _failed(self, message: str) -> None:

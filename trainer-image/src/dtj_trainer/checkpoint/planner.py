@@ -24,9 +24,10 @@ class SavePlanner(DefaultSavePlanner):
 class LoadPlanner(DefaultLoadPlanner):
     """The planner for `load`."""
 
-    def set_up_planner(self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """Sets up torch's planner, and puts the flat shards back: torch replaces a leaf that it
-        does not know by None."""
+    def set_up_planner(
+        self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Sets up torch's planner, and puts the flat shards back, which torch replaces by None."""
         shards = list(_flat_shards(state_dict))
         super().set_up_planner(state_dict, metadata, is_coordinator)
         for holder, key, dotted, shard in shards:

@@ -26,9 +26,13 @@ class RetentionConfig:
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
-            raise ConfigError(f"checkpoint.keep_last={self.keep_last}: write 1 or more (2 or more survive a torn newest one)")
+            raise ConfigError(
+                f"checkpoint.keep_last={self.keep_last}: write 1 or more (2 or more survive a torn newest one)"
+            )
         if self.keep_every_steps is not None and self.keep_every_steps < 1:
-            raise ConfigError(f"checkpoint.keep_every_steps={self.keep_every_steps}: write a number of steps, or leave it out")
+            raise ConfigError(
+                f"checkpoint.keep_every_steps={self.keep_every_steps}: write a number of steps, or leave it out"
+            )
         if self.keep_best < 0:
             raise ConfigError(f"checkpoint.keep_best={self.keep_best}: write 0 or more")
         if self.mode not in ("min", "max"):

@@ -17,7 +17,13 @@ def capture() -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": (str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "numpy": (
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }

@@ -1,5 +1,7 @@
-"""Checks that all ranks see the same checkpoint folder: an emptyDir or a hostPath on two nodes
-looks like one and is two."""
+"""Checks that all ranks see the same checkpoint folder.
+
+An emptyDir or a hostPath on two nodes looks like one folder and is two.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ VISIBLE_SECONDS = 5.0
 
 
 def check(directory: Path, group: Group) -> None:
-    """Raises ConfigError on all ranks if one does not see what rank 0 has put into `directory`; a
-    collective.
+    """Raises ConfigError on all ranks if one does not see rank 0's file in `directory`; a collective.
 
     A folder that can't be written to now is not checked: a save will report that.
     """
@@ -32,7 +33,9 @@ def check(directory: Path, group: Group) -> None:
             probe = directory
     name = group.from_first(probe.name if probe != directory else None)
     try:
-        blind = [rank for rank, seen in enumerate(group.all_objects(name is None or _appears(directory / name))) if not seen]
+        blind = [
+            rank for rank, seen in enumerate(group.all_objects(name is None or _appears(directory / name))) if not seen
+        ]
     finally:
         if group.rank == 0 and probe != directory:
             with contextlib.suppress(OSError):

@@ -1,5 +1,4 @@
-"""Saves and loads on the shared volume: staged in milliseconds, written by a thread, committed by
-one rename.
+"""Saves and loads checkpoints: staged in milliseconds, written by a thread, committed by one rename.
 
 The training thread waits only for one copy of this rank's share into buffers that are kept from
 save to save. (torch's async_save allocates new buffers each time by default, and so is little
@@ -29,7 +28,15 @@ from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import CheckpointState, assign_writers, select_share
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.checkpoint.planner import LoadPlanner
-from dtj_trainer.checkpoint.write import PRIVATE_FILE, SHARED_FILE, SaveResult, Staged, Writer, error_summary, root_error
+from dtj_trainer.checkpoint.write import (
+    PRIVATE_FILE,
+    SHARED_FILE,
+    SaveResult,
+    Staged,
+    Writer,
+    error_summary,
+    root_error,
+)
 from dtj_trainer.distributed.flat_shard import StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError
@@ -44,7 +51,9 @@ class CheckpointStore:
     All ranks call `save`, `load` and `drain` in the same order.
     """
 
-    def __init__(self, directory: Path, group: Group, config: CheckpointConfig, *, attempt: int | None, notify: Notify) -> None:
+    def __init__(
+        self, directory: Path, group: Group, config: CheckpointConfig, *, attempt: int | None, notify: Notify
+    ) -> None:
         self.directory = directory
         self._group = group
         self._config = config
@@ -53,7 +62,9 @@ class CheckpointStore:
         self._notify = notify
         cuda = group.device.type == "cuda"
         self._stager = DefaultStager(
-            StagingOptions(use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda)
+            StagingOptions(
+                use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
+            )
         )
         self._pending: BackgroundTask[SaveResult] | None = None
         self._pending_since = 0.0

@@ -1,5 +1,4 @@
-"""Writes one checkpoint in the thread beside the training: this rank's files, then rank 0's commit
-of all ranks' files.
+"""Writes one checkpoint in the thread beside the training: each rank's files, then rank 0's commit.
 
 Every stage is done by all ranks or by none: each reports its result to the others, over a separate
 gloo group.
@@ -139,11 +138,14 @@ class Writer:
         return SaveResult(step=staged.step, outcome="committed", path=path, time=manifest.time, write_seconds=took)
 
     def _find_nonfinite(self, staged: Staged) -> str:
-        """Returns a message that names the first trained tensor of any rank with a NaN or an
-        infinity; "" if all are finite."""
+        """Returns a message about the first trained tensor that is not finite on any rank; "" if all are."""
         mine = next((key for key, leaf in leaves(staged.sharded) if key in staged.trained and not _finite(leaf)), None)
         found = [f"{key} (of rank {rank})" for rank, key in enumerate(self._gather(mine)) if key is not None]
-        return f"{found[0]} is not finite: not saved, because it would replace a checkpoint that is finite" if found else ""
+        return (
+            f"{found[0]} is not finite: not saved, because it would replace a checkpoint that is finite"
+            if found
+            else ""
+        )
 
     def _commit(self, incomplete: Path, manifest: Manifest) -> Path:
         path = folder.commit(self.directory, incomplete, manifest, attempt=self.attempt)
@@ -203,8 +205,7 @@ def _free_space(directory: Path) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    """Returns one line about an error, or about the first of the errors in torch's
-    CheckpointException (one for each rank)."""
+    """Returns one line about an error, or about the first error in torch's CheckpointException."""
     root = root_error(error)
     return f"{type(root).__name__}: {root}".splitlines()[0]
 

@@ -1,2 +1,1 @@
-"""Parts of a training that are alike under every strategy: optimizer, learning rate, precision,
-compilation, validation."""
+"""Components of a training: optimizer, learning rate, precision, compilation, validation."""

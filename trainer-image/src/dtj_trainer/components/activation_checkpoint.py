@@ -1,5 +1,4 @@
-"""Activation checkpointing: blocks drop their activations and recompute them in backward, which
-trades time for memory."""
+"""Activation checkpointing: blocks drop their activations and recompute them in backward. Memory for time."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def largest_that_fits(fits: Callable[[int], bool], limit: int) -> int:
             bad = n
             n = (good + bad) // 2
     if good == 0:
-        raise ConfigError("not even micro_batch_size=1 fits in memory: use strategy fsdp, recompute: block, or a smaller model")
+        raise ConfigError(
+            "not even micro_batch_size=1 fits in memory: use strategy fsdp, recompute: block, or a smaller model"
+        )
     return good
 
 
@@ -61,8 +63,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 FIRST_STEPS = 3
-"""Steps at the start of a run that may be the first to run out of memory: all that the optimizer
-and the allocator need for good is there after two of them."""
+"""Steps at the start of a run in which memory use still grows.
+
+All that the optimizer and the allocator need for good is there after two of them.
+"""
 ADVICE = "write a smaller micro_batch_size (or auto), recompute: block, precision.dtype: bf16, or strategy fsdp"
 
 

@@ -1,10 +1,10 @@
-"""torch.compile: each block's forward and backward become a graph, which takes time at the start
-and saves time in each step.
+"""torch.compile: each block's forward and backward become a graph.
 
-A block's `forward` is compiled, not its call, which `nn.Module.compile` would trace. A call runs
-the hooks by which fully_shard and fsdp_scratch gather and free weights; our hooks would be traced,
-and would break the graph in several places. Around a compiled forward they stay outside. Names,
-state dicts and hooks do not change.
+Compiling takes time at the start and saves time in each step. A block's `forward` is compiled, not
+its call, which `nn.Module.compile` would trace. A call runs the hooks by which fully_shard and
+fsdp_scratch gather and free weights; our hooks would be traced, and would break the graph in
+several places. Around a compiled forward they stay outside. Names, state dicts and hooks do not
+change.
 
 Block by block, as torch advises for fully_shard, under every strategy:
 - blocks of one class that differ in nothing but weights share one graph: 12 of them compile in the

@@ -49,7 +49,9 @@ class Ema(nn.Module):
     def portable_state_dict(self) -> dict[str, torch.Tensor]:
         """Returns the model's state with the averages for parameters: the plain model can load it."""
         model = model_state(self._model[0])
-        return {name: self._average[self._places[name]] if name in self._places else value for name, value in model.items()}
+        return {
+            name: self._average[self._places[name]] if name in self._places else value for name, value in model.items()
+        }
 
     @torch.no_grad()
     def load_portable_state_dict(self, state: dict[str, torch.Tensor]) -> None:

@@ -70,5 +70,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     groups = [g for g in groups if g["params"]]
     fused = config.fused if config.fused is not None else all(p.device.type == "cuda" for p in wanted)
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused)
+        return torch.optim.SGD(
+            groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+        )
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=fused)

@@ -63,11 +63,11 @@ class Precision:
         return torch.autocast(self._group.device.type, torch.bfloat16 if self.config.dtype == "bf16" else torch.float16)
 
     def unscale(self, model: nn.Module, optimizer: Optimizer) -> bool:
-        """Divides the gradients by the loss scale. Returns False if they overflowed on any rank:
-        skip the step.
+        """Divides the gradients by the loss scale.
 
-        Covers the gradients of the model and of the optimizer: clipping takes all of the model's
-        gradients, also those that the optimizer does not have.
+        Returns False if they overflowed on any rank: skip the step. Covers the gradients of the
+        model and of the optimizer: clipping takes all of the model's gradients, also those that the
+        optimizer does not have.
         """
         if self.config.dtype != "fp16":
             return True

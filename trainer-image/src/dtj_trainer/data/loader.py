@@ -188,5 +188,7 @@ def batches(
     while True:
         step = list(islice(ready, len(sizes)))
         if len(step) < len(sizes):
-            raise ConfigError("the stream of samples has ended before the last step: write fewer steps, or repeat the stream")
+            raise ConfigError(
+                "the stream of samples has ended before the last step: write fewer steps, or repeat the stream"
+            )
         yield list(zip(step, sizes, strict=True))

@@ -41,7 +41,9 @@ class DataOrder:
         if self.length < 1:
             raise ConfigError("the data set is empty: check the path that it is read from")
         if self.global_batch_size < 1:
-            raise ConfigError(f"global_batch_size={self.global_batch_size}: write samples per step over all ranks, 1 or more")
+            raise ConfigError(
+                f"global_batch_size={self.global_batch_size}: write samples per step over all ranks, 1 or more"
+            )
 
     def steps_for(self, epochs: float) -> int:
         """Returns the full steps in `epochs`.

@@ -62,7 +62,9 @@ def check_data(data: object, name: str) -> None:
         )
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
     if missing and not (isinstance(data, BatchDataset) and missing == ["__getitem__"]):
-        raise ConfigError(f"{name} is a {type(data).__name__} without {' and '.join(missing)}: pass a data set that has both")
+        raise ConfigError(
+            f"{name} is a {type(data).__name__} without {' and '.join(missing)}: pass a data set that has both"
+        )
 
 
 def fetch(dataset: MapDataset | BatchDataset, indices: Indices) -> Any:
@@ -97,7 +99,9 @@ def _shape(sample: Any) -> str:
     return type(sample).__name__
 
 
-def in_order(dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[Any, int]]:
+def in_order(
+    dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int
+) -> Iterator[tuple[Any, int]]:
     """Yields a rank's share of one pass for validation, as (batch, samples that count).
 
     Each sample counts on one rank.

@@ -70,7 +70,9 @@ class TokenData:
         self._tokens = tokens[int(len(tokens) * start) : int(len(tokens) * stop)]
         self._block = block
         if len(self) < 1:
-            raise ConfigError(f"{path} has {len(self._tokens)} tokens here, less than one block: write block below {block}")
+            raise ConfigError(
+                f"{path} has {len(self._tokens)} tokens here, less than one block: write block below {block}"
+            )
 
     def __len__(self) -> int:
         return (len(self._tokens) - 1) // self._block

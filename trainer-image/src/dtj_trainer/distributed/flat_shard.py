@@ -1,9 +1,9 @@
-"""A flat shard of a tensor, split into chunks as torch's checkpoints take them: no rank has to
-gather the whole to save it.
+"""A flat shard of a tensor, split into the chunks of torch's checkpoints.
 
-A rank of fsdp_scratch owns a run of elements of the flattened tensor. A checkpoint knows only
-chunks, which are boxes (offsets and sizes in each dimension). A run is a few boxes: the end of a
-row, whole rows, the beginning of a row, and so on inward.
+No rank has to gather the whole tensor to save it. A rank of fsdp_scratch owns a run of elements of
+the flattened tensor. A checkpoint knows only chunks, which are boxes (offsets and sizes in each
+dimension). A run is a few boxes: the end of a row, whole rows, the beginning of a row, and so on
+inward.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ StateDict = dict[str, Any]
 
 
 def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
-    """Yields offsets and sizes of the boxes that cover elements [start, stop) of a row-major
-    tensor, in element order.
+    """Yields offsets and sizes of the boxes that cover elements [start, stop) of a tensor.
 
-    There are at most two boxes for each dimension but the last, and one more.
+    The tensor is row-major, and the boxes are in the order of its elements. There are at most two
+    boxes for each dimension but the last, and one more.
     """
     if start >= stop:
         return

@@ -50,7 +50,9 @@ class Group:
         cuda = torch.cuda.is_available()
         backend = env.backend if env.backend != "auto" else ("nccl" if cuda else "gloo")
         if backend == "nccl" and not cuda:
-            raise ConfigError("backend=nccl needs a CUDA device and this worker sees none: write backend: gloo (or auto)")
+            raise ConfigError(
+                "backend=nccl needs a CUDA device and this worker sees none: write backend: gloo (or auto)"
+            )
         device = torch.device("cuda", env.local_rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(device)
@@ -89,8 +91,10 @@ class Group:
         return torch.stack(rows)
 
     def all_objects(self, value: Any) -> list[Any]:
-        """Returns the `value` of every rank, in rank order (pickled: for small things at the start,
-        not for the hot loop)."""
+        """Returns the `value` of every rank, in rank order.
+
+        Values are pickled: for small objects at the start, not for the hot loop.
+        """
         if self.world_size == 1:
             return [value]
         out: list[Any] = [None] * self.world_size
@@ -142,8 +146,7 @@ def _gloo(timeout: timedelta) -> dist.ProcessGroup:
 
 
 def check_one_device_each(places: Sequence[tuple[str, str]]) -> None:
-    """Raises ConfigError if two ranks have one GPU, which NCCL rejects later with a message that
-    names neither.
+    """Raises ConfigError if two ranks have one GPU. NCCL would name neither of them later.
 
     `places`: host and device UUID of each rank.
     """

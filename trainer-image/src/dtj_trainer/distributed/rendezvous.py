@@ -43,8 +43,7 @@ from dtj_trainer.errors import ConfigError, RankMismatch, RendezvousFailed, Trai
 MARGIN_SECONDS = 10.0
 """How much longer other ranks wait than rank 0 does, so that they learn which rank is missing."""
 LINGER_SECONDS = 10.0
-"""How long rank 0, whose store ends with its process, waits for the others to read the reason, and
-for late ones to come."""
+"""How long rank 0 waits for others to read the reason, and for late ones: its store ends with it."""
 TWIN_SECONDS = 10.0
 """How long the program that holds rank 0's port may take to answer as a store."""
 _HINT = "see its log, or write a longer collective_timeout_seconds"
@@ -265,8 +264,10 @@ def _master_address() -> str:
 
 
 def _connect(rank: int, where: str, timeout: timedelta, *, served: bool) -> Store:
-    """Connects to torch's own store, that of torchrun's agent (`served`) or rank 0's, without its
-    wait for all workers."""
+    """Connects to torch's own store, without its wait for all workers.
+
+    The store is that of torchrun's agent (`served`) or rank 0's.
+    """
     seconds = timeout.total_seconds()
     try:
         return _open_store(rank, seconds)

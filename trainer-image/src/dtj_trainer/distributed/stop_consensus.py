@@ -1,5 +1,4 @@
-"""When the ranks exchange their status, so that a stop request to any rank stops all of them after
-the same step.
+"""The exchange of the ranks' status: a stop request to any rank stops all after the same step.
 
 A SIGTERM reaches one rank in the middle of some step, and all ranks must end after the same one.
 They exchange a few numbers by a small gather about every `agree_seconds`, at steps that each rank
@@ -18,14 +17,14 @@ MOST_STEPS = 100
 
 
 def steps_to_next_exchange(before: int, slowest: float, seconds: float) -> int:
-    """Returns the steps to the next exchange, after `before` steps of which the slowest took
-    `slowest` seconds on any rank.
+    """Returns the steps to the next exchange.
 
-    As many steps as fit into `seconds`, by the slowest step; at most twice as many as before, and
-    at most 100. If steps suddenly take k times as long, the next exchange is therefore at most
-    k·`seconds` and at most 100 of the new steps away: with the defaults, within a pod's grace
-    period of 30 s unless steps become more than 50 times slower and take more than 0.25 s. A rank
-    that is too late is killed, and the run resumes from the last checkpoint.
+    The last interval had `before` steps, of which the slowest took `slowest` seconds on any rank.
+    The next one has as many steps as fit into `seconds`, by the slowest step; at most twice as many
+    as before, and at most 100. If steps suddenly take k times as long, the next exchange is
+    therefore at most k·`seconds` and at most 100 of the new steps away: with the defaults, within a
+    pod's grace period of 30 s unless steps become more than 50 times slower and take more than 0.25
+    s. A rank that is too late is killed, and the run resumes from the last checkpoint.
     """
     fit = seconds / slowest if slowest > 0 else 1.0  # the first step is not measured
     return max(1, int(min(fit, 2 * before, MOST_STEPS)))

@@ -46,7 +46,9 @@ def load() -> tuple[TensorData, TensorData]:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     table = table[np.random.Generator(np.random.Philox(SPLIT_SEED)).permutation(len(table))]
     images, labels = torch.from_numpy(table[:, :-1] / 16.0), torch.from_numpy(table[:, -1].astype(np.int64))
-    return TensorData(images[TEST_SAMPLES:], labels[TEST_SAMPLES:]), TensorData(images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
+    return TensorData(images[TEST_SAMPLES:], labels[TEST_SAMPLES:]), TensorData(
+        images[:TEST_SAMPLES], labels[:TEST_SAMPLES]
+    )
 
 
 def mlp() -> nn.Module:
@@ -100,7 +102,9 @@ def task(model: str = "mlp") -> Task:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    p = argparse.ArgumentParser(prog="python -m dtj_trainer.examples.digits", description=(__doc__ or "").splitlines()[0])
+    p = argparse.ArgumentParser(
+        prog="python -m dtj_trainer.examples.digits", description=(__doc__ or "").splitlines()[0]
+    )
     p.add_argument("--model", choices=sorted(MODELS), default="mlp")
     p.add_argument("--epochs", type=float, default=30)
     p.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks together")

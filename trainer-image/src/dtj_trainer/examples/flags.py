@@ -16,8 +16,12 @@ from dtj_trainer.task import Task
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what is logged, what is saved, and how long a step takes at least."""
     parser.add_argument("--log-every", type=int, default=10, metavar="STEPS")
-    parser.add_argument("--checkpoint-dir", type=Path, help="default: DTJ_CHECKPOINT_DIR; without either nothing is saved")
-    parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50")
+    parser.add_argument(
+        "--checkpoint-dir", type=Path, help="default: DTJ_CHECKPOINT_DIR; without either nothing is saved"
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50"
+    )
     parser.add_argument(
         "--step-time-ms", type=float, default=0, help="sleep in every step, to watch a run or to break it at leisure"
     )

@@ -18,7 +18,9 @@ class AutoConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_share <= 1:
-            raise ConfigError(f"strategy.memory_share={self.memory_share}: write a fraction of the memory, above 0 and at most 1")
+            raise ConfigError(
+                f"strategy.memory_share={self.memory_share}: write a fraction of the memory, above 0 and at most 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,4 @@
-"""Finds the blocks of a model: the submodules that are sharded, gathered, compiled and recomputed
-as a whole.
+"""Finds the blocks of a model, which are sharded, gathered, compiled and recomputed as a whole.
 
 Models hold blocks in three ways: a ModuleList of blocks (a GPT), a Sequential of blocks (timm's
 ViT, the stages of a ResNet), or a Sequential in which blocks stand beside other layers. Where none

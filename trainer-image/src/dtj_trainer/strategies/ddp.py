@@ -1,5 +1,4 @@
-"""torch's DistributedDataParallel: a whole copy of the model on each rank, gradients summed in
-buckets during backward."""
+"""torch's DistributedDataParallel: the whole model on each rank, gradients summed in buckets during backward."""
 
 from __future__ import annotations
 
@@ -132,8 +131,10 @@ class _Sum(nn.Module):
 
 
 def _fix_buckets(ddp: DistributedDataParallel) -> None:
-    """Runs two passes over the sum of all parameters: the first shows DDP an order of gradients,
-    the second rebuilds by it."""
+    """Runs two passes over the sum of all parameters.
+
+    The first shows DDP an order of gradients, the second rebuilds the buckets by it.
+    """
     model, ddp.module = ddp.module, _Sum(ddp.module)
     for _ in range(2):
         torch.autograd.backward(ddp())

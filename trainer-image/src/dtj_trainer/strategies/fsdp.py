@@ -116,7 +116,9 @@ class Fsdp:
         if isinstance(config, HsdpConfig):
             size = config.shard_size or group.local_world_size
             if group.world_size % size:
-                raise ConfigError(f"strategy.shard_size={size} does not divide the {group.world_size} ranks: write a divisor")
+                raise ConfigError(
+                    f"strategy.shard_size={size} does not divide the {group.world_size} ranks: write a divisor"
+                )
             mesh = init_device_mesh(kind, (group.world_size // size, size), mesh_dim_names=("replicate", "shard"))
         else:
             mesh = init_device_mesh(kind, (group.world_size,))

@@ -69,7 +69,9 @@ class WeightBroadcast:
 
     def _with_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._group.rank == 0:
-            raise ConfigError("rank 0's model has no weights (torch.device('meta')): build it whole on rank 0, which sends it")
+            raise ConfigError(
+                "rank 0's model has no weights (torch.device('meta')): build it whole on rank 0, which sends it"
+            )
         made = torch.empty_like(tensor, device="cpu")
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)

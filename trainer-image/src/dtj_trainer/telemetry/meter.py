@@ -90,7 +90,12 @@ class Meter:
 
 
 def summary(
-    rows: torch.Tensor, samples_per_step: int, *, tokens: int | None = None, flops: float | None = None, peak: float | None = None
+    rows: torch.Tensor,
+    samples_per_step: int,
+    *,
+    tokens: int | None = None,
+    flops: float | None = None,
+    peak: float | None = None,
 ) -> RateWindow:
     """Returns what follows from the rows of all ranks for the group (pure).
 

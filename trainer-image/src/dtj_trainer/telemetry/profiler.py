@@ -43,5 +43,7 @@ class ProfilerWindow:
             return
         self._profiler.stop()
         self._config.directory.mkdir(parents=True, exist_ok=True)
-        self._profiler.export_chrome_trace(str(self._config.directory / f"trace-rank{self._rank}-{self._first}-{step}.json"))
+        self._profiler.export_chrome_trace(
+            str(self._config.directory / f"trace-rank{self._rank}-{self._first}-{step}.json")
+        )
         self._profiler = None

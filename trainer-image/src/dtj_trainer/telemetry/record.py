@@ -34,14 +34,23 @@ class Record:
 
     def flat(self) -> dict[str, Any]:
         """Returns all known values by name, in the order in which a person reads them."""
-        head: dict[str, Any] = {"step": self.step, "total_steps": self.total_steps, "attempt": self.attempt, "loss": self.loss}
+        head: dict[str, Any] = {
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "attempt": self.attempt,
+            "loss": self.loss,
+        }
         body = head | {"samples_per_second": self.samples_per_second} | self.metrics
         body |= {"per_rank": self.per_rank or None, "time": self.time}
         return {k: v for k, v in body.items() if v is not None}
 
     def numbers(self) -> dict[str, float]:
         """Returns what can be drawn as a curve: finite numbers by name."""
-        named = {"loss": self.loss, "samples_per_second": self.samples_per_second, "attempt": self.attempt} | self.metrics
+        named = {
+            "loss": self.loss,
+            "samples_per_second": self.samples_per_second,
+            "attempt": self.attempt,
+        } | self.metrics
         return {k: float(v) for k, v in named.items() if v is not None and math.isfinite(v)}
 
 

@@ -1,5 +1,4 @@
-"""The order in which the ranks gather the blocks of a model (pure): their collectives pair up
-though a rank skips a block.
+"""The order in which the ranks gather the blocks of a model, although a rank may skip one (pure).
 
 Collectives of a group pair up by the order in which each rank begins them. A rank that skips a
 block (stochastic depth, experts) would pair the weights of the next block with those of the block

@@ -1,7 +1,6 @@
-"""Data parallelism from torch.distributed primitives, written to be read. Its results equal those
-of torch's DDP.
+"""Data parallelism from torch.distributed primitives, written to be read.
 
-Three ideas make it fast, and each is a few lines here:
+Its results equal those of torch's DDP. Three ideas make it fast, and each is a few lines here:
 - bucketing: gradients lie end to end in flat buffers, so a step is a few big all-reduces instead of
   many small ones;
 - overlap: a hook on each parameter runs when its gradient is final, and a bucket that is full

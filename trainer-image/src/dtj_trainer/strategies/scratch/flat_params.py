@@ -1,5 +1,4 @@
-"""Parameters that lie end to end in one flat buffer, of which each rank owns a shard: gathered,
-freed and reduced together.
+"""Parameters in one flat buffer, of which each rank owns a shard: gathered, freed and reduced together.
 
 The buffer is padded so that its size is a multiple of the world size. The module's parameters are
 views into the buffer for good; "freeing" gives the buffer's memory back and leaves the views in
@@ -34,11 +33,10 @@ class FlatParamGroup:
         reduce_group: dist.ProcessGroup | None,
         offload: bool,
     ) -> None:
-        """Takes the parameters from where they are, usually host memory, and keeps this rank's
-        shard of them.
+        """Takes the parameters from where they are, and keeps this rank's shard of them.
 
-        Gradients use `reduce_group`: they leave in an order of their own, so they can't share a
-        process group with the weights.
+        They are usually in host memory. Gradients use `reduce_group`: they leave in an order of
+        their own, so they can't share a process group with the weights.
         """
         self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
         size = sum(p.numel() for p in parameters)
@@ -170,7 +168,9 @@ class FlatParamGroup:
                 shard.flat.copy_(saved[name].flat)
 
 
-def parameters_by_module(module: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+def parameters_by_module(
+    module: nn.Module, blocks: Sequence[nn.Module]
+) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Yields each block, and `module` last, with the trained parameters that are gathered for it.
 
     The root (`module`) has what is in no block. It also has the weights that two submodules share,

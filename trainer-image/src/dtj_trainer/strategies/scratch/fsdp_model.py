@@ -1,8 +1,7 @@
-"""Fully sharded data parallelism from torch.distributed primitives, written to be read. Its results
-equal fully_shard's.
+"""Fully sharded data parallelism from torch.distributed primitives, written to be read.
 
-Each rank owns 1/world of every parameter, of its gradient and of the optimizer's state. A block of
-the model has whole weights only while it computes:
+Its results equal fully_shard's. Each rank owns 1/world of every parameter, of its gradient and of
+the optimizer's state. A block of the model has whole weights only while it computes:
 
     forward of block i:   all-gather its weights (i+1's are already on the way), compute, free them
     backward of block i:  all-gather again (i-1's are already on the way), compute its gradients,

@@ -1,5 +1,4 @@
-"""The state dicts of `fsdp_scratch`: shards by the module's own names, so that nothing is gathered
-for a save.
+"""The state dicts of `fsdp_scratch`: shards by the module's own names, so that a save gathers nothing.
 
 Any strategy and any world size can read such a checkpoint.
 """

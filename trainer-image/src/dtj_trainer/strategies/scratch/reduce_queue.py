@@ -1,5 +1,4 @@
-"""The order in which gradients are sent to their owners: the same on every rank, whatever order
-they are complete in."""
+"""Sends gradients to their owners in one order on every rank, whatever order they are complete in."""
 
 from __future__ import annotations
 

@@ -1,0 +1,49 @@
+"""Which agents may join the group. Pure."""
+
+from __future__ import annotations
+
+from dtj_agent.group.history import History
+from dtj_agent.group.messages import PROTOCOL_VERSION, STUCK, Message, Now
+from dtj_agent.group.roster import Roster
+from dtj_agent.group.rules import Rules
+from dtj_agent.group.succession import Succession
+from dtj_contract import names
+
+ALIVE_SECONDS = 2 * names.HEARTBEAT_SECONDS
+"""An agent that was heard of within this time is alive."""
+
+
+class Admission:
+    """Checks the hello of an agent that has connected."""
+
+    def __init__(self, rules: Rules, roster: Roster, succession: Succession) -> None:
+        self._rules = rules
+        self._roster = roster
+        self._succession = succession
+        self._last = ""
+
+    def rejection(self, hello: Message, theirs: History, reached: int, is_over: bool, now: Now) -> str:
+        """Returns why the agent may not join; "" if it may.
+
+        `theirs`: the history in the hello; `reached`: the greatest attempt that the coordinator knows the end of or decides;
+        `is_over`: the job has an outcome.
+        """
+        if hello["uid"] != self._rules.uid:
+            return "an agent of another job (uid %.60s)" % hello["uid"]
+        if hello.get("version") != PROTOCOL_VERSION:
+            text = "%s: it speaks version %.20r of the agents' protocol, this agent %d; all pods of a job run one agent image"
+            return text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION)
+        seen = max(hello["attempt"], theirs.attempt)
+        if seen > reached and (self._succession.started or is_over):
+            self._succession.heard_of(seen)
+            return "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"]
+        old = self._roster.peers.get(hello["ordinal"])
+        if old is None or old.incarnation == hello["incarnation"] or old.state == STUCK:
+            return ""  # the pod of a stuck member is to be replaced, although its agent lives
+        alive = now.mono - old.heard < ALIVE_SECONDS
+        return "a second agent of ordinal %d while the first is alive" % hello["ordinal"] if alive else ""
+
+    def is_repeated(self, rejection: str) -> bool:
+        """Returns whether this is the rejection of the last call too: a rejected agent dials again and again."""
+        last, self._last = self._last, rejection
+        return rejection == last

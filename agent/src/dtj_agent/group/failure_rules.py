@@ -1,0 +1,153 @@
+"""Why a worker ended: exit status, cgroup counter and the last lines it wrote -> a reason and a sentence. Pure."""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from typing import NamedTuple, Optional
+
+from dtj_contract import names
+from dtj_contract.names import Reason
+
+EXEC_NOT_FOUND, EXEC_NOT_PERMITTED = 127, 126  # as a shell reports that a command could not be started
+EXEC_NO_RESOURCES = 71  # sysexits' EX_OSERR: no process, memory or file descriptor just now
+_FOR_NOW = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.EIO, errno.ESTALE)
+CRASH_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+"""Deaths that come from outside or from broken memory. SIGABRT is not among them: NCCL's watchdog aborts the innocent."""
+
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)|[a-z_][\w.]*\.[A-Z]\w*)(?::.*)?$"
+)
+_TORCH_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's excepthook puts it before each line, once a process group is up
+_NO_MODULE = re.compile(r"^\S*python\S*: (?:No module named |Error while finding module specification)")
+_NO_SCRIPT = re.compile(r"can't open file .*\[Errno 2\]")
+_TORCH_LOG = re.compile(r"^\[[IWEF]\d{4} ")  # torch's C++ log, which goes on after the interpreter's last word
+_IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
+_SCRIPT_ERRORS = ("SyntaxError", "IndentationError", "TabError", "NameError", "bdb.BdbQuit")
+# argparse ends so, and click; the usage itself may be longer than the tail.
+_USAGE_LINE = re.compile(r"^(?:[^\s:]+(?: [\w-]+)*: error|Error): ")
+_USAGE_WORDS = re.compile(
+    r"^(?:usage|Usage): |: error: (?:unrecognized arguments|the following arguments are required|argument .+: "
+    r"|ambiguous option|one of the arguments )",
+    re.MULTILINE,
+)
+# The box that torchrun prints when one of its own workers has failed.
+_TORCHRUN_CAUSE = re.compile(
+    r"Root Cause.*?rank *: (?P<rank>\d+).*?exitcode *: (?P<code>-?\d+).*?traceback *: (?P<why>[^\n]+)", re.DOTALL
+)
+
+
+class Diagnosis(NamedTuple):
+    reason: str
+    permanent: bool
+    """True: another attempt would end the same way."""
+    message: str
+
+
+def signal_name(exit_code: int) -> Optional[str]:
+    """`SIGKILL` for -9; None for an ordinary exit."""
+    if exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:  # real-time signals have no name
+        return "signal %d" % -exit_code
+
+
+def exit_code_of(error: OSError) -> int:
+    """The exit code of a worker that could not be started."""
+    if error.errno in _FOR_NOW:
+        return EXEC_NO_RESOURCES
+    return EXEC_NOT_FOUND if isinstance(error, FileNotFoundError) else EXEC_NOT_PERMITTED
+
+
+def last_exception(tail: str) -> Optional[str]:
+    """The line that ends the last Python traceback of a log tail, e.g. `ValueError: boom`."""
+    for line in reversed(tail.splitlines()):
+        line = _TORCH_RANK.sub("", line)
+        if _EXCEPTION.match(line.rstrip()):
+            return line.strip()[:300]
+    return None
+
+
+def diagnose(
+    rank: int, exit_code: int, tail: str, oom_killed: bool, progressed: bool, recorded: Optional[str] = None
+) -> Diagnosis:
+    """`oom_killed`: the container's oom_kill counter rose; `recorded`: what the worker's error file says.
+
+    `progressed`: some attempt has done a step, or lived long enough for one: what the script is cannot be its end.
+    """
+    name = signal_name(exit_code)
+    said = recorded or last_exception(tail)
+    if said is not None and "ChildFailedError" in said:
+        said = _inner_cause(tail) or said
+    if name == "SIGKILL" and oom_killed:
+        return _because(
+            Reason.OOM_KILLED,
+            "rank %d was killed because the container reached its memory limit; raise resources.limits.memory or use less"
+            " (batch size, data loader workers)" % rank,
+        )
+    if name is not None:
+        return _because(Reason.WORKER_FAILED, "rank %d was ended by %s%s" % (rank, name, ": " + said if said else ""))
+    if exit_code == names.EXIT_NO_RESTART:
+        why = "rank %d exited with code %d, its word that a restart is of no use%s"
+        return _because(Reason.NO_RESTART_EXIT_CODE, why % (rank, exit_code, ": " + said if said else ""))
+    missing = _missing_entrypoint(exit_code, tail)
+    if missing is not None and not progressed:
+        return _because(Reason.ENTRYPOINT_NOT_FOUND, "rank %d: the entrypoint can't be started: %s" % (rank, missing))
+    early = None if progressed else _early_error(rank, exit_code, tail)
+    if early is not None:
+        return early
+    return _because(
+        Reason.WORKER_FAILED, "rank %d exited with code %d%s" % (rank, exit_code, ": " + said if said else "")
+    )
+
+
+def _because(reason: str, message: str) -> Diagnosis:
+    return Diagnosis(reason, reason in names.PERMANENT, message)
+
+
+def _early_error(rank: int, exit_code: int, tail: str) -> Optional[Diagnosis]:
+    """Returns what ended a script before its first step, if its very last line says so: what it handled and logged does not."""
+    last = _last_line(tail)
+    kind = last.partition(":")[0]
+    if exit_code == 2 and _USAGE_LINE.match(last) and _USAGE_WORDS.search(tail):
+        return _because(Reason.USAGE_ERROR, "rank %d refused its arguments: %s" % (rank, last))
+    if exit_code != 1:
+        return None
+    if kind in _IMPORT_ERRORS:
+        return _because(Reason.IMPORT_FAILED, "rank %d could not import what it needs: %s" % (rank, last))
+    if kind in _SCRIPT_ERRORS:
+        return _because(Reason.SCRIPT_ERROR, "rank %d ended before its first step: %s" % (rank, last))
+    if kind == "FileNotFoundError":
+        return _because(Reason.FILE_NOT_FOUND, "rank %d did not find a file before its first step: %s" % (rank, last))
+    return None
+
+
+def _last_line(tail: str) -> str:
+    lines = [_TORCH_RANK.sub("", line).strip() for line in tail.splitlines()]
+    return next((line[:300] for line in reversed(lines) if line and not _TORCH_LOG.match(line)), "")
+
+
+def _inner_cause(tail: str) -> Optional[str]:
+    found = _TORCHRUN_CAUSE.search(tail)
+    if found is None:
+        return None
+    return "rank %s of the torchrun inside exited with %s: %s" % (
+        found["rank"],
+        found["code"],
+        found["why"].strip()[:200],
+    )
+
+
+def _missing_entrypoint(exit_code: int, tail: str) -> Optional[str]:
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    last = lines[-1][:300] if lines else ""
+    if exit_code in (EXEC_NOT_FOUND, EXEC_NOT_PERMITTED):
+        return last or "command not found"
+    if exit_code == 1 and _NO_MODULE.match(last):  # python3 -m nosuch
+        return last
+    if exit_code == 2 and _NO_SCRIPT.search(last):  # python3 nosuch.py
+        return last
+    return None

@@ -1,0 +1,225 @@
+"""The life of an attempt: it starts, breaks, is stopped and settled, and the group gathers for the next one. Pure.
+
+    Rendezvous --start--> Running --failure or loss--> Stopping --all stopped or gone: settle--> Rendezvous
+
+`restart_policy` decides what follows a broken attempt; `stopping` ends it on all its members.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+from dtj_agent.group.attempt import Attempt
+from dtj_agent.group.effects import Outbox
+from dtj_agent.group.goodput import GoodputTracker
+from dtj_agent.group.history import History
+from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
+from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
+from dtj_agent.group.restart_policy import Decision, Fail, Restart, RestartPolicy
+from dtj_agent.group.roster import Peer, Roster
+from dtj_agent.group.rules import Rules
+from dtj_agent.group.stopping import AttemptStop
+from dtj_contract.names import Reason
+
+PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
+
+
+class AttemptLifecycle:
+    """Follows one attempt after the other. `history`: what this agent remembers at its start."""
+
+    def __init__(self, rules: Rules, roster: Roster, history: History, outbox: Outbox, now: Now) -> None:
+        self.phase = PHASE_RENDEZVOUS
+        self.phase_reason: str = Reason.RENDEZVOUS
+        self.goodput = GoodputTracker(history)
+        self.policy = RestartPolicy(rules)
+        self.attempt = Attempt(history.attempt, [], rules.processes)
+        """The current attempt, or the last one."""
+        self.recovery: Optional[RecoveryTimer] = None
+        """The last recovery; it is open until the first step after the failure."""
+        self._rules = rules
+        self._roster = roster
+        self._outbox = outbox
+        self._stopping = AttemptStop(self.attempt, roster, now)
+
+    @property
+    def history(self) -> History:
+        """What the job remembers; members have copies."""
+        return self.goodput.history
+
+    def continue_from(self, history: History) -> None:
+        """Replaces the history by a newer one, which a member remembers."""
+        self.goodput.history = history
+        self.attempt = Attempt(history.attempt, [], self._rules.processes)
+
+    # --- an attempt starts ----------------------------------------------------------------------------------------
+
+    def gathering(self, phase: str, now: Now) -> None:
+        """Times the open recovery's `phase`, schedule or rendezvous."""
+        if self.recovery is not None and self.recovery.attempt == 0:
+            self.recovery.enter(phase, now)
+
+    def start(self, number: int, members: List[Peer], now: Now) -> None:
+        history = self.history
+        history.attempt = number
+        history.start_time = history.start_time or now.wall
+        history.revision += 1
+        self.attempt = Attempt.of(members, number, self._rules.processes)
+        self.goodput.started(now)
+        if self.recovery is not None:
+            self.recovery.started(number, history, now)
+        self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
+        self.attempt.start(members, history, self._outbox)
+
+    # --- what happens to its members ------------------------------------------------------------------------------
+
+    def is_current(self, peer: Peer, attempt: int) -> bool:
+        """Returns whether a message of `peer` about `attempt` is about the one that runs or stops now."""
+        current = attempt == self.attempt.number and peer.ordinal in self.attempt.node_ranks
+        return current and self.phase in (PHASE_RUNNING, PHASE_STOPPING)
+
+    def progressed(self, report: Message, now: Now) -> None:
+        led_here = self.recovery is not None and self.recovery.attempt == self.history.attempt
+        self.goodput.report(report, self.recovery if led_here else None, now)
+
+    def workers_failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
+        self.attempt.fail(peer, failures)
+        peer.state = STOPPING if peer.state == RUNNING else peer.state
+        self._break(IN_PLACE, Reason.WORKER_FAILED, 0.0, self._rules.stop_grace, now)
+
+    def member_lost(self, peer: Peer, silence: float, now: Now) -> None:
+        """Breaks the attempt if it needs the peer, whose connection was silent for `silence` seconds."""
+        if self.attempt.needs(peer) and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
+            if peer.state == STUCK:  # counted as stuck already
+                return
+            self.attempt.lose(peer)
+            self._break(POD, Reason.POD_LOST, silence, self._rules.stop_grace, now)
+        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
+            self.recovery.kind = POD  # lost while the group re-forms
+
+    def member_leaving(self, peer: Peer, grace: float, now: Now) -> None:
+        """Stops the attempt with the grace of the peer's pod, which ends, whoever ended it.
+
+        All ranks get SIGTERM now, so that a trainer can still write a checkpoint together.
+        """
+        peer.leaving = True
+        if self.phase == PHASE_RUNNING and self.attempt.needs(peer):
+            self.attempt.lose(peer)
+            self._break(POD, Reason.POD_LOST, 0.0, grace, now)
+
+    def member_stuck(self, peer: Peer, detail: str, now: Now) -> None:
+        """Gives up a member whose workers SIGKILL does not end: the group restarts when its pod is replaced.
+
+        The stuck processes run no instruction any more: the signal is the first thing that they get when they wake.
+        """
+        peer.state = STUCK
+        known = self.attempt.lost.get(peer.ordinal)
+        if known is not None and known.reason == Reason.WORKER_STUCK:
+            return  # a repeated report does not move the others' deadline
+        if self.phase in (PHASE_RUNNING, PHASE_STOPPING) and peer.ordinal in self.attempt.node_ranks:
+            self.attempt.lose(peer, Reason.WORKER_STUCK, detail)
+            self._break(POD, Reason.WORKER_STUCK, 0.0, self._rules.stop_grace, now)
+
+    def member_returned(self, hello: Message, now: Now) -> None:
+        """Corrects the cause of the recovery if a member of the broken attempt is back and its hello shows why it went."""
+        loss = self.attempt.lost.pop(hello["ordinal"], None)
+        broke = hello.get("interrupted")
+        if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
+            return
+        if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
+            # The coordinator itself was lost: the members that it left behind report when. They have stopped meanwhile.
+            self.recovery = RecoveryTimer.of_lost_coordinator(broke, self.goodput.last_step, now)
+            self.phase_reason = Reason.POD_LOST
+        recovery = self.recovery
+        if recovery is None or recovery.attempt:
+            return
+        same_agent = loss is not None and loss.incarnation == hello["incarnation"]
+        if hello["crashed"]:  # its agent died, not the pod
+            self._explain(recovery, hello, Reason.AGENT_CRASHED, now)
+        elif same_agent and recovery.reason == Reason.POD_LOST:
+            self._explain(recovery, hello, Reason.CONNECTION_LOST, now)
+        if isinstance(broke.get("step"), int):
+            recovery.last_step = max(broke["step"], recovery.last_step or 0)
+
+    def _explain(self, recovery: RecoveryTimer, hello: Message, reason: str, now: Now) -> None:
+        recovery.reason = self.phase_reason = reason
+        failure = self.attempt.return_failure(hello, reason, now)
+        self.history.failure(failure)
+        self._note(self.policy.decide(failure, self.history, now))
+
+    # --- it breaks, stops and is settled --------------------------------------------------------------------------
+
+    def _break(self, kind: str, reason: str, detect: float, grace: float, now: Now) -> None:
+        """Stops the attempt everywhere.
+
+        Called again while the attempt stops: the shorter grace holds, and a lost pod is the stronger reason.
+        """
+        if self.phase == PHASE_RUNNING:
+            self.phase, self.phase_reason = PHASE_STOPPING, reason
+            self.recovery = RecoveryTimer(kind, reason, now, detect, self.goodput.last_step)
+            self.policy.attempt_broke()
+            self._stopping = AttemptStop(self.attempt, self._roster, now)
+            self.goodput.ended(now)
+            self._outbox.log("attempt %d stops: %s" % (self.history.attempt, reason))
+        elif kind == POD and self.recovery is not None:
+            self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
+        self._stopping.request(grace, self._outbox, now)
+
+    @property
+    def stopping(self) -> List[Peer]:
+        """The members whose workers are still stopping, by ordinal."""
+        return self._stopping.pending() if self.phase == PHASE_STOPPING else []
+
+    def give_up_overdue(self, now: Now) -> None:
+        """Takes members for stuck that have not reported for too long what became of their workers."""
+        if self.phase == PHASE_STOPPING and self._stopping.is_overdue(now):
+            for peer in self.stopping:
+                self.member_stuck(peer, "its agent has not said what became of them", now)
+
+    def settle(self, now: Now) -> Optional[Fail]:
+        """Decides what follows, now that every member has stopped or is gone and all evidence is in; None: a restart."""
+        assert self.recovery is not None
+        # Steps that were reported and a checkpoint that was written while the workers stopped count too.
+        self.recovery.last_step = self.goodput.last_step
+        self.goodput.broken()
+        pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
+        root = self.attempt.root_failure(self.history.established, pod_lost, now)
+        if root is not None:
+            self.history.failure(root)
+            self.recovery.reason = self.phase_reason = root["reason"]
+            decision = self.policy.decide(root, self.history, now, self.goodput.stepped, self.goodput.lived)
+            self._note(decision)
+            if isinstance(decision, Fail):
+                return decision
+        for failure in self.attempt.loss_failures(now):
+            self.history.failure(failure)
+            self._note(self.policy.decide(failure, self.history, now))
+        self.phase = PHASE_RENDEZVOUS
+        self.recovery.enter("schedule", now)
+        return None
+
+    def charge_deferred(self, now: Now) -> Optional[Fail]:
+        """Charges the failure that the policy has deferred, if any; returns the end of the job if the budget is spent."""
+        if self.policy.deferred is None:
+            return None
+        decision = self.policy.charge_deferred(self.history, now)
+        self._note(decision)
+        return decision if isinstance(decision, Fail) else None
+
+    def _note(self, decision: Decision) -> None:
+        if isinstance(decision, Restart) and decision.counted and self.recovery is not None:
+            self.recovery.counted = True
+        if isinstance(decision, Restart) and decision.wait:
+            self._outbox.log("%s: the next attempt waits %.0f s" % (decision.why, decision.wait))
+
+    # --- the job ends ---------------------------------------------------------------------------------------------
+
+    def ended(self, succeeded: bool, now: Now) -> None:
+        """Closes the books of the last attempt and its recovery."""
+        if succeeded:
+            self.goodput.succeeded(now)
+        if self.recovery is not None and self.recovery.attempt:
+            self.recovery.ended(self.history, now)
+
+    def finish(self, reason: str) -> None:
+        self.goodput.broken()
+        self.phase, self.phase_reason = PHASE_FINISHED, reason

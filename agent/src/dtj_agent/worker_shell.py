@@ -1,0 +1,160 @@
+"""The shell around one pod's workers: their processes, rendezvous store, MASTER_PORT, reports and error files."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from dtj_agent.files.pod_output import PodOutput
+from dtj_agent.group.member import Spawn, WorkerExit
+from dtj_agent.net.loop import Loop
+from dtj_agent.settings import AgentSettings
+from dtj_agent.store.host import StoreHost
+from dtj_agent.store.master_port import PortHolder
+from dtj_agent.workers import error_file, extension_locks, launchers, worker_env
+from dtj_agent.workers.report_socket import ReportSocket
+from dtj_agent.workers.supervisor import Supervisor
+
+
+class WorkerShell:
+    """Calls back: `on_exit` with the workers that ended, `on_gone` once none is left after `stop`,
+    `on_stuck` with why SIGKILL does not end them, `on_reports` when reports are urgent,
+    `on_store_failed` with why there is no store.
+    """
+
+    def __init__(self, loop: Loop, settings: AgentSettings, environ: Mapping[str, str], output: PodOutput) -> None:
+        self.on_exit: Callable[[List[WorkerExit]], None] = lambda exits: None
+        self.on_gone: Callable[[], None] = lambda: None
+        self.on_stuck: Callable[[str], None] = lambda text: None
+        self.on_reports: Callable[[], object] = lambda: None
+        self.on_store_failed: Callable[[str], None] = lambda why: None
+        self._loop = loop
+        self._settings = settings
+        self._environ = dict(environ)
+        if launchers.is_launcher(settings.command):
+            self._environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        self._log = output.log
+
+        self._ports = PortHolder(settings.address)
+        self._ports.renew()
+        self._reports = ReportSocket(loop, settings.state_dir)
+        self._reports.on_news = lambda: self.on_reports()
+        self._supervisor = Supervisor(loop, is_init=os.getpid() == 1)
+        self._supervisor.on_exit = self._on_worker_exit
+        self._supervisor.on_gone = self._on_workers_gone
+        self._supervisor.on_output = output.write
+        self._supervisor.on_stuck = lambda text: self.on_stuck(text)
+        self._supervisor.has_room = output.has_room
+        kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
+        self._store = StoreHost(loop, kept, self._supervisor.spared)
+        self._store.on_failed = self._fail_store
+        self._store.on_ended = lambda code: self._log(
+            "the rendezvous store ended without being stopped (wait status %d)" % code
+        )
+
+    @property
+    def port(self) -> int:
+        """MASTER_PORT of the next attempt if this pod gets node rank 0; renewed when the workers are gone."""
+        return self._ports.port
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that reports are accepted for."""
+        return self._reports.attempt
+
+    @property
+    def step(self) -> Optional[int]:
+        """The last step that a worker reported."""
+        return self._reports.step
+
+    def take_reports(self) -> List[Dict[str, Any]]:
+        """Returns new reports as messages. Each is returned once, so call it only with a link to send them on."""
+        return self._reports.take()
+
+    def ranks(self, spawn: Spawn) -> range:
+        """Returns the global ranks that this pod has in an attempt."""
+        return worker_env.ranks(self._settings, spawn)
+
+    def spawn(self, spawn: Spawn) -> None:
+        """Starts the workers of an attempt, and its store where this pod has node rank 0."""
+        settings = self._settings
+        self._reports.begin(spawn.attempt)
+        self._open_store(spawn)
+        if spawn.attempt > 1:
+            for path in extension_locks.remove_stale_locks(extension_locks.folder(self._environ)):
+                self._log("removed %s: the worker that was building an extension there was killed" % path)
+        ranks = self.ranks(spawn)
+        environments = {}
+        for local_rank, rank in enumerate(ranks):
+            error_path = self._error_path(local_rank)
+            self._remove(error_path)
+            environments[rank] = worker_env.worker_environment(
+                settings, self._environ, spawn, local_rank, self._reports.path, error_path
+            )
+        world_size = spawn.nodes * settings.processes
+        self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
+        self._supervisor.spawn(settings.command, environments)
+
+    def stop(self, grace: float) -> None:
+        """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""
+        self._supervisor.stop(grace)
+
+    def close(self) -> None:
+        """Closes the report socket and ends the store."""
+        self._reports.close()
+        self._store.close()
+
+    # --- the end of workers -----------------------------------------------------------------------
+
+    def _on_worker_exit(self, exits: List[WorkerExit]) -> None:
+        for worker in exits:
+            why = " after the agent's SIGTERM" if worker.requested else ""
+            self._log("rank %d exited with %d%s" % (worker.rank, worker.exit_code, why))
+        exits = [self._with_error_file(worker) for worker in exits]
+        self._reports.read()
+        self.on_exit(exits)
+
+    def _on_workers_gone(self) -> None:
+        self._ports.renew()
+        self.on_gone()
+
+    def _with_error_file(self, worker: WorkerExit) -> WorkerExit:
+        """Adds the error that the worker recorded itself; its traceback replaces a log tail that is empty."""
+        if not worker.exit_code:
+            return worker
+        found = error_file.read(self._error_path(worker.rank % self._settings.processes))
+        if found is None:
+            return worker
+        return worker._replace(recorded=found.message, log_tail=worker.log_tail or found.traceback)
+
+    # --- the store and the error files ------------------------------------------------------------
+
+    def _open_store(self, spawn: Spawn) -> None:
+        """Ends the store of the attempt before; the pod of node rank 0 holds the store of this attempt."""
+        self._store.close()
+        bound = self._ports.take()
+        if bound is None:
+            return
+        if spawn.node_rank != 0 or not worker_env.has_agent_store(self._environ):
+            bound.close()
+            return
+        try:
+            self._store.open(bound)
+        except OSError as error:
+            why = "port %d: %s" % (spawn.master_port, error.strerror)
+            self._loop.soon(lambda: self._fail_store(why))
+
+    def _fail_store(self, why: str) -> None:
+        self._log(why)
+        self.on_store_failed(why)
+
+    def _error_path(self, local_rank: int) -> str:
+        return os.path.join(self._settings.state_dir, "error-%d.json" % local_rank)
+
+    def _remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._log("can't remove %s: %s" % (path, error.strerror))

@@ -1,0 +1,51 @@
+"""The JSON that an agent serves as /status, and that the operator and the client read.
+
+The readers trust no pod: `dtj_core.plan.agent_report` checks every field before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, TypedDict
+
+VERSION = 1
+
+# Phases of a group.
+RENDEZVOUS = "Rendezvous"
+RUNNING = "Running"
+STOPPING = "Stopping"
+FINISHED = "Finished"
+PHASES = (RENDEZVOUS, RUNNING, STOPPING, FINISHED)
+
+
+class AgentStatus(TypedDict):
+    """The page. The coordinator's has all members; another agent's has that agent alone. Times in Unix seconds."""
+
+    version: int
+    job: str
+    uid: str
+    ordinal: int
+    """Of the agent that answers."""
+    attempt: int
+    phase: str
+    """One of PHASES."""
+    phaseReason: str
+    """Why the group does not run, or what the running attempt recovered from; "" for neither."""
+    phaseMessage: str
+    """The thing that the group waits for, as a sentence for people."""
+    waitingFor: List[int]
+    """Ordinals that are missing."""
+    replicas: int
+    worldSize: int
+    members: List[Dict[str, Any]]
+    """Connected agents: ordinal, pod, node, address, state."""
+    restarts: Dict[str, int]
+    """inPlace, pod, and counted: those that cost budget."""
+    recoveries: List[Dict[str, Any]]
+    failures: List[Dict[str, Any]]
+    progress: Optional[Dict[str, Any]]
+    checkpoint: Optional[Dict[str, Any]]
+    events: List[Dict[str, Any]]
+    productiveSeconds: float
+    startTime: Optional[float]
+    """When the group's memory begins."""
+    outcome: Optional[Dict[str, Any]]

@@ -1,0 +1,418 @@
+"""The restart decision, as a table: what follows a failure, what it costs, how long the next attempt waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtj_agent.group import restart_policy
+from dtj_agent.group.history import History
+from dtj_agent.group.messages import Now
+from dtj_agent.group.restart_policy import Fail, Restart, RestartPolicy
+from dtj_agent.group.rules import Rules
+from dtj_contract import names
+from dtj_contract.names import Reason
+from tests.unit.agent.coordinator_harness import WALL, CoordinatorHarness
+from tests.unit.agent.simulator import World
+
+
+class Job:
+    """A history and its policy; time stands still unless it is moved."""
+
+    def __init__(self, max_restarts: int = 10, window: float = 3600.0) -> None:
+        self.policy = RestartPolicy(Rules("uid", 2, 1, max_restarts=max_restarts, window=window))
+        self.history = History()
+        self.time = 1000.0
+        self.result: Restart | Fail = Restart()
+
+    def now(self) -> Now:
+        return Now(self.time, WALL + self.time)
+
+    def breaks(self, *reasons: str, stepped: bool = False, lived: float = 0.0, after: float = 0.0) -> Job:
+        """One attempt breaks by all `reasons`; what is deferred is charged, as before the next attempt."""
+        self.time += after
+        self.policy.attempt_broke()
+        for reason in reasons:
+            failure = {"reason": reason, "message": f"it was {reason}", "attempt": 1, "ordinal": 0}
+            self.history.failure(failure)
+            self.result = self.policy.decide(failure, self.history, self.now(), stepped, lived)
+        if self.policy.deferred is not None:
+            charged = self.policy.charge_deferred(self.history, self.now())
+            wait = self.result.wait if isinstance(self.result, Restart) else 0.0
+            self.result = charged._replace(wait=wait) if isinstance(charged, Restart) else charged
+        return self
+
+    def times(self, count: int, reason: str, **attempt: Any) -> Job:
+        for _ in range(count):
+            self.breaks(reason, **attempt)
+        return self
+
+    def checkpoint(self, step: int) -> Job:
+        restart_policy.checkpoint_written(self.history, step)
+        self.history.checkpoint = {"step": step, "path": "p", "time": 1.0}
+        return self
+
+    def step(self, step: int) -> Job:
+        restart_policy.step_done(self.history, step)
+        return self
+
+    def saved(self, newest: float, age: float = 60.0) -> Job:
+        restart_policy.file_saved(self.history, newest, age)
+        return self
+
+
+FREE, COUNTED = "free", "counted"
+FAILED, LOST, STUCK, CRASHED, CONNECTION, MISSING, OOM = (
+    Reason.WORKER_FAILED, Reason.POD_LOST, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.CONNECTION_LOST,
+    Reason.FILE_NOT_FOUND, Reason.OOM_KILLED,
+)  # fmt: skip
+
+DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
+    # what a failure costs
+    "a worker killed by a signal is restarted at once and counted": (lambda: Job().breaks(FAILED), COUNTED, 0),
+    "a worker killed for memory is counted": (lambda: Job().breaks(OOM), COUNTED, 0),
+    "a lost pod is free": (lambda: Job().breaks(LOST), FREE, 0),
+    "a lost pod is free though the budget is empty": (lambda: Job(max_restarts=0).breaks(LOST), FREE, 0),
+    "an agent that crashed is counted": (lambda: Job().breaks(CRASHED), COUNTED, 0),
+    "a stuck worker is counted": (lambda: Job().breaks(STUCK), COUNTED, 0),
+    "a permanent error fails the job at once": (lambda: Job().breaks(Reason.IMPORT_FAILED), Reason.IMPORT_FAILED, 0),
+    "exit code 93 fails the job at once": (
+        lambda: Job().breaks(Reason.NO_RESTART_EXIT_CODE),
+        Reason.NO_RESTART_EXIT_CODE,
+        0,
+    ),
+    # the budget
+    "the last restart of the budget is granted": (
+        lambda: Job(max_restarts=3).times(3, FAILED, stepped=True),
+        COUNTED,
+        0,
+    ),
+    "the failure after the last restart fails the job": (
+        lambda: Job(max_restarts=3).times(4, FAILED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    "an agent that crashed fails a job without budget": (
+        lambda: Job(max_restarts=0).breaks(CRASHED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    "a restart that has left the window no longer weighs": (
+        lambda: Job(max_restarts=1, window=100).breaks(FAILED).breaks(FAILED, after=101, stepped=True),
+        COUNTED,
+        0,
+    ),
+    "a restart within the window still weighs": (
+        lambda: Job(max_restarts=1, window=100).breaks(FAILED).breaks(FAILED, after=99),
+        "RestartBudgetSpent",
+        0,
+    ),
+    # connections that break and come back
+    "the first lost connection is free and answered at once": (lambda: Job().breaks(CONNECTION), FREE, 0),
+    "the third lost connection without progress is free and waits": (lambda: Job().times(3, CONNECTION), FREE, 2),
+    "the fourth lost connection without progress is counted": (lambda: Job().times(4, CONNECTION), COUNTED, 4),
+    "connections that break together are one loss": (lambda: Job().breaks(*[CONNECTION] * 9), FREE, 0),
+    "a crash beside a fourth lost connection is charged once": (
+        lambda: Job(max_restarts=1).times(3, CONNECTION).breaks(CONNECTION, CRASHED),
+        COUNTED,
+        0,
+    ),
+    "lost connections outside the window weigh nothing": (
+        lambda: Job(window=100).times(9, CONNECTION, after=101),
+        FREE,
+        0,
+    ),
+    "a new step forgives lost connections": (lambda: Job().times(3, CONNECTION).step(51).breaks(CONNECTION), FREE, 0),
+    "a step that is done again forgives nothing": (
+        lambda: Job().step(50).times(3, CONNECTION).step(50).breaks(CONNECTION),
+        COUNTED,
+        4,
+    ),
+    "a new checkpoint forgives lost connections": (
+        lambda: Job().times(3, CONNECTION).checkpoint(5).breaks(CONNECTION),
+        FREE,
+        0,
+    ),
+    # the refill
+    "a checkpoint refills the budget": (
+        lambda: Job(max_restarts=1).breaks(FAILED).checkpoint(5).breaks(FAILED, stepped=True),
+        COUNTED,
+        0,
+    ),
+    "a checkpoint of a step that was saved before refills nothing": (
+        lambda: Job(max_restarts=1).checkpoint(5).breaks(FAILED).checkpoint(5).breaks(FAILED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    "a step alone refills nothing": (
+        lambda: Job(max_restarts=1).breaks(FAILED).step(99).breaks(FAILED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    "a file saved by a script that reports nothing refills the budget": (
+        lambda: Job(max_restarts=1).saved(0.0).breaks(FAILED).saved(5.0).breaks(FAILED, stepped=True),
+        COUNTED,
+        0,
+    ),
+    "a file that was there at the first look refills nothing": (
+        lambda: Job(max_restarts=1).breaks(FAILED).saved(5.0).breaks(FAILED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    "a file that an attempt writes within 10 s refills nothing": (
+        lambda: Job(max_restarts=1).saved(0.0).breaks(FAILED).saved(5.0, age=9.0).breaks(FAILED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    # the back-off
+    "the second attempt that ends without a step waits": (lambda: Job().times(2, FAILED), COUNTED, 1),
+    "the wait doubles up to 30 s": (lambda: Job().times(9, FAILED), COUNTED, 30),
+    "an attempt that did a step is followed at once": (
+        lambda: Job().times(2, FAILED).breaks(FAILED, stepped=True),
+        COUNTED,
+        0,
+    ),
+    "an attempt that lived for 10 s is followed at once": (
+        lambda: Job().times(2, FAILED).breaks(FAILED, lived=10),
+        COUNTED,
+        0,
+    ),
+    "an attempt that ended within 10 s is held back": (
+        lambda: Job().times(2, FAILED).breaks(FAILED, lived=9),
+        COUNTED,
+        2,
+    ),
+    # files that are not there
+    "a missing file is tried again and counted": (lambda: Job().times(4, MISSING, lived=60), COUNTED, 0),
+    "a missing file fails the job at the fifth attempt in a row": (lambda: Job().times(5, MISSING), MISSING, 0),
+    "another failure ends the row of missing files": (
+        lambda: Job().times(4, MISSING, lived=60).breaks(FAILED, lived=60).breaks(MISSING, lived=60),
+        COUNTED,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("job", "expected", "wait"), DECISIONS.values(), ids=DECISIONS)
+def test_policy_decides(job: Callable[[], Job], expected: str, wait: float) -> None:
+    result = job().result
+    if isinstance(result, Fail):
+        assert result.reason == expected
+    else:
+        assert (COUNTED if result.counted else FREE) == expected
+        assert result.wait == wait
+
+
+def test_permanent_reasons_all_fail_the_job() -> None:
+    assert {reason for reason in names.PERMANENT if isinstance(Job().breaks(reason).result, Fail)} == names.PERMANENT
+
+
+def test_fail_names_the_budget_and_the_failure_that_exceeded_it() -> None:
+    result = Job(max_restarts=0).breaks(FAILED).result
+    assert isinstance(result, Fail)
+    assert result.message == "0 counted restarts within 3600 s are spent; the last failure: it was WorkerFailed"
+    assert result.failure["reason"] == "WorkerFailed"
+
+
+def test_missing_file_is_announced_once() -> None:
+    job = Job().times(5, MISSING)
+    (event,) = job.history.events
+    assert event["message"] == "it was FileNotFound; tried again, 5 attempts in all"
+
+
+def test_budget_counts_within_its_window() -> None:
+    job = Job(max_restarts=2, window=100.0)
+    job.time = 0.0
+    charged = []
+    for time in (0.0, 50.0, 99.0, 101.0, 120.0, 151.0):
+        job.time = time
+        charged.append(isinstance(job.breaks(FAILED).result, Restart))
+    assert charged == [True, True, False, True, False, True]
+
+
+def test_refilled_budget_is_whole() -> None:
+    job = Job(max_restarts=1, window=100.0)
+    job.time, job.history.spent = 6.0, [WALL + 5.0]
+    assert isinstance(job.breaks(FAILED).result, Fail)
+    job.checkpoint(1)
+    job.time = 7.0
+    assert isinstance(job.breaks(FAILED).result, Restart)
+    assert isinstance(Job(max_restarts=0, window=100.0).breaks(FAILED).result, Fail)
+
+
+# --- how long the next attempt waits ----------------------------------------------------------------------------------
+
+
+def waits(*attempts: tuple[bool, float]) -> list[float]:
+    job = Job(max_restarts=99)
+    results = [job.breaks(FAILED, stepped=stepped, lived=lived).result for stepped, lived in attempts]
+    return [result.wait for result in results if isinstance(result, Restart)]
+
+
+def test_first_attempt_that_ends_at_once_is_retried_at_once() -> None:
+    assert waits((False, 0.1)) == [0.0]
+
+
+def test_later_attempts_wait_longer_each_time_up_to_a_limit() -> None:
+    assert waits(*[(False, 0.1)] * 9) == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_step_resets_the_wait() -> None:
+    assert waits((False, 1), (False, 1), (True, 1), (False, 1), (False, 1)) == [0.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_attempt_that_lived_for_a_minute_resets_the_wait() -> None:
+    assert waits((False, 1), (False, 1), (False, 60), (False, 1)) == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_policy_holds_the_next_attempt_until_the_wait_is_over() -> None:
+    job = Job()
+    job.time = 5.0
+    job.breaks(FAILED, lived=0.1)
+    job.time = 6.0
+    job.breaks(FAILED, lived=0.1)
+    assert job.policy.not_before == 7.0
+
+
+def test_waits_after_lost_connections_grow_up_to_two_minutes() -> None:
+    job = Job(max_restarts=99)
+    results = [job.breaks(CONNECTION).result for _ in range(1, 12)]
+    waits = [result.wait for result in results if isinstance(result, Restart)]
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 64, 120, 120, 120]
+    job.history.losses = [job.now().wall] * (10**6 - 1)
+    job.history.spent = []
+    result = job.breaks(CONNECTION).result
+    assert isinstance(result, Restart)
+    assert result.wait == 120
+
+
+# --- in the coordinator: a network that breaks every attempt ----------------------------------------------------------
+
+
+class Flapping(CoordinatorHarness):
+    """Member 1 loses its connection in every attempt, and is back at once."""
+
+    generation = 0
+
+    def flap(self) -> None:
+        self.leave(1, generation=self.generation, silence=0.1)
+        self.stopped(0, attempt=self.coordinator.history.attempt)
+        self.generation += 1
+        attempt = self.coordinator.history.attempt
+        self.join(1, generation=self.generation, attempt=attempt, interrupted={"attempt": attempt})
+
+    def flaps(self, times: int) -> None:
+        for _ in range(times):
+            if self.coordinator.outcome is None:
+                self.flap()
+                self.wait(120)
+
+    def report(self, **progress: Any) -> None:
+        self.receive(0, "progress", attempt=self.coordinator.history.attempt, progress={"rank": 0, **progress})
+
+
+def flapping(**rules: Any) -> Flapping:
+    harness = Flapping(2, **rules)
+    harness.running()
+    return harness
+
+
+def test_lost_connections_are_counted_from_the_fourth_without_progress() -> None:
+    harness = flapping()
+    counted = []
+    for _ in range(5):
+        harness.flaps(1)
+        counted.append(harness.coordinator.history.restarts["counted"])
+    assert counted == [0, 0, 0, 1, 2]
+    assert [r["counted"] for r in harness.coordinator.history.recoveries] == [False, False, False, True, True]
+
+
+def test_network_that_breaks_every_attempt_fails_the_job_with_evidence() -> None:
+    harness = flapping(max_restarts=2)
+    harness.flaps(9)
+    final = harness.coordinator.outcome
+    assert final is not None
+    assert (final["reason"], final["restarts"]) == ("RestartBudgetSpent", {"inPlace": 0, "pod": 5, "counted": 2})
+    assert final["failure"]["reason"] == "ConnectionLost"
+    assert final["message"].endswith("the last failure: the connection to pod j-1 on node w1 was lost and came back")
+    assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"ConnectionLost"}, (
+        "no pod was lost"
+    )
+
+
+def test_attempt_after_a_second_lost_connection_waits() -> None:
+    harness = flapping()
+    harness.flap()
+    assert harness.leases == [1, 2], "the first loss is answered at once"
+    harness.flap()
+    harness.wait(0.9)
+    assert harness.leases == [1, 2]
+    harness.wait(0.1)
+    assert harness.leases == [1, 2, 3]
+
+
+PROGRESS = {
+    "nothing": ([{}, {}], 2),
+    "a new checkpoint": ([{"step": 7, "checkpoint": {"step": 5, "path": "p", "time": 1.0}}, {}], 0),
+    "a step that no attempt had done": ([{"step": 51}, {"step": 52}], 0),
+    "steps that are done again": ([{"step": 49}, {"step": 50}], 2),
+}
+
+
+@pytest.mark.parametrize(("reports", "counted"), PROGRESS.values(), ids=PROGRESS)
+def test_progress_makes_lost_connections_free_again(reports: list[dict[str, Any]], counted: int) -> None:
+    """Three losses, then two attempts that report this before they are lost too."""
+    harness = flapping()
+    harness.report(step=50, checkpoint={"step": 4, "path": "p", "time": 1.0})
+    harness.flaps(3)
+    for report in reports:
+        if report:
+            harness.report(**report)
+        harness.flaps(1)
+    assert harness.coordinator.history.restarts["counted"] == counted
+
+
+def test_losses_outside_the_window_weigh_nothing() -> None:
+    harness = flapping(window=100.0)
+    harness.flaps(9)
+    assert harness.coordinator.history.restarts["counted"] == 0
+
+
+def test_replaced_pod_0_continues_to_count_lost_connections() -> None:
+    old = flapping()
+    old.report(step=50)
+    old.flaps(3)
+    old.wait(1)
+    harness = Flapping(2)
+    history = old.coordinator.history.to_json()
+    assert history["losses"] == [WALL + 1000 + 120 * n for n in range(3)]
+    harness.time = old.time
+    harness.join(0, history=history, attempt=4)
+    harness.join(1, history=history, attempt=4)
+    harness.report(step=50)
+    harness.flaps(1)
+    assert harness.coordinator.history.restarts["counted"] == 1
+
+
+class NeverWell(World):
+    """Some connection breaks every few seconds, for ever; the training is longer than that."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.work = 10_000.0
+        self.rules = self.rules._replace(max_restarts=2)
+
+    def fault(self) -> None:
+        self.after(self.rng.uniform(1.0, 5.0), self.fault)
+        pod = self.rng.choice(self.pods)
+        if pod.link is not None and not self.outcomes:
+            self.cut(pod.link)
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(20) if World(seed).replicas > 1])
+def test_job_under_a_network_that_never_recovers_ends(seed: int) -> None:
+    world = NeverWell(seed).run()
+    assert world.outcomes[0]["reason"] == "RestartBudgetSpent"
+    assert world.time < 300
