@@ -34,7 +34,7 @@ NOT_VERBS = re.compile(
     r"(?:Always|Arguments|As|Attempts|Besides|Bytes|Characters|Checkpoints|Conditions|Digests|Does|Events|Files|Floats|Folders|"
     r"Gradients|Has|Heartbeats|Images|Its|Keys|Limits|Lines|Losses|Means|Milliseconds|Minutes|Moments|Nodes|Numbers|Offsets|"
     r"Operators|Optimizers|Ordinals|Pages|Perhaps|Pods|Ports|Processes|Ranks|Rows|Rules|Samples|Seconds|Settings|Sizes|Tensors|"
-    r"Texts|Times|Tokens|Towards|Values|Versions|Was|Weights|Words|Workers|Yes)\b"
+    r"Texts|Tokens|Towards|Values|Versions|Was|Weights|Words|Workers|Yes)\b"
 )
 NAME_THEN_VERB = re.compile(r"`[^`]+`(?:,? and `[^`]+`)? (?:[a-z]+s|are|may|must|can)\b")
 NO_VERB_NEEDED = re.compile(r"property|fixture|overload|\.setter")
@@ -45,7 +45,7 @@ OPENING = re.compile(
     r"(?:is|was|are|were|has|have|had|does|do|must|can|may|will|would|who|that|which)\b"
     r"|So (?!that\b|far\b)"
 )
-LATER_OPENING = re.compile(r"(?<=[.!?] )(?:What|Which|Nor|Such|Those)\b(?![^.?]*\?)")
+LATER_OPENING = re.compile(r"(?<=[.!?] )(?:What|Which|Nor|Such|Those|It|They|Them|So)\b(?![^.?]*\?)")
 
 BANNED_NAME = re.compile(r"(?:^|_)(?:said|told|words?)(?:_|$)", re.IGNORECASE)
 BANNED = {r"\banew\b": "again", r"\bthereof\b": "of …", r"\bnor\b": "or", r"\bgo(?:es)? on\b": "continue"}
@@ -171,7 +171,7 @@ def opens_with_verb(node: FunctionNode, docstring: str) -> bool:
 
 
 def opening(line: int, text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields a first sentence that opens with a pronoun, or a later one that opens with a relative pronoun."""
+    """Yields a first sentence that opens with a pronoun, or a later one without its noun."""
     flat = " ".join(text.split())
     if match := OPENING.match(flat) or LATER_OPENING.search(flat):
         yield line, "opening", f'"{flat[match.start() :][:40]} …": open the sentence with its noun or its verb'
@@ -203,7 +203,17 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: all)")
     parser.add_argument("--count", action="store_true", help="print the table and exit 0")
     arguments = parser.parse_args()
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *arguments.paths]
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *arguments.paths,
+    ]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
     paths = sorted({path for path in listed if path.endswith(".py") and Path(path).is_file()})
     sources = [Source(path, Path(path).read_text("utf-8")) for path in paths]

@@ -1,4 +1,4 @@
-"""A coordinator to decide for, with members that answer like real ones."""
+"""A coordinator under test, with members that answer like real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WALL = 1_790_000_000.0
 
 
 class CoordinatorHarness:
-    """A coordinator and members that answer like real ones; time stands still unless it is moved."""
+    """Carries out the coordinator's effects on simulated members; time stands still unless it is moved."""
 
     def __init__(
         self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **rules: Any
@@ -46,7 +46,7 @@ class CoordinatorHarness:
                     self.do(self.coordinator.lease_done(effect.attempt, None, None, self.now()))
 
     def logged(self, text: str) -> bool:
-        """Was this logged since the last call?"""
+        """Returns whether `text` was logged since the last call."""
         log, self.log = self.log, []
         return text in log
 
@@ -59,7 +59,7 @@ class CoordinatorHarness:
         return check({**hello, **changes})
 
     def join(self, ordinal: int, generation: int = 0, **changes: Any) -> None:
-        """Connection numbers end with the ordinal."""
+        """Joins a member; connection numbers end with the ordinal."""
         self.do(self.coordinator.joined(generation * 10 + ordinal, self.hello(ordinal, **changes), self.now()))
 
     def leave(self, ordinal: int, generation: int = 0, silence: float = 0.0) -> None:

@@ -148,7 +148,7 @@ def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) 
         group.wait_attempt(1)
         group.replace_pod_0()
         group.wait_attempt(2)
-        replaced = "another coordinator of this job has begun attempt 2"
+        replaced = "another coordinator of this job has started attempt 2"
         wait_until(
             "the old pod's message", lambda: group.old_status().get("phaseMessage") == replaced, detail=group.logs
         )

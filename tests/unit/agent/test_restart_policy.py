@@ -1,4 +1,4 @@
-"""The restart decision, as a table: what follows a failure, what it costs, how long the next attempt waits."""
+"""The restart decision as a table: what follows a failure, what it costs, how long the next attempt waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job:
         return Now(self.time, WALL + self.time)
 
     def breaks(self, *reasons: str, stepped: bool = False, lived: float = 0.0, after: float = 0.0) -> Job:
-        """One attempt breaks by all `reasons`; what is deferred is charged, as before the next attempt."""
+        """Breaks one attempt by all `reasons` and charges a deferred failure, as before the next attempt."""
         self.time += after
         self.policy.attempt_broke()
         for reason in reasons:
@@ -212,14 +212,14 @@ def test_permanent_reasons_all_fail_the_job() -> None:
 def test_fail_names_the_budget_and_the_failure_that_exceeded_it() -> None:
     result = Job(max_restarts=0).breaks(FAILED).result
     assert isinstance(result, Fail)
-    assert result.message == "0 counted restarts within 3600 s are spent; the last failure: it was WorkerFailed"
+    assert result.message == "the budget of 0 restarts within 3600 s is spent; the last failure: it was WorkerFailed"
     assert result.failure["reason"] == "WorkerFailed"
 
 
 def test_missing_file_is_announced_once() -> None:
     job = Job().times(5, MISSING)
     (event,) = job.history.events
-    assert event["message"] == "it was FileNotFound; tried again, 5 attempts in all"
+    assert event["message"] == "it was FileNotFound; retrying, 5 attempts in total"
 
 
 def test_budget_counts_within_its_window() -> None:
@@ -336,7 +336,7 @@ def test_network_that_breaks_every_attempt_fails_the_job_with_evidence() -> None
     assert final is not None
     assert (final["reason"], final["restarts"]) == ("RestartBudgetSpent", {"inPlace": 0, "pod": 5, "counted": 2})
     assert final["failure"]["reason"] == "ConnectionLost"
-    assert final["message"].endswith("the last failure: the connection to pod j-1 on node w1 was lost and came back")
+    assert final["message"].endswith("the last failure: the connection to pod j-1 on node w1 was lost and restored")
     assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"ConnectionLost"}, (
         "no pod was lost"
     )

@@ -113,7 +113,7 @@ class JsonLines:
     def write(self, record: Record) -> None:
         """Writes floats as repr, so that reading them returns the same bits.
 
-        Raises OSError if the volume takes no whole line for a few seconds. It retries because a
+        Raises OSError if the volume takes no whole line for a few seconds. Retries, because a
         save that does not fit fills the volume until the save is abandoned. Call it in a thread
         beside the training.
         """

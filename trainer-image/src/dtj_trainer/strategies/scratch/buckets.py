@@ -1,6 +1,6 @@
 """Tensors laid end to end in a few flat buffers, so that one collective moves many of them.
 
-They are views: no copies.
+The tensors are views of the buffers, not copies.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def parameters_by_module(
 ) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Yields each block, and `module` last, with the trained parameters that are gathered for it.
 
-    The root (`module`) has what is in no block. It also has the weights that two submodules share,
+    The root (`module`) gathers the parameters outside all blocks, and the weights that two submodules share,
     because they must be there when either of them computes.
     """
     uses, taken = _uses(module), set[int]()
