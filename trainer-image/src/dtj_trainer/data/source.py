@@ -53,8 +53,7 @@ def check_data(data: object, name: str) -> None:
     if isinstance(data, DataLoader):
         raise ConfigError(
             f"{name} is a DataLoader: pass its data set ({name}=loader.dataset) and write global_batch_size, shuffle "
-            "and "
-            "data.workers in the config; a collate_fn becomes the data set's get_batch(indices)"
+            "and data.workers in the config; a collate_fn becomes the data set's get_batch(indices)"
         )
     if isinstance(data, IterableDataset):
         raise ConfigError(
