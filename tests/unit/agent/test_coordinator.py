@@ -125,7 +125,10 @@ def test_newer_checkpoint_refills_the_budget() -> None:
     for attempt, step in ((1, 10), (2, 20)):
         checkpoint = {"step": step, "path": "p", "time": 1.0}
         harness.receive(
-            0, "progress", attempt=attempt, progress={"rank": 0, "step": step, "stepped": True, "checkpoint": checkpoint}
+            0,
+            "progress",
+            attempt=attempt,
+            progress={"rank": 0, "step": step, "stepped": True, "checkpoint": checkpoint},
         )
         harness.fail(0, attempt=attempt)
         harness.stopped(0, attempt=attempt)
@@ -198,7 +201,10 @@ def test_outcome_that_a_peer_holds_becomes_the_groups() -> None:
     harness = CoordinatorHarness(2)
     harness.join(0)
     harness.join(1, state="finished", outcome=final)
-    assert harness.messages("finish") == [(0, {"type": "finish", "outcome": final}), (1, {"type": "finish", "outcome": final})]
+    assert harness.messages("finish") == [
+        (0, {"type": "finish", "outcome": final}),
+        (1, {"type": "finish", "outcome": final}),
+    ]
     alien = CoordinatorHarness(1)
     alien.join(0, outcome={**final, "uid": "another job"})
     assert alien.coordinator.outcome is None

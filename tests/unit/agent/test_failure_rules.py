@@ -1,4 +1,4 @@
-"""Failures that end a job at once, that are retried a few times, and that are never held against it."""
+"""Failures that end a job at once, are retried a few times, or are never held against it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ HANDLED = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\nwithou
 USAGE = "usage: t.py [-h] --lr LR\n"
 
 AT_ONCE = {
-    "a syntax error": (1, '  File "t.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n', "ScriptError"),
+    "a syntax error": (
+        1,
+        '  File "t.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n',
+        "ScriptError",
+    ),
     "an indentation error": (1, '  File "t.py", line 2\nIndentationError: unexpected indent\n', "ScriptError"),
     "a tab error": (1, "TabError: inconsistent use of tabs and spaces in indentation", "ScriptError"),
-    "a name error": (1, TRACEBACK + "NameError: name 'optmizer' is not defined. Did you mean: 'optimizer'?\n", "ScriptError"),
+    "a name error": (
+        1,
+        TRACEBACK + "NameError: name 'optmizer' is not defined. Did you mean: 'optimizer'?\n",
+        "ScriptError",
+    ),
     "a breakpoint": (1, "> t.py(1)<module>()\n(Pdb) \n" + TRACEBACK + "bdb.BdbQuit\n", "ScriptError"),
     "behind torch's prefix": (1, f"[rank1]: {TRACEBACK}[rank1]: NameError: name 'x' is not defined\n", "ScriptError"),
     "before torch's last log": (
@@ -31,7 +39,11 @@ AT_ONCE = {
     ),
     "a wrong flag": (2, USAGE + "t.py: error: unrecognized arguments: --lrr 1\n", "UsageError"),
     "a flag without its value": (2, USAGE + "t.py: error: argument --lr: expected one argument\n", "UsageError"),
-    "a usage longer than the tail": (2, "  --a A\nt.py: error: the following arguments are required: --lr\n", "UsageError"),
+    "a usage longer than the tail": (
+        2,
+        "  --a A\nt.py: error: the following arguments are required: --lr\n",
+        "UsageError",
+    ),
     "a wrong subcommand": (2, "usage: t.py train [-h]\nt.py train: error: ambiguous option: --l\n", "UsageError"),
     "click": (2, "Usage: t.py [OPTIONS]\nTry 't.py --help' for help.\n\nError: No such option: --lrr\n", "UsageError"),
     "an import": (1, TRACEBACK + "ImportError: cannot import name 'x' from 'y'\n", "ImportFailed"),
@@ -75,7 +87,14 @@ def test_error_that_another_attempt_may_cure_is_not_permanent(code: int, tail: s
 
 ENDS = {
     "killed": (-9, "", False, False, "WorkerFailed", "rank 3 was terminated by SIGKILL"),
-    "killed for memory": (-9, "", True, False, "OOMKilled", "rank 3 was killed because the container reached its memory limit"),
+    "killed for memory": (
+        -9,
+        "",
+        True,
+        False,
+        "OOMKilled",
+        "rank 3 was killed because the container reached its memory limit",
+    ),
     "another signal while the kernel killed a process": (
         -11,
         "",
@@ -103,7 +122,14 @@ ENDS = {
     ),
     "no exception": (7, "epoch 3 done\n", False, True, "WorkerFailed", "rank 3 exited with code 7"),
     "exit code 93": (93, "RuntimeError: diverged", False, True, "NoRestartExitCode", "diverged"),
-    "import": (1, TRACEBACK + "ModuleNotFoundError: No module named 'x'", False, False, "ImportFailed", "No module named 'x'"),
+    "import": (
+        1,
+        TRACEBACK + "ModuleNotFoundError: No module named 'x'",
+        False,
+        False,
+        "ImportFailed",
+        "No module named 'x'",
+    ),
     "import after progress": (1, TRACEBACK + "ImportError: x", False, True, "WorkerFailed", "ImportError: x"),
     "no script": (
         2,
@@ -113,7 +139,14 @@ ENDS = {
         "EntrypointNotFound",
         "t.py",
     ),
-    "no module": (1, "/usr/bin/python3: No module named trainer", False, False, "EntrypointNotFound", "No module named trainer"),
+    "no module": (
+        1,
+        "/usr/bin/python3: No module named trainer",
+        False,
+        False,
+        "EntrypointNotFound",
+        "No module named trainer",
+    ),
     "no package": (
         1,
         "/usr/bin/python3: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
@@ -124,7 +157,14 @@ ENDS = {
     ),
     "no command": (127, "trainx: command not found", False, False, "EntrypointNotFound", "trainx: command not found"),
     "not executable": (126, "t.sh: Permission denied", False, False, "EntrypointNotFound", "Permission denied"),
-    "no script after progress": (2, "python3: can't open file '/t.py': [Errno 2] x", False, True, "WorkerFailed", "code 2"),
+    "no script after progress": (
+        2,
+        "python3: can't open file '/t.py': [Errno 2] x",
+        False,
+        True,
+        "WorkerFailed",
+        "code 2",
+    ),
     "usage": (2, "t.py: error: unrecognized arguments: --x", False, False, "UsageError", "unrecognized arguments: --x"),
     "usage after progress": (2, "t.py: error: unrecognized arguments: --x", False, True, "WorkerFailed", "code 2"),
 }
@@ -171,7 +211,7 @@ def test_last_exception_of_a_log_tail_is_found(tail: str, line: str | None) -> N
     assert last_exception(tail) == line
 
 
-# --- what an attempt's age shows ------------------------------------------------------------------------------------------
+# --- what an attempt's age shows ------------------------------------------------------------------------------------
 
 
 def running() -> CoordinatorHarness:

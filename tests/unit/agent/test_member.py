@@ -7,13 +7,33 @@ from typing import Any
 import pytest
 
 from dtj_agent.group import member
-from dtj_agent.group.member import Exit, Finish, Forget, Identity, Log, Member, Save, SendToCoordinator, Spawn, Stop, WorkerExit
+from dtj_agent.group.member import (
+    Exit,
+    Finish,
+    Forget,
+    Identity,
+    Log,
+    Member,
+    Save,
+    SendToCoordinator,
+    Spawn,
+    Stop,
+    WorkerExit,
+)
 from dtj_agent.group.messages import Now, check
 from dtj_agent.net.auth import Session
 from dtj_contract import names
 
 NOW = Now(100.0, 1_790_000_000.0)
-START = {"type": "start", "attempt": 3, "nodeRank": 1, "nodes": 2, "masterAddr": "10.0.0.1", "masterPort": 20001, "history": {}}
+START = {
+    "type": "start",
+    "attempt": 3,
+    "nodeRank": 1,
+    "nodes": 2,
+    "masterAddr": "10.0.0.1",
+    "masterPort": 20001,
+    "history": {},
+}
 FINAL = {"uid": "uid", "result": "Failed", "reason": "WorkerFailed", "message": "m", "failure": None, "attempt": 3}
 
 
@@ -54,7 +74,7 @@ def test_start_is_saved_before_the_ranks_are_spawned() -> None:
     (False, 0, True), (False, 4, True), (False, 3, True), (False, 2, False),
 ])  # fmt: skip
 def test_member_follows_a_caller_that_is_ahead_or_the_first(linked: bool, started: int, follows: bool) -> None:
-    """Attempt 3 runs here: its coordinator is either the linked one, or one that the linked one replaced.
+    """Attempt 3 runs here: its coordinator is the linked one, or one that the linked one replaced.
 
     A linked member leaves for a new pod 0 only by its name, which the shell looks up.
     """
