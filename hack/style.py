@@ -203,7 +203,17 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: all)")
     parser.add_argument("--count", action="store_true", help="print the table and exit 0")
     arguments = parser.parse_args()
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *arguments.paths]
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *arguments.paths,
+    ]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
     paths = sorted({path for path in listed if path.endswith(".py") and Path(path).is_file()})
     sources = [Source(path, Path(path).read_text("utf-8")) for path in paths]
