@@ -150,7 +150,8 @@ ENDS = {
     ),
     "no package": (
         1,
-        "/usr/bin/python3: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
+        "/usr/bin/python3: Error while finding module specification for 'a.b' "
+        "(ModuleNotFoundError: No module named 'a')",
         False,
         False,
         "EntrypointNotFound",
