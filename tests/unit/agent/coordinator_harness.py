@@ -14,7 +14,7 @@ WALL = 1_790_000_000.0
 
 
 class CoordinatorHarness:
-    """Carries out the coordinator's effects on simulated members; time stands still unless it is moved."""
+    """Carries out the coordinator's effects; time stands still unless it is moved."""
 
     def __init__(
         self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **rules: Any
@@ -52,8 +52,9 @@ class CoordinatorHarness:
 
     def hello(self, ordinal: int, **changes: Any) -> dict[str, Any]:
         hello = {
-            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}", "pod": f"j-{ordinal}",
-            "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal, "state": "idle", "attempt": 0,
+            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}",
+            "pod": f"j-{ordinal}", "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal,
+            "state": "idle", "attempt": 0,
             "history": History().to_json(), "outcome": None, "crashed": False, "interrupted": None,
         }  # fmt: skip
         return check({**hello, **changes})

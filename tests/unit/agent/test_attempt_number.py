@@ -1,4 +1,4 @@
-"""The number of an attempt: one more than any known one, and written into the lease before it counts."""
+"""The number of an attempt: one more than any known one, and leased before it counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_taken_lease_raises_the_attempt_number() -> None:
 
 
 def test_later_lease_of_another_coordinator_stops_this_one() -> None:
-    """Pod 0 was recreated, and the old one lives on: outbidding the new one would cost its workers their lease."""
+    """The old pod 0 lives on: outbidding the new one would cost the new workers their lease."""
     harness = CoordinatorHarness(1)
     harness.join(0)
     harness.fail(0)
@@ -100,7 +100,7 @@ FAILED = {"uid": "uid", "result": "Failed", "reason": "RendezvousTimeout", "mess
 
 
 def test_outcome_of_an_earlier_attempt_does_not_end_the_job() -> None:
-    """A replaced coordinator that lives on has sent the outcome to an agent that knew no later attempt."""
+    """A replaced coordinator has sent the outcome to an agent that knew no later attempt."""
     past = History()
     past.attempt = 5
     harness = CoordinatorHarness(2, history=past)
@@ -140,7 +140,7 @@ def test_coordinator_that_is_behind_neither_starts_nor_ends_anything() -> None:
 
 
 def test_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
-    """Its pod may have been replaced: then the job continues elsewhere, whatever its own crash has cost."""
+    """Its pod may have been replaced: then the job continues elsewhere, whatever the crash has cost."""
     past = History()
     past.attempt = 1
     broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}

@@ -1,4 +1,4 @@
-"""The coordinator's memory: sent to its members, kept over a crash, bounded, and safe against garbage."""
+"""The coordinator's memory: sent to members, kept over a crash, bounded, safe against garbage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_history_change_reaches_every_member() -> None:
 
 
 def test_new_process_of_pod_0_keeps_the_newest_history() -> None:
-    """The process notes its own crash before it gets their copies; the note makes its copy no newer."""
+    """The process notes its own crash before their copies come; the note makes its copy no newer."""
     copy = History()
     copy.attempt, copy.revision, copy.spent = 1, 3, [WALL]
     newest = History.from_json(copy.to_json())

@@ -1,4 +1,4 @@
-"""Failures that end a job at once, that are retried a few times, and that are never held against it."""
+"""Failures that end a job at once, are retried a few times, or are never held against it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ ENDS = {
     ),
     "no package": (
         1,
-        "/usr/bin/python3: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
+        "/usr/bin/python3: Error while finding module specification for 'a.b' "
+        "(ModuleNotFoundError: No module named 'a')",
         False,
         False,
         "EntrypointNotFound",
@@ -212,7 +213,7 @@ def test_last_exception_of_a_log_tail_is_found(tail: str, line: str | None) -> N
     assert last_exception(tail) == line
 
 
-# --- what an attempt's age shows ------------------------------------------------------------------------------------------
+# --- what an attempt's age shows ------------------------------------------------------------------------------------
 
 
 def running() -> CoordinatorHarness:

@@ -74,7 +74,7 @@ def test_start_is_saved_before_the_ranks_are_spawned() -> None:
     (False, 0, True), (False, 4, True), (False, 3, True), (False, 2, False),
 ])  # fmt: skip
 def test_member_follows_a_caller_that_is_ahead_or_the_first(linked: bool, started: int, follows: bool) -> None:
-    """Attempt 3 runs here: its coordinator is either the linked one, or one that the linked one replaced.
+    """Attempt 3 runs here: its coordinator is the linked one, or one that the linked one replaced.
 
     A linked member leaves for a new pod 0 only by its name, which the shell looks up.
     """

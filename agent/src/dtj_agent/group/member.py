@@ -173,10 +173,12 @@ class Member:
             ago = 0.0 if self._broken_at is None else now.mono - self._broken_at
             interrupted = {"attempt": self.attempt, "silence": self._silence, "ago": ago, "step": self._step}
         return {
-            "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal, "incarnation": me.incarnation,
-            "pod": me.pod, "node": me.node, "address": me.address, "port": self.port, "state": self.state,
+            "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
+            "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
+            "state": self.state,
             "attempt": self.attempt,
-            "history": self.history.to_json(), "outcome": self.outcome, "crashed": self.crashed, "interrupted": interrupted,
+            "history": self.history.to_json(), "outcome": self.outcome, "crashed": self.crashed,
+            "interrupted": interrupted,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:

@@ -91,7 +91,8 @@ class RecoveryTimer:
         if self.last_step is not None and self.resumed_step is not None:
             lost = max(0, self.last_step - self.resumed_step)
         return {
-            "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted, "time": self.time,
+            "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted,
+            "time": self.time,
             "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
             "seconds": {
                 phase: round(self.seconds[phase], 4)

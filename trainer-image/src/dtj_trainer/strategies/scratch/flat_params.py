@@ -35,7 +35,7 @@ class FlatParamGroup:
     ) -> None:
         """Takes the parameters from where they are, and keeps this rank's shard of them.
 
-        They are usually in host memory. Gradients use `reduce_group`: they leave in an order of
+        The parameters are usually in host memory. Gradients use `reduce_group`: they leave in an order of
         their own, so they can't share a process group with the weights.
         """
         self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
