@@ -36,12 +36,14 @@ class Now(NamedTuple):
 
 _INT: Tuple[type, ...] = (int,)
 _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
-    "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,), "address": (str,),
-              "port": _INT,
-              "state": (str,), "attempt": _INT, "history": (dict,), "crashed": (bool,)},
-    "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT, "started": _INT},
+    "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,),
+              "address": (str,), "port": _INT, "state": (str,), "attempt": _INT, "history": (dict,),
+              "crashed": (bool,)},
+    "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT,
+                 "started": _INT},
     "known": {},
-    "start": {"attempt": _INT, "nodeRank": _INT, "nodes": _INT, "masterAddr": (str,), "masterPort": _INT, "history": (dict,)},
+    "start": {"attempt": _INT, "nodeRank": _INT, "nodes": _INT, "masterAddr": (str,), "masterPort": _INT,
+              "history": (dict,)},
     "stop": {"attempt": _INT, "grace": (int, float)},
     "finish": {"outcome": (dict,)},
     "history": {"history": (dict,)},
