@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from dtj_agent.group.failure_rules import diagnose, exit_code_of, last_exception
+from dtj_agent.group.failure_rules import diagnose, last_exception, start_error_exit_code
 from dtj_agent.group.member import WorkerExit
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
@@ -196,7 +196,7 @@ def test_diagnose_returns_a_reason_and_a_message(
 def test_command_that_lacked_resources_is_not_a_missing_entrypoint(number: int, reason: str) -> None:
     """The pod may have its processes or memory back a second later, so another attempt is worth it."""
     error = OSError(number, os.strerror(number))
-    assert diagnose(3, exit_code_of(error), "python3: " + error.strerror, False, False).reason == reason
+    assert diagnose(3, start_error_exit_code(error), "python3: " + error.strerror, False, False).reason == reason
 
 
 EXCEPTIONS = {

@@ -29,7 +29,7 @@ class Attempt:
         """Workers that failed, in order of arrival."""
 
     @classmethod
-    def of(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
+    def with_members(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
         return cls(number, [peer.ordinal for peer in peers], processes)
 
     def start(self, peers: List[Peer], history: History, outbox: Outbox) -> None:

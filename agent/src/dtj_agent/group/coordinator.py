@@ -201,10 +201,8 @@ class Coordinator:
         The name is the API server's choice, which overrules who has started what.
         """
         if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
-            later = self.succession.later
-            self._outbox.log(
-                "pod 0's name leads to this agent: continuing after attempt %d of another coordinator" % later
-            )
+            text = "pod 0's name leads to this agent: continuing after attempt %d of another coordinator"
+            self._outbox.log(text % self.succession.later)
             self.succession.resume(self.history)
             self.lease = LeaseRequest()
         return self._advance(now)
@@ -291,7 +289,7 @@ class Coordinator:
             self.lifecycle.gathering("schedule", now)
         elif last and all(peer.state == DONE and peer.attempt == last for peer in chosen):
             # Pod 0's agent was away when the last of them finished; their work is complete.
-            self.lifecycle.attempt = Attempt.of(chosen, last, self.rules.processes)
+            self.lifecycle.attempt = Attempt.with_members(chosen, last, self.rules.processes)
             return self._succeed(now)
         elif now.mono >= self.policy.not_before:
             self.lifecycle.gathering("rendezvous", now)
@@ -314,7 +312,7 @@ class Coordinator:
     @property
     def _reached(self) -> int:
         """The last attempt whose end this coordinator knows or decides."""
-        return max(self.history.attempt, 0 if self.outcome is None else outcome.attempt_of(self.outcome))
+        return max(self.history.attempt, 0 if self.outcome is None else outcome.ended_attempt(self.outcome))
 
     def _succeed(self, now: Now) -> None:
         attempt = self.lifecycle.attempt
@@ -336,18 +334,17 @@ class Coordinator:
     def _finish(self, final: Message) -> None:
         self.outcome = final
         self.lifecycle.finish(str(final.get("reason")))
-        self._outbox.log(
-            "the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message"))
-        )
+        details = (final.get("result"), final.get("reason"), final.get("message"))
+        self._outbox.log("the job is finished: %s, %s: %s" % details)
 
     def _adopt(self, hello: Message) -> None:
         """Takes over the outcome that a member holds, unless the job has continued after it."""
         final = hello.get("outcome")
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
-            if outcome.attempt_of(final) < self._known_attempt:
+            if outcome.ended_attempt(final) < self._known_attempt:
                 # The history that the member is sent next makes it continue.
                 self._outbox.log(
-                    "%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final))
+                    "%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.ended_attempt(final))
                 )
                 return
             self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))

@@ -75,7 +75,7 @@ def signal_name(exit_code: int) -> Optional[str]:
         return "signal %d" % -exit_code
 
 
-def exit_code_of(error: OSError) -> int:
+def start_error_exit_code(error: OSError) -> int:
     """Returns the exit code of a worker whose start failed with `error`."""
     if error.errno in _TEMPORARY_ERRORS:
         return EXEC_NO_RESOURCES

@@ -116,8 +116,8 @@ class History:
     def to_json(self) -> Json:
         return {
             "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts),
-            "spent": list(self.spent),
-            "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived, "saved": self.saved,
+            "spent": list(self.spent), "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived,
+            "saved": self.saved,
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
             "eventId": self.event_id, "startTime": self.start_time, **self.live(),
         }  # fmt: skip

@@ -63,7 +63,7 @@ class AttemptLifecycle:
         history.attempt = number
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.attempt = Attempt.of(members, number, self._rules.processes)
+        self.attempt = Attempt.with_members(members, number, self._rules.processes)
         self.goodput.started(now)
         if self.recovery is not None:
             self.recovery.started(number, history, now)
@@ -129,7 +129,7 @@ class AttemptLifecycle:
         if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
             # The coordinator itself was lost. The members that it left behind have stopped, and
             # their hellos report when.
-            self.recovery = RecoveryTimer.of_lost_coordinator(broke, self.goodput.last_step, now)
+            self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
         recovery = self.recovery
         if recovery is None or recovery.attempt:

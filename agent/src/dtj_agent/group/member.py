@@ -151,7 +151,7 @@ class Member:
     @property
     def known_attempt(self) -> int:
         """The greatest attempt that this agent has heard of."""
-        return max(self.attempt, self.history.attempt, outcome.attempt_of(self.outcome or {}))
+        return max(self.attempt, self.history.attempt, outcome.ended_attempt(self.outcome or {}))
 
     def follows(self, started: int) -> bool:
         """Returns whether to link to a coordinator that calls.
@@ -175,10 +175,8 @@ class Member:
         return {
             "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
-            "state": self.state,
-            "attempt": self.attempt,
-            "history": self.history.to_json(), "outcome": self.outcome, "crashed": self.crashed,
-            "interrupted": interrupted,
+            "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
+            "crashed": self.crashed, "interrupted": interrupted,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
@@ -338,10 +336,10 @@ class Member:
         if not theirs.newer_than(self.history):
             return []
         self.history = theirs
-        if self.outcome is None or outcome.attempt_of(self.outcome) >= theirs.attempt:
+        if self.outcome is None or outcome.ended_attempt(self.outcome) >= theirs.attempt:
             return [Save()]
         text = "dropped the outcome of attempt %d: attempt %d has started" % (
-            outcome.attempt_of(self.outcome),
+            outcome.ended_attempt(self.outcome),
             theirs.attempt,
         )
         self.state, self.outcome = IDLE, None
@@ -355,16 +353,14 @@ class Member:
     def _finish(self, final: Message, now: Now) -> List[Effect]:
         if self.state == FINISHED:
             return [SendToCoordinator({"type": "finished"})]
-        if outcome.attempt_of(final) < self.known_attempt:
+        if outcome.ended_attempt(final) < self.known_attempt:
             # The coordinator was replaced and does not know it.
-            return [Log("dropped the outcome of attempt %d: a later attempt has started" % outcome.attempt_of(final))]
+            text = "dropped the outcome of attempt %d: a later attempt has started"
+            return [Log(text % outcome.ended_attempt(final))]
         if self.state in (RUNNING, STOPPING):
             self._pending_outcome = final
-            return (
-                [Stop(self.identity.stop_grace)]
-                if self.state == STOPPING
-                else self._stop(self.identity.stop_grace, now)
-            )
+            grace = self.identity.stop_grace
+            return [Stop(grace)] if self.state == STOPPING else self._stop(grace, now)
         # The container of stuck workers can't end, and its termination message can't be read:
         # /status shows the outcome.
         stays = self.state == STUCK

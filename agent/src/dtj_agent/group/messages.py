@@ -36,9 +36,9 @@ class Now(NamedTuple):
 
 _INT: Tuple[type, ...] = (int,)
 _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
-    "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,), "address": (str,),
-              "port": _INT,
-              "state": (str,), "attempt": _INT, "history": (dict,), "crashed": (bool,)},
+    "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,),
+              "address": (str,), "port": _INT, "state": (str,), "attempt": _INT, "history": (dict,),
+              "crashed": (bool,)},
     "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT,
                  "started": _INT},
     "known": {},

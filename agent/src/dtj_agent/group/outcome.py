@@ -38,7 +38,7 @@ def build(
     }  # fmt: skip
 
 
-def attempt_of(outcome: Dict[str, Any]) -> int:
+def ended_attempt(outcome: Dict[str, Any]) -> int:
     """Returns the attempt that the outcome ends: an agent that knows a later one drops the outcome."""
     return int(number(outcome.get("attempt")))
 

@@ -34,7 +34,7 @@ class RecoveryTimer:
         """Index into PHASES of the running phase."""
 
     @classmethod
-    def of_lost_coordinator(cls, interrupted: Dict[str, Any], last_step: Optional[int], now: Now) -> RecoveryTimer:
+    def after_lost_coordinator(cls, interrupted: Dict[str, Any], last_step: Optional[int], now: Now) -> RecoveryTimer:
         """Returns the recovery of an attempt whose coordinator was lost.
 
         `interrupted`: what a member's hello reports of it.
@@ -92,8 +92,7 @@ class RecoveryTimer:
             lost = max(0, self.last_step - self.resumed_step)
         return {
             "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted,
-            "time": self.time,
-            "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
+            "time": self.time, "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
             "seconds": {
                 phase: round(self.seconds[phase], 4)
                 for index, phase in enumerate(PHASES)

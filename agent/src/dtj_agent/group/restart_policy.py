@@ -1,13 +1,13 @@
 """The restart decision: whether the group restarts, what that costs, and when. Pure.
 
-| what broke the attempt                | what follows                                                  |
-|---------------------------------------|---------------------------------------------------------------|
-| a permanent error (names.PERMANENT)   | the job fails                                                 |
-| a file not found before the first step | counted; the job fails after FILE_NOT_FOUND_TRIES in a row   |
-| another failure of a worker           | counted; waits if attempts end soon and without a step        |
-| an agent crashed, a worker is stuck   | counted                                                       |
-| a lost connection, both agents alive  | free three times without progress, then counted; waits        |
-| a lost pod                            | free: evictions and lost nodes are not the training's fault   |
+| what broke the attempt                 | what follows                                                |
+|----------------------------------------|-------------------------------------------------------------|
+| a permanent error (names.PERMANENT)    | the job fails                                               |
+| a file not found before the first step | counted; the job fails after FILE_NOT_FOUND_TRIES in a row  |
+| another failure of a worker            | counted; waits if attempts end soon and without a step      |
+| a crashed agent, a stuck worker        | counted                                                     |
+| a lost connection, both agents alive   | free three times without progress, then counted; waits      |
+| a lost pod                             | free: an eviction or a lost node is not the training's fault |
 
 A counted restart takes one from the budget: at most `max_restarts` within any `window` seconds, or
 the job fails. Progress gives back: a new checkpoint refills the whole budget, a step that no
@@ -64,9 +64,10 @@ Decision = Union[Restart, Fail]
 
 
 class RestartPolicy:
-    """Decides by the job's rules.
+    """Decides by the job's rules, and keeps the books of the budget.
 
-    `History` holds what a replaced pod 0 must know to continue counting.
+    `History` holds the counts that a replaced pod 0 must continue. A worker's failure is charged at
+    once; the charge for a crash, a stuck worker or a lost connection is deferred to `charge_deferred`.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -81,10 +82,7 @@ class RestartPolicy:
         self._network_failed = False
 
     def attempt_broke(self) -> None:
-        """Opens the account of one more broken attempt.
-
-        Each is charged at most once, whatever else breaks with it.
-        """
+        """Opens the account of the next broken attempt, which is charged at most once."""
         self.deferred, self._is_charged, self._network_failed = None, False, False
 
     def decide(self, failure: Json, history: History, now: Now, stepped: bool = False, lived: float = 0.0) -> Decision:
@@ -131,12 +129,12 @@ class RestartPolicy:
         return charged._replace(wait=wait, why="the attempt ended before its first step" if wait else "")
 
     def _after_lost_connection(self, failure: Json, history: History, now: Now) -> Decision:
-        """Charges a lost connection only from the fourth without progress on.
+        """Defers a charge from the fourth lost connection without progress on.
 
         A lost connection is nobody's fault, and the next attempt resumes from the last checkpoint.
         But a network that breaks every attempt would restart the group for ever.
         """
-        if self._network_failed:  # one trouble, however many connections broke with it
+        if self._network_failed:  # one fault, however many connections it broke
             return Restart()
         self._network_failed = True
         history.losses = [time for time in history.losses if time > now.wall - self._rules.window] + [now.wall]
@@ -155,6 +153,7 @@ class RestartPolicy:
         return Restart()
 
     def _charge(self, failure: Json, history: History, now: Now) -> Decision:
+        """Takes a restart from the budget; the job fails if none is left within the window."""
         spent = [time for time in sorted(history.spent) if time > now.wall - self._rules.window]
         if len(spent) >= self._rules.max_restarts:
             why = "the budget of %d restarts within %.0f s is spent; the last failure: %s"
@@ -167,6 +166,7 @@ class RestartPolicy:
         return Restart(counted=True)
 
     def _hold_back(self, tries: int, longest: float, now: Now) -> float:
+        """Returns the seconds to wait: 0, 1, 2, 4, ... up to `longest`, by the number of `tries`."""
         wait = 0.0 if tries < 2 else min(longest, FIRST_WAIT_SECONDS * 2 ** min(tries - 2, 30))
         self.not_before = now.mono + wait
         return wait

@@ -95,7 +95,7 @@ class Supervisor:
             except OSError as error:
                 text = "%s: %s" % (command[0], error.strerror)
                 self.on_output(b"[rank %d] %s\n" % (rank, text.encode()))
-                failed.append(WorkerExit(rank, failure_rules.exit_code_of(error), False, text, False))
+                failed.append(WorkerExit(rank, failure_rules.start_error_exit_code(error), False, text, False))
         if failed:
             self._loop.soon(lambda: self.on_exit(failed))
 
