@@ -188,8 +188,9 @@ def test_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> N
         group.agents[1].kill()
         group.wait_exit(1)
         final = {
-            "version": 1, "uid": "uid-1", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "attempt": 1,
-            "restarts": {"inPlace": 0, "pod": 0, "counted": 0}, "failure": None, "progress": None, "checkpoint": None,
+            "version": 1, "uid": "uid-1", "result": "Failed", "reason": "RendezvousTimeout", "message": "m",
+            "attempt": 1, "restarts": {"inPlace": 0, "pod": 0, "counted": 0},
+            "failure": None, "progress": None, "checkpoint": None,
             "recoveries": [], "productiveSeconds": 0.0, "time": 0.0,
         }  # fmt: skip
         disk = tmp_path / "old-outcome"

@@ -197,7 +197,8 @@ class Supervisor:
             # The worker must not inherit the agent's signal handlers and masks.
             pid = os.posix_spawn(
                 arguments[0], arguments, environment, file_actions=actions, setsigmask=(),
-                setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ), **OWN_SESSION,
+                setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+                **OWN_SESSION,
             )  # fmt: skip
         except OSError:
             os.close(reader)
