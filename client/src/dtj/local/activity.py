@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtj_contract import agent_status
 from dtj_core.plan.model import Object
 
 STARTING_AGENTS = "starting the agents"
@@ -27,11 +28,11 @@ def group_activity(agent: Object | None) -> str:
     if agent is None:
         return STARTING_AGENTS
     phase = agent.get("phase")
-    if phase == "Rendezvous":
+    if phase == agent_status.RENDEZVOUS:
         return str(agent.get("phaseMessage") or GATHERING)
-    if phase == "Stopping":
+    if phase == agent_status.STOPPING:
         return STOPPING
-    return _workers_activity(agent) if phase == "Running" else ""
+    return _workers_activity(agent) if phase == agent_status.RUNNING else ""
 
 
 def _workers_activity(agent: Object) -> str:

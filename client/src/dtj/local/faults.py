@@ -13,6 +13,7 @@ from typing import Literal
 from dtj.errors import InputError
 from dtj.local import processes
 from dtj.local.cluster import LocalCluster
+from dtj_contract import agent_status
 
 _FORM = re.compile(r"(worker|pod):(\d+)@step=(\d+)")
 
@@ -55,7 +56,7 @@ class FaultInjector:
     async def inject(self, cluster: LocalCluster) -> list[str]:
         """Injects the faults that are due at the last reported step. Returns a line for each."""
         agent = cluster.agent
-        if not agent or agent.get("phase") != "Running":
+        if not agent or agent.get("phase") != agent_status.RUNNING:
             return []  # recovering: wait until the group trains again
         step = (agent.get("progress") or {}).get("step", -1)
         done = []

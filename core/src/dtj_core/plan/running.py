@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dtj_contract import names
+from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.conditions import Conditions, find_condition, is_true
@@ -54,14 +54,14 @@ def group_phase(
 
     `refusal`: the API server's message where it rejects a child.
     """
-    if report is not None and report.phase == "Running":
+    if report is not None and report.phase == agent_status.RUNNING:
         message = (
             f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
         )
         return GroupPhase(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
     if (
         report is not None
-        and report.phase not in ("Rendezvous", "Stopping")
+        and report.phase not in (agent_status.RENDEZVOUS, agent_status.STOPPING)
         and find_condition(job.status, names.RUNNING)
     ):
         # Finished: the outcome comes with the report, or with the termination message.

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from dtj_contract.worker_report import MAX_METRICS
+
 Phase = Literal["loading", "training", "saving", "done"]
-MAX_METRICS = 32
 MAX_UNSENT = 64
 LINGER_SECONDS = 0.5  # for an agent that is behind
 # Characters of an event's message, which keeps a datagram far below the socket's limit.
