@@ -68,7 +68,7 @@ figures: venv ## train both examples and draw their curves into docs/figures
 
 .PHONY: lint
 lint: venv ## check lint, format, house style, types, import layers, generated files
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports --no-cache && $(PY) hack/generate.py --check
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && $(PY) hack/style.py && .venv/bin/mypy && .venv/bin/lint-imports --no-cache && $(PY) hack/generate.py --check
 
 .PHONY: format
 format: venv ## fix what the linters can fix

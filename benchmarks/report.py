@@ -28,7 +28,10 @@ class Table:
     title: str
     unit: str
     ratio: Ratio = "none"
-    """throughput: reference / arm, at least the target. cost: arm / reference, at most. share: arm / reference, at least."""
+    """throughput: reference / arm, at least the target.
+
+    cost: arm / reference, at most the target. share: arm / reference, at least the target.
+    """
     more_is_better: bool = False
     """Whether larger figures (not ratios) are better."""
     beside: Mapping[str, str] = field(default_factory=dict)

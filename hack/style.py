@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the house style of CONTRIBUTING.md in the Python files that git knows.
+"""Checks the house style of CONTRIBUTING.md in all Python files.
 
 python3 hack/style.py [PATH ...]            prints `path:line: rule: finding`, and exits 1 if there is one
 python3 hack/style.py --count [PATH ...]    prints the docstrings and findings of each tree as a table
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import os
 import re
-import subprocess
 import sys
 import tokenize
 from collections import Counter
@@ -34,7 +34,7 @@ NOT_VERBS = re.compile(
     r"(?:Always|Arguments|As|Attempts|Besides|Bytes|Characters|Checkpoints|Conditions|Digests|Does|Events|Files|Floats|Folders|"
     r"Gradients|Has|Heartbeats|Images|Its|Keys|Limits|Lines|Losses|Means|Milliseconds|Minutes|Moments|Nodes|Numbers|Offsets|"
     r"Operators|Optimizers|Ordinals|Pages|Perhaps|Pods|Ports|Processes|Ranks|Rows|Rules|Samples|Seconds|Settings|Sizes|Tensors|"
-    r"Texts|Times|Tokens|Towards|Values|Versions|Was|Weights|Words|Workers|Yes)\b"
+    r"Texts|Tokens|Towards|Values|Versions|Was|Weights|Words|Workers|Yes)\b"
 )
 NAME_THEN_VERB = re.compile(r"`[^`]+`(?:,? and `[^`]+`)? (?:[a-z]+s|are|may|must|can)\b")
 NO_VERB_NEEDED = re.compile(r"property|fixture|overload|\.setter")
@@ -45,7 +45,7 @@ OPENING = re.compile(
     r"(?:is|was|are|were|has|have|had|does|do|must|can|may|will|would|who|that|which)\b"
     r"|So (?!that\b|far\b)"
 )
-LATER_OPENING = re.compile(r"(?<=[.!?] )(?:What|Which|Nor|Such|Those)\b(?![^.?]*\?)")
+LATER_OPENING = re.compile(r"(?<=[.!?] )(?:What|Which|Nor|Such|Those|It|They|Them|So)\b(?![^.?]*\?)")
 
 BANNED_NAME = re.compile(r"(?:^|_)(?:said|told|words?)(?:_|$)", re.IGNORECASE)
 BANNED = {r"\banew\b": "again", r"\bthereof\b": "of …", r"\bnor\b": "or", r"\bgo(?:es)? on\b": "continue"}
@@ -171,7 +171,7 @@ def opens_with_verb(node: FunctionNode, docstring: str) -> bool:
 
 
 def opening(line: int, text: str) -> Iterator[tuple[int, str, str]]:
-    """Yields a first sentence that opens with a pronoun, or a later one that opens with a relative pronoun."""
+    """Yields a first sentence that opens with a pronoun, or a later one without its noun."""
     flat = " ".join(text.split())
     if match := OPENING.match(flat) or LATER_OPENING.search(flat):
         yield line, "opening", f'"{flat[match.start() :][:40]} …": open the sentence with its noun or its verb'
@@ -198,15 +198,21 @@ def table(sources: list[Source], findings: list[Finding]) -> str:
     return "\n".join("".join(str(cell).ljust(14) for cell in row).rstrip() for row in [("tree", *columns), *rows])
 
 
+def python_files(paths: list[str]) -> list[Path]:
+    """Returns the Python files at and below `paths`, without those of hidden folders and of build/."""
+    found = {Path(path) for path in paths if path.endswith(".py")}
+    for folder, folders, names in (step for path in paths or ["."] for step in os.walk(path)):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "build"]
+        found |= {Path(folder, name) for name in names if name.endswith(".py")}
+    return sorted(found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: all)")
     parser.add_argument("--count", action="store_true", help="print the table and exit 0")
     arguments = parser.parse_args()
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *arguments.paths]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-    paths = sorted({path for path in listed if path.endswith(".py") and Path(path).is_file()})
-    sources = [Source(path, Path(path).read_text("utf-8")) for path in paths]
+    sources = [Source(str(path), path.read_text("utf-8")) for path in python_files(arguments.paths)]
     findings = sorted(finding for source in sources for finding in source.findings())
     for finding in [] if arguments.count else findings:
         print(f"{finding.path}:{finding.line}: {finding.rule}: {finding.text}")

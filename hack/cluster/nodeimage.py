@@ -40,7 +40,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \\
 ENV container=docker
 STOPSIGNAL SIGRTMIN+3
 ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]
-"""
+"""  # noqa: E501 - the cache key holds this text
 
 
 def node_image() -> str:

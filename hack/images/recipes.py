@@ -79,7 +79,10 @@ def snapshot(image: Image, folder: Path) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(
-                source, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info")
+                source,
+                copy,
+                dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info", "*.md"),
             )
         else:
             shutil.copy(source, copy)

@@ -25,7 +25,7 @@ wait_until = functools.partial(waiting.wait_until, every=0.2)
 
 
 class Timeout(AssertionError):
-    """A condition did not come true before its deadline; the message says what was seen last."""
+    """A condition did not come true before its deadline; the message shows what was seen last."""
 
 
 @dataclass
@@ -180,7 +180,7 @@ def docker(*args: str, timeout: float = 90) -> str:
 def environment() -> dict[str, str]:
     """Returns the variables that `make cluster-env` prints.
 
-    They are KUBECONFIG, PATH and the locations of the shared folder and the audit log.
+    These variables are KUBECONFIG, PATH and the locations of the shared folder and the audit log.
     """
     import sys
 

@@ -64,9 +64,9 @@ def assert_a_killed_worker_changes_no_loss(calm: Job, killed: Job) -> None:
     assert any(failure.get("signal") == "SIGKILL" for failure in status["failures"])
     runs = [steps for _, steps in steps_by_attempt(killed.records())]
     assert len(runs) >= 2
-    assert runs[-1][0] > 50, "it did not begin anew"
+    assert runs[-1][0] > 50, "the script did not start over"
     for before, after in itertools.pairwise(runs):
-        assert after[0] <= before[-1] + 10, "a step was left out: every tenth is logged"
+        assert after[0] <= before[-1] + 10, "a step is missing: every tenth is logged"
     assert_learned(calm)
     assert killed.losses() == calm.losses()
     assert sorted(calm.losses())[:40] == list(range(10, 401, 10))

@@ -28,7 +28,7 @@ def assert_resumed(job: Job, undisturbed: Job, attempts: int, *, recovered: bool
         lost = before[-1] - (after[0] - 1)
         assert 0 <= lost <= EVERY, f"{lost} steps lost: {before[-1]} -> {after[0]}"
     for _, steps in runs:
-        assert steps == list(range(steps[0], steps[-1] + 1)), "a step was left out or done twice within an attempt"
+        assert steps == list(range(steps[0], steps[-1] + 1)), "a step is missing or repeated within an attempt"
     assert job.losses() == undisturbed.losses()
     if not recovered:
         return  # a resumed job has none
@@ -78,7 +78,8 @@ def test_killed_worker_is_restarted_in_place_and_no_pod_is_touched(
 def test_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
 ) -> None:
-    # Slow enough that the run outlasts the start of another operator, which takes 10 s on a busy machine.
+    # Slow enough that the run outlasts the start of another operator, which takes 10 s on a busy
+    # machine.
     slow = ["150" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
     job = make_job(entrypoint={"module": "dtj_trainer.examples.digits", "args": slow}).create()
     job.until_step(30)
@@ -96,7 +97,8 @@ def test_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     assert status["restarts"]["counted"] == 1
 
 
-# Inside the pod: SIGKILL to the first worker process, without pkill because the image has no procps.
+# Inside the pod: SIGKILL to the first worker process, without pkill because the image has no
+# procps.
 KILL_WORKER = """
 import os, signal
 for pid in filter(str.isdigit, os.listdir("/proc")):

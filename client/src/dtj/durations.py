@@ -10,7 +10,10 @@ _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 def parse(text: str, flag: str) -> float:
-    """Parses `90s`, `10m`, `1h30m` or a plain number into seconds. Raises InputError that names the flag."""
+    """Parses `90s`, `10m`, `1h30m` or a plain number into seconds.
+
+    Raises InputError that names the flag.
+    """
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|h|m|s)", text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNITS[unit] for number, unit in parts)

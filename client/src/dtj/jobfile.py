@@ -69,7 +69,7 @@ def check(job: Object, path: str) -> api.DistributedTrainingJob:
 def _as_stored(value: Any) -> Any:
     """Returns `value` with its texts as the API server reads them from JSON.
 
-    PyYAML reads the two escapes of a surrogate pair as two characters. They are one character; an
+    PyYAML reads the two escapes of a surrogate pair as two characters. The pair is one character; an
     unpaired surrogate becomes U+FFFD.
     """
     if isinstance(value, dict):

@@ -51,7 +51,7 @@ class _Silence:
 
 
 class AgentClient:
-    """One connection pool for all agents. Create it on the event loop that uses it.
+    """A connection pool for all agents. Create it on the event loop that uses it.
 
     A silent agent is polled less and less often (Settings.poll_seconds), however often its job is
     reconciled. The start of the silence is remembered only here, so after a restart of the operator

@@ -30,7 +30,8 @@ from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
 KOPF_STOP_SECONDS = 5.0
-# Between two reads of the mounted master key; the kubelet itself takes up to two minutes to update it.
+# Between two reads of the mounted master key; the kubelet itself takes up to two minutes to update
+# it.
 KEY_SECONDS = 10.0
 CRD_RETRY_SECONDS = 2.0
 STUCK_SECONDS = 120.0  # twice the deadline of a reconcile
@@ -74,7 +75,7 @@ async def run(options: settings.Options, planner: Planner) -> None:
 
 
 class Operator:
-    """One running operator with all its components, and no globals.
+    """A running operator with all its components, and no globals.
 
     Create it on the event loop that runs it.
     """
@@ -195,8 +196,8 @@ class Operator:
             worker.cancel()
         if late:
             logger.warning("%d reconciles were cut off: the next operator repeats them", len(late))
-        # Stop the server before kopf: kopf waits for every task that is younger than itself, such as one
-        # of an HTTP connection, as if the task were its own.
+        # Stop the server before kopf: kopf waits for every task that is younger than itself, such
+        # as one of an HTTP connection, as if the task were its own.
         await self.server.stop()
         kopf_stop.set()
         _, late = await asyncio.wait([kopf], timeout=KOPF_STOP_SECONDS)
@@ -214,7 +215,8 @@ class Operator:
         self.observer.invalidate(key)
         self.queue.add(key)
 
-    # The checks of /healthz. None of them checks the API server, because a restart would not bring it back.
+    # The checks of /healthz. None of them checks the API server, because a restart would not bring
+    # it back.
     def _working(self) -> str | None:
         stuck = self.queue.longest_processing()
         return f"a reconcile has not finished after {stuck:.0f} s" if stuck > STUCK_SECONDS else None

@@ -1,6 +1,7 @@
 """Reconciles one job: reads it, observes its children, plans, executes the plan.
 
-The rejection cache is the only state that one reconcile leaves to the next, and it only saves calls.
+The rejection cache is the only state that one reconcile leaves to the next, and it only saves
+calls.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Controller:
         """
         job = await self._observer.get_job(key)
         if job is None or "deletionTimestamp" in job["metadata"]:
-            # Kubernetes deletes the children by their owner references, so there is nothing to clean up.
+            # Kubernetes deletes the children by their owner references, so there is nothing to
+            # clean up.
             self._observer.invalidate(key)
             self._rejections.clear(key)
             self._metrics.job_phase(key, None)
@@ -113,7 +115,8 @@ class Controller:
             plan = self._planner(job, with_rejection(observed, rejected), self._now(), self._settings)
             written = await self._executor.execute(job, plan)
         else:
-            # Only a plan that was made without a remembered rejection proves that the rejection is over.
+            # Only a plan that was made without a remembered rejection proves that the rejection is
+            # over.
             if not (observed.rejection or observed.refusal):
                 self._rejections.clear(key)
         if written is not None:

@@ -30,8 +30,8 @@ class HealthServer:
         # The main program handles the signals.
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
-        # Bind all addresses, IPv4 and IPv6. Port 0 is for developers, and binds loopback only, because each
-        # address family would get another free port.
+        # Bind all addresses, IPv4 and IPv6. Port 0 is for developers, and binds loopback only,
+        # because each address family would get another free port.
         host = None if self.port else "127.0.0.1"
         site = web.TCPSite(self._runner, host, self.port)
         await site.start()

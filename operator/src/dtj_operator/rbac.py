@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dtj_contract import names
 
-# (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may not be there yet.
+# (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may
+# not be there yet.
 RULES: dict[tuple[str, str], tuple[str, ...]] = {
     (names.GROUP, names.PLURAL): ("get", "list", "watch", "delete"),  # delete: ttlSecondsAfterFinished
     (names.GROUP, names.PLURAL + "/status"): ("patch",),

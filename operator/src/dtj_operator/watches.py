@@ -191,7 +191,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     """Returns kopf's settings, changed where its defaults do not fit."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    # Scanning would need rights on CRDs and namespaces. The operator waits for its CRD at the start.
+    # Scanning would need rights on CRDs and namespaces. The operator waits for its CRD at the
+    # start.
     settings.scanning.disabled = True
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.networking.connect_timeout = settings.watching.connect_timeout = CONNECT_SECONDS

@@ -66,7 +66,7 @@ class WorkQueue(Generic[K]):
             self._push(key)
 
     def add_after(self, key: K, delay: float) -> None:
-        """Calls `add` after `delay` seconds. Of several delays for one key the shortest holds."""
+        """Calls `add` after `delay` seconds. The shortest of several delays for a key holds."""
         if self._closed:
             return
         if delay <= 0:
@@ -117,7 +117,8 @@ class WorkQueue(Generic[K]):
         now = asyncio.get_running_loop().time()
         self._observer.taken(now - self._dirty.pop(key))
         self._processing[key] = now
-        # This reconcile decides when the next one is due; an older timer would only cost a needless one.
+        # This reconcile decides when the next one is due; an older timer would only cost a needless
+        # one.
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()

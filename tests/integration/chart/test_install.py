@@ -95,7 +95,7 @@ def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(
         lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0,
     )
     wait_until(
-        "a viewer may look", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0
+        "a viewer may read", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0
     )
     refused = kubectl("-n", "team", "delete", "dtj", "j", login=logins["view"])
     assert "forbidden" in refused.stderr

@@ -3,7 +3,7 @@
 python crashing.py JOURNAL FLAGS...
 
 The operator dies before it learns of the write. A write is new if the journal, which holds the
-writes of all previous operators, lacks it. So a row of these operators crashes after every write.
+writes of all previous operators, lacks it. A row of these operators thus crashes after every write.
 """
 
 from __future__ import annotations

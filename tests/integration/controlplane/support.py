@@ -205,7 +205,7 @@ class Operator:
 class Agents:
     """The agents of all pods 0.
 
-    They answer GET /status for each job in `statuses` to a request with the job's key.
+    These agents answer GET /status for each job in `statuses` to a request with the job's key.
     """
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class Agents:
 class Kubelet:
     """Marks the namespace's pods as scheduled and running, with addresses of this machine.
 
-    It also ends those that are deleted.
+    Deleted pods end.
     """
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:

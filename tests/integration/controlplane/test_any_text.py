@@ -51,14 +51,14 @@ def test_any_text_in_a_log_tail_or_message_is_written_and_the_job_completes(
     status = running(step=1, failures=[failure], events=[warning])
     status["progress"] |= {"metrics": metrics}
     agents.statuses[job["metadata"]["uid"]] = status | {"checkpoint": {"step": 1, "path": ALL, "time": 1790000004.0}}
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     status = objects.get(JOBS, "j")["status"]
     assert (status["failures"][0]["logTail"], status["failures"][0]["message"]) == (as_stored(ALL), as_stored(ALL))
     assert status["checkpoint"]["path"] == as_stored(ALL)
     assert status["progress"]["metrics"] == {as_stored(name): number for name, number in metrics.items()}
-    wait_until("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "RankSlow"])
+    wait_until("an event reports it, too", lambda: [e for e in objects.list("events") if e["reason"] == "RankSlow"])
     kubelet.container_states["j-0"] = failed(job, ALL)
-    ended = wait_until("it has failed", lambda: objects.condition("j", "Failed"))
+    ended = wait_until("the job has failed", lambda: objects.condition("j", "Failed"))
     assert (ended["reason"], ended["message"]) == ("RestartBudgetSpent", as_stored(ALL))
     wait_until("its pods are gone", lambda: not objects.list("pods"))
 
@@ -85,7 +85,7 @@ def test_any_text_in_a_template_reaches_the_pods(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert objects.get(JOBS, "j")["metadata"]["annotations"]["note"] == as_stored(ALL)
-    pod = wait_until("its pod is made", lambda: objects.list("pods"))[0]
+    pod = wait_until("its pod is created", lambda: objects.list("pods"))[0]
     assert pod["metadata"]["annotations"]["note"] == as_stored(ALL)
     container = pod["spec"]["containers"][0]
     stored = [as_stored(text) for text in ANY_TEXT.values()]

@@ -118,8 +118,8 @@ def test_fields_that_shape_pods_change_only_while_suspended(field: str, kubectl:
 
 def test_unknown_template_field_is_immutable_too(kubectl: Kubectl) -> None:
     kubectl.apply(job({"template": template({"future": {"a": 1}})}))
-    # CEL does not see that {"future": …} became {"other": …}, both unknown to the schema: such a job's pods are recreated
-    # (tests/unit/plan/test_suspend.py).
+    # CEL does not notice that {"future": …} became {"other": …}, because the schema knows neither.
+    # The pods of such a job are recreated (tests/unit/plan/test_suspend.py).
     for other in ({"future": {"a": 2}}, {"future": {"b": 1}}, {"future": {"a": 1}, "more": 1}, {}):
         assert kubectl.apply(job({"template": template(other)})).returncode == 1, other
 

@@ -70,7 +70,7 @@ def test_pods_are_admitted_where_restricted_is_enforced(plane: ControlPlane, nam
     done = apply(plane, made)
     assert done.returncode == 0, done.stderr
     objects = Objects(plane, namespace)
-    pods = wait_until("both pods are made", lambda: len(found := objects.list("pods")) == 2 and found)
+    pods = wait_until("both pods are created", lambda: len(found := objects.list("pods")) == 2 and found)
     assert {pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] for pod in pods} == {"0", "1"}
 
 

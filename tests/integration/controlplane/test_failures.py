@@ -72,7 +72,7 @@ def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
         found["set"] = objects.get("statefulsets", "j")
         uids = {kind: child["metadata"]["uid"] for kind, child in found.items() if child}
         for kind, uid in uids.items():
-            assert first.setdefault(kind, uid) == uid, f"the {kind} was made twice"
+            assert first.setdefault(kind, uid) == uid, f"the {kind} was created twice"
         return uids
 
     def runs() -> bool:
@@ -81,7 +81,7 @@ def test_operator_killed_after_each_write_repeats_nothing_and_ends_the_same(
 
     crashes = crash_after_each_write(start_operator, journal, runs)
     assert len(children()) == 3
-    assert objects.get("statefulsets", "j")["metadata"]["generation"] == 1, "applied again, it is the same"
+    assert objects.get("statefulsets", "j")["metadata"]["generation"] == 1, "another apply changes nothing"
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
     assert len(pods) == 2
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
@@ -111,17 +111,18 @@ def test_operator_waits_for_a_crashed_api_server_and_catches_up(
     operator = start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     plane.crash_apiserver()
     try:
         wait_until(
-            "it feels it", lambda: "will retry" in operator.log.read_text() or "again in" in operator.log.read_text()
+            "the operator logs the failure",
+            lambda: "will retry" in operator.log.read_text() or "retrying in" in operator.log.read_text(),
         )
         assert operator.get("/healthz")[0] == 200, "a restart would not bring the API server back"
     finally:
         plane.start_apiserver()
     kubelet.container_states["j-0"] = outcome(job, "Failed", "RestartBudgetSpent")
-    failed = wait_until("its end is seen", lambda: objects.condition("j", "Failed"), timeout=60)
+    failed = wait_until("its end is observed", lambda: objects.condition("j", "Failed"), timeout=60)
     assert failed["reason"] == "RestartBudgetSpent"
     submit("k")
     wait_until("a new job gets its pods", lambda: len(objects.list("pods")) == 2, timeout=60)
@@ -134,15 +135,15 @@ def test_resync_replaces_dead_watches_and_healthz_reports_them(
     operator = start_operator("--resync-seconds", "2", program=(str(HERE / "deaf.py"),)).ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
-    _, health = wait_until("it is found sick", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    _, health = wait_until("healthz reports the failure", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
     assert "a watch has missed changes" in health
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
 
     def counted() -> bool:
         return 'dtj_jobs{phase="Running"} 0.0' in operator.get("/metrics")[1]
 
-    wait_until("a deletion that was never heard of is noticed", counted)
+    wait_until("a missed deletion is noticed", counted)
 
 
 def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
@@ -151,14 +152,14 @@ def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
     operator = start_operator().ready()
     for number in range(20):
         submit(f"j{number}")
-    wait_until("it works", lambda: objects.list("statefulsets"))
+    wait_until("the operator works", lambda: objects.list("statefulsets"))
     began = time.monotonic()
     assert operator.terminate() == 0
     print(f"ended in {time.monotonic() - began:.1f} s")
     assert time.monotonic() - began < 40
     for stateful_set in objects.list("statefulsets"):
         status = objects.get(JOBS, stateful_set["metadata"]["name"]).get("status", {})
-        assert status.get("phase") == "Pending", "no job is left between its children and its status"
+        assert status.get("phase") == "Pending", "no job stays between its children and its status"
 
 
 def test_rbac_rights_are_exactly_the_used_ones(
@@ -169,10 +170,10 @@ def test_rbac_rights_are_exactly_the_used_ones(
     for job in jobs:
         name = job["metadata"]["name"]
         agents.statuses[job["metadata"]["uid"]] = running()
-        wait_until("it runs", partial(objects.condition, name, "Running"))
+        wait_until("the job runs", partial(objects.condition, name, "Running"))
         kubelet.container_states[f"{name}-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
     wait_until("its StatefulSet is gone", lambda: objects.get("statefulsets", "kept") is None)
-    wait_until("it is gone", lambda: objects.get(JOBS, "brief") is None)
+    wait_until("the job is gone", lambda: objects.get(JOBS, "brief") is None)
     submit("twice")
     wait_until("an event", lambda: objects.list("events"))
     used: dict[tuple[str, str], set[str]] = {}
@@ -212,7 +213,7 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     role = plane.request("GET", where)
     role["rules"] = whole
     plane.request("PUT", where, role)
-    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2, timeout=60)
+    wait_until("the pods exist", lambda: len(objects.list("pods")) == 2, timeout=60)
 
 
 def test_expired_login_is_read_again_by_client_and_watches(
@@ -228,8 +229,10 @@ def test_expired_login_is_read_again_by_client_and_watches(
     plane.crash_apiserver()
     plane.start_apiserver()
     submit()
-    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2, timeout=60)
-    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], "the old one was refused"
+    wait_until("the pods exist", lambda: len(objects.list("pods")) == 2, timeout=60)
+    assert [call for call in plane.audit_events() if call["responseStatus"]["code"] == 401], (
+        "the old token was rejected"
+    )
     assert operator.process.poll() is None
 
 
@@ -258,7 +261,7 @@ def test_operator_waits_for_the_crd_and_ends_when_it_is_deleted(tmp_path: Path) 
 
         operator = Operator(plane, "home", tmp_path / "operator.log", served="")
         try:
-            assert wait_until("it is up", lambda: operator.get("/readyz"))[0] == 503
+            assert wait_until("the operator is up", lambda: operator.get("/readyz"))[0] == 503
             install_crds(plane)
             operator.ready()
             plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": "away"}})
@@ -306,7 +309,8 @@ def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     calls = operator.calls()[before:]
     reads = sum(call["verb"] in ("get", "list") for call in calls)
     print(
-        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} questions, {reads} reads, "
+        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} polls, "
+        f"{reads} reads, "
         f"{len(calls) - reads} other calls, RSS {operator.rss_mib():.0f} MiB"
     )
     assert agents.asked - asked >= 200
@@ -326,10 +330,11 @@ def test_hundred_jobs_at_once_all_start(start_operator: Start, submit: Callable[
     took = time.monotonic() - began
     assert len(objects.list("statefulsets")) == 100
     before = len(operator.writes())
-    wait_until("all pods are made", lambda: len(objects.list("pods")) == 200, timeout=120)
+    wait_until("all pods are created", lambda: len(objects.list("pods")) == 200, timeout=120)
     print(
         f"100 jobs: created in {created:.1f} s, own children and status after {took:.1f} s, pods after "
-        f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), calls {len(operator.calls())}; "
+        f"{time.monotonic() - began:.1f} s; writes {len(operator.writes())} ({before} by then), "
+        f"calls {len(operator.calls())}; "
         f"RSS {idle:.0f} -> {operator.rss_mib():.0f} MiB, CPU {operator.cpu_seconds() - cpu:.1f} s"
     )
     assert took < 120

@@ -62,7 +62,7 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     idle = operator.rss_mib()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running(step=5)
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
         owner = metadata["ownerReferences"]
@@ -78,12 +78,11 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     assert stored["status"]["progress"]["step"] == 5
     assert agents.refused == 0
     start = kinds(operator.writes())
-    print(
-        f"ready in {ready_after:.1f} s; RSS idle {idle:.0f} MiB, with a job {operator.rss_mib():.0f} MiB; writes: {dict(start)}"
-    )
+    memory = f"RSS idle {idle:.0f} MiB, with a job {operator.rss_mib():.0f} MiB"
+    print(f"ready in {ready_after:.1f} s; {memory}; writes: {dict(start)}")
     made = {"patch secrets": 1, "patch services": 1, "patch statefulsets": 1}
     assert {key: start[key] for key in made} == made
-    assert start[f"patch {JOBS}/status"] <= 3, "made, pods run, group runs"
+    assert start[f"patch {JOBS}/status"] <= 3, "created, pods running, group running"
     assert start["create events"] <= 3
 
     before, asked = len(operator.calls()), agents.asked
@@ -91,14 +90,14 @@ def test_job_gets_its_children_and_completes_with_every_write_counted(
     quiet = operator.calls()[before:]
     print(f"8 s without news: {dict(kinds(quiet))}, {agents.asked - asked} questions to the agent")
     assert not [call for call in quiet if call["verb"] not in ("get", "list", "watch")], "no writes"
-    assert len(quiet) <= 8, "its objects are not read at each look"
+    assert len(quiet) <= 8, "the objects are not read at each poll"
     assert agents.asked - asked >= 3
 
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    done = wait_until("it is complete", lambda: objects.condition("j", "Complete"))
+    done = wait_until("the job is complete", lambda: objects.condition("j", "Complete"))
     assert done["reason"] == "AllWorkersSucceeded"
     wait_until("its pods are gone", lambda: not objects.list("pods"))
-    assert objects.get("services", "j"), "what costs nothing goes with the job"
+    assert objects.get("services", "j"), "what costs nothing is deleted with the job"
     end = kinds(operator.writes()) - start
     print(f"writes of its end: {dict(end)}")
     assert end[f"patch {JOBS}/status"] <= 2
@@ -124,12 +123,12 @@ def test_next_operator_writes_nothing_for_settled_jobs(
     first = start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     assert first.terminate() == 0
     before = len(first.writes())
     second = start_operator().ready()
     asked = agents.asked
-    wait_until("it looks at the job", lambda: agents.asked >= asked + 3)
+    wait_until("the operator reconciles the job", lambda: agents.asked >= asked + 3)
     assert len(second.writes()) == before
 
 
@@ -138,7 +137,7 @@ def test_deleting_a_job_leaves_nothing_and_needs_no_operator(
 ) -> None:
     operator = start_operator().ready()
     submit()
-    wait_until("the pods are there", lambda: len(objects.list("pods")) == 2)
+    wait_until("the pods exist", lambda: len(objects.list("pods")) == 2)
     operator.kill()
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
     # The garbage collector discovers a new kind only every 30 s.
@@ -154,7 +153,7 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running(attempt=3)
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         stored = objects.get(JOBS, "j")
@@ -162,17 +161,17 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
         objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
 
     suspend(True)
-    condition = wait_until("it is suspended", lambda: objects.condition("j", "Suspended"))
+    condition = wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"))
     assert condition["observedGeneration"] == objects.get(JOBS, "j")["metadata"]["generation"]
     assert not objects.list("pods")
     suspend(False)
-    wait_until("the pods are back", lambda: len(objects.list("pods")) == 2)
+    wait_until("the pods exist again", lambda: len(objects.list("pods")) == 2)
     floor = {
         entry["name"]: entry.get("value")
         for container in objects.get("statefulsets", "j")["spec"]["template"]["spec"]["containers"]
         for entry in container.get("env", [])
     }[names.ENV_ATTEMPT_FLOOR]
-    assert int(floor) == 4, "attempts go on above those before"
+    assert int(floor) == 4, "attempt numbers continue to rise"
 
 
 def test_deadline_fails_the_job_and_its_ttl_deletes_it(
@@ -180,10 +179,10 @@ def test_deadline_fails_the_job_and_its_ttl_deletes_it(
 ) -> None:
     start_operator().ready()
     submit(activeDeadlineSeconds=1)
-    failed = wait_until("it has failed", lambda: objects.condition("j", "Failed"))
+    failed = wait_until("the job has failed", lambda: objects.condition("j", "Failed"))
     assert failed["reason"] == "DeadlineExceeded"
     submit("k", activeDeadlineSeconds=1, ttlSecondsAfterFinished=1)
-    wait_until("it is gone", lambda: objects.get(JOBS, "k") is None)
+    wait_until("the job is gone", lambda: objects.get(JOBS, "k") is None)
 
 
 def test_deleted_or_scaled_children_are_restored(
@@ -191,7 +190,7 @@ def test_deleted_or_scaled_children_are_restored(
 ) -> None:
     start_operator().ready()
     submit()
-    first = wait_until("the set is there", lambda: objects.get("statefulsets", "j"))
+    first = wait_until("the StatefulSet exists", lambda: objects.get("statefulsets", "j"))
     objects.plane.request("DELETE", objects.path("statefulsets", "j"))
     wait_until(
         "another set",
@@ -223,12 +222,12 @@ def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
     operator = start_operator().ready()
     began = time.monotonic()
     submit(template=template)
-    failed = wait_until("it has failed", lambda: objects.condition("j", "Failed"))
+    failed = wait_until("the job has failed", lambda: objects.condition("j", "Failed"))
     print(f"failed after {time.monotonic() - began:.2f} s: {failed['message']}")
     assert failed["reason"] == "TemplateRejected"
     assert says in failed["message"]
     assert objects.get("statefulsets", "j") is None
-    events = wait_until("there is an event", lambda: objects.list("events"))
+    events = wait_until("an event exists", lambda: objects.list("events"))
     assert "TemplateRejected" in {event["reason"] for event in events}
     before = len(operator.writes())
     time.sleep(3)  # observes that nothing happens
@@ -249,9 +248,11 @@ def test_full_quota_delays_a_job_and_fails_none(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("the status says it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused")
+    wait_until(
+        "the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused"
+    )
     assert not objects.condition("j", "Failed")
     quota = objects.plane.request("GET", where)
     quota["spec"]["hard"]["pods"] = "10"
     objects.plane.request("PUT", where, quota)
-    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)

@@ -59,7 +59,7 @@ def allow(objects: Objects, node: str) -> None:
         objects.plane.request("PUT", objects.path("distributedtrainingjobs", "j"), job)
         return True
 
-    wait_until("the job allows it while it is not suspended", allowed)
+    wait_until("the schema allows the change", allowed)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
 ) -> None:
     operator = start_operator(program=IMPATIENT).ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     pod = objects.get("pods", "j-1")
     kubelet.held = {pod["metadata"]["uid"]}
     objects.plane.request(
@@ -96,7 +96,7 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     )
     assert node in waits["message"]
     assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], (
-        "two of one name could write at once"
+        "two pods of one name could write at once"
     )
     confirm(objects, node)
     wait_until(

@@ -52,13 +52,13 @@ def test_quota_on_a_child_is_a_condition_with_the_message_and_recovers(
     assert (condition["type"], condition["status"]) == ("Running", "False")
     assert f"exceeded quota: q, requested: {what}=1, used: {what}=0, limited: {what}=0" in condition["message"]
     assert objects.get("statefulsets", "j") is None
-    wait_until("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
+    wait_until("an event reports it, too", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
     status = objects.get(JOBS, "j")["status"]
     assert (status["phase"], "startTime" in status) == ("Pending", True)
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    wait_until("it goes on by itself", lambda: len(objects.list("pods")) == 2, timeout=60)
-    refused = [line for line in operator.lines() if "refuses" in line["message"]]
-    assert 1 <= len(refused) <= 8, "asked again later and later"
+    wait_until("the job continues by itself", lambda: len(objects.list("pods")) == 2, timeout=60)
+    refused = [line for line in operator.lines() if "rejects" in line["message"]]
+    assert 1 <= len(refused) <= 8, "retried with a growing delay"
 
 
 def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
@@ -69,17 +69,17 @@ def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
     operator = start_operator("--resync-seconds", "1").ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     set_quota(plane, namespace, "services", 0)
     plane.request("DELETE", objects.path("services", "j"))
-    refused = lambda: [line for line in operator.lines() if "refuses" in line["message"]]  # noqa: E731
-    wait_until("refused twice", lambda: len(refused()) >= 2)
+    refused = lambda: [line for line in operator.lines() if "rejects" in line["message"]]  # noqa: E731
+    wait_until("rejected twice", lambda: len(refused()) >= 2)
     asked = agents.asked
-    wait_until("many looks later", lambda: agents.asked >= asked + 10)
-    assert len(refused()) <= 7, "that many take a minute"
-    assert objects.condition("j", "Running"), "the training goes on"
+    wait_until("many polls later", lambda: agents.asked >= asked + 10)
+    assert len(refused()) <= 7, "seven retries take a minute"
+    assert objects.condition("j", "Running"), "the training continues"
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    wait_until("it is repaired", lambda: objects.get("services", "j"), timeout=60)
+    wait_until("the Service is repaired", lambda: objects.get("services", "j"), timeout=60)
 
 
 def refused(objects: Objects, name: str = "j") -> Any:
@@ -181,13 +181,13 @@ def test_temporary_rejection_is_a_condition_with_the_message_and_recovers(
     start_operator().ready()
     heal = obstacle(plane, namespace)
     container = {"name": "trainer", "securityContext": {"privileged": True}, "resources": {"limits": {"memory": "8Gi"}}}
-    wait_until("it is in the way", lambda: is_refused(plane, namespace, container, message), timeout=60)
+    wait_until("the obstacle is effective", lambda: is_refused(plane, namespace, container, message), timeout=60)
     submit(template={"spec": {"containers": [container]}})
     condition = wait_until("the status reports it", lambda: refused(objects))
     assert message in condition["message"]
     assert objects.get("statefulsets", "j") is None
     heal()
-    wait_until("it goes on by itself", lambda: len(objects.list("pods")) == 2, timeout=90)
+    wait_until("the job continues by itself", lambda: len(objects.list("pods")) == 2, timeout=90)
     assert not objects.condition("j", "Failed")
 
 
@@ -203,7 +203,9 @@ def test_hanging_webhook_is_a_condition(
         heal = webhook(plane, namespace, silent.getsockname()[1])
         container = {"name": "trainer"}
         wait_until(
-            "it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), timeout=60
+            "the obstacle is effective",
+            lambda: is_refused(plane, namespace, container, "failed calling webhook"),
+            timeout=60,
         )
         hooks = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{namespace}"
         change(plane, hooks, lambda whole: whole["webhooks"][0].update(timeoutSeconds=10))
@@ -224,8 +226,8 @@ def test_lasting_rejection_is_bounded_by_the_deadline(
     set_quota(plane, namespace, "services", 0)
     start_operator().ready()
     submit(activeDeadlineSeconds=4)
-    wait_until("the status says why", lambda: refused(objects))
-    failed = wait_until("it has failed", lambda: objects.condition("j", "Failed"), timeout=60)
+    wait_until("the status reports the reason", lambda: refused(objects))
+    failed = wait_until("the job has failed", lambda: objects.condition("j", "Failed"), timeout=60)
     assert failed["reason"] == "DeadlineExceeded"
 
 
@@ -236,19 +238,19 @@ def test_rejection_on_resume_does_not_fail_a_job_that_has_run(
     start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         change(plane, objects.path(JOBS, "j"), lambda whole: whole["spec"].update(suspend=value))
 
     suspend(True)
-    wait_until("it is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
+    wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
     heal = limit_range(plane, namespace)
     message = "minimum memory usage per Container is 100Gi"
     container = {"name": "trainer", "resources": {"requests": {"memory": "1Mi"}}}
-    wait_until("it is in the way", lambda: is_refused(plane, namespace, container, message), timeout=60)
+    wait_until("the obstacle is effective", lambda: is_refused(plane, namespace, container, message), timeout=60)
     suspend(False)
-    condition = wait_until("it is refused", lambda: refused(objects))
+    condition = wait_until("the child is rejected", lambda: refused(objects))
     assert message in condition["message"]
     heal()
-    wait_until("it runs again", lambda: objects.condition("j", "Running"), timeout=90)
+    wait_until("the job runs again", lambda: objects.condition("j", "Running"), timeout=90)

@@ -25,13 +25,13 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     job = submit()
     uid = job["metadata"]["uid"]
     agents.statuses[uid] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in objects.list("pods")}
     kubelet.held = set(before.values())
     # A deleted pod on a node waits for its kubelet; a pod without a node would be gone at once.
     binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
     objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
-    message = "the workers of pod j-1 can't be ended: the pod has to be replaced: processes 7 do not die of SIGKILL"
+    message = "the workers of pod j-1 can't be killed; the pod must be replaced: processes 7 do not die of SIGKILL"
     failure = {
         "attempt": 1,
         "rank": 1,
@@ -54,12 +54,12 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     assert asked["metadata"]["deletionGracePeriodSeconds"] == 1
     condition = wait_until("the status reports it", lambda: objects.condition("j", "Restarting"))
     assert (condition["reason"], condition["message"]) == ("WorkerStuck", message)
-    wait_until("another is there", lambda: (objects.get("pods", "j-1") or asked)["metadata"]["uid"] != before["j-1"])
+    wait_until("another pod exists", lambda: (objects.get("pods", "j-1") or asked)["metadata"]["uid"] != before["j-1"])
     assert objects.get("pods", "j-0")["metadata"]["uid"] == before["j-0"], "the other pod is not touched"
     deleted = [call for call in operator.writes() if call["verb"] == "delete"]
-    assert [call["objectRef"]["name"] for call in deleted] == ["j-1", "j-1"], "asked once, removed once"
+    assert [call["objectRef"]["name"] for call in deleted] == ["j-1", "j-1"], "requested once, deleted once"
     agents.statuses[uid] = running(attempt=2)
-    wait_until("it runs again", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs again", lambda: objects.condition("j", "Running"))
 
 
 def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
@@ -71,7 +71,7 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     secret = objects.get("secrets", "j-dtj-agent")
     kubelet.container_states["j-1"] = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     pod = objects.get("pods", "j-1")
@@ -83,7 +83,7 @@ def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     )
     binding = {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": "w1"}}
     objects.plane.request("POST", objects.path("pods", "j-1") + "/binding", binding)
-    again = wait_until("the Secret is there again", lambda: objects.get("secrets", "j-dtj-agent"))
+    again = wait_until("the Secret exists again", lambda: objects.get("secrets", "j-dtj-agent"))
     assert again["metadata"]["uid"] != secret["metadata"]["uid"]
     assert again["data"] == secret["data"], "the pods that run have the same key"
     (owner,), (before,) = again["metadata"]["ownerReferences"], secret["metadata"]["ownerReferences"]
@@ -106,7 +106,7 @@ def test_pods_over_quota_are_reported_and_their_controller_is_woken(
     objects.plane.request("POST", objects.path("resourcequotas"), quota)
     wait_until("the quota is counted", lambda: objects.get("resourcequotas", "one").get("status", {}).get("used"))
     submit()
-    wait_until("one pod is there", lambda: len(objects.list("pods")) == 1)
+    wait_until("one pod exists", lambda: len(objects.list("pods")) == 1)
 
     def quota_is_reported() -> bool:
         conditions = objects.get("distributedtrainingjobs", "j")["status"]["conditions"]
@@ -116,7 +116,7 @@ def test_pods_over_quota_are_reported_and_their_controller_is_woken(
     wait_until("the message of the quota is in the condition", quota_is_reported, timeout=60)
     assert names.ANNOTATION_NUDGED not in objects.get("statefulsets", "j")["metadata"]["annotations"]
     objects.plane.request("DELETE", objects.path("resourcequotas", "one"))
-    wait_until("both pods are there", lambda: len(objects.list("pods")) == 2, timeout=90)
+    wait_until("both pods exist", lambda: len(objects.list("pods")) == 2, timeout=90)
 
 
 def test_stateful_set_without_its_admissible_pods_is_nudged(
@@ -145,7 +145,7 @@ def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
 ) -> None:
     operator = start_operator().ready()
     agents.statuses[submit()["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"))
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
 
     def state() -> Any:
@@ -171,7 +171,7 @@ def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
             lambda spec: spec["template"]["spec"]["containers"][0].update(image="edited", command=["sh"]),
         ),
     )
-    wait_until("both are as they were", lambda: state() == made, timeout=90)
+    wait_until("both are restored", lambda: state() == made, timeout=90)
     applies = [c for c in operator.writes() if c["verb"] == "patch" and c["objectRef"]["resource"] == "statefulsets"]
-    assert len(applies) == 2, "made, and repaired once"
+    assert len(applies) == 2, "created once, repaired once"
     assert {pod["metadata"]["uid"] for pod in objects.list("pods")} == pods

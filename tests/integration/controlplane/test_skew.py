@@ -118,7 +118,7 @@ def looked(operator: Operator, agents: Agents) -> None:
     """Waits until the operator has reconciled the job several times."""
     asked = agents.asked
     operator.ready()
-    wait_until("it has looked", lambda: agents.asked >= asked + 3, timeout=60)
+    wait_until("the operator has reconciled", lambda: agents.asked >= asked + 3, timeout=60)
 
 
 @pytest.mark.timeout(400)
@@ -134,13 +134,13 @@ def test_rolled_back_operator_leaves_a_job_of_a_newer_crd_alone(
     first = start_operator(program=(OTHER, json.dumps(NEWER))).ready()
     job = submit(backend="mpi", restart={"maxRestarts": 1000, "backoffSeconds": 7})
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     first.kill()
 
     rolled_back = start_operator()
     looked(rolled_back, agents)
-    stalled = wait_until("what can't be read is named", lambda: objects.condition("j", "Stalled"), timeout=60)
+    stalled = wait_until("the unreadable field is named", lambda: objects.condition("j", "Stalled"), timeout=60)
     assert "spec.backend" in stalled["message"]
     life.goes_on()
     rolled_back.kill()
@@ -153,7 +153,7 @@ def test_rolled_back_operator_leaves_a_job_of_a_newer_crd_alone(
 
     start_operator().ready()
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    wait_until("it is complete", lambda: objects.condition("j", "Complete"), timeout=60)
+    wait_until("the job is complete", lambda: objects.condition("j", "Complete"), timeout=60)
     wait_until("its pods are gone", lambda: not objects.list("pods"), timeout=60)
 
 
@@ -175,7 +175,7 @@ def test_defaults_and_bounds_of_another_version_restart_no_job(
     before = start_operator(**program).ready()
     job = submit(replicas=1)
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     before.kill()
     program = {"program": (OTHER, json.dumps(then))} if then else {}
@@ -195,7 +195,7 @@ def test_crd_upgrade_and_rollback_under_a_job_restart_nothing(
     operator = start_operator().ready()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     for change in (newer, lambda schema: None):
         install_crd(change)
@@ -218,7 +218,7 @@ def test_job_under_an_older_crd_runs_suspends_and_finishes(
     operator = start_operator()
     job = submit()
     agents.statuses[job["metadata"]["uid"]] = running(step=9)
-    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     looked(operator, agents)
     status = objects.get(JOBS, "j")["status"]
     assert status["progress"]["step"] == 9
@@ -228,10 +228,10 @@ def test_job_under_an_older_crd_runs_suspends_and_finishes(
     stored = objects.get(JOBS, "j")
     stored["spec"]["suspend"] = True
     objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
-    wait_until("it is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
+    wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
     stored = objects.get(JOBS, "j")
     stored["spec"]["suspend"] = False
     objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
-    wait_until("it runs again", lambda: objects.condition("j", "Running"), timeout=60)
+    wait_until("the job runs again", lambda: objects.condition("j", "Running"), timeout=60)
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    wait_until("it is complete", lambda: objects.condition("j", "Complete"), timeout=60)
+    wait_until("the job is complete", lambda: objects.condition("j", "Complete"), timeout=60)

@@ -48,7 +48,7 @@ def finish(objects: Objects, kubelet: Kubelet, job: Any) -> Any:
     Returns the job when it is Complete and its StatefulSet is gone.
     """
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    wait_until("it is complete", lambda: objects.condition("j", "Complete"), timeout=60)
+    wait_until("the job is complete", lambda: objects.condition("j", "Complete"), timeout=60)
     wait_until("its StatefulSet is gone", lambda: not objects.get("statefulsets", "j"), timeout=60)
     return objects.get(JOBS, "j")
 
@@ -76,14 +76,14 @@ def test_very_late_write_does_not_run_a_finished_job_again(
     agents.statuses[job["metadata"]["uid"]] = running(attempt=2)
     wait_until("the first operator's call waits", gate.with_suffix(".held").exists, timeout=60)
     other = start_operator().ready()
-    wait_until("it runs", lambda: objects.condition("j", "Running"), timeout=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     before = finish(objects, kubelet, job)
     gate.touch()
     wait_until("the late call is dropped", lambda: reconciles(late, "conflict"), timeout=60)
     late.kill()
     other.kill()
     third = start_operator().ready()
-    wait_until("the next operator has looked", lambda: reconciles(third, "success"), timeout=60)
+    wait_until("the next operator has reconciled", lambda: reconciles(third, "success"), timeout=60)
     after = objects.get(JOBS, "j")
     assert (after["status"], after["metadata"]["resourceVersion"]) == (
         before["status"],
@@ -119,7 +119,7 @@ def test_two_operators_killed_in_turns_create_and_finish_everything_once(
             kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
         return bool(objects.condition("j", "Complete")) and not objects.get("statefulsets", "j")
 
-    wait_until("it is over", over, timeout=420)
+    wait_until("the run is over", over, timeout=420)
     assert kills >= 4
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
     status = objects.get(JOBS, "j")["status"]

@@ -1,4 +1,4 @@
-"""A coordinator to decide for, with members that answer like real ones."""
+"""A coordinator under test, with members that answer like real ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WALL = 1_790_000_000.0
 
 
 class CoordinatorHarness:
-    """A coordinator and members that answer like real ones; time stands still unless it is moved."""
+    """Carries out the coordinator's effects; time stands still unless it is moved."""
 
     def __init__(
         self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **rules: Any
@@ -46,20 +46,21 @@ class CoordinatorHarness:
                     self.do(self.coordinator.lease_done(effect.attempt, None, None, self.now()))
 
     def logged(self, text: str) -> bool:
-        """Was this logged since the last call?"""
+        """Returns whether `text` was logged since the last call."""
         log, self.log = self.log, []
         return text in log
 
     def hello(self, ordinal: int, **changes: Any) -> dict[str, Any]:
         hello = {
-            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}", "pod": f"j-{ordinal}",
-            "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal, "state": "idle", "attempt": 0,
+            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}",
+            "pod": f"j-{ordinal}", "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal,
+            "state": "idle", "attempt": 0,
             "history": History().to_json(), "outcome": None, "crashed": False, "interrupted": None,
         }  # fmt: skip
         return check({**hello, **changes})
 
     def join(self, ordinal: int, generation: int = 0, **changes: Any) -> None:
-        """Connection numbers end with the ordinal."""
+        """Joins a member; connection numbers end with the ordinal."""
         self.do(self.coordinator.joined(generation * 10 + ordinal, self.hello(ordinal, **changes), self.now()))
 
     def leave(self, ordinal: int, generation: int = 0, silence: float = 0.0) -> None:

@@ -42,7 +42,8 @@ if planned("handle-sigterm"):
         sys.exit(0)
     signal.signal(signal.SIGTERM, end)
 if planned("report-on-sigterm"):
-    signal.signal(signal.SIGTERM, lambda *_: report(event={"type": "Warning", "reason": "LastWord", "message": "of %d" % rank}))
+    event = {"type": "Warning", "reason": "LastWord", "message": "of %d" % rank}
+    signal.signal(signal.SIGTERM, lambda *_: report(event=event))
 if planned("ignore-sigterm"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open(os.path.join(plan, "pid-%d" % rank), "w").write(str(os.getpid()))
@@ -72,7 +73,7 @@ print("rank", rank, "is done")
 
 
 class Group:
-    """The agents of one job. `start(i)` starts agent i, and starts it again after it has exited, as the kubelet would."""
+    """The agents of one job. `start(i)` starts agent i, also after its exit, as the kubelet would."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""What the simulator's worlds are made of: workers, links, pods with the real machines in them, a network. See simulator.py."""
+"""The parts of the simulator's worlds: workers, links, pods, a network.
+
+simulator.py puts the parts together.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ class Worker:
         self.requested = False
         self.exit_code: int | None = None
         self.held = False
-        """In a system call that no signal ends."""
+        """The worker is in a system call that no signal ends."""
 
 
 class Link:
-    """A member's connection to a coordinator's agent. Delivery in order; nothing after it broke."""
+    """A member's connection to a coordinator's agent. Delivery is in order and ends with a break."""
 
     serial = 0
 
@@ -51,16 +54,18 @@ class Link:
 
 
 class Pod:
-    """A pod of the StatefulSet; `life` counts its agent processes, so that what was meant for a dead one is not delivered.
+    """A pod of the StatefulSet.
 
-    `generation` counts the pods of its ordinal. One that was replaced may live on as a twin of the pod that the API knows.
+    `life` counts its agent processes, so that a message for a dead one is not delivered.
+    `generation` counts the pods of its ordinal. A pod that was replaced may live on as a twin of
+    the pod that the API knows.
     """
 
     def __init__(self, world: World, ordinal: int, generation: int = 0) -> None:
         self.world, self.ordinal, self.generation = world, ordinal, generation
         self.is_twin = False
         self.hint: Pod | None = None
-        """Where the coordinator was last said to be."""
+        """The last known address of the coordinator."""
         self.life = 0
         self.alive = False
         self.saved: dict[str, Any] = {}
@@ -98,7 +103,7 @@ class Pod:
         return f"{self.ordinal}" + "'" * self.generation
 
     def life_of(self, call: Callable[[], None]) -> Callable[[], None]:
-        """The call, if this very agent process still lives by then."""
+        """Returns a call that does nothing unless this very agent process is alive by then."""
         life = self.life
 
         def run() -> None:
@@ -139,7 +144,7 @@ class Pod:
             self.world.call(self, self.world.lookup(ordinal), lambda other: other.asked(self))
 
     def called(self, caller: Pod, started: int) -> None:
-        """A coordinator says where it is, and is answered with the attempt that is known here."""
+        """Handles a coordinator's call, and returns the attempt that is known here."""
         if self.member.follows(started) or self.world.lookup(0) is caller:
             self.go_to(caller)
         known = self.member.known_attempt
@@ -150,7 +155,7 @@ class Pod:
             self.world.coordinator_does(self, self.coordinator.heard_of(attempt, self.world.now()))
 
     def asked(self, caller: Pod) -> None:
-        """A member that has no coordinator asks where it is."""
+        """Handles the call of a member that has no coordinator: returns the address, if known."""
         link = self.link
         if link is not None:
             self.world.call(self, caller, lambda other: other.go_to(link.hub) if other.link is None else None)
@@ -185,7 +190,7 @@ class Pod:
             self.world.deliver(self.link, True, message)
 
     def kill(self) -> None:
-        """The agent process and, with it, the container: all its workers are dead at once."""
+        """Kills the agent process and, with it, the container: all its workers are dead at once."""
         self.alive = False
         self.world.workers_die(self, list(self.workers.values()))
         self.workers = {}
@@ -194,7 +199,7 @@ class Pod:
 
 
 class Network:
-    """Time, and what passes between the pods."""
+    """Time, and the messages between the pods."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -202,11 +207,11 @@ class Network:
         self.time = 0.0
         self.log: list[str] = []
         self.pods: list[Pod] = []
-        """Those that the API server knows, by ordinal."""
+        """The pods that the API server knows, by ordinal."""
         self.twins: list[Pod] = []
-        """Those that were replaced and live on."""
+        """The pods that were replaced and live on."""
         self.names: list[Pod] = []
-        """Where the names lead, by ordinal."""
+        """The pods that the names lead to, by ordinal."""
         self.blocked: set[Pod] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -235,7 +240,7 @@ class Network:
         return a is b or not ({a, b} & self.blocked)
 
     def lookup(self, ordinal: int) -> Pod:
-        """The pod that this name leads to: the one that the API server knows, or for a while the one before it."""
+        """Returns the pod that this name leads to: the current one, or for a while its predecessor."""
         return self.names[ordinal]
 
     @property
@@ -243,7 +248,7 @@ class Network:
         return self.pods + self.twins
 
     def call(self, caller: Pod, other: Pod, what: Callable[[Pod], None]) -> None:
-        """A connection for one question or answer."""
+        """Opens a connection for one question or answer."""
         lives = caller.life
 
         def arrive() -> None:
@@ -263,17 +268,26 @@ class Network:
             if not up:
                 self.member_does(link.pod, link.pod.member.received(message, self.now()))
             elif message["type"] == "hello":
-                self.coordinator_does(link.hub, link.hub.coordinator.joined(link.number, message, self.now()))  # type: ignore[union-attr]
+                assert link.hub.coordinator is not None
+                self.coordinator_does(link.hub, link.hub.coordinator.joined(link.number, message, self.now()))
             else:
-                self.coordinator_does(link.hub, link.hub.coordinator.received(link.number, message, self.now()))  # type: ignore[union-attr]
+                assert link.hub.coordinator is not None
+                self.coordinator_does(link.hub, link.hub.coordinator.received(link.number, message, self.now()))
 
         self.after(at - self.time, arrive)
 
     def same_lives(self, link: Link) -> bool:
         return (link.pod.life, link.hub.life) == link.agents and link.pod.alive and link.hub.alive
 
+    def bring_back(self, pod: Pod, keep_disk: bool) -> None:
+        pod.kill()
+        if not keep_disk:
+            pod.saved, pod.final = {}, pod.final if pod.final is None else None
+        pause = self.rng.uniform(0.1, 12.0)
+        self.after(pause, lambda: None if pod.alive or pod not in self.everyone else pod.boot())
+
     def cut(self, link: Link) -> None:
-        """The link is dead; each side that lives learns of it by a closed connection or by silence."""
+        """Breaks the link; each living side notices by a closed connection or by silence."""
         if not link.up:
             return
         link.up = False
@@ -282,7 +296,7 @@ class Network:
             self.after(silence, self._notice(link, pod, life, silence))
 
     def leave(self, link: Link) -> None:
-        """The member closes it."""
+        """Closes the link on the member's side."""
         link.up = False
         self._notice(link, link.pod, link.agents[0], 0.0)()
         self.after(self.rng.choice((0.0, 0.01)), self._notice(link, link.hub, link.agents[1], 0.0))
@@ -303,15 +317,15 @@ class Network:
 
 
 def check_counted(world: World, final: dict[str, Any]) -> None:
-    """Of attempts that broke by one kind of fault alone: a worker's failure is counted, the loss of a pod never."""
+    """Checks attempts that broke by one kind of fault: a failed worker is counted, a lost pod never."""
     free = {"pod", "leave"}
-    told = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
+    recoveries = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
     surely = 0
     for attempt in world.started[:-1]:
         faults = set(world.faults.get(attempt, ()))
         # A cut connection may be noticed when the next attempt runs already.
         clean = set(world.faults.get(attempt - 1, ())) <= free | {"worker"}
-        recovery = told.get(attempt + 1)
+        recovery = recoveries.get(attempt + 1)
         if clean and faults == {"worker"} and attempt in world.failed:
             surely += 1
             if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != (
@@ -319,7 +333,7 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
                 "InPlace",
                 True,
             ):
-                world.fail(f"a worker of attempt {attempt} failed, and it is said: {recovery}")
+                world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
         if (
             clean
             and faults
@@ -327,7 +341,7 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
             and recovery
             and (recovery["kind"], recovery["counted"]) != ("Pod", False)
         ):
-            world.fail(f"attempt {attempt} broke by {faults} alone, and it is said: {recovery}")
+            world.fail(f"attempt {attempt} broke by {faults} alone, but the recovery is {recovery}")
     at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
     if not surely <= final["restarts"]["counted"] <= at_most:
-        world.fail(f"{surely} to {at_most} restarts cost something, and {final['restarts']['counted']} are counted")
+        world.fail(f"{surely} to {at_most} restarts cost budget, but {final['restarts']['counted']} are counted")

@@ -1,16 +1,23 @@
-"""A deterministic world for the two state machines: virtual clock, network, volumes, processes and pods; a seed replays it.
+"""A deterministic world for the two state machines, which are the real ones; a seed replays it.
 
-The machines are the real ones. What is simulated: links that break (noticed at once or after the heartbeat's silence), messages
-that take their time (in order on one link, in any order between links), workers that die, hang, finish or can't be killed,
-agents that crash (between two effects of one decision too), pods that are deleted, evicted or lost with their disks, pods that
-are replaced and live on beside the new ones, names that lead to the old ones for a while, calls between agents, a lease file on
-a volume that is slow or fails. simulated.py has the parts.
-After every event the invariants are checked; when the faults stop, the job must end and every pod must hold the same outcome.
+The world simulates a clock, a network, volumes, processes and pods, and these faults:
+
+    links     break (noticed at once or after the heartbeat's silence)
+    messages  take their time: in order on one link, in any order between links
+    workers   die, hang, finish, or can't be killed
+    agents    crash, between two effects of one decision too
+    pods      are deleted, evicted, lost with their disks, or replaced while the old pod lives on
+    names     lead to the old pod for a while
+    leases    are written to a volume that is slow or fails
+
+The invariants are checked after every event. When the faults stop, the job must end, and every pod
+must hold the same outcome. simulated.py has the parts.
 """
 
 from __future__ import annotations
 
 import heapq
+from functools import partial
 from typing import Any
 
 from dtj_agent.group import effects as coordinator_effects
@@ -37,9 +44,9 @@ class World(Network):
         self.lease = 0
         self.started: list[int] = []
         self.faults: dict[int, list[str]] = {}
-        """What was done to the group while an attempt was the last one."""
+        """The faults that hit the group while an attempt was the last one."""
         self.failed: set[int] = set()
-        """Attempts of which a worker ended by itself."""
+        """Attempts with a worker that ended by itself."""
         self.outcomes: list[dict[str, Any]] = []
         self.pods = [Pod(self, ordinal) for ordinal in range(self.replicas)]
         self.names = list(self.pods)
@@ -63,14 +70,13 @@ class World(Network):
                     link = pod.conns.pop(effect.conn)
                     self.cut(link)
             elif isinstance(effect, coordinator_effects.WriteLease):
-                self.after(
-                    self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(lambda e=effect: self.write_lease(pod, e.attempt))
-                )  # type: ignore[misc]
+                write = partial(self.write_lease, pod, effect.attempt)
+                self.after(self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(write))
             else:
                 self.log_line(f"  coordinator in {pod}: {effect.text}")
 
     def crashes(self, pod: Pod, life: int) -> bool:
-        """Is the agent gone between two effects of one decision?"""
+        """Returns whether the agent is gone between two effects of one decision."""
         if not pod.alive or pod.life != life:
             return True
         if self.time < FAULT_SECONDS and not pod.leaving and self.rng.random() < 0.0005:
@@ -122,9 +128,9 @@ class World(Network):
             ranks = self.group.get(final["attempt"], {})
             codes = [worker.exit_code for worker in ranks.values()]
             if codes != [0] * (self.replicas * self.processes):
-                self.fail(f"attempt {final['attempt']} is said to have succeeded, but its workers ended with {codes}")
+                self.fail(f"attempt {final['attempt']} has succeeded, but its workers ended with {codes}")
         if pod.is_twin:
-            return  # nobody reads what it says
+            return  # nothing reads its outcome
         if final["result"] == "Succeeded":
             check_counted(self, final)
         self.outcomes.append(final)
@@ -141,17 +147,10 @@ class World(Network):
             self.fail(f"pod {pod}: the agent exits while workers run")
 
         def gone() -> None:
-            # An outcome that a leaving pod was the first to hold stands in its status: the operator knows it from there.
+            # A leaving pod may be the first with an outcome: the operator reads it from its status.
             self.bring_back(pod, keep_disk=not pod.leaving or pod.final is not None)
 
-        self.after(0.2, pod.life_of(gone))  # its last words are on their way
-
-    def bring_back(self, pod: Pod, keep_disk: bool) -> None:
-        pod.kill()
-        if not keep_disk:
-            pod.saved, pod.final = {}, pod.final if pod.final is None else None
-        pause = self.rng.uniform(0.1, 12.0)
-        self.after(pause, lambda: None if pod.alive or pod not in self.everyone else pod.boot())
+        self.after(0.2, pod.life_of(gone))  # its last messages are on their way
 
     # --- workers --------------------------------------------------------------------------------------------------
 
@@ -166,19 +165,16 @@ class World(Network):
             self.fail(f"attempt {effect.attempt} has a rank twice")
         world.update(pod.workers)
         for worker in pod.workers.values():
-            self.after(self.work * self.rng.uniform(0.9, 1.1), lambda w=worker: self.complete(pod, w))  # type: ignore[misc]
+            self.after(self.work * self.rng.uniform(0.9, 1.1), partial(self.complete, pod, worker))
 
     def complete(self, pod: Pod, worker: Worker) -> None:
-        """A rank can finish only with all the others; else it hangs in a collective until it is killed."""
+        """Ends a rank with 0 if all the others can finish too; else the rank hangs in a collective."""
         if self.has_volume and self.lease > worker.attempt:  # its last checkpoint can't be committed
             return self.end(pod, worker, 1)
         mates = self.group[worker.attempt]
         whole = len(mates) == self.replicas * self.processes
-        if (
-            worker.exit_code is None
-            and whole
-            and all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values())
-        ):
+        able = all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values())
+        if worker.exit_code is None and whole and able:
             self.end(pod, worker, 0)
         return None
 
@@ -193,13 +189,13 @@ class World(Network):
         self.member_does(pod, pod.member.exited(worker.attempt, [exited], self.now()))
 
     def workers_die(self, pod: Pod, workers: list[Worker]) -> None:
-        """Their peers lose a connection: some fail of that, some hang."""
+        """Ends the workers. Their peers lose a connection: some fail of that, some hang."""
         for worker in workers:
             worker.exit_code = worker.exit_code if worker.exit_code is not None else -9
             for other in self.everyone:
                 for mate in other.workers.values():
                     if mate.attempt == worker.attempt and mate.exit_code is None and self.rng.random() < 0.5:
-                        self.after(self.rng.uniform(0.0, 0.1), other.life_of(lambda o=other, m=mate: self.end(o, m, 1)))  # type: ignore[misc]
+                        self.after(self.rng.uniform(0.0, 0.1), other.life_of(partial(self.end, other, mate, 1)))
 
     def stop(self, pod: Pod, grace: float) -> None:
         for worker in pod.workers.values():
@@ -214,13 +210,12 @@ class World(Network):
         self.swept(pod)
 
     def hold(self, worker: Worker) -> None:
-        """It enters a system call that hangs. Who waits for it in a collective fails of that after a while."""
-        mates = [
-            (p, mate)
-            for p in self.everyone
-            for mate in p.workers.values()
-            if mate.attempt == worker.attempt and mate != worker
-        ]
+        """Puts the worker into a system call that hangs.
+
+        A peer that waits for it in a collective fails after a while.
+        """
+        workers = [(p, mate) for p in self.everyone for mate in p.workers.values()]
+        mates = [(p, mate) for p, mate in workers if mate.attempt == worker.attempt and mate != worker]
         waiting = [(p, mate) for p, mate in mates if mate.exit_code is None and not mate.held]
         if waiting and worker.exit_code is None:
             pod, mate = self.rng.choice(waiting)
@@ -228,7 +223,10 @@ class World(Network):
             self.after(self.rng.uniform(1.0, 15.0), pod.life_of(lambda: self.end(pod, mate, 1)))
 
     def held(self, pod: Pod) -> None:
-        """SIGKILL did not help; the operator reads it from the coordinator and has the pod replaced, or what held it lets go."""
+        """Reports workers that survived SIGKILL.
+
+        The operator replaces the pod, or the system call returns.
+        """
         held = [worker for worker in pod.workers.values() if worker.held and worker.exit_code is None]
         if not held or pod.member.state != "stopping":
             return
@@ -252,10 +250,8 @@ class World(Network):
         self.after(2.0, pod.life_of(operator))
 
     def swept(self, pod: Pod) -> None:
-        if all(worker.exit_code is not None for worker in pod.workers.values()) and pod.member.state in (
-            "stopping",
-            STUCK,
-        ):
+        ended = all(worker.exit_code is not None for worker in pod.workers.values())
+        if ended and pod.member.state in ("stopping", STUCK):
             pod.workers = {}
             pod.member.port += 1
             self.member_does(pod, pod.member.workers_gone(self.now()))
@@ -271,9 +267,11 @@ class World(Network):
         if not pod.alive or pod.leaving:
             return
         if kind in ("pod", "leave", "twin") and (pod.is_twin or not self.others_know(pod)):
-            return  # the last that knows what the job was: in a cluster the operator has read that by now
+            # The last pod that remembers the job stays: a cluster's operator has read that memory.
+            return
         if kind in ("pod", "leave") and self.twins and not self.has_volume:
-            return  # without a lease nothing but memory fences, and a new pod that meets the twin first has none
+            # Without a lease only memory fences, and a new pod that meets the twin first has none.
+            return
         if kind == "twin" and not self.may_replace(pod):
             return
         self.note(kind, pod)
@@ -307,12 +305,15 @@ class World(Network):
         self.faults.setdefault(max(self.started, default=0), []).append(kind)
 
     def may_replace(self, pod: Pod) -> bool:
-        """Twins of one ordinal at a time, and never of a whole group: those could go on among themselves, which nobody notices
-        while there is no epoch that more than half of the pods have agreed on."""
+        """Returns whether the pod may get a twin: of one ordinal at a time, and never a whole group.
+
+        A whole group of twins could continue by itself, which remains unnoticed while there is no
+        epoch that more than half of the pods have agreed on.
+        """
         return self.replicas > 1 and all(twin.ordinal == pod.ordinal for twin in self.twins)
 
     def replace(self, pod: Pod) -> None:
-        """The API server makes the pod anew, and the old one lives on: the control plane has lost its node, and no more."""
+        """Recreates the pod while the old one lives on: only the control plane has lost its node."""
         pod.is_twin = True
         new = self.pods[pod.ordinal] = Pod(self, pod.ordinal, pod.generation + 1)
         self.twins.append(pod)
@@ -322,13 +323,13 @@ class World(Network):
         self.after(self.rng.uniform(5.0, 40.0), lambda: self.remove(pod))
 
     def remove(self, twin: Pod) -> None:
-        """Its node has been cleaned up."""
+        """Removes the twin: its node has been cleaned up."""
         self.twins.remove(twin)
         self.blocked.discard(twin)
         twin.kill()
 
     def others_know(self, pod: Pod) -> bool:
-        """Does the job's memory survive the loss of this pod's disk?"""
+        """Returns whether the job's memory survives the loss of this pod's disk."""
         others = [other for other in self.pods if other is not pod and not other.leaving and not other.is_twin]
         if self.outcomes:
             return any(other.final is not None for other in others)
@@ -338,15 +339,12 @@ class World(Network):
 
     def check_start(self, pod: Pod, starts: list[coordinator_effects.Send]) -> None:
         attempts = {effect.message["attempt"] for effect in starts}
-        ranks = [
-            (pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"])
-            for effect in starts
-            if effect.conn in pod.conns
-        ]
+        sent = [effect for effect in starts if effect.conn in pod.conns]
+        ranks = [(pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"]) for effect in sent]
         if len(attempts) != 1 or sorted(ranks) != [(o, o) for o in range(self.replicas)]:
             self.fail(f"a start with attempts {attempts} and ranks {ranks}")
         attempt = attempts.pop()
-        # Without a lease file nobody may remember an attempt that reached nobody: then its number is as good as new.
+        # Without a lease an attempt that reached no pod may be forgotten: its number is free.
         before = max(self.started if self.has_volume else self.group, default=0)
         if attempt <= before:
             self.fail(f"attempt {attempt} after {before}")
@@ -363,12 +361,11 @@ class World(Network):
     def check(self) -> None:
         if self.outcomes and self.outcomes[0]["result"] == "Succeeded":
             restarts = self.outcomes[0]["restarts"]
-            told = restarts["inPlace"] + restarts["pod"]  # an attempt that was started may have reached nobody
-            if not len(self.group) - 1 <= told <= len(self.started) - 1:
-                self.fail(f"{len(self.group)} attempts ran, but the history tells of {restarts}")
-        counted = max(
-            (pod.coordinator.history.restarts["counted"] for pod in self.everyone if pod.coordinator), default=0
-        )
+            known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
+            if not len(self.group) - 1 <= known <= len(self.started) - 1:
+                self.fail(f"{len(self.group)} attempts ran, but the history has {restarts}")
+        coordinators = [pod.coordinator for pod in self.everyone if pod.coordinator]
+        counted = max((coordinator.history.restarts["counted"] for coordinator in coordinators), default=0)
         if counted > self.rules.max_restarts:
             self.fail(f"{counted} counted restarts of {self.rules.max_restarts}")
 
@@ -394,9 +391,8 @@ class World(Network):
             if not self._events or self.time > FAULT_SECONDS + PATIENCE_SECONDS:
                 states = [(p.alive, p.member and p.member.state, p.final and p.final["reason"]) for p in self.pods]
                 hub = self.pods[0].coordinator
-                self.fail(
-                    f"the job does not end: {states}, coordinator {hub and (hub.phase, hub.phase_reason, hub.waiting_for)}"
-                )
+                state = hub and (hub.phase, hub.phase_reason, hub.waiting_for)
+                self.fail(f"the job does not end: {states}, coordinator {state}")
             self.time, _, call = heapq.heappop(self._events)
             call()
             self.check()

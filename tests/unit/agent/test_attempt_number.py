@@ -1,4 +1,4 @@
-"""The number of an attempt: one more than anyone knows, and written into the lease before it counts."""
+"""The number of an attempt: one more than any known one, and leased before it counts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from tests.unit.agent.coordinator_harness import CoordinatorHarness
 NUMBERS = {
     "the first": ({}, [0, 0], 1),
     "the operator's floor": ({"attempt_floor": 7}, [0, 0], 7),
-    "what a peer remembers": ({}, [0, 4], 5),
+    "a peer's memory": ({}, [0, 4], 5),
     "the floor is below": ({"attempt_floor": 3}, [6, 0], 7),
 }
 
 
 @pytest.mark.parametrize(("rules", "known", "attempt"), NUMBERS.values(), ids=NUMBERS)
-def test_an_attempts_number_is_one_more_than_all_that_anyone_knows(
-    rules: dict[str, int], known: list[int], attempt: int
-) -> None:
+def test_attempt_number_exceeds_every_known_one(rules: dict[str, int], known: list[int], attempt: int) -> None:
     harness = CoordinatorHarness(2, **rules)
     for ordinal, number in enumerate(known):
         harness.join(ordinal, attempt=number)
     assert harness.messages("start")[0][1]["attempt"] == attempt
 
 
-def test_a_lease_that_is_taken_raises_the_number() -> None:
+def test_taken_lease_raises_the_attempt_number() -> None:
     harness = CoordinatorHarness(1)
     harness.grants = False
     harness.join(0)
@@ -35,8 +33,8 @@ def test_a_lease_that_is_taken_raises_the_number() -> None:
     assert (harness.leases, harness.messages("start")[0][1]["attempt"]) == ([1, 9], 9)
 
 
-def test_a_lease_that_another_has_written_since_ends_this_coordinators_attempts() -> None:
-    """Pod 0 was made anew, and this one lives on: it must not outbid the new one, whose workers would lose their lease."""
+def test_later_lease_of_another_coordinator_stops_this_one() -> None:
+    """The old pod 0 lives on: outbidding the new one would cost the new workers their lease."""
     harness = CoordinatorHarness(1)
     harness.join(0)
     harness.fail(0)
@@ -49,7 +47,7 @@ def test_a_lease_that_another_has_written_since_ends_this_coordinators_attempts(
     assert (harness.coordinator.phase, harness.coordinator.phase_reason) == ("Rendezvous", "CheckpointLeaseLost")
 
 
-def test_a_lease_that_stands_there_after_an_error_is_this_coordinators_own() -> None:
+def test_lease_found_after_an_error_is_this_coordinators_own() -> None:
     """The volume failed after the rename."""
     harness = CoordinatorHarness(1)
     harness.join(0)
@@ -63,7 +61,7 @@ def test_a_lease_that_stands_there_after_an_error_is_this_coordinators_own() -> 
     assert harness.leases == [1, 2, 2, 3]
 
 
-def test_a_lease_that_hangs_is_said_after_its_deadline_and_an_old_answer_counts_for_nothing() -> None:
+def test_hanging_lease_is_reported_and_a_stale_answer_ignored() -> None:
     harness = CoordinatorHarness(1)
     harness.grants = False
     harness.join(0)
@@ -75,7 +73,7 @@ def test_a_lease_that_hangs_is_said_after_its_deadline_and_an_old_answer_counts_
     assert not harness.messages("start")
 
 
-def test_a_member_that_leaves_before_the_lease_is_written_is_waited_for() -> None:
+def test_member_that_leaves_before_the_lease_is_waited_for() -> None:
     harness = CoordinatorHarness(2)
     harness.grants = False
     harness.join(0)
@@ -88,7 +86,7 @@ def test_a_member_that_leaves_before_the_lease_is_written_is_waited_for() -> Non
     assert harness.messages("start")[0][1]["attempt"] == 2
 
 
-def test_an_agent_that_has_seen_a_later_attempt_than_this_coordinator_started_is_refused() -> None:
+def test_agent_that_knows_a_later_attempt_is_rejected() -> None:
     """Another coordinator has started that one: it has replaced this one."""
     harness = CoordinatorHarness(2).running()
     harness.leave(1)
@@ -101,8 +99,8 @@ def test_an_agent_that_has_seen_a_later_attempt_than_this_coordinator_started_is
 FAILED = {"uid": "uid", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "failure": None}
 
 
-def test_an_outcome_of_an_earlier_attempt_ends_nothing_and_its_agent_goes_on() -> None:
-    """A coordinator that was replaced, and lives on, has told it to an agent that knew no better."""
+def test_outcome_of_an_earlier_attempt_does_not_end_the_job() -> None:
+    """A replaced coordinator has sent the outcome to an agent that knew no later attempt."""
     past = History()
     past.attempt = 5
     harness = CoordinatorHarness(2, history=past)
@@ -114,7 +112,7 @@ def test_an_outcome_of_an_earlier_attempt_ends_nothing_and_its_agent_goes_on() -
     assert harness.messages("start")[0][1]["attempt"] == 6
 
 
-def test_an_outcome_of_the_last_attempt_is_taken() -> None:
+def test_outcome_of_the_last_attempt_is_adopted() -> None:
     past = History()
     past.attempt = 5
     harness = CoordinatorHarness(2, history=past)
@@ -122,7 +120,7 @@ def test_an_outcome_of_the_last_attempt_is_taken() -> None:
     assert harness.coordinator.outcome == {**FAILED, "attempt": 5}
 
 
-def test_an_outcome_before_the_first_attempt_of_a_run_is_of_the_run() -> None:
+def test_outcome_before_the_first_attempt_belongs_to_the_run() -> None:
     harness = CoordinatorHarness(2, attempt_floor=6, rendezvous_timeout=60.0)
     harness.join(0)
     harness.wait(61)
@@ -130,7 +128,7 @@ def test_an_outcome_before_the_first_attempt_of_a_run_is_of_the_run() -> None:
     assert harness.coordinator.outcome["attempt"] == 5
 
 
-def test_a_coordinator_that_hears_of_later_attempts_ends_nothing_and_starts_nothing() -> None:
+def test_coordinator_that_is_behind_neither_starts_nor_ends_anything() -> None:
     harness = CoordinatorHarness(2, rendezvous_timeout=60.0, max_restarts=0).running()
     harness.leave(1)
     harness.stopped(0)
@@ -138,11 +136,11 @@ def test_a_coordinator_that_hears_of_later_attempts_ends_nothing_and_starts_noth
     harness.wait(3600)
     harness.join(1, generation=1, attempt=1)
     assert (harness.coordinator.outcome, harness.messages("start")) == (None, [])
-    assert harness.coordinator.phase_message(harness.now()) == "another coordinator of this job has begun attempt 2"
+    assert harness.coordinator.phase_message(harness.now()) == "another coordinator of this job has started attempt 2"
 
 
-def test_a_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
-    """Its pod may have been replaced: then the job goes on elsewhere, whatever its own crash has cost."""
+def test_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
+    """Its pod may have been replaced: then the job continues elsewhere, whatever the crash has cost."""
     past = History()
     past.attempt = 1
     broke = {"attempt": 1, "silence": 0.0, "ago": 1.0, "step": 5}
@@ -154,7 +152,7 @@ def test_a_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
     assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
-def test_a_failure_of_an_attempt_that_another_coordinator_went_on_after_ends_nothing() -> None:
+def test_failure_of_a_superseded_attempt_does_not_end_the_job() -> None:
     harness = CoordinatorHarness(2, max_restarts=0).running()
     harness.do(harness.coordinator.heard_of(2, harness.now()))
     harness.fail(0)
@@ -166,7 +164,7 @@ def test_a_failure_of_an_attempt_that_another_coordinator_went_on_after_ends_not
     )
 
 
-def test_a_replaced_coordinator_that_has_pod_0s_name_goes_on_after_the_other() -> None:
+def test_replaced_coordinator_with_pod_0s_name_continues() -> None:
     harness = CoordinatorHarness(2).running()
     harness.leave(1)
     harness.stopped(0)
@@ -179,13 +177,13 @@ def test_a_replaced_coordinator_that_has_pod_0s_name_goes_on_after_the_other() -
     assert harness.messages("start")[0][1]["attempt"] == 3
 
 
-def test_a_coordinator_that_is_not_replaced_makes_nothing_of_its_name() -> None:
+def test_coordinator_that_is_not_replaced_ignores_its_name() -> None:
     harness = CoordinatorHarness(2).running()
     harness.do(harness.coordinator.named(harness.now()))
     assert (harness.coordinator.succession.started, harness.coordinator.phase) == (1, "Running")
 
 
-def test_a_new_process_announces_what_its_pod_remembers() -> None:
+def test_new_process_announces_what_its_pod_remembers() -> None:
     past = History()
     past.attempt = 5
     harness = CoordinatorHarness(2, history=past)
@@ -194,26 +192,26 @@ def test_a_new_process_announces_what_its_pod_remembers() -> None:
     assert harness.running().coordinator.succession.announced == 6
 
 
-def test_a_finished_coordinator_refuses_who_has_seen_later_attempts() -> None:
+def test_finished_coordinator_rejects_agents_with_later_attempts() -> None:
     harness = CoordinatorHarness(2, final={**FAILED, "attempt": 1})
     harness.join(1, attempt=2)
     assert (harness.closed, harness.sent) == ([1], [])
 
 
-def test_an_agent_of_another_protocol_is_refused_and_the_log_says_why() -> None:
+def test_agent_of_another_protocol_version_is_rejected_with_a_log_line() -> None:
     harness = CoordinatorHarness(2)
     harness.join(1, version=2)
     assert harness.closed == [1]
-    assert any("version 2 of the agents' protocol, this agent 1" in line for line in harness.log)
+    assert any("version 2 of the protocol, this one 1" in line for line in harness.log)
 
 
-def test_an_attempt_is_numbered_anew_if_one_who_joins_while_its_lease_is_written_knows_a_later_one() -> None:
+def test_attempt_gets_a_new_number_if_a_joining_agent_knows_a_later_one() -> None:
     harness = CoordinatorHarness(1)
     harness.grants = False
     harness.join(0)
     past = History()
     past.attempt = 7
-    harness.join(1, attempt=7, history=past.to_json())  # a stand-in that is not needed now, but remembers
+    harness.join(1, attempt=7, history=past.to_json())  # a spare that remembers
     assert harness.leases == [1]
     harness.do(harness.coordinator.lease_done(1, None, None, harness.now()))
     assert not harness.messages("start")

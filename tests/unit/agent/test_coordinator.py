@@ -1,4 +1,4 @@
-"""The coordinator's decisions, one by one; what holds whatever happens is in test_simulator.py."""
+"""The coordinator's decisions, one by one. test_simulator.py has the invariants that always hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 
-def test_an_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
+def test_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
     harness = CoordinatorHarness()
     for ordinal in (2, 0):
         harness.join(ordinal)
@@ -23,7 +23,7 @@ def test_an_attempt_starts_when_all_have_joined_with_ranks_by_ordinal() -> None:
     assert (harness.coordinator.phase, harness.coordinator.phase_reason) == ("Running", "WorkersRunning")
 
 
-def test_the_next_attempt_waits_until_every_member_has_stopped() -> None:
+def test_next_attempt_waits_until_every_member_has_stopped() -> None:
     harness = CoordinatorHarness().running()
     harness.fail(1)
     assert [ordinal for ordinal, _ in harness.messages("stop")] == [0, 1, 2]
@@ -46,17 +46,15 @@ def test_messages_about_another_attempt_are_dropped() -> None:
 
 
 ROOT_CAUSES = {
-    "a crash before what others say of it": ([(0, 1, "ConnectionResetError: peer"), (1, -9, "")], 2, "SIGKILL"),
+    "a crash before the failures of its peers": ([(0, 1, "ConnectionResetError: peer"), (1, -9, "")], 2, "SIGKILL"),
     "a permanent error before a crash": ([(0, -9, ""), (1, 93, "")], 2, None),
-    "else the first that was heard": ([(0, 1, "ValueError: a"), (1, 1, "ConnectionResetError: b")], 0, None),
+    "else the first that was reported": ([(0, 1, "ValueError: a"), (1, 1, "ConnectionResetError: b")], 0, None),
     "an abort is not a crash": ([(0, 1, "ValueError: a"), (1, -6, "NCCL watchdog")], 0, None),
 }
 
 
 @pytest.mark.parametrize(("failures", "rank", "signal"), ROOT_CAUSES.values(), ids=ROOT_CAUSES)
-def test_the_failure_that_is_kept_is_the_first_cause(
-    failures: list[tuple[int, int, str]], rank: int, signal: str | None
-) -> None:
+def test_history_keeps_the_root_cause(failures: list[tuple[int, int, str]], rank: int, signal: str | None) -> None:
     harness = CoordinatorHarness(2).running()
     for ordinal, code, tail in failures:
         harness.fail(ordinal, code, tail)
@@ -66,7 +64,7 @@ def test_the_failure_that_is_kept_is_the_first_cause(
 
 
 def test_failures_of_survivors_of_a_lost_pod_are_not_counted() -> None:
-    """A killed pod's peers fail with connection errors, perhaps before its own connection is seen to end."""
+    """A killed pod's peers fail with connection errors, perhaps before its own connection ends."""
     harness = CoordinatorHarness(2).running()
     harness.fail(0, 1, "ConnectionResetError: peer")
     harness.stopped(0)
@@ -82,7 +80,7 @@ def test_failures_of_survivors_of_a_lost_pod_are_not_counted() -> None:
     assert [f["reason"] for f in harness.coordinator.history.failures] == ["PodLost"]
 
 
-def test_a_permanent_error_beside_a_lost_pod_still_ends_the_job() -> None:
+def test_permanent_error_beside_a_lost_pod_still_fails_the_job() -> None:
     harness = CoordinatorHarness(2).running()
     harness.fail(0, names.EXIT_NO_RESTART)
     harness.leave(1)
@@ -91,7 +89,7 @@ def test_a_permanent_error_beside_a_lost_pod_still_ends_the_job() -> None:
     assert harness.coordinator.outcome["reason"] == "NoRestartExitCode"
 
 
-def test_the_budget_is_spent_by_the_failure_after_the_last_restart() -> None:
+def test_failure_after_the_last_restart_of_the_budget_fails_the_job() -> None:
     """maxRestarts 3 allows three counted restarts; the fourth failure ends the job."""
     harness = CoordinatorHarness(1, max_restarts=3).running()
     for attempt in (1, 2, 3, 4):
@@ -104,8 +102,8 @@ def test_the_budget_is_spent_by_the_failure_after_the_last_restart() -> None:
     assert harness.coordinator.outcome["restarts"] == {"inPlace": 3, "pod": 0, "counted": 3}
 
 
-def test_attempts_that_end_before_their_first_step_wait_for_each_other() -> None:
-    """What is broken for a moment (a volume, a name server) must not take the whole budget in a second."""
+def test_attempt_after_two_without_a_step_waits() -> None:
+    """A brief fault (a volume, a name server) must not take the whole budget in a second."""
     harness = CoordinatorHarness(1).running()
     harness.fail(0, attempt=1)
     harness.stopped(0, attempt=1)
@@ -122,7 +120,7 @@ def test_attempts_that_end_before_their_first_step_wait_for_each_other() -> None
     assert harness.leases == [1, 2, 3, 4], "an attempt that did a step is followed at once"
 
 
-def test_a_checkpoint_newer_than_the_one_before_empties_the_count() -> None:
+def test_newer_checkpoint_refills_the_budget() -> None:
     harness = CoordinatorHarness(1, max_restarts=1).running()
     for attempt, step in ((1, 10), (2, 20)):
         checkpoint = {"step": step, "path": "p", "time": 1.0}
@@ -134,7 +132,7 @@ def test_a_checkpoint_newer_than_the_one_before_empties_the_count() -> None:
         )
         harness.fail(0, attempt=attempt)
         harness.stopped(0, attempt=attempt)
-    same = {"step": 20, "path": "p", "time": 2.0}  # written again after a fall back: no progress that is new
+    same = {"step": 20, "path": "p", "time": 2.0}  # written again after a fall back
     harness.receive(0, "progress", attempt=3, progress={"rank": 0, "step": 20, "checkpoint": same})
     assert harness.coordinator.outcome is None
     harness.fail(0, attempt=3)
@@ -142,7 +140,7 @@ def test_a_checkpoint_newer_than_the_one_before_empties_the_count() -> None:
     assert harness.coordinator.outcome is not None
 
 
-def test_an_agent_that_crashed_in_a_pod_that_lives_on_is_counted_once() -> None:
+def test_agent_that_crashed_in_a_living_pod_is_counted_once() -> None:
     harness = CoordinatorHarness(2).running()
     harness.leave(1)
     harness.stopped(0)
@@ -154,8 +152,8 @@ def test_an_agent_that_crashed_in_a_pod_that_lives_on_is_counted_once() -> None:
     assert [f["reason"] for f in history.failures] == ["AgentCrashed"]
 
 
-def test_a_new_coordinator_takes_over_the_newest_history_and_counts_its_own_loss() -> None:
-    """Pod 0 was replaced: nothing is lost of what the others remember."""
+def test_new_coordinator_takes_over_the_newest_history() -> None:
+    """Pod 0 was replaced: nothing that the others remember is lost."""
     old = CoordinatorHarness(3).running()
     old.fail(2, -9)
     old.stopped(0, 1, 2)
@@ -172,7 +170,7 @@ def test_a_new_coordinator_takes_over_the_newest_history_and_counts_its_own_loss
     assert [f["reason"] for f in history.failures] == ["WorkerFailed"]
 
 
-def test_members_that_have_all_finished_succeed_though_the_coordinator_was_away() -> None:
+def test_members_that_finished_without_a_coordinator_succeed() -> None:
     harness = CoordinatorHarness(2)
     history = History()
     history.attempt = 4
@@ -183,7 +181,7 @@ def test_members_that_have_all_finished_succeed_though_the_coordinator_was_away(
     assert harness.leases == []
 
 
-def test_a_member_that_was_done_may_go_but_the_others_must_finish() -> None:
+def test_done_member_may_leave_but_the_others_must_finish() -> None:
     harness = CoordinatorHarness(2).running()
     harness.receive(0, "done", attempt=1, port=1)
     harness.leave(0)
@@ -198,7 +196,7 @@ def test_a_member_that_was_done_may_go_but_the_others_must_finish() -> None:
     assert harness.coordinator.released
 
 
-def test_an_outcome_that_a_peer_holds_is_the_groups() -> None:
+def test_outcome_that_a_peer_holds_becomes_the_groups() -> None:
     final = {"uid": "uid", "result": "Succeeded", "reason": "AllWorkersSucceeded", "message": "m"}
     harness = CoordinatorHarness(2)
     harness.join(0)
@@ -212,24 +210,23 @@ def test_an_outcome_that_a_peer_holds_is_the_groups() -> None:
     assert alien.coordinator.outcome is None
 
 
-def test_a_second_agent_of_an_ordinal_is_refused_while_the_first_is_heard_of() -> None:
+def test_second_agent_of_an_ordinal_is_rejected_while_the_first_is_alive() -> None:
     harness = CoordinatorHarness(2).running()
     harness.join(1, generation=1, incarnation="twin")
     assert (harness.closed, harness.coordinator.phase) == ([11], "Running")
     harness.time += 3
-    harness.join(
-        1, generation=2, incarnation="twin"
-    )  # the first has been silent: a node that is gone, not yet timed out
+    # The first agent has been silent: its node is lost, and has not timed out yet.
+    harness.join(1, generation=2, incarnation="twin")
     assert (harness.closed, harness.coordinator.phase) == ([11, 1], "Stopping")
 
 
-def test_an_agent_of_another_job_is_refused() -> None:
+def test_agent_of_another_job_is_rejected() -> None:
     harness = CoordinatorHarness(1)
     harness.join(0, uid="another")
     assert (harness.closed, harness.coordinator.peers) == ([0], {})
 
 
-def test_a_pod_that_leaves_gives_everyone_its_grace_until_it_is_gone() -> None:
+def test_leaving_pod_gives_every_member_its_grace_until_it_is_gone() -> None:
     harness = CoordinatorHarness(2).running()
     harness.receive(1, "leaving", grace=25.0)
     assert [(o, m["grace"]) for o, m in harness.messages("stop")] == [(0, 25.0), (1, 25.0)]
@@ -246,8 +243,8 @@ def test_a_pod_that_leaves_gives_everyone_its_grace_until_it_is_gone() -> None:
     assert harness.coordinator.history.restarts == {"inPlace": 0, "pod": 1, "counted": 0}
 
 
-def test_pods_beyond_the_replicas_stand_in_for_lost_ones() -> None:
-    """Ranks stay contiguous by ordinal, whoever is in."""
+def test_spare_pod_takes_the_rank_of_a_lost_one() -> None:
+    """Ranks stay contiguous by ordinal."""
     harness = CoordinatorHarness(2).running()
     harness.join(2)
     harness.leave(1)
@@ -255,7 +252,7 @@ def test_pods_beyond_the_replicas_stand_in_for_lost_ones() -> None:
     assert [(o, m["attempt"], m["nodeRank"]) for o, m in harness.messages("start")] == [(0, 2, 0), (2, 2, 1)]
 
 
-def test_a_recovery_is_timed_by_phase() -> None:
+def test_recovery_is_timed_by_phase() -> None:
     harness = CoordinatorHarness(1).running()
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 120, "stepped": True})
     harness.time += 10
@@ -277,7 +274,7 @@ def test_a_recovery_is_timed_by_phase() -> None:
     assert (recovery["lastStep"], recovery["resumedStep"], recovery["lostSteps"]) == (120, 100, 20)
 
 
-def test_of_a_script_that_reports_nothing_neither_loading_nor_use_is_known() -> None:
+def test_recovery_of_a_silent_script_has_no_load_time() -> None:
     harness = CoordinatorHarness(1)
     harness.running()
     harness.time += 20
@@ -291,7 +288,7 @@ def test_of_a_script_that_reports_nothing_neither_loading_nor_use_is_known() -> 
     assert final["productiveSeconds"] == 0.0
 
 
-def test_productive_time_is_what_a_checkpoint_or_the_end_keeps() -> None:
+def test_productive_time_ends_with_a_checkpoint_or_success() -> None:
     harness = CoordinatorHarness(1).running()
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "resumedStep": 0, "phase": "training"})
     harness.time += 10
@@ -310,7 +307,7 @@ def test_productive_time_is_what_a_checkpoint_or_the_end_keeps() -> None:
     assert harness.coordinator.outcome["productiveSeconds"] == pytest.approx(16)
 
 
-def test_progress_is_that_of_the_lowest_rank_that_reports() -> None:
+def test_progress_is_that_of_the_lowest_reporting_rank() -> None:
     harness = CoordinatorHarness(2).running()
     harness.receive(1, "progress", attempt=1, progress={"rank": 2, "step": 4, "loss": 1.0})
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 3, "loss": 2.0})
@@ -319,7 +316,7 @@ def test_progress_is_that_of_the_lowest_rank_that_reports() -> None:
     assert (harness.coordinator.history.progress["step"], harness.coordinator.history.progress["loss"]) == (3, 2.0)
 
 
-def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> None:
+def test_rendezvous_timeout_fails_the_job_and_names_the_missing_pods() -> None:
     harness = CoordinatorHarness(3, rendezvous_timeout=60.0)
     harness.join(0)
     harness.time += 61
@@ -331,7 +328,7 @@ def test_a_rendezvous_that_takes_too_long_fails_and_names_who_is_missing() -> No
     )
 
 
-def test_a_group_without_room_for_a_pod_waits_for_days_and_goes_on() -> None:
+def test_group_without_room_for_a_pod_waits_for_days_and_resumes() -> None:
     harness = CoordinatorHarness(2).running()
     harness.leave(1)
     harness.stopped(0)
@@ -341,14 +338,14 @@ def test_a_group_without_room_for_a_pod_waits_for_days_and_goes_on() -> None:
     assert harness.messages("start")[-1][1]["attempt"] == 2
 
 
-def test_failures_of_all_members_at_once_send_each_member_one_stop() -> None:
+def test_failures_of_all_members_send_each_member_one_stop() -> None:
     harness = CoordinatorHarness(6).running()
     for ordinal in range(6):
         harness.fail(ordinal)
     assert [ordinal for ordinal, _ in harness.messages("stop")] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_shorter_grace_is_sent_to_who_is_stopping_already() -> None:
+def test_shorter_grace_is_sent_to_stopping_members() -> None:
     harness = CoordinatorHarness(3).running()
     harness.receive(2, "leaving", grace=25.0)
     harness.stopped(1)
@@ -358,26 +355,28 @@ def test_a_shorter_grace_is_sent_to_who_is_stopping_already() -> None:
     assert graces == [(0, 25.0), (1, 25.0), (2, 25.0), (0, 0.5), (2, 0.5)]
 
 
-def test_a_group_that_waits_says_for_whom_and_since_when() -> None:
+def test_waiting_group_names_the_missing_pods_and_since_when() -> None:
     harness = CoordinatorHarness(4).running()
     harness.fail(0)
     harness.stopped(0, 3)
-    assert harness.coordinator.phase_message(harness.now()) == "waiting for the workers of j-1, j-2 to end"
+    assert harness.coordinator.phase_message(harness.now()) == "waiting for the workers of j-1, j-2 to terminate"
     harness.leave(1)
     harness.stopped(2)
     harness.receive(3, "leaving", grace=5.0)
     harness.wait(12)
-    said = "waiting for j-1 (left 12 s ago), j-3 (its pod ends)"
-    assert (harness.coordinator.phase_message(harness.now()), harness.coordinator.waiting_for) == (said, [1, 3])
-    assert not harness.logged(said)
+    expected = "waiting for j-1 (left 12 s ago), j-3 (its pod is terminating)"
+    assert (harness.coordinator.phase_message(harness.now()), harness.coordinator.waiting_for) == (expected, [1, 3])
+    assert not harness.logged(expected)
     harness.wait(18)
-    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod ends)"), "and in the log every half minute"
+    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod is terminating)"), (
+        "the log repeats it every half minute"
+    )
     new = CoordinatorHarness(20)
     new.join(0)
     assert new.coordinator.phase_message(new.now()).endswith("j-8 (never seen), and 11 more")
 
 
-def test_a_group_that_is_whole_says_what_else_it_waits_for() -> None:
+def test_complete_group_reports_what_else_it_waits_for() -> None:
     harness = CoordinatorHarness(1)
     harness.grants = False
     harness.join(0)
@@ -388,4 +387,4 @@ def test_a_group_that_is_whole_says_what_else_it_waits_for() -> None:
         assert failing.coordinator.phase_message(failing.now()) == ""
         failing.fail(0, attempt=attempt)
         failing.stopped(0, attempt=attempt)
-    assert failing.coordinator.phase_message(failing.now()) == "the next attempt begins in 1 s"
+    assert failing.coordinator.phase_message(failing.now()) == "the next attempt starts in 1 s"

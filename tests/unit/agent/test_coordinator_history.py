@@ -1,4 +1,4 @@
-"""What the coordinator remembers: sent on to its members, kept over a crash, bounded, and safe against garbage."""
+"""The coordinator's memory: sent to members, kept over a crash, bounded, safe against garbage."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dtj_contract import names
 from tests.unit.agent.coordinator_harness import WALL, CoordinatorHarness
 
 
-def test_a_change_of_the_history_reaches_every_member() -> None:
+def test_history_change_reaches_every_member() -> None:
     harness = CoordinatorHarness(2).running()
     harness.receive(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": "step 5"})
     assert [ordinal for ordinal, _ in harness.messages("history")] == [0, 1]
     assert harness.messages("history")[0][1]["history"]["events"][-1]["reason"] == "CheckpointTorn"
 
 
-def test_a_new_process_of_pod_0_keeps_what_its_members_learned_last() -> None:
-    """It notes its own crash before it hears them, which makes its copy no newer than theirs."""
+def test_new_process_of_pod_0_keeps_the_newest_history() -> None:
+    """The process notes its own crash before their copies come; the note makes its copy no newer."""
     copy = History()
     copy.attempt, copy.revision, copy.spent = 1, 3, [WALL]
     newest = History.from_json(copy.to_json())
@@ -37,7 +37,7 @@ def test_a_new_process_of_pod_0_keeps_what_its_members_learned_last() -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "\x01", "\U0001f4a5"])
-def test_the_longest_history_fits_a_message(character: str) -> None:
+def test_longest_history_fits_a_message(character: str) -> None:
     history = History()
     for number in range(names.KEEP_EVENTS):
         history.event("Warning", "r" * 80, character * 500, WALL)
@@ -85,7 +85,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("history", GARBAGE.values(), ids=GARBAGE)
-def test_a_peer_of_another_version_cant_bring_the_coordinator_down(history: dict[str, Any]) -> None:
+def test_coordinator_survives_garbage_from_a_peer(history: dict[str, Any]) -> None:
     harness = CoordinatorHarness(2)
     broke = {"attempt": history["attempt"], "silence": "x", "ago": None, "step": "5"}
     harness.join(0, history=history, interrupted=broke, crashed=True)

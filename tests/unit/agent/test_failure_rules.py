@@ -1,17 +1,15 @@
-"""Which failures end a job at once, which are tried a few times, and which are never held against it."""
+"""Failures that end a job at once, are retried a few times, or are never held against it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dtj_agent.group.failure_rules import diagnose
+from dtj_agent.group.failure_rules import diagnose, last_exception, start_error_exit_code
 from dtj_agent.group.member import WorkerExit
-from dtj_agent.workers import error_file
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
@@ -54,7 +52,7 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize(("code", "tail", "reason"), AT_ONCE.values(), ids=AT_ONCE)
-def test_what_no_other_attempt_would_cure_is_permanent(code: int, tail: str, reason: str) -> None:
+def test_error_that_no_attempt_can_cure_is_permanent(code: int, tail: str, reason: str) -> None:
     found = diagnose(3, code, tail, False, progressed=False)
     assert (found.reason, found.permanent) == (reason, True)
     evidence = [line for line in tail.splitlines() if "rror" in line or "Quit" in line][-1].replace("[rank1]: ", "")
@@ -62,7 +60,7 @@ def test_what_no_other_attempt_would_cure_is_permanent(code: int, tail: str, rea
 
 
 @pytest.mark.parametrize(("code", "tail", "reason"), AT_ONCE.values(), ids=AT_ONCE)
-def test_the_same_after_progress_is_tried_again(code: int, tail: str, reason: str) -> None:
+def test_permanent_error_after_progress_is_retried(code: int, tail: str, reason: str) -> None:
     assert diagnose(3, code, tail, False, progressed=True).reason == "WorkerFailed"
 
 
@@ -73,19 +71,149 @@ TRIED_AGAIN = {
     "exit 2 without usage": (2, "t.py: error: the server is gone\n"),
     "exit 2 of make": (2, "make: *** [all] Error 2\n"),
     "usage with exit 1": (1, USAGE + "t.py: error: unrecognized arguments: --x\n"),
-    "a name error's kin": (1, TRACEBACK + "UnboundLocalError: cannot access local variable 'x'\n"),
+    "an error related to a name error": (1, TRACEBACK + "UnboundLocalError: cannot access local variable 'x'\n"),
     "a value error": (1, TRACEBACK + "ValueError: x\n"),
-    "nothing said": (1, ""),
+    "an empty log": (1, ""),
 }
 
 
 @pytest.mark.parametrize(("code", "tail"), TRIED_AGAIN.values(), ids=TRIED_AGAIN)
-def test_what_another_attempt_may_cure_is_not_permanent(code: int, tail: str) -> None:
+def test_error_that_another_attempt_may_cure_is_not_permanent(code: int, tail: str) -> None:
     found = diagnose(3, code, tail, False, progressed=False)
     assert (found.reason, found.permanent) == ("WorkerFailed", False)
 
 
-# --- what an attempt's age shows ------------------------------------------------------------------------------------------
+# --- exit status, signal and last exception ---------------------------------------------------------------------------
+
+
+ENDS = {
+    "killed": (-9, "", False, False, "WorkerFailed", "rank 3 was terminated by SIGKILL"),
+    "killed for memory": (
+        -9,
+        "",
+        True,
+        False,
+        "OOMKilled",
+        "rank 3 was killed because the container reached its memory limit",
+    ),
+    "another signal while the kernel killed a process": (
+        -11,
+        "",
+        True,
+        False,
+        "WorkerFailed",
+        "rank 3 was terminated by SIGSEGV",
+    ),
+    "a real-time signal": (-40, "", False, False, "WorkerFailed", "rank 3 was terminated by signal 40"),
+    "an exception": (
+        1,
+        TRACEBACK + "ValueError: boom\n",
+        False,
+        True,
+        "WorkerFailed",
+        "rank 3 exited with code 1: ValueError: boom",
+    ),
+    "an exception of a library": (
+        1,
+        TRACEBACK + "torch.cuda.OutOfMemoryError: x",
+        False,
+        True,
+        "WorkerFailed",
+        "OutOfMemoryError: x",
+    ),
+    "no exception": (7, "epoch 3 done\n", False, True, "WorkerFailed", "rank 3 exited with code 7"),
+    "exit code 93": (93, "RuntimeError: diverged", False, True, "NoRestartExitCode", "diverged"),
+    "import": (
+        1,
+        TRACEBACK + "ModuleNotFoundError: No module named 'x'",
+        False,
+        False,
+        "ImportFailed",
+        "No module named 'x'",
+    ),
+    "import after progress": (1, TRACEBACK + "ImportError: x", False, True, "WorkerFailed", "ImportError: x"),
+    "no script": (
+        2,
+        "python3: can't open file '/t.py': [Errno 2] No such file or directory",
+        False,
+        False,
+        "EntrypointNotFound",
+        "t.py",
+    ),
+    "no module": (
+        1,
+        "/usr/bin/python3: No module named trainer",
+        False,
+        False,
+        "EntrypointNotFound",
+        "No module named trainer",
+    ),
+    "no package": (
+        1,
+        "/usr/bin/python3: Error while finding module specification for 'a.b' "
+        "(ModuleNotFoundError: No module named 'a')",
+        False,
+        False,
+        "EntrypointNotFound",
+        "module specification for 'a.b'",
+    ),
+    "no command": (127, "trainx: command not found", False, False, "EntrypointNotFound", "trainx: command not found"),
+    "not executable": (126, "t.sh: Permission denied", False, False, "EntrypointNotFound", "Permission denied"),
+    "no script after progress": (
+        2,
+        "python3: can't open file '/t.py': [Errno 2] x",
+        False,
+        True,
+        "WorkerFailed",
+        "code 2",
+    ),
+    "usage": (2, "t.py: error: unrecognized arguments: --x", False, False, "UsageError", "unrecognized arguments: --x"),
+    "usage after progress": (2, "t.py: error: unrecognized arguments: --x", False, True, "WorkerFailed", "code 2"),
+}
+PERMANENT = {"NoRestartExitCode", "ImportFailed", "EntrypointNotFound", "UsageError"}
+
+
+@pytest.mark.parametrize(("code", "tail", "oom", "progressed", "reason", "message"), ENDS.values(), ids=ENDS)
+def test_diagnose_returns_a_reason_and_a_message(
+    code: int, tail: str, oom: bool, progressed: bool, reason: str, message: str
+) -> None:
+    found = diagnose(3, code, tail, oom, progressed)
+    assert (found.reason, found.permanent) == (reason, reason in PERMANENT)
+    assert message in found.message
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.ENOENT, "EntrypointNotFound"),
+        (errno.EACCES, "EntrypointNotFound"),
+        (errno.EAGAIN, "WorkerFailed"),
+        (errno.ENOMEM, "WorkerFailed"),
+        (errno.EMFILE, "WorkerFailed"),
+        (errno.ETXTBSY, "WorkerFailed"),
+    ],
+)
+def test_command_that_lacked_resources_is_not_a_missing_entrypoint(number: int, reason: str) -> None:
+    """The pod may have its processes or memory back a second later, so another attempt is worth it."""
+    error = OSError(number, os.strerror(number))
+    assert diagnose(3, start_error_exit_code(error), "python3: " + error.strerror, False, False).reason == reason
+
+
+EXCEPTIONS = {
+    "the last one": ("KeyError: 'a'\nDuring handling:\n" + TRACEBACK + "ValueError: b\n", "ValueError: b"),
+    "before the interpreter's last lines": ("ValueError: b\nException ignored in atexit\nbye\n", "ValueError: b"),
+    "none": ("step 1\nloss: 0.5\n", None),
+    "behind torch's prefix": ("[rank1]: Traceback:\n[rank1]: AttributeError: no share\n", "AttributeError: no share"),
+    "without a message": ("AssertionError\n", "AssertionError"),
+}
+
+
+@pytest.mark.parametrize(("tail", "line"), EXCEPTIONS.values(), ids=EXCEPTIONS)
+def test_last_exception_of_a_log_tail_is_found(tail: str, line: str | None) -> None:
+    assert last_exception(tail) == line
+
+
+# --- what an attempt's age shows ------------------------------------------------------------------------------------
 
 
 def running() -> CoordinatorHarness:
@@ -106,15 +234,15 @@ def fail(harness: CoordinatorHarness, tail: str, after: float, exit_code: int = 
 IMPORT = TRACEBACK + "ModuleNotFoundError: No module named 'flash_attn'\n"
 
 
-def test_an_import_error_of_an_attempt_that_lived_long_is_tried_again() -> None:
-    """A plain script reports no step, so its age is what shows that it works."""
+def test_import_error_of_a_long_attempt_is_retried() -> None:
+    """A plain script reports no step, so its age shows that it works."""
     harness = running()
     fail(harness, IMPORT, after=names.EARLY_SECONDS + 1)
     assert harness.coordinator.outcome is None
     assert harness.coordinator.history.failures[-1]["reason"] == "WorkerFailed"
 
 
-def test_an_import_error_after_an_attempt_that_lived_long_is_tried_again() -> None:
+def test_import_error_after_a_long_attempt_is_retried() -> None:
     harness = running()
     fail(harness, "", after=names.EARLY_SECONDS + 1, exit_code=-9)
     fail(harness, IMPORT, after=1.0)
@@ -125,7 +253,7 @@ def test_an_import_error_after_an_attempt_that_lived_long_is_tried_again() -> No
     assert again.coordinator.history.established, "a replaced pod 0 knows it too"
 
 
-def test_an_import_error_at_once_ends_the_job() -> None:
+def test_import_error_of_a_short_attempt_fails_the_job() -> None:
     harness = running()
     fail(harness, IMPORT, after=names.EARLY_SECONDS - 1)
     assert harness.coordinator.outcome is not None
@@ -135,7 +263,7 @@ def test_an_import_error_at_once_ends_the_job() -> None:
 MISSING = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'\n"
 
 
-def test_a_missing_file_is_said_first_and_tried_a_few_times() -> None:
+def test_missing_file_is_announced_and_retried_a_few_times() -> None:
     harness = running()
     fail(harness, MISSING, after=1.0)
     (event,) = harness.coordinator.history.events
@@ -153,14 +281,14 @@ def test_a_missing_file_is_said_first_and_tried_a_few_times() -> None:
     assert len(harness.coordinator.history.events) == 1
 
 
-def test_a_file_that_comes_in_time_ends_the_count() -> None:
+def test_file_that_appears_in_time_resets_the_tries() -> None:
     harness = running()
     for tail in (MISSING, MISSING, MISSING, MISSING, "", MISSING, MISSING):
         fail(harness, tail, after=1.0)
     assert harness.coordinator.outcome is None
 
 
-def test_a_file_that_goes_missing_in_training_is_a_failure_like_others() -> None:
+def test_file_that_disappears_in_training_is_an_ordinary_failure() -> None:
     harness = running()
     for _ in range(6):
         fail(harness, MISSING, after=names.EARLY_SECONDS + 1)
@@ -170,7 +298,7 @@ def test_a_file_that_goes_missing_in_training_is_a_failure_like_others() -> None
 
 @pytest.mark.parametrize(("lived", "leases"), [(11.0, [1, 2, 3, 4]), (9.0, [1, 2, 3])])
 def test_only_attempts_that_ended_within_10_s_are_held_back(lived: float, leases: list[int]) -> None:
-    """A plain script that trains for half a minute before each failure goes on at once."""
+    """A plain script that trains for half a minute before each failure is restarted at once."""
     harness = running()
     for attempt in (1, 2, 3):
         harness.time += lived
@@ -181,7 +309,7 @@ def test_only_attempts_that_ended_within_10_s_are_held_back(lived: float, leases
     assert harness.leases == leases
 
 
-def test_a_long_stop_is_no_part_of_an_attempts_life() -> None:
+def test_time_of_a_stop_does_not_count_as_life() -> None:
     harness = running()
     for attempt in (1, 2, 3):
         harness.time += 1.0
@@ -193,60 +321,7 @@ def test_a_long_stop_is_no_part_of_an_attempts_life() -> None:
     assert not harness.coordinator.history.established
 
 
-# --- what a worker has recorded -------------------------------------------------------------------------------------------
-
-
-def record(message: Any, traceback: Any = "", **outer: Any) -> bytes:
-    return json.dumps(
-        {"message": {"message": message, "extraInfo": {"py_callstack": traceback, "timestamp": "1"}}, **outer}
-    ).encode()
-
-
-def test_a_recorded_exception_is_read_with_its_traceback(tmp_path: Path) -> None:
-    path = tmp_path / "error-0.json"
-    path.write_bytes(record("ValueError: boom\nmore", TRACEBACK))
-    assert error_file.read(str(path)) == ("ValueError: boom", TRACEBACK)
-    path.write_text('{"message": "ValueError: boom"}')
-    assert error_file.read(str(path)) == ("ValueError: boom", "")
-
-
-HOSTILE = {
-    "nothing": b"",
-    "no JSON": b"{",
-    "deep": b"[" * 60000,
-    "a list": b"[1]",
-    "no message": b"{}",
-    "a message that is a number": b'{"message": 3}',
-    "an inner message that is a list": record([1]),
-    "an empty message": record("  \n"),
-    "too much": record("x" * error_file.MAX_BYTES),
-    "bytes": bytes(range(256)),
-}
-
-
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_an_error_file_that_torch_would_not_write_says_nothing(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "e").write_bytes(data)
-    assert error_file.read(str(tmp_path / "e")) is None
-
-
-def test_an_error_file_that_is_none_says_nothing_and_never_blocks(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "real").write_bytes(record("ValueError: boom"))
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert [error_file.read(str(tmp_path / name)) for name in ("pipe", "folder", "link", "none")] == [None] * 4
-
-
-def test_what_is_recorded_is_bounded_text() -> None:
-    found = error_file.parse(record("\ud800" + "x" * 5000, "y" * 5000))
-    assert found is not None
-    assert len(found.message) == error_file.MAX_MESSAGE
-    assert len(found.traceback) == names.LOG_TAIL_BYTES
-    found.message.encode()
-
-
-def test_a_recorded_exception_is_the_message_where_the_log_says_nothing() -> None:
+def test_recorded_exception_is_the_message_of_an_empty_log() -> None:
     found = diagnose(3, 1, "", False, True, "ValueError: boom")
     assert found.message == "rank 3 exited with code 1: ValueError: boom"
 
@@ -271,14 +346,14 @@ Root Cause (first observed failure):
 """
 
 
-def test_the_cause_that_a_torchrun_inside_reports_is_the_message() -> None:
+def test_cause_that_a_nested_torchrun_reports_is_the_message() -> None:
     found = diagnose(0, 1, CHILD_FAILED, False, True)
-    inner = "rank 1 of the torchrun inside exited with -9: Signal 9 (SIGKILL) received by PID 4711"
+    inner = "rank 1 of the nested torchrun exited with code -9: Signal 9 (SIGKILL) received by PID 4711"
     assert found.message == f"rank 0 exited with code 1: {inner}"
 
 
-def test_the_evidence_of_many_ranks_fits_into_one_message() -> None:
-    said = WorkerExit(0, 1, False, "\U0001f600" * 5000, False, "\U0001f600" * 300)
+def test_evidence_of_many_ranks_fits_one_message() -> None:
+    exit_ = WorkerExit(0, 1, False, "\U0001f600" * 5000, False, "\U0001f600" * 300)
     for ranks in (1, 8, 64, 256):
-        evidence = [said.evidence(names.MAX_EVIDENCE_CHARS // ranks)] * ranks
+        evidence = [exit_.evidence(names.MAX_EVIDENCE_CHARS // ranks)] * ranks
         assert len(json.dumps(evidence)) < names.MAX_FRAME_BYTES

@@ -1,4 +1,4 @@
-"""A member's part: what it does when it is told, left alone, or ended."""
+"""A member's part: how it follows messages, survives alone, and ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def new(saved: dict[str, Any] | None = None, final: dict[str, Any] | None = None
 
 
 def at(state: str) -> Member:
-    """A member of attempt 3 with two workers, brought into `state`."""
+    """Returns a member of attempt 3 with two workers in `state`."""
     one = new()
     one.connected(NOW)
     one.received(START, NOW)
@@ -65,7 +65,7 @@ def sent(effects: list[member.Effect]) -> list[str]:
     return [check(effect.message)["type"] for effect in effects if isinstance(effect, SendToCoordinator)]
 
 
-def test_a_start_spawns_this_pods_ranks_and_is_remembered_first() -> None:
+def test_start_is_saved_before_the_ranks_are_spawned() -> None:
     assert new().received(START, NOW) == [Save(), Spawn(3, 1, 2, "10.0.0.1", 20001)]
 
 
@@ -73,10 +73,10 @@ def test_a_start_spawns_this_pods_ranks_and_is_remembered_first() -> None:
     (True, 0, False), (True, 4, True), (True, 3, False), (True, 2, False),
     (False, 0, True), (False, 4, True), (False, 3, True), (False, 2, False),
 ])  # fmt: skip
-def test_a_caller_is_followed_if_it_is_ahead_or_nobody_is_linked(linked: bool, started: int, follows: bool) -> None:
-    """Attempt 3 runs here: who has started 3 is either the one that is linked, or one that it has replaced.
+def test_member_follows_a_caller_that_is_ahead_or_the_first(linked: bool, started: int, follows: bool) -> None:
+    """Attempt 3 runs here: its coordinator is the linked one, or one that the linked one replaced.
 
-    Who is linked leaves for a new pod 0 only by its name, which the shell looks up.
+    A linked member leaves for a new pod 0 only by its name, which the shell looks up.
     """
     one = at("idle")
     if not linked:
@@ -85,7 +85,7 @@ def test_a_caller_is_followed_if_it_is_ahead_or_nobody_is_linked(linked: bool, s
 
 
 @pytest.mark.parametrize("character", ["x", "\x1b", "\ufffd", "\U0001f4a5"])
-def test_the_evidence_of_64_workers_that_fail_at_once_fits_one_message(character: str) -> None:
+def test_evidence_of_64_failed_workers_fits_one_message(character: str) -> None:
     one = new()
     one.received(START, NOW)
     one.spawned(list(range(64)))
@@ -95,7 +95,7 @@ def test_the_evidence_of_64_workers_that_fail_at_once_fits_one_message(character
     assert Session(b"k" * 32, client=True).seal(check(failed.message))
 
 
-REFUSED = {
+REJECTED = {
     "an attempt that it knows": (at("idle"), 3),
     "an older one": (at("idle"), 2),
     "while workers run": (at("running"), 4),
@@ -103,13 +103,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("one", "attempt"), REFUSED.values(), ids=REFUSED)
-def test_a_start_is_refused(one: Member, attempt: int) -> None:
+@pytest.mark.parametrize(("one", "attempt"), REJECTED.values(), ids=REJECTED)
+def test_start_that_can_not_be_followed_is_rejected(one: Member, attempt: int) -> None:
     effects = one.received({**START, "attempt": attempt}, NOW)
     assert [type(effect) for effect in effects] == [Log, SendToCoordinator]
 
 
-def test_a_failed_worker_is_told_with_its_evidence_and_ends_the_others_soon() -> None:
+def test_failed_worker_is_reported_and_stops_the_others() -> None:
     one = at("running")
     failed, stop = one.exited(3, [worker(2, -9)], NOW)
     assert isinstance(failed, SendToCoordinator)
@@ -119,39 +119,39 @@ def test_a_failed_worker_is_told_with_its_evidence_and_ends_the_others_soon() ->
     assert sent(one.workers_gone(NOW)) == ["stopped"]
 
 
-def test_a_worker_that_failed_by_itself_just_before_it_was_asked_is_told_too() -> None:
+def test_worker_that_failed_just_before_the_stop_is_reported() -> None:
     one = at("stopping")
     assert sent(one.exited(3, [worker(2, 1, requested=False)], NOW)) == ["failed"]
 
 
-def test_exit_0_of_all_is_done_once_nothing_of_them_is_left() -> None:
+def test_exit_0_of_all_workers_is_done_once_no_process_is_left() -> None:
     one = at("running")
     assert one.exited(3, [worker(2, 0)], NOW) == []
     assert one.exited(3, [worker(3, 0)], NOW) == [Stop(0.0)]
     assert sent(one.workers_gone(NOW)) == ["done"]
 
 
-def test_exit_0_of_a_worker_that_was_asked_to_end_is_not_done() -> None:
+def test_exit_0_of_a_stopped_worker_is_not_done() -> None:
     one = at("stopping")
     assert one.exited(3, [worker(2, 0, requested=True), worker(3, 0, requested=True)], NOW) == []
     assert sent(one.workers_gone(NOW)) == ["stopped"]
 
 
-def test_a_stop_that_comes_while_the_last_traces_of_a_good_end_go_is_answered_as_stopped() -> None:
+def test_stop_during_the_cleanup_after_success_is_answered_as_stopped() -> None:
     one = at("running")
     one.exited(3, [worker(2, 0), worker(3, 0)], NOW)
     one.received({"type": "stop", "attempt": 3, "grace": 0.5}, NOW)
     assert sent(one.workers_gone(NOW)) == ["stopped"]
 
 
-def test_what_was_done_is_done_again_when_the_group_restarts() -> None:
+def test_done_member_stops_when_the_group_restarts() -> None:
     one = at("done")
     assert sent(one.received({"type": "stop", "attempt": 3, "grace": 0.5}, NOW)) == ["stopped"]
     assert one.state == "idle"
 
 
 @pytest.mark.parametrize("state", ["running", "stopping", "idle", "done"])
-def test_a_stop_of_another_attempt_is_dropped(state: str) -> None:
+def test_stop_of_another_attempt_is_dropped(state: str) -> None:
     one = at(state)
     assert one.received({"type": "stop", "attempt": 2, "grace": 0.0}, NOW) == []
     assert one.exited(2, [worker(2, 1)], NOW) == []
@@ -162,7 +162,7 @@ LOST = {"running": [names.STOP_GRACE_SECONDS], "stopping": [names.STOP_GRACE_SEC
 
 
 @pytest.mark.parametrize(("state", "stops"), LOST.items(), ids=LOST)
-def test_a_member_without_its_coordinator_stops_at_once_and_tells_the_next_one(state: str, stops: list[float]) -> None:
+def test_member_without_coordinator_stops_and_reports_it_to_the_next(state: str, stops: list[float]) -> None:
     one = at(state)
     assert [effect.grace for effect in one.disconnected(0.2, NOW) if isinstance(effect, Stop)] == stops
     later = Now(NOW.mono + 8, NOW.wall + 8)
@@ -172,14 +172,14 @@ def test_a_member_without_its_coordinator_stops_at_once_and_tells_the_next_one(s
 
 TERMINATED = {
     "running": (["leaving"], [Stop(25.0)], None),
-    "stopping": (["leaving"], [Stop(25.0)], None),  # a longer grace of the group ends with the pod's
+    "stopping": (["leaving"], [Stop(25.0)], None),  # the pod's grace bounds a longer one
     "idle": (["leaving"], [], names.EXIT_TERMINATED),
     "done": (["leaving"], [], names.EXIT_TERMINATED),
 }
 
 
 @pytest.mark.parametrize(("state", "expected"), TERMINATED.items(), ids=TERMINATED)
-def test_sigterm_gives_workers_the_pods_grace_and_is_announced(state: str, expected: tuple[Any, ...]) -> None:
+def test_sigterm_is_announced_and_gives_workers_the_pods_grace(state: str, expected: tuple[Any, ...]) -> None:
     one = at(state)
     effects = one.terminate(NOW)
     exits = [effect.code for effect in effects if isinstance(effect, Exit)]
@@ -189,13 +189,13 @@ def test_sigterm_gives_workers_the_pods_grace_and_is_announced(state: str, expec
         assert one.saved()["state"] == "idle"  # no crash
 
 
-def test_a_second_sigterm_kills_at_once() -> None:
+def test_second_sigterm_kills_at_once() -> None:
     one = at("running")
     one.terminate(NOW)
     assert one.terminate(NOW) == [Stop(0.0)]
 
 
-def test_a_failure_while_the_pod_ends_is_none() -> None:
+def test_failure_while_the_pod_terminates_is_not_reported() -> None:
     one = at("running")
     one.terminate(NOW)
     assert sent(one.exited(3, [worker(2, 1)], NOW)) == []
@@ -205,13 +205,13 @@ SAVED = {"running": True, "stopping": True, "idle": False, "done": False}
 
 
 @pytest.mark.parametrize(("state", "crashed"), SAVED.items(), ids=SAVED)
-def test_an_agent_knows_from_the_state_file_that_the_one_before_it_crashed(state: str, crashed: bool) -> None:
+def test_state_file_shows_that_the_previous_agent_crashed(state: str, crashed: bool) -> None:
     again = new(at(state).saved())
     assert (again.crashed, again.attempt, again.state) == (crashed, 3, "done" if state == "done" else "idle")
 
 
 @pytest.mark.parametrize("state", ["idle", "done"])
-def test_the_outcome_is_written_told_and_the_agent_exits(state: str) -> None:
+def test_outcome_is_written_and_acknowledged_before_the_exit(state: str) -> None:
     one = at(state)
     effects = one.received({"type": "finish", "outcome": FINAL}, NOW)
     assert (effects[0], effects[-1]) == (Finish(FINAL), Exit(1))
@@ -219,15 +219,15 @@ def test_the_outcome_is_written_told_and_the_agent_exits(state: str) -> None:
     assert one.received({"type": "finish", "outcome": FINAL}, NOW) == [SendToCoordinator({"type": "finished"})]
 
 
-def test_an_outcome_of_an_earlier_attempt_is_dropped() -> None:
-    """Its coordinator was replaced, and does not know it."""
+def test_outcome_of_an_earlier_attempt_is_dropped() -> None:
+    """The outcome comes from a coordinator that was replaced and does not know it."""
     one = at("idle")
     (log,) = one.received({"type": "finish", "outcome": FINAL | {"attempt": 2}}, NOW)
     assert isinstance(log, Log)
     assert (one.state, one.outcome) == ("idle", None)
 
 
-def test_an_outcome_that_the_job_went_on_after_is_forgotten() -> None:
+def test_outcome_that_the_job_continued_after_is_removed() -> None:
     one = new({"attempt": 3}, FINAL)
     assert one.received({"type": "history", "history": {"attempt": 3, "revision": 9}}, NOW) == [Save()]
     effects = one.received({"type": "history", "history": {"attempt": 4, "revision": 12}}, NOW)
@@ -236,13 +236,13 @@ def test_an_outcome_that_the_job_went_on_after_is_forgotten() -> None:
     assert (one.state, one.hello(NOW)["outcome"]) == ("idle", None)
 
 
-def test_an_outcome_that_comes_while_workers_run_waits_for_their_end() -> None:
+def test_outcome_waits_for_running_workers() -> None:
     one = at("running")
     assert one.received({"type": "finish", "outcome": FINAL}, NOW) == [Stop(names.STOP_GRACE_SECONDS)]
     assert Finish(FINAL) in one.workers_gone(NOW)
 
 
-def test_an_agent_that_finds_an_outcome_is_finished_and_says_so() -> None:
+def test_agent_that_finds_an_outcome_reports_it_as_finished() -> None:
     one = new(final=FINAL)
     hello = check(one.hello(NOW))
     assert (hello["state"], hello["outcome"]) == ("finished", FINAL)
@@ -250,7 +250,7 @@ def test_an_agent_that_finds_an_outcome_is_finished_and_says_so() -> None:
     assert one.terminate(NOW) == [Exit(1)]
 
 
-def test_the_newest_history_is_kept_with_each_heartbeats_progress() -> None:
+def test_member_keeps_the_newest_history_and_progress() -> None:
     one = at("running")
     newer = {**one.history.to_json(), "attempt": 3, "revision": 9, "spent": [1.0]}
     assert one.received({"type": "history", "history": newer}, NOW) == [Save()]
@@ -260,7 +260,7 @@ def test_the_newest_history_is_kept_with_each_heartbeats_progress() -> None:
     assert (one.hello(NOW)["history"]["spent"], one.hello(NOW)["history"]["progress"]) == ([1.0], {"step": 7})
 
 
-def test_a_start_that_can_not_be_followed_is_answered_so_that_nobody_waits_for_these_ranks() -> None:
+def test_start_during_a_stop_is_answered_as_failed() -> None:
     one = at("stopping")
     log, answer = one.received(START | {"attempt": 4}, NOW)
     assert isinstance(log, Log)
@@ -268,4 +268,4 @@ def test_a_start_that_can_not_be_followed_is_answered_so_that_nobody_waits_for_t
     assert check(answer.message)["attempt"] == 4
     assert answer.message["failures"][0]["logTail"] == "attempt 4 is not started: this pod is stopping, at attempt 3"
     one.terminate(NOW)
-    assert sent(one.received(START | {"attempt": 4}, NOW)) == [], "a pod that ends says so by its end"
+    assert sent(one.received(START | {"attempt": 4}, NOW)) == [], "the end of the connection is the answer"

@@ -152,7 +152,8 @@ def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> N
     """After kill -9 of `dtj run` its agents exit by themselves, with their workers."""
     group = Group(tmp_path, 1)
     starter = (
-        "import subprocess, sys, os, time; p = subprocess.Popen([sys.executable, '-m', 'dtj_agent', '--', *sys.argv[1:]]);"
+        "import subprocess, sys, os, time;"
+        "p = subprocess.Popen([sys.executable, '-m', 'dtj_agent', '--', *sys.argv[1:]]);"
         "open(os.path.join(os.environ['PLAN'], 'pid-agent'), 'w').write(str(p.pid)); time.sleep(600)"
     )
     environ = {

@@ -148,7 +148,7 @@ def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) 
         group.wait_attempt(1)
         group.replace_pod_0()
         group.wait_attempt(2)
-        replaced = "another coordinator of this job has begun attempt 2"
+        replaced = "another coordinator of this job has started attempt 2"
         wait_until(
             "the old pod's message", lambda: group.old_status().get("phaseMessage") == replaced, detail=group.logs
         )
@@ -188,7 +188,8 @@ def test_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> N
         group.agents[1].kill()
         group.wait_exit(1)
         final = {
-            "version": 1, "uid": "uid-1", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "attempt": 1,
+            "version": 1, "uid": "uid-1", "result": "Failed", "reason": "RendezvousTimeout", "message": "m",
+            "attempt": 1,
             "restarts": {"inPlace": 0, "pod": 0, "counted": 0}, "failure": None, "progress": None, "checkpoint": None,
             "recoveries": [], "productiveSeconds": 0.0, "time": 0.0,
         }  # fmt: skip

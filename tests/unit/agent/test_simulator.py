@@ -1,4 +1,4 @@
-"""The group as a whole, run through many worlds: see simulator.py for what is simulated and which invariants hold."""
+"""The group as a whole, run through many worlds. simulator.py lists the faults and the invariants."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BATCHES = 12
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_whatever_breaks_the_group_keeps_its_invariants_and_the_job_ends(batch: int) -> None:
-    """Attempts grow, ranks are contiguous, no pod runs two attempts, the outcome is one and final; and it comes."""
+def test_group_keeps_its_invariants_and_the_job_ends_whatever_breaks(batch: int) -> None:
+    """Attempts grow, ranks are contiguous, no pod runs two attempts, and one final outcome comes."""
     for seed in range(batch, SEEDS, BATCHES):
         World(seed).run()
 
 
-def test_the_worlds_are_worth_running() -> None:
-    """They restart in place and after lost pods, end in success and in failure: the invariants were under load."""
+def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
+    """The worlds recover in place and from lost pods, succeed and fail: they load the invariants."""
     seen: collections.Counter[str] = collections.Counter()
     for seed in range(40):
         world = World(seed).run()
@@ -43,7 +43,7 @@ def test_the_worlds_are_worth_running() -> None:
     } <= set(seen), seen
 
 
-def test_a_seed_replays_exactly() -> None:
+def test_seed_replays_exactly() -> None:
     first, second = World(7).run(), World(7).run()
     assert first.log == second.log
     assert first.time == second.time

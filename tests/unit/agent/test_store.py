@@ -106,7 +106,8 @@ def everything(store):
     yield store.num_keys(), store.delete_key("new"), store.delete_key("new"), store.num_keys()
     yield store.append("log", "ab"), store.append("log", "cd"), store.get("log")
     yield store.multi_set(["m1", "m2"], ["v1", "v2"]), store.multi_get(["m2", "m1"])
-    yield store.queue_len("q"), store.queue_push("q", "x"), store.queue_push("q", "y"), store.queue_len("q"), store.check(["q"])
+    pushed = store.queue_len("q"), store.queue_push("q", "x"), store.queue_push("q", "y"), store.queue_len("q")
+    yield *pushed, store.check(["q"])
     yield store.queue_pop("q"), store.queue_pop("q", False), store.queue_len("q"), store.check(["q"])
     yield outcome(lambda: store.queue_pop("q", False)),
     yield store.barrier("b", 1), store.get("b")

@@ -80,7 +80,7 @@ def test_bad_job_exits_with_2_and_the_field(
     assert err.startswith("dtj: job.yaml: ")
     assert message in err
     assert out == ""
-    assert [path.name for path in folder.iterdir()] == ["job.yaml"], "nothing was made"
+    assert [path.name for path in folder.iterdir()] == ["job.yaml"], "no file was created"
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS.keys())

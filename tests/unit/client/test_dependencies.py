@@ -46,7 +46,10 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def run(*command: str | Path, environ: dict[str, str] | None = None) -> str:
-    """Runs a command and returns its output. Fails the test with the output if the command fails."""
+    """Runs a command and returns its output.
+
+    Fails the test with the output if the command fails.
+    """
     arguments = [str(argument) for argument in command]
     done = subprocess.run(
         arguments, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=SECONDS, check=False

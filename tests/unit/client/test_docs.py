@@ -107,7 +107,7 @@ def test_docs_use_a_cluster_after_its_exports_and_a_job_after_its_claim(page: Pa
             made = {
                 claim for line in before for at in re.findall(r"apply -f (\S+)", line) for claim in claims(ROOT / at)
             }
-            assert needs(ROOT / name) <= made, f"{command}: the claim is not made before"
+            assert needs(ROOT / name) <= made, f"{command}: the claim is not created before"
 
 
 def test_docs_never_name_a_package_of_strangers() -> None:
@@ -140,6 +140,6 @@ def test_examples_on_one_claim_have_distinct_names() -> None:
         for job in (one for one in yaml.safe_load_all(path.read_text()) if one.get("kind") == "DistributedTrainingJob"):
             claim = job["spec"].get("checkpoint", {}).get("volume", {}).get("claimName", "")
             key = (job["metadata"]["name"], claim)
-            assert key not in found, f"{path.name} and {found[key]}: the second would go on where the first has ended"
+            assert key not in found, f"{path.name} and {found[key]}: the second would resume where the first has ended"
             found[key] = path.name
     assert found

@@ -22,7 +22,7 @@ def test_three_added_lines_recover_a_loop_and_show_its_progress(start: Callable[
     assert code == 0, run.lines()
     status = job["status"]
     assert status["attempt"] == 2
-    assert status["recoveries"][0]["resumedStep"] >= 50, "it went on from a checkpoint"
+    assert status["recoveries"][0]["resumedStep"] >= 50, "the script resumed from a checkpoint"
     progress = status["progress"]
     assert progress["step"] == progress["totalSteps"] == status["checkpoint"]["step"] == 400
     assert progress["loss"] < 0.5
@@ -32,4 +32,4 @@ def test_three_added_lines_recover_a_loop_and_show_its_progress(start: Callable[
         record = json.loads(line)
         losses.setdefault(record["step"], []).append(record["loss"])
     assert sorted(losses) == list(range(10, 401, 10))
-    assert all(len(set(twice)) == 1 for twice in losses.values()), "a step that was done twice had the same loss twice"
+    assert all(len(set(twice)) == 1 for twice in losses.values()), "a repeated step had the same loss again"

@@ -1,6 +1,6 @@
 """`dtj run --fresh` starts over, whatever kind of script ran before.
 
-It removes no file that is not the job's own.
+Only the job's own files are removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def begun(run: LocalRun) -> list[str]:
 def test_fresh_removes_files_of_the_script_and_the_count_of_attempts(start: Start) -> None:
     assert start(job=script_job("10")).wait()[0] == 0
     second = start(job=script_job("10"))
-    assert second.wait()[1]["status"]["attempt"] == 2, "the lease of the first run stands"
+    assert second.wait()[1]["status"]["attempt"] == 2, "the lease of the first run remains"
     assert begun(second) == ["2 begins at 10"]
     assert any("an earlier run left files" in line for line in second.lines())
 

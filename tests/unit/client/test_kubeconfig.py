@@ -22,12 +22,13 @@ GARBAGE = {
         "current-context: a\nclusters: {a: 1}\nusers: []\ncontexts: [{name: a, context: {cluster: a, user: a}}]"
     ),
     "a certificate that is none": (
-        "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority-data: '%%'}}]\n"
+        "current-context: a\n"
+        "clusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority-data: '%%'}}]\n"
         "users: [{name: a, user: {}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]"
     ),
     "a user that is a list": (
-        "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]\nusers: [{name: a, user: [1]}]\n"
-        "contexts: [{name: a, context: {cluster: a, user: a}}]"
+        "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]\n"
+        "users: [{name: a, user: [1]}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]"
     ),
     "empty": "",
 }

@@ -124,7 +124,7 @@ def test_no_process_outlives_a_killed_dtj(start: Start) -> None:
 
 def test_process_in_another_session_ends_with_a_killed_dtj(start: Start) -> None:
     run = start(steps=100_000, args="--child")
-    wait_until("all three are there", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
+    wait_until("all three children run", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
     run.signal(signal.SIGKILL)
     wait_until("all processes are gone", lambda: not run.living())
     assert run.living() == {}

@@ -107,7 +107,7 @@ def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     events.join(10)
     assert code == 0
     assert out.splitlines() == [f"count-0 [rank 0] {letter}" for letter in "abcd"]
-    assert "tailLines" not in node.queries[1][1], "--tail is about what was there when the command began"
+    assert "tailLines" not in node.queries[1][1], "--tail applies to output from before the command"
 
 
 def test_following_resumes_where_a_stream_was_cut_off(

@@ -134,7 +134,7 @@ def test_time_left_follows_from_the_speed_of_this_attempt() -> None:
 
     assert left(1, 1000.0, 10) is None
     assert left(1, 1001.5, 40) == pytest.approx(3.0)
-    assert left(2, 1010.0, 30) is None, "another attempt has another beginning"
+    assert left(2, 1010.0, 30) is None, "another attempt starts over"
     assert left(2, 1012.0, 50) == pytest.approx(5.0)
     assert estimator.apply(job, None) == job
 
@@ -161,7 +161,7 @@ def test_excess_pods_are_folded_and_events_stay_visible(height: int, pods: int) 
     assert len(lines) <= height
     assert lines[-3:] == ["event 5", "event 6", "event 7"]
     text = "\n".join(lines)
-    assert "digits-13 " in text, "a pod that does not run is shown before those that do"
+    assert "digits-13 " in text, "pods that do not run come first"
     shown = sum(line.startswith("digits-") for line in lines)
     assert f"{pods - shown} more" in text
     assert f"{pods - shown} Running" in text

@@ -121,7 +121,8 @@ def test_length_of_test_names_and_files_is_limited() -> None:
 
 
 def test_command_reports_path_line_and_rule_and_fails(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True, timeout=60)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/bad.py").write_text("# What it is.\n")
     (tmp_path / "bad.py").write_text("x = 1\n# What it is.\n")
     (tmp_path / "good.py").write_text('"""A good file."""\n')
     command = [sys.executable, style.__file__]

@@ -24,7 +24,7 @@ def test_rejection_waits_double_up_to_a_limit() -> None:
         refusals.add(job(), QUOTA)
         waits.append(refusals.wait(job()))
         clock.time += waits[-1] or 0
-        assert refusals.annotate(job(), Observed()) == Observed(), "after the wait it is tried"
+        assert refusals.annotate(job(), Observed()) == Observed(), "the object is retried after the wait"
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
@@ -34,7 +34,7 @@ def test_rejection_is_annotated_until_its_wait_is_over() -> None:
     assert refusals.annotate(job(), Observed()) == Observed(refusal="exceeded quota")
     refusals.add(job(), Rejected("no such field", permanent=True))
     assert refusals.annotate(job(), Observed()) == Observed(rejection="no such field")
-    assert refusals.wait(job()) == 2, "a job that has run may be let another time"
+    assert refusals.wait(job()) == 2, "a job that has run may be admitted another time"
 
 
 def test_another_job_or_spec_has_no_remembered_rejection() -> None:

@@ -134,11 +134,11 @@ def test_temporary_rejection_is_reported_each_time_and_retried_with_back_off() -
     async def main() -> None:
         shell = Shell(client, planner)
         await shell.until(lambda: shell.results().get("requeue", 0) >= 20)
-        assert shell.results().keys() == {"requeue"}, "no error: it is known what is wrong"
+        assert shell.results().keys() == {"requeue"}, "no error: the cause is known"
 
     asyncio.run(main())
     tries = client.calls.count(("apply", "statefulsets", "j"))
-    assert (observed_rejections[0], tries) == (None, 1), "20 looks within a second ask the API server once"
+    assert (observed_rejections[0], tries) == (None, 1), "20 reconciles within a second try the API server once"
     assert set(observed_rejections[1:]) == {"exceeded quota: q"}
 
 

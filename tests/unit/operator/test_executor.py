@@ -164,7 +164,7 @@ def test_only_an_invalid_object_is_rejected_permanently(error: errors.KubeError,
     client.refuse[call] = error
     refused = refusal_of(client)
     assert (str(refused), refused.permanent) == (error.message, True)
-    assert client.calls[-1] == call, "nothing more was made, no status written"
+    assert client.calls[-1] == call, "nothing more was created, and no status written"
 
 
 @pytest.mark.parametrize("error", REFUSED, ids=name)

@@ -75,7 +75,7 @@ def test_key_in_work_goes_to_no_other_worker_and_returns_if_added_meanwhile() ->
         assert await queue.get() == "a"
         queue.add("a")
         queue.add("a")
-        assert len(queue) == 0, "a is being worked on"
+        assert len(queue) == 0, "a is in work"
         queue.done("a")
         assert await queue.get() == "a"
         queue.done("a")

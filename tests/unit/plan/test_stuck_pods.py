@@ -105,7 +105,7 @@ def test_stuck_pod_is_deleted_once_then_force_deleted() -> None:
 def test_stuck_worker_is_in_the_condition_with_pod_and_process() -> None:
     stored, child = started(**FENCED)
     message = (
-        "the workers of pod digits-1 on node w can't be ended: the pod has to be replaced: "
+        "the workers of pod digits-1 on node w can't be killed; the pod must be replaced: "
         "processes 7 do not die of SIGKILL"
     )
     failure = {

@@ -1,7 +1,7 @@
 """Starts real ranks: processes with torchrun's environment, gloo on loopback, the agent's socket
 where a test wants one.
 
-They are forked from one server process that has imported torch, so that a group of ranks is up in a
+The ranks are forked from one server process that has imported torch, so that a group is up in a
 tenth of a second and not in the seconds that importing torch takes on a busy machine.
 """
 

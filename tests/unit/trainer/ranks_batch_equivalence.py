@@ -36,7 +36,8 @@ PLAIN = ("ddp", "ddp_scratch", "fsdp", "hsdp", "fsdp_scratch")
 def sgd(samples: int, micro: int, strategy: Any) -> TrainerConfig:
     return TrainerConfig(
         steps=2, global_batch_size=samples, micro_batch_size=micro, clip_norm=NORM, shuffle=False, strategy=strategy,
-        optimizer=OptimizerConfig(name="sgd", lr=1.0, momentum=0.0, weight_decay=0.0), state=StateConfig(log_every_steps=1),
+        optimizer=OptimizerConfig(name="sgd", lr=1.0, momentum=0.0, weight_decay=0.0),
+        state=StateConfig(log_every_steps=1),
     )  # fmt: skip
 
 

@@ -104,12 +104,14 @@ def misspelt(directory: str, out: str) -> None:
     """Collects the errors of `fit` for missing arguments and metrics."""
     trainer = Trainer(config(None))
     validated = {"validation": samples(4), "measure": measure}
+
+    def best(metric: str) -> RetentionConfig:
+        return RetentionConfig(keep_best=1, metric=metric)
+
     wrong: dict[str, tuple[TrainerConfig, dict[str, Any]]] = {
-        "metric": (config(Path(directory, "a"), retention=RetentionConfig(keep_best=1, metric="acuracy"), log=5), validated),
-        "validation metric": (
-            config(Path(directory, "b"), retention=RetentionConfig(keep_best=1, metric="validation_acuracy")), validated,
-        ),
-        "no validation": (config(Path(directory, "c"), retention=RetentionConfig(keep_best=1, metric="validation_loss")), {}),
+        "metric": (config(Path(directory, "a"), retention=best("acuracy"), log=5), validated),
+        "validation metric": (config(Path(directory, "b"), retention=best("validation_acuracy")), validated),
+        "no validation": (config(Path(directory, "c"), retention=best("validation_loss")), {}),
         "early stop": (config(None, early_stop=EarlyStopConfig(), validate_every_steps=1), {}),
         "no measure": (config(None), {"validation": samples(4)}),
         "loader": (config(None), {"data": DataLoader(samples(4))}),  # type: ignore[arg-type]

@@ -33,10 +33,16 @@ from tests.unit.trainer.ranks import finished, ranks
         ({"steps": 1, "precision": {"dtype": "fp8"}}, "precision.dtype='fp8': write fp32 or bf16 or fp16"),
         ({"steps": 1, "micro_batch_size": 0.5}, "micro_batch_size=0.5: write a whole number or auto"),
         ({"steps": 1, "optimizer": {"betas": [0.9]}}, "optimizer.betas=[0.9]: write a list of 2"),
-        ({"steps": 1, "optimizer": {"betas": [0.9, 1]}}, "optimizer.betas=(0.9, 1.0): write two numbers from 0 to below 1"),
+        (
+            {"steps": 1, "optimizer": {"betas": [0.9, 1]}},
+            "optimizer.betas=(0.9, 1.0): write two numbers from 0 to below 1",
+        ),
         ({"steps": 1, "optimizer": {"lr": float("nan")}}, "optimizer.lr=nan: write a number"),
         ({"steps": 1, "optimizer": {"lr": None}}, "optimizer.lr=None: write a number"),
-        ({"steps": 1, "optimizer": {"learning_rate": 1}}, "optimizer.learning_rate: no such field; fields are name, lr"),
+        (
+            {"steps": 1, "optimizer": {"learning_rate": 1}},
+            "optimizer.learning_rate: no such field; fields are name, lr",
+        ),
         ({"steps": 1, "strategy": {"kind": ["fsdp"]}}, "strategy={'kind': ['fsdp']}: write one of auto"),
         ({"steps": 1, "strategy": "fsdp_scratch", "optimizer": {"decay_vectors": False}}, "write strategy fsdp"),
         ({"epochs": -1}, "epochs=-1.0: write a number above 0"),
@@ -46,8 +52,14 @@ from tests.unit.trainer.ranks import finished, ranks
         ({"steps": 1, "recompute": "all"}, "recompute='all': write none or block or selective"),
         ({"steps": 1, "data": {"workers": -1}}, "data.workers=-1: write 0 or more"),
         ({"steps": 1, "ema_decay": 2}, "ema_decay=2.0: write a number between 0 and 1"),
-        ({"steps": 1, "state": {"checkpoint": {"every_steps": 0}}}, "checkpoint.every_steps=0: write a number of steps"),
-        ({"steps": 1, "state": {"checkpoint": {"retention": {"keep_last": 0}}}}, "checkpoint.keep_last=0: write 1 or more"),
+        (
+            {"steps": 1, "state": {"checkpoint": {"every_steps": 0}}},
+            "checkpoint.every_steps=0: write a number of steps",
+        ),
+        (
+            {"steps": 1, "state": {"checkpoint": {"retention": {"keep_last": 0}}}},
+            "checkpoint.keep_last=0: write 1 or more",
+        ),
         ({"steps": 1, "telemetry": {"mlflow": "file:/x"}}, "telemetry.mlflow='file:/x': write sqlite"),
     ],
 )  # fmt: skip

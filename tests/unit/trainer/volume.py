@@ -21,7 +21,8 @@ print("mounted", flush=True)
 while sys.stdin.readline():
     fcntl.ioctl(fd, FREEZE, 0)
     print("frozen", flush=True)
-    select.select([sys.stdin], [], [], LONGEST)  # the next line or its end, or else too long: a writer can't even be killed
+    # Thaw at the latest after LONGEST, because a writer can't even be killed meanwhile.
+    select.select([sys.stdin], [], [], LONGEST)
     sys.stdin.readline()
     fcntl.ioctl(fd, THAW, 0)
     print("thawed", flush=True)
@@ -71,7 +72,7 @@ def freezing_volume(mount_point: Path, mebibytes: int) -> Iterator[tuple[Path, C
 def _holder(command: list[str]) -> Iterator[tuple[subprocess.Popen[str] | None, str]]:
     """Starts the process in whose mount namespace the volume is, and waits for the mount.
 
-    It ends when its stdin does.
+    The process ends when its stdin does.
     """
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as holder:

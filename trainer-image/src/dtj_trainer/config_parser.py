@@ -72,10 +72,10 @@ def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
     return cls(**values)
 
 
-def convert(wanted: Any, value: Any, name: str) -> Any:
+def convert(annotation: Any, value: Any, name: str) -> Any:
     """Returns `value` as the type of a field."""
-    if get_origin(wanted) in (Union, types.UnionType):
-        options = get_args(wanted)
+    if get_origin(annotation) in (Union, types.UnionType):
+        options = get_args(annotation)
         if value is None and type(None) in options:
             return None
         if set(KINDS.values()) <= set(options):
@@ -89,17 +89,17 @@ def convert(wanted: Any, value: Any, name: str) -> Any:
             except ConfigError:
                 continue
         raise ConfigError(f"{name}={value!r}: write {' or '.join(_spell(o) for o in options)}")
-    if get_origin(wanted) is Literal:
-        if value not in get_args(wanted):
-            raise ConfigError(f"{name}={value!r}: write {_spell(wanted)}")
+    if get_origin(annotation) is Literal:
+        if value not in get_args(annotation):
+            raise ConfigError(f"{name}={value!r}: write {_spell(annotation)}")
         return value
-    if is_dataclass(wanted):
+    if is_dataclass(annotation):
         if not isinstance(value, dict):
             raise ConfigError(f"{name}={value!r}: write a mapping of fields")
-        return build(cast("type[Any]", wanted), value, f"{name}.")
-    if wanted is Path and isinstance(value, str):
+        return build(cast("type[Any]", annotation), value, f"{name}.")
+    if annotation is Path and isinstance(value, str):
         return Path(value)
-    if wanted is float and not isinstance(value, bool):
+    if annotation is float and not isinstance(value, bool):
         try:
             number = float(value)  # YAML reads 1e-3 as text
         except (TypeError, ValueError):
@@ -107,23 +107,23 @@ def convert(wanted: Any, value: Any, name: str) -> Any:
         if not math.isfinite(number):
             raise ConfigError(f"{name}={value!r}: write a number")
         return number
-    if get_origin(wanted) in (list, tuple) and isinstance(value, list):
-        inner = [a for a in get_args(wanted) if a is not ...]
-        if get_origin(wanted) is tuple and ... not in get_args(wanted) and len(value) != len(inner):
+    if get_origin(annotation) in (list, tuple) and isinstance(value, list):
+        inner = [a for a in get_args(annotation) if a is not ...]
+        if get_origin(annotation) is tuple and ... not in get_args(annotation) and len(value) != len(inner):
             raise ConfigError(f"{name}={value!r}: write a list of {len(inner)}")
         items = [convert(inner[min(i, len(inner) - 1)], v, f"{name}[{i}]") for i, v in enumerate(value)]
-        return get_origin(wanted)(items)
-    if wanted in (int, str, bool) and type(value) is wanted:
+        return get_origin(annotation)(items)
+    if annotation in (int, str, bool) and type(value) is annotation:
         return value
-    raise ConfigError(f"{name}={value!r}: write {_spell(wanted)}")
+    raise ConfigError(f"{name}={value!r}: write {_spell(annotation)}")
 
 
 def flags(cls: type[Any], prefix: str = "--") -> list[str]:
     """Returns a line for each field of a config: its flag, its values, its default."""
     hints, lines = get_type_hints(cls), list[str]()
     for field in (f for f in fields(cls) if f.init):
-        wanted, name = hints[field.name], f"{prefix}{field.name}"
-        options = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
+        annotation, name = hints[field.name], f"{prefix}{field.name}"
+        options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
         if set(KINDS.values()) <= set(options):
             lines.append(f"{name}  {' | '.join(KINDS)}")
             for kind, config in KINDS.items():
@@ -150,10 +150,10 @@ def _strategy(value: Any, name: str) -> Any:
     return build(KINDS[kind], tree, f"{name}.")
 
 
-def _spell(wanted: Any) -> str:
-    if get_origin(wanted) is Literal:
-        return " or ".join(str(a) for a in get_args(wanted))
-    if get_origin(wanted) in (list, tuple):
-        return f"a list of {_spell(get_args(wanted)[0])}"
+def _spell(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " or ".join(str(a) for a in get_args(annotation))
+    if get_origin(annotation) in (list, tuple):
+        return f"a list of {_spell(get_args(annotation)[0])}"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
-    return names.get(wanted, str(wanted))
+    return names.get(annotation, str(annotation))

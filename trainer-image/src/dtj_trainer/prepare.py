@@ -162,9 +162,9 @@ def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> St
 
     The smallest device of the group decides `auto`; the log has the reason.
     """
-    wanted = config.strategy
-    if not isinstance(wanted, strategies.AutoConfig):
-        return wanted
+    configured = config.strategy
+    if not isinstance(configured, strategies.AutoConfig):
+        return configured
     smallest = group.gather(torch.tensor(device_bytes(group), dtype=torch.int64)).min()
     facts = strategies.ModelFacts(
         parameters=sum(p.numel() for p in model.parameters()),
@@ -174,7 +174,7 @@ def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> St
         world_size=group.world_size,
         local_world_size=group.local_world_size,
     )
-    choice = strategies.choose(facts, wanted)
+    choice = strategies.choose(facts, configured)
     if group.rank == 0:
         log.info("strategy %s", choice.reason)
     return choice.config

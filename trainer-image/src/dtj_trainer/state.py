@@ -311,8 +311,8 @@ class State:
         self._reported_nonfinite = nonfinite > 0
         if limit and nonfinite >= limit:
             raise NonFiniteLoss(
-                f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: check the learning "
-                "rate, the data and the precision (clip_norm helps), or raise max_nonfinite"
+                f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: check the "
+                "learning rate, the data and the precision (clip_norm helps), or raise max_nonfinite"
             )
 
     def _count_nonfinite(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Log output that never blocks the agent: a thread writes; bytes that it can't write in time are dropped and counted."""
+"""Log output that never blocks the agent: a thread writes, and drops and counts the bytes that are late."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The group protocol: state machines that take events and return effects. Pure: no sockets, processes or clock."""
+"""The group protocol: state machines that take events and return effects.
+
+Pure: no sockets, processes or clock.
+"""

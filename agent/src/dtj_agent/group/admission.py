@@ -1,4 +1,4 @@
-"""Which agents may join the group. Pure."""
+"""Admits agents to the group, or rejects them. Pure."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ class Admission:
     def rejection(self, hello: Message, theirs: History, reached: int, is_over: bool, now: Now) -> str:
         """Returns why the agent may not join; "" if it may.
 
-        `theirs`: the history in the hello; `reached`: the greatest attempt that the coordinator knows the end of or decides;
-        `is_over`: the job has an outcome.
+        `theirs`: the history in the hello; `reached`: the greatest attempt that the coordinator
+        knows the end of or decides; `is_over`: the job has an outcome.
         """
         if hello["uid"] != self._rules.uid:
             return "an agent of another job (uid %.60s)" % hello["uid"]
         if hello.get("version") != PROTOCOL_VERSION:
-            text = "%s: it speaks version %.20r of the agents' protocol, this agent %d; all pods of a job run one agent image"
+            text = "%s: its agent has version %.20r of the protocol, this one %d; use one agent image in all pods"
             return text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION)
         seen = max(hello["attempt"], theirs.attempt)
         if seen > reached and (self._succession.started or is_over):
             self._succession.heard_of(seen)
-            return "%s: it has seen attempts of a coordinator that has replaced this one" % hello["pod"]
+            return "%s: its agent knows attempts of a coordinator that has replaced this one" % hello["pod"]
+        # The pod of a stuck member is to be replaced, although its agent lives.
         old = self._roster.peers.get(hello["ordinal"])
         if old is None or old.incarnation == hello["incarnation"] or old.state == STUCK:
-            return ""  # the pod of a stuck member is to be replaced, although its agent lives
+            return ""
         alive = now.mono - old.heard < ALIVE_SECONDS
         return "a second agent of ordinal %d while the first is alive" % hello["ordinal"] if alive else ""
 
     def is_repeated(self, rejection: str) -> bool:
-        """Returns whether this is the rejection of the last call too: a rejected agent dials again and again."""
+        """Returns whether the last call had this rejection too: a rejected agent dials again and again."""
         last, self._last = self._last, rejection
         return rejection == last

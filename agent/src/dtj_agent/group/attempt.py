@@ -29,11 +29,14 @@ class Attempt:
         """Workers that failed, in order of arrival."""
 
     @classmethod
-    def of(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
+    def with_members(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
         return cls(number, [peer.ordinal for peer in peers], processes)
 
     def start(self, peers: List[Peer], history: History, outbox: Outbox) -> None:
-        """Starts the workers of all members. The first of `peers`, which are in the order of their ordinals, is the master."""
+        """Starts the workers of all members.
+
+        The first of `peers`, which are in the order of their ordinals, is the master.
+        """
         master = peers[0]
         for peer in peers:
             peer.state, peer.attempt = RUNNING, self.number
@@ -72,7 +75,7 @@ class Attempt:
         return [root_cause.loss_failure(ordinal, loss, self.number, now) for ordinal, loss in sorted(self.lost.items())]
 
     def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
-        """Returns the failure of a member that is back in the same pod: its agent, or the connection to it, had died."""
+        """Returns the failure of a member that is back in its pod: its agent or connection had died."""
         loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
         return root_cause.loss_failure(hello["ordinal"], loss, self.number, now)
 

@@ -1,14 +1,18 @@
-"""The group's decisions, in the agent of pod 0: who joins, when an attempt starts, how the job ends. Pure.
+"""The group's decisions: who joins, when an attempt starts, how the job ends. Pure.
 
-Every event method takes what happened and `now`, and returns effects. `_advance` looks at the whole state after each event,
-so that no order of events needs a case of its own:
+The coordinator runs in the agent of pod 0.
+Every event method takes what happened and `now`, and returns effects. `_advance` looks at the whole
+state after each event, so that no order of events needs a case of its own:
 
-    Rendezvous --all members ready, lease written--> Running --failure or loss--> Stopping --all stopped or gone--> Rendezvous
-    and from anywhere --outcome--> Finished
+    Rendezvous --all members ready, lease written--> Running
+    Running    --failure or loss--> Stopping
+    Stopping   --all stopped or gone--> Rendezvous
+    any phase  --outcome--> Finished
 
-The coordinator is put together from parts: `Roster` (who is connected), `Admission` (who may join), `AttemptLifecycle` (how
-an attempt starts, breaks and is settled), `RestartPolicy` (what a failure costs), `LeaseRequest` (the next attempt's number)
-and `Succession` (whether another coordinator has replaced this one).
+The coordinator is put together from parts: `Roster` (who is connected), `Admission` (who may join),
+`AttemptLifecycle` (how an attempt starts, breaks and is settled), `RestartPolicy` (what a failure
+costs), `LeaseRequest` (the next attempt's number) and `Succession` (whether another coordinator has
+replaced this one).
 """
 
 from __future__ import annotations
@@ -40,7 +44,10 @@ LOG_SECONDS = 30.0
 
 
 class Coordinator:
-    """Decides for the whole group. `history`: what this agent remembers at its start; `final`: the outcome, if any."""
+    """Decides for the whole group.
+
+    `history`: what this agent remembers at its start; `final`: the outcome, if any.
+    """
 
     def __init__(self, rules: Rules, history: History, final: Optional[Message], now: Now) -> None:
         self.rules = rules
@@ -74,7 +81,7 @@ class Coordinator:
 
     @property
     def history(self) -> History:
-        """What the job remembers; members have copies."""
+        """The job's memory; members have copies."""
         return self.lifecycle.history
 
     @property
@@ -84,7 +91,7 @@ class Coordinator:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another coordinator has started attempts after those of this process: then the job continues there."""
+        """Whether another coordinator has started later attempts: then the job continues there."""
         return self.lease.is_replaced or self.succession.is_replaced(self._reached)
 
     @property
@@ -96,21 +103,21 @@ class Coordinator:
         """Returns what the group waits for; "" if it waits for nothing that has a name."""
         if self.phase == PHASE_STOPPING:
             pods = [peer.pod for peer in self.lifecycle.stopping]
-            return "waiting for the workers of %s to end" % ", ".join(pods) if pods else ""
+            return "waiting for the workers of %s to terminate" % ", ".join(pods) if pods else ""
         if self.phase != PHASE_RENDEZVOUS:
             return ""
         if self.is_replaced:
-            return self.lease.trouble or "another coordinator of this job has begun attempt %d" % self.succession.later
+            replaced = "another coordinator of this job has started attempt %d" % self.succession.later
+            return self.lease.trouble or replaced
         pause = self.policy.not_before - now.mono
-        held_back = "the next attempt begins in %.0f s" % pause if pause > 0 else ""
+        held_back = "the next attempt starts in %.0f s" % pause if pause > 0 else ""
         return self.roster.waiting(now) or self.lease.trouble or held_back
 
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
-        return self.outcome is not None and all(
-            peer.state == FINISHED for peer in self.peers.values() if peer.ordinal != 0
-        )
+        others = [peer for peer in self.peers.values() if peer.ordinal != 0]
+        return self.outcome is not None and all(peer.state == FINISHED for peer in others)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +127,7 @@ class Coordinator:
         rejection = self._admission.rejection(hello, theirs, self._reached, self.outcome is not None, now)
         if rejection:
             if not self._admission.is_repeated(rejection):
-                self._outbox.log("refused " + rejection)
+                self._outbox.log("rejected " + rejection)
             self._outbox.close(conn)
             return self._outbox.take()
         old = self.peers.get(hello["ordinal"])
@@ -167,7 +174,7 @@ class Coordinator:
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
-        """Handles the volume's answer: the lease of `attempt` is written, unless `taken` or `error` says why not.
+        """Handles the volume's answer: `attempt` is leased if `taken` and `error` are None.
 
         `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
         """
@@ -189,12 +196,13 @@ class Coordinator:
         return self._advance(now)
 
     def named(self, now: Now) -> List[Effect]:
-        """Handles that pod 0's name leads to this agent: the API server's choice goes before who has started what."""
+        """Handles that pod 0's name leads to this agent.
+
+        The name is the API server's choice, which overrules who has started what.
+        """
         if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
-            later = self.succession.later
-            self._outbox.log(
-                "pod 0's name leads here: this coordinator goes on after attempt %d of another one" % later
-            )
+            text = "pod 0's name leads to this agent: continuing after attempt %d of another coordinator"
+            self._outbox.log(text % self.succession.later)
             self.succession.resume(self.history)
             self.lease = LeaseRequest()
         return self._advance(now)
@@ -271,7 +279,8 @@ class Coordinator:
             return None
         chosen = self.roster.ready()
         whole = len(chosen) == self.rules.replicas
-        # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job before all members joined.
+        # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job
+        # before all members joined.
         failed = self.lifecycle.charge_deferred(now) if self.succession.started or whole else None
         if failed is not None:
             return self._fail(failed, now)
@@ -279,8 +288,8 @@ class Coordinator:
         if not whole:
             self.lifecycle.gathering("schedule", now)
         elif last and all(peer.state == DONE and peer.attempt == last for peer in chosen):
-            # Pod 0's agent was away when the last of them finished; their work is complete all the same.
-            self.lifecycle.attempt = Attempt.of(chosen, last, self.rules.processes)
+            # Pod 0's agent was away when the last of them finished; their work is complete.
+            self.lifecycle.attempt = Attempt.with_members(chosen, last, self.rules.processes)
             return self._succeed(now)
         elif now.mono >= self.policy.not_before:
             self.lifecycle.gathering("rendezvous", now)
@@ -303,7 +312,7 @@ class Coordinator:
     @property
     def _reached(self) -> int:
         """The last attempt whose end this coordinator knows or decides."""
-        return max(self.history.attempt, 0 if self.outcome is None else outcome.attempt_of(self.outcome))
+        return max(self.history.attempt, 0 if self.outcome is None else outcome.ended_attempt(self.outcome))
 
     def _succeed(self, now: Now) -> None:
         attempt = self.lifecycle.attempt
@@ -325,18 +334,17 @@ class Coordinator:
     def _finish(self, final: Message) -> None:
         self.outcome = final
         self.lifecycle.finish(str(final.get("reason")))
-        self._outbox.log(
-            "the job is finished: %s, %s: %s" % (final.get("result"), final.get("reason"), final.get("message"))
-        )
+        details = (final.get("result"), final.get("reason"), final.get("message"))
+        self._outbox.log("the job is finished: %s, %s: %s" % details)
 
     def _adopt(self, hello: Message) -> None:
         """Takes over the outcome that a member holds, unless the job has continued after it."""
         final = hello.get("outcome")
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
-            if outcome.attempt_of(final) < self._known_attempt:
+            if outcome.ended_attempt(final) < self._known_attempt:
                 # The history that the member is sent next makes it continue.
                 self._outbox.log(
-                    "%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.attempt_of(final))
+                    "%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.ended_attempt(final))
                 )
                 return
             self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))

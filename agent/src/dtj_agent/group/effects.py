@@ -21,7 +21,7 @@ class Close(NamedTuple):
 
 
 class WriteLease(NamedTuple):
-    """Write `attempt` to the lease file unless the file holds that or more; answer with `Coordinator.lease_done`."""
+    """Write `attempt` to the lease file unless it holds that or more; answer with `lease_done`."""
 
     attempt: int
 

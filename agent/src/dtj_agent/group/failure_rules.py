@@ -1,4 +1,8 @@
-"""Why a worker ended: exit status, cgroup counter and the last lines it wrote -> a reason and a sentence. Pure."""
+"""Why a worker ended: exit status, OOM counter and last log lines -> a reason and a message. Pure.
+
+A script is judged by its early errors only until some attempt has worked: a script that did a step
+once has no syntax error.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,40 @@ from typing import NamedTuple, Optional
 from dtj_contract import names
 from dtj_contract.names import Reason
 
-EXEC_NOT_FOUND, EXEC_NOT_PERMITTED = 127, 126  # as a shell reports that a command could not be started
-EXEC_NO_RESOURCES = 71  # sysexits' EX_OSERR: no process, memory or file descriptor just now
-_FOR_NOW = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.EIO, errno.ESTALE)
+EXEC_NOT_FOUND, EXEC_NOT_PERMITTED = 127, 126
+"""As a shell reports that a command could not be started."""
+EXEC_NO_RESOURCES = 71
+"""EX_OSERR of sysexits: no process, memory or file descriptor is free at the moment."""
+_TEMPORARY_ERRORS = (
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ETXTBSY,
+    errno.EINTR,
+    errno.EIO,
+    errno.ESTALE,
+)
 CRASH_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
-"""Deaths that come from outside or from broken memory. SIGABRT is not among them: NCCL's watchdog aborts the innocent."""
+"""Deaths that come from outside or from broken memory.
+
+SIGABRT is missing: NCCL's watchdog aborts innocent ranks.
+"""
 
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)|[a-z_][\w.]*\.[A-Z]\w*)(?::.*)?$"
 )
-_TORCH_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's excepthook puts it before each line, once a process group is up
+# torch's excepthook puts this before each line once a process group is up.
+_TORCH_RANK = re.compile(r"^\[rank\d+\]: ?")
 _NO_MODULE = re.compile(r"^\S*python\S*: (?:No module named |Error while finding module specification)")
 _NO_SCRIPT = re.compile(r"can't open file .*\[Errno 2\]")
-_TORCH_LOG = re.compile(r"^\[[IWEF]\d{4} ")  # torch's C++ log, which goes on after the interpreter's last word
+# torch's C++ log, which may continue after the interpreter's last line.
+_TORCH_LOG = re.compile(r"^\[[IWEF]\d{4} ")
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 _SCRIPT_ERRORS = ("SyntaxError", "IndentationError", "TabError", "NameError", "bdb.BdbQuit")
-# argparse ends so, and click; the usage itself may be longer than the tail.
+# The last line of argparse and of click; the usage text before it may be longer than the tail.
 _USAGE_LINE = re.compile(r"^(?:[^\s:]+(?: [\w-]+)*: error|Error): ")
-_USAGE_WORDS = re.compile(
+_USAGE_TEXT = re.compile(
     r"^(?:usage|Usage): |: error: (?:unrecognized arguments|the following arguments are required|argument .+: "
     r"|ambiguous option|one of the arguments )",
     re.MULTILINE,
@@ -41,12 +61,12 @@ _TORCHRUN_CAUSE = re.compile(
 class Diagnosis(NamedTuple):
     reason: str
     permanent: bool
-    """True: another attempt would end the same way."""
+    """Whether another attempt would end the same way."""
     message: str
 
 
 def signal_name(exit_code: int) -> Optional[str]:
-    """`SIGKILL` for -9; None for an ordinary exit."""
+    """Returns `SIGKILL` for -9; None for an ordinary exit."""
     if exit_code >= 0:
         return None
     try:
@@ -55,15 +75,15 @@ def signal_name(exit_code: int) -> Optional[str]:
         return "signal %d" % -exit_code
 
 
-def exit_code_of(error: OSError) -> int:
-    """The exit code of a worker that could not be started."""
-    if error.errno in _FOR_NOW:
+def start_error_exit_code(error: OSError) -> int:
+    """Returns the exit code of a worker whose start failed with `error`."""
+    if error.errno in _TEMPORARY_ERRORS:
         return EXEC_NO_RESOURCES
     return EXEC_NOT_FOUND if isinstance(error, FileNotFoundError) else EXEC_NOT_PERMITTED
 
 
 def last_exception(tail: str) -> Optional[str]:
-    """The line that ends the last Python traceback of a log tail, e.g. `ValueError: boom`."""
+    """Returns the last line of the last Python traceback in a log tail: `ValueError: boom`."""
     for line in reversed(tail.splitlines()):
         line = _TORCH_RANK.sub("", line)
         if _EXCEPTION.match(line.rstrip()):
@@ -74,34 +94,35 @@ def last_exception(tail: str) -> Optional[str]:
 def diagnose(
     rank: int, exit_code: int, tail: str, oom_killed: bool, progressed: bool, recorded: Optional[str] = None
 ) -> Diagnosis:
-    """`oom_killed`: the container's oom_kill counter rose; `recorded`: what the worker's error file says.
+    """Returns why the worker of `rank` ended.
 
-    `progressed`: some attempt has done a step, or lived long enough for one: what the script is cannot be its end.
+    `oom_killed`: the container's oom_kill counter rose. `recorded`: the message in the worker's
+    error file. `progressed`: some attempt has done a step, or lived long enough for one, so the
+    script itself can't be at fault.
     """
     name = signal_name(exit_code)
-    said = recorded or last_exception(tail)
-    if said is not None and "ChildFailedError" in said:
-        said = _inner_cause(tail) or said
+    evidence = recorded or last_exception(tail)
+    if evidence is not None and "ChildFailedError" in evidence:
+        evidence = _inner_cause(tail) or evidence
+    detail = ": " + evidence if evidence else ""
     if name == "SIGKILL" and oom_killed:
         return _because(
             Reason.OOM_KILLED,
-            "rank %d was killed because the container reached its memory limit; raise resources.limits.memory or use less"
-            " (batch size, data loader workers)" % rank,
+            "rank %d was killed because the container reached its memory limit;"
+            " raise resources.limits.memory or use less (batch size, data loader workers)" % rank,
         )
     if name is not None:
-        return _because(Reason.WORKER_FAILED, "rank %d was ended by %s%s" % (rank, name, ": " + said if said else ""))
+        return _because(Reason.WORKER_FAILED, "rank %d was terminated by %s%s" % (rank, name, detail))
     if exit_code == names.EXIT_NO_RESTART:
-        why = "rank %d exited with code %d, its word that a restart is of no use%s"
-        return _because(Reason.NO_RESTART_EXIT_CODE, why % (rank, exit_code, ": " + said if said else ""))
+        why = "rank %d exited with code %d, which rules out a restart%s"
+        return _because(Reason.NO_RESTART_EXIT_CODE, why % (rank, exit_code, detail))
     missing = _missing_entrypoint(exit_code, tail)
     if missing is not None and not progressed:
         return _because(Reason.ENTRYPOINT_NOT_FOUND, "rank %d: the entrypoint can't be started: %s" % (rank, missing))
     early = None if progressed else _early_error(rank, exit_code, tail)
     if early is not None:
         return early
-    return _because(
-        Reason.WORKER_FAILED, "rank %d exited with code %d%s" % (rank, exit_code, ": " + said if said else "")
-    )
+    return _because(Reason.WORKER_FAILED, "rank %d exited with code %d%s" % (rank, exit_code, detail))
 
 
 def _because(reason: str, message: str) -> Diagnosis:
@@ -109,17 +130,20 @@ def _because(reason: str, message: str) -> Diagnosis:
 
 
 def _early_error(rank: int, exit_code: int, tail: str) -> Optional[Diagnosis]:
-    """Returns what ended a script before its first step, if its very last line says so: what it handled and logged does not."""
+    """Returns the error that ended a script before its first step; None if its last line is no error.
+
+    Only the very last line counts, because a script may handle and log the same errors.
+    """
     last = _last_line(tail)
     kind = last.partition(":")[0]
-    if exit_code == 2 and _USAGE_LINE.match(last) and _USAGE_WORDS.search(tail):
-        return _because(Reason.USAGE_ERROR, "rank %d refused its arguments: %s" % (rank, last))
+    if exit_code == 2 and _USAGE_LINE.match(last) and _USAGE_TEXT.search(tail):
+        return _because(Reason.USAGE_ERROR, "rank %d rejected its arguments: %s" % (rank, last))
     if exit_code != 1:
         return None
     if kind in _IMPORT_ERRORS:
-        return _because(Reason.IMPORT_FAILED, "rank %d could not import what it needs: %s" % (rank, last))
+        return _because(Reason.IMPORT_FAILED, "rank %d failed to import a module: %s" % (rank, last))
     if kind in _SCRIPT_ERRORS:
-        return _because(Reason.SCRIPT_ERROR, "rank %d ended before its first step: %s" % (rank, last))
+        return _because(Reason.SCRIPT_ERROR, "rank %d failed before its first step: %s" % (rank, last))
     if kind == "FileNotFoundError":
         return _because(Reason.FILE_NOT_FOUND, "rank %d did not find a file before its first step: %s" % (rank, last))
     return None
@@ -134,11 +158,8 @@ def _inner_cause(tail: str) -> Optional[str]:
     found = _TORCHRUN_CAUSE.search(tail)
     if found is None:
         return None
-    return "rank %s of the torchrun inside exited with %s: %s" % (
-        found["rank"],
-        found["code"],
-        found["why"].strip()[:200],
-    )
+    why = found["why"].strip()[:200]
+    return "rank %s of the nested torchrun exited with code %s: %s" % (found["rank"], found["code"], why)
 
 
 def _missing_entrypoint(exit_code: int, tail: str) -> Optional[str]:

@@ -1,7 +1,7 @@
-"""What the running attempt has achieved: progress, checkpoints, and the time that they are worth. Pure.
+"""The goodput of a job: progress, checkpoints, and the time that they are worth. Pure.
 
-Training time is productive when its result is kept: by a checkpoint, or by the end of the job. Training since the last
-checkpoint is lost when an attempt breaks.
+Training time is productive when its result is kept: by a checkpoint, or by the end of the job.
+Training since the last checkpoint is lost when an attempt breaks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GoodputTracker:
         return now.mono - self._started
 
     def ended(self, now: Now) -> None:
-        """Ends the attempt's life: it has begun to stop, and the time that the stop takes does not count."""
+        """Ends the attempt's life. The time that its stop takes does not count."""
         self.lived = self.age(now)
         self.history.lived = max(self.history.lived, self.lived)
 
@@ -50,7 +50,10 @@ class GoodputTracker:
         self._uncheckpointed_since, self._running = None, False
 
     def succeeded(self, now: Now) -> None:
-        """Keeps everything that was trained. How long workers that never reported have trained is unknown."""
+        """Keeps everything that was trained.
+
+        How long workers that never reported have trained is unknown.
+        """
         if self._running and self._uncheckpointed_since is not None:
             self.history.productive += now.mono - self._uncheckpointed_since
         self.broken()
@@ -71,7 +74,10 @@ class GoodputTracker:
         return self._running and self.history.checkpoint is None
 
     def report(self, report: Json, recovery: Optional[RecoveryTimer], now: Now) -> None:
-        """Adds what a member's workers reported. `recovery`: the one that led to this attempt, if any."""
+        """Adds what a member's workers reported.
+
+        `recovery`: the one that led to this attempt, if any.
+        """
         if self._running and self._uncheckpointed_since is None and report.get("phase") != "loading":
             self._uncheckpointed_since = now.mono
         self.stepped = self.stepped or bool(report.get("stepped"))

@@ -1,7 +1,7 @@
-"""What a job remembers through every restart. Pure.
+"""The memory of a job, which survives every restart. Pure.
 
-The coordinator writes it; every member keeps the newest copy and hands it back in its hello. So it outlives each pod,
-pod 0 included, and there is no store that could be lost.
+The coordinator writes the history; every member keeps the newest copy and returns it in its hello.
+The history therefore outlives each pod, pod 0 included, and there is no store that could be lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Json = Dict[str, Any]
 
 
 class History:
-    """All fields are JSON values. `revision` grows with each change that must reach the members at once."""
+    """Holds JSON values. `revision` grows with each change that must reach the members at once."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -23,13 +23,13 @@ class History:
         """The greatest attempt that was ever started."""
         self.restarts = {"inPlace": 0, "pod": 0, "counted": 0}
         self.spent: List[float] = []
-        """Unix times of the restarts that weigh on the budget."""
+        """Unix times of the counted restarts that weigh on the budget."""
         self.losses: List[float] = []
         """Unix times of the connections that were lost since the last progress (restart_policy.py)."""
         self.lived = 0.0
         """Seconds that the longest attempt lasted before it broke."""
         self.saved: Optional[float] = None
-        """Modification time of the newest file that a script has saved unreported; None: not looked at yet."""
+        """Modification time of the newest file that a script saved unreported; None: unknown."""
         self.furthest = 0
         """The greatest step that any attempt has done."""
         self.recoveries: List[Json] = []
@@ -45,16 +45,16 @@ class History:
 
     @property
     def progressed(self) -> bool:
-        """Has any attempt ever done a step?"""
+        """Whether any attempt has ever done a step."""
         return bool((self.progress or {}).get("step")) or self.checkpoint is not None
 
     @property
     def established(self) -> bool:
-        """Has any attempt shown that the script works: by a step, or by its age where steps are not reported?"""
+        """Whether an attempt has shown that the script works: by a step, or by its age without reports."""
         return self.progressed or self.lived > names.EARLY_SECONDS
 
     def ends_in_a_row(self, reason: str) -> int:
-        """How many of the last failures have this reason, the last one included."""
+        """Returns how many of the last failures have this reason, without another one between."""
         count = 0
         for failure in reversed(self.failures):
             if failure.get("reason") != reason:
@@ -69,7 +69,11 @@ class History:
         self._changed()
 
     def failure(self, failure: Json) -> None:
-        """Add a failure; of a member that was lost and is back, in place of its loss: now we know better."""
+        """Adds a failure.
+
+        The failure of a member that was lost and is back replaces its loss, because the cause is
+        known now.
+        """
         if failure["reason"] in (names.Reason.AGENT_CRASHED, names.Reason.CONNECTION_LOST):
             loss = (failure["attempt"], failure["ordinal"], names.Reason.POD_LOST)
             self.failures = [f for f in self.failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != loss]
@@ -78,7 +82,7 @@ class History:
         self._changed()
 
     def recovery(self, recovery: Json) -> None:
-        """Add the recovery of an attempt, or replace what is known of it so far."""
+        """Adds the recovery of an attempt, or replaces the earlier record of it."""
         if recovery in self.recoveries:
             return
         self.recoveries = [r for r in self.recoveries if r.get("attempt") != recovery["attempt"]] + [recovery]
@@ -86,7 +90,10 @@ class History:
         self._changed()
 
     def _changed(self) -> None:
-        """Forgets the oldest events, then failures, until the rest fits a message: JSON makes up to 12 bytes of a character."""
+        """Drops the oldest events, then failures, until the rest fits a message.
+
+        JSON makes up to 12 bytes of a character.
+        """
         self.revision += 1
         while self.events and self._size() > names.MAX_HISTORY_BYTES:
             del self.events[0]
@@ -97,7 +104,7 @@ class History:
         return len(json.dumps([self.events, self.failures, self.recoveries]))
 
     def live(self) -> Json:
-        """The part that changes all the time: small enough for every heartbeat."""
+        """Returns the part that changes all the time, which is small enough for every heartbeat."""
         return {"progress": self.progress, "checkpoint": self.checkpoint, "productiveSeconds": self.productive}
 
     def apply_live(self, live: Json) -> None:
@@ -108,15 +115,19 @@ class History:
 
     def to_json(self) -> Json:
         return {
-            "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts), "spent": list(self.spent),
-            "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived, "saved": self.saved,
+            "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts),
+            "spent": list(self.spent), "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived,
+            "saved": self.saved,
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
             "eventId": self.event_id, "startTime": self.start_time, **self.live(),
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, data: Json) -> History:
-        """Whatever is missing (another version wrote it, or nobody yet) takes its default."""
+        """Returns the history in `data`.
+
+        A missing field (another version wrote it, or none yet) takes its default.
+        """
         history = cls()
         history.revision = int(number(data.get("revision")))
         history.attempt = int(number(data.get("attempt")))
@@ -140,7 +151,10 @@ class History:
 
     @property
     def version(self) -> Tuple[int, int]:
-        """One coordinator writes at a time, and starts attempts on the newest copy: of two copies the later holds everything."""
+        """Orders two copies: the later one holds everything.
+
+        One coordinator writes at a time, and starts attempts on the newest copy.
+        """
         return self.attempt, self.revision
 
     def newer_than(self, other: History) -> bool:
@@ -157,7 +171,10 @@ class History:
 
 
 def number(value: Any) -> float:
-    """A number from another agent; 0 for anything else, and for what is no finite number (JSON may say NaN, or 400 digits)."""
+    """Returns a number that another agent sent; 0 for anything else.
+
+    JSON may hold NaN, infinity or 400 digits; these become 0 too.
+    """
     return float(value) if isinstance(value, (int, float)) and abs(value) < 2**53 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The lease of the next attempt, as the coordinator requests it: pending, granted, taken by another, or overdue. Pure.
+"""The request for the next attempt's lease: pending, granted, taken, or overdue. Pure.
 
 files/lease_file.py writes the lease.
 """
@@ -18,10 +18,10 @@ class LeaseRequest:
         self.trouble: Optional[str] = None
         """Why there is no lease yet, if the volume is slow or fails."""
         self.is_replaced = False
-        """Another coordinator wrote a lease after this one did: it runs the job now, and this one requests no more."""
+        """Another coordinator wrote a later lease and runs the job now: this one requests no more."""
         self._granted = False
         self._tried = 0
-        """The greatest number that this process tried to write: after an error the file may hold it all the same."""
+        """The greatest number that this process tried to write; the file may hold it despite an error."""
         self._is_new = True
         """The pending number was not tried before."""
         self._pending: Optional[int] = None
@@ -44,7 +44,8 @@ class LeaseRequest:
     def answered(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> bool:
         """Returns whether the lease of `attempt` is granted.
 
-        `taken`: the file held this number >= `attempt` already; `error`: the file could not be used.
+        `taken`: the file held this number >= `attempt` already; `error`: the file could not be
+        used.
         """
         if attempt != self._pending:
             return False
@@ -57,7 +58,7 @@ class LeaseRequest:
         self.trouble = None
         if self._granted and taken is not None and (taken > attempt or self._is_new):
             self.is_replaced = True
-            self.trouble = "another coordinator of this job has begun attempt %d" % taken
+            self.trouble = "another coordinator of this job has started attempt %d" % taken
         self._granted = self._granted or taken is None
         return taken is None
 

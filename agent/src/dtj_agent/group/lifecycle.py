@@ -1,4 +1,4 @@
-"""The life of an attempt: it starts, breaks, is stopped and settled, and the group gathers for the next one. Pure.
+"""The life of an attempt: it starts, breaks, is stopped and settled. Pure.
 
     Rendezvous --start--> Running --failure or loss--> Stopping --all stopped or gone: settle--> Rendezvous
 
@@ -43,7 +43,7 @@ class AttemptLifecycle:
 
     @property
     def history(self) -> History:
-        """What the job remembers; members have copies."""
+        """The job's memory; members have copies."""
         return self.goodput.history
 
     def continue_from(self, history: History) -> None:
@@ -54,7 +54,7 @@ class AttemptLifecycle:
     # --- an attempt starts ----------------------------------------------------------------------------------------
 
     def gathering(self, phase: str, now: Now) -> None:
-        """Times the open recovery's `phase`, schedule or rendezvous."""
+        """Enters `phase` (schedule or rendezvous) of the open recovery."""
         if self.recovery is not None and self.recovery.attempt == 0:
             self.recovery.enter(phase, now)
 
@@ -63,7 +63,7 @@ class AttemptLifecycle:
         history.attempt = number
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.attempt = Attempt.of(members, number, self._rules.processes)
+        self.attempt = Attempt.with_members(members, number, self._rules.processes)
         self.goodput.started(now)
         if self.recovery is not None:
             self.recovery.started(number, history, now)
@@ -73,7 +73,7 @@ class AttemptLifecycle:
     # --- what happens to its members ------------------------------------------------------------------------------
 
     def is_current(self, peer: Peer, attempt: int) -> bool:
-        """Returns whether a message of `peer` about `attempt` is about the one that runs or stops now."""
+        """Returns whether `attempt` runs or stops now with `peer` as a member."""
         current = attempt == self.attempt.number and peer.ordinal in self.attempt.node_ranks
         return current and self.phase in (PHASE_RUNNING, PHASE_STOPPING)
 
@@ -87,7 +87,7 @@ class AttemptLifecycle:
         self._break(IN_PLACE, Reason.WORKER_FAILED, 0.0, self._rules.stop_grace, now)
 
     def member_lost(self, peer: Peer, silence: float, now: Now) -> None:
-        """Breaks the attempt if it needs the peer, whose connection was silent for `silence` seconds."""
+        """Breaks the attempt if it needs the peer, which was silent for `silence` seconds."""
         if self.attempt.needs(peer) and self.phase in (PHASE_RUNNING, PHASE_STOPPING):
             if peer.state == STUCK:  # counted as stuck already
                 return
@@ -107,9 +107,10 @@ class AttemptLifecycle:
             self._break(POD, Reason.POD_LOST, 0.0, grace, now)
 
     def member_stuck(self, peer: Peer, detail: str, now: Now) -> None:
-        """Gives up a member whose workers SIGKILL does not end: the group restarts when its pod is replaced.
+        """Gives up a member whose workers survive SIGKILL: the group restarts in a new pod.
 
-        The stuck processes run no instruction any more: the signal is the first thing that they get when they wake.
+        The stuck processes run no instruction any more: the signal is the first thing that they get
+        when they wake.
         """
         peer.state = STUCK
         known = self.attempt.lost.get(peer.ordinal)
@@ -120,14 +121,15 @@ class AttemptLifecycle:
             self._break(POD, Reason.WORKER_STUCK, 0.0, self._rules.stop_grace, now)
 
     def member_returned(self, hello: Message, now: Now) -> None:
-        """Corrects the cause of the recovery if a member of the broken attempt is back and its hello shows why it went."""
+        """Corrects the cause of the recovery if the hello of a returned member shows why it went."""
         loss = self.attempt.lost.pop(hello["ordinal"], None)
         broke = hello.get("interrupted")
         if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
             return
         if self.recovery is None and self.phase == PHASE_RENDEZVOUS:
-            # The coordinator itself was lost: the members that it left behind report when. They have stopped meanwhile.
-            self.recovery = RecoveryTimer.of_lost_coordinator(broke, self.goodput.last_step, now)
+            # The coordinator itself was lost. The members that it left behind have stopped, and
+            # their hellos report when.
+            self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
         recovery = self.recovery
         if recovery is None or recovery.attempt:
@@ -151,7 +153,8 @@ class AttemptLifecycle:
     def _break(self, kind: str, reason: str, detect: float, grace: float, now: Now) -> None:
         """Stops the attempt everywhere.
 
-        Called again while the attempt stops: the shorter grace holds, and a lost pod is the stronger reason.
+        Called again while the attempt stops: the shorter grace holds, and a lost pod is the
+        stronger reason.
         """
         if self.phase == PHASE_RUNNING:
             self.phase, self.phase_reason = PHASE_STOPPING, reason
@@ -173,12 +176,12 @@ class AttemptLifecycle:
         """Takes members for stuck that have not reported for too long what became of their workers."""
         if self.phase == PHASE_STOPPING and self._stopping.is_overdue(now):
             for peer in self.stopping:
-                self.member_stuck(peer, "its agent has not said what became of them", now)
+                self.member_stuck(peer, "its agent has not reported what became of them", now)
 
     def settle(self, now: Now) -> Optional[Fail]:
-        """Decides what follows, now that every member has stopped or is gone and all evidence is in; None: a restart."""
+        """Decides what follows, now that every member has stopped or is gone; None: a restart."""
         assert self.recovery is not None
-        # Steps that were reported and a checkpoint that was written while the workers stopped count too.
+        # Steps and a checkpoint that were reported while the workers stopped count too.
         self.recovery.last_step = self.goodput.last_step
         self.goodput.broken()
         pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
@@ -198,7 +201,7 @@ class AttemptLifecycle:
         return None
 
     def charge_deferred(self, now: Now) -> Optional[Fail]:
-        """Charges the failure that the policy has deferred, if any; returns the end of the job if the budget is spent."""
+        """Charges the policy's deferred failure, if any; returns Fail if the budget is spent."""
         if self.policy.deferred is None:
             return None
         decision = self.policy.charge_deferred(self.history, now)

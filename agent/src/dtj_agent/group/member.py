@@ -1,9 +1,10 @@
-"""One agent's part in the group: it runs the workers of one attempt at a time, for the coordinator that it is linked to. Pure.
+"""One agent's part in the group: runs the workers of one attempt at a time. Pure.
 
-idle --start--> running --failure, stop, coordinator lost, SIGTERM--> stopping --all workers gone--> idle
-                running --all workers exited with 0, all their children gone--> done --start--> running
-                stopping --SIGKILL does not help--> stuck --all workers gone after all--> idle
-any  --finish--> finished
+idle     --start--> running
+running  --failure, stop, coordinator lost, SIGTERM--> stopping --all workers gone--> idle
+running  --all workers exited with 0, all their children gone--> done --start--> running
+stopping --SIGKILL does not end them--> stuck --all workers gone after all--> idle
+any      --finish--> finished
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Spawn(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """SIGTERM now, SIGKILL after `grace` seconds (of several, the earliest holds); then answer `workers_gone`."""
+    """SIGTERM now, SIGKILL after `grace` seconds (of several, the earliest); then `workers_gone`."""
 
     grace: float
 
@@ -50,10 +51,12 @@ class Finish(NamedTuple):
 
 
 class Forget(NamedTuple):
-    """Remove the outcome: the job has gone on after it."""
+    """Remove the outcome: the job has continued after it."""
 
 
 class Exit(NamedTuple):
+    """End the agent with this exit code."""
+
     code: int
 
 
@@ -61,7 +64,7 @@ Effect = Union[SendToCoordinator, Spawn, Stop, Save, Finish, Forget, Exit, Log]
 
 
 class Identity(NamedTuple):
-    """Who this agent is. `incarnation` is new for each process."""
+    """The identity of an agent. `incarnation` is new for each process."""
 
     uid: str
     ordinal: int
@@ -70,13 +73,16 @@ class Identity(NamedTuple):
     node: str
     address: str
     grace: float
-    """Seconds that a pod's end leaves for the workers' own end."""
+    """Seconds from SIGTERM to SIGKILL of the workers when the pod terminates."""
     stop_grace: float = names.STOP_GRACE_SECONDS
-    """The same when the group has failed."""
+    """Seconds from SIGTERM to SIGKILL of the workers when the group has failed."""
 
 
 class WorkerExit(NamedTuple):
-    """A worker that has ended. `requested`: by our own signal, so it is no failure."""
+    """A worker that has ended.
+
+    `requested`: the agent's own signal ended it, so the end is no failure.
+    """
 
     rank: int
     exit_code: int
@@ -84,18 +90,21 @@ class WorkerExit(NamedTuple):
     log_tail: str
     oom: bool
     recorded: str = ""
-    """What the worker has written to its error file."""
+    """The message in the worker's error file."""
 
     def evidence(self, room: int) -> Dict[str, Any]:
-        """The failure as the coordinator hears it, with `room` characters for what the worker has said."""
+        """Returns the failure for the coordinator, with `room` characters of the worker's own text."""
         recorded = self.recorded[: room // 4]
         tail = self.log_tail[-(room - len(recorded)) :]
-        told = {"rank": self.rank, "exitCode": self.exit_code, "logTail": tail, "oom": self.oom}
-        return {**told, "recorded": recorded} if recorded else told
+        evidence = {"rank": self.rank, "exitCode": self.exit_code, "logTail": tail, "oom": self.oom}
+        return {**evidence, "recorded": recorded} if recorded else evidence
 
 
 class Member:
-    """`saved` is what the state file of this pod held; `final` its outcome file."""
+    """Follows the coordinator's messages.
+
+    `saved`: the pod's state file; `final`: its outcome file, if there is one.
+    """
 
     def __init__(self, identity: Identity, saved: Dict[str, Any], final: Optional[Message]) -> None:
         self.identity = identity
@@ -105,15 +114,19 @@ class Member:
         self.outcome = final
         self.state = FINISHED if final else (DONE if saved.get("state") == DONE else IDLE)
         self.crashed = self.state == IDLE and saved.get("state") == RUNNING
-        """The agent before this one, in this same pod, died while workers ran."""
+        """The previous agent of this pod died while workers ran."""
         self.linked = False
         self.leaving = False
         self.port = 0
-        """MASTER_PORT if this pod gets node rank 0; held by the shell."""
-        self._working: Dict[int, bool] = {}  # global rank -> still there
-        self._pending_outcome: Optional[Message] = None  # the outcome that waits for the workers' end
-        self._all_succeeded = False  # all workers exited with 0, what they left behind is being swept
-        self._broken_at: Optional[float] = None  # when the attempt began to stop, or its coordinator was lost
+        """MASTER_PORT if this pod gets node rank 0; the shell keeps it reserved."""
+        self._working: Dict[int, bool] = {}
+        """The global ranks whose workers have not ended, as keys in order."""
+        self._pending_outcome: Optional[Message] = None
+        """The outcome that waits for the workers' end."""
+        self._all_succeeded = False
+        """All workers exited with 0; the processes that they left behind are being removed."""
+        self._broken_at: Optional[float] = None
+        """When the attempt began to stop, or its coordinator was lost."""
         self._silence = 0.0
         self._step: Optional[int] = saved.get("step")
 
@@ -124,7 +137,7 @@ class Member:
         return [SendToCoordinator(self.hello(now))]
 
     def disconnected(self, silence: float, now: Now) -> List[Effect]:
-        """The coordinator is gone: a group without it can't go on, so stop at once and wait for it."""
+        """Stops the workers at once: the group can't continue without a coordinator."""
         self.linked, self._silence = False, silence
         if self._broken_at is None:
             self._broken_at = now.mono
@@ -132,19 +145,22 @@ class Member:
             return [Stop(self.identity.stop_grace)]
         if self.state != RUNNING:
             return []
-        text = "the coordinator is lost (silent for %.2f s): stopping" % silence
+        text = "lost the coordinator (silent for %.2f s): stopping the workers" % silence
         return [Log(text), *self._stop(self.identity.stop_grace, now)]
 
     @property
     def known_attempt(self) -> int:
         """The greatest attempt that this agent has heard of."""
-        return max(self.attempt, self.history.attempt, outcome.attempt_of(self.outcome or {}))
+        return max(self.attempt, self.history.attempt, outcome.ended_attempt(self.outcome or {}))
 
     def follows(self, started: int) -> bool:
-        """Go to a coordinator that calls? `started`: the last attempt that its pod has started, 0 if the pod is new.
+        """Returns whether to link to a coordinator that calls.
 
-        The one that it replaced may live on, on a node that only the control plane has lost, and calls its members back. So
-        who has a coordinator leaves it for a later attempt only, or (the shell finds that out) for who has pod 0's name.
+        `started`: the last attempt that its pod started, 0 if it is new.
+
+        A coordinator that was replaced may live on, on a node that only the control plane has lost,
+        and calls its members back. A linked member therefore leaves its coordinator only for a
+        later attempt, or (the shell finds that out) for the agent that pod 0's name leads to.
         """
         if self.linked:
             return started > self.known_attempt
@@ -153,14 +169,14 @@ class Member:
     def hello(self, now: Now) -> Message:
         me = self.identity
         interrupted = None
-        if self.attempt:  # for a new coordinator: what broke, and when
+        if self.attempt:  # a new coordinator needs to know
             ago = 0.0 if self._broken_at is None else now.mono - self._broken_at
             interrupted = {"attempt": self.attempt, "silence": self._silence, "ago": ago, "step": self._step}
         return {
-            "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal, "incarnation": me.incarnation,
-            "pod": me.pod, "node": me.node, "address": me.address, "port": self.port, "state": self.state,
-            "attempt": self.attempt,
-            "history": self.history.to_json(), "outcome": self.outcome, "crashed": self.crashed, "interrupted": interrupted,
+            "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
+            "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
+            "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
+            "crashed": self.crashed, "interrupted": interrupted,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
@@ -180,7 +196,7 @@ class Member:
     # --- the workers ----------------------------------------------------------------------------------------------
 
     def exited(self, attempt: int, exits: List[WorkerExit], now: Now) -> List[Effect]:
-        """Workers of `attempt` have ended, all that were found in one look."""
+        """Handles the end of workers of `attempt`, all that the shell found at one time."""
         if attempt != self.attempt or self.state not in (RUNNING, STOPPING, STUCK):
             return []
         for worker in exits:
@@ -200,17 +216,20 @@ class Member:
         return effects
 
     def workers_stuck(self, what: str, now: Now) -> List[Effect]:
-        """SIGKILL does not end them. Told again and again: a new coordinator must know it too."""
+        """Reports that SIGKILL does not end the workers.
+
+        The shell repeats the call, so that a new coordinator learns it too.
+        """
         if self.state not in (STOPPING, STUCK):
             return []
         self.state, self._all_succeeded = STUCK, False
-        told: List[Effect] = [Log(what), SendToCoordinator({"type": "stuck", "attempt": self.attempt, "what": what})]
+        report: List[Effect] = [Log(what), SendToCoordinator({"type": "stuck", "attempt": self.attempt, "what": what})]
         if self._pending_outcome is not None:
-            return [*told, *self._finish(self._pending_outcome, now)]
-        return [*told, Exit(names.EXIT_TERMINATED)] if self.leaving else told
+            return [*report, *self._finish(self._pending_outcome, now)]
+        return [*report, Exit(names.EXIT_TERMINATED)] if self.leaving else report
 
     def workers_gone(self, now: Now) -> List[Effect]:
-        """No process of the attempt is left in this pod."""
+        """Handles that no process of the attempt is left in this pod."""
         if self.state not in (STOPPING, STUCK):
             return []
         self.state = DONE if self._all_succeeded else IDLE
@@ -224,14 +243,14 @@ class Member:
         return effects + ([Exit(names.EXIT_TERMINATED)] if self.leaving else [])
 
     def reported(self, attempt: int, step: Optional[int]) -> None:
-        """A worker of this pod has done `step`."""
+        """Remembers that a worker of this pod has done `step`."""
         if attempt == self.attempt and step is not None:
             self._step = step
 
     # --- the pod --------------------------------------------------------------------------------------------------
 
     def terminate(self, now: Now) -> List[Effect]:
-        """SIGTERM: the pod ends. Asked twice: at once."""
+        """Handles a SIGTERM: the pod terminates. A second SIGTERM kills the workers at once."""
         if self.state == FINISHED:
             return [Exit(outcome.exit_code(self.outcome or {}))]
         again, self.leaving = self.leaving, True
@@ -239,12 +258,13 @@ class Member:
         if self.state == RUNNING:
             return effects + self._stop(self.identity.grace, now)
         if self.state == STOPPING:
-            return [*effects, Stop(0.0 if again else self.identity.grace)]  # of a longer grace only this much is left
+            # The pod's grace is all that is left of a longer one.
+            return [*effects, Stop(0.0 if again else self.identity.grace)]
         return [*effects, Exit(names.EXIT_TERMINATED)]
 
     def saved(self) -> Dict[str, Any]:
-        """What the next agent in this pod must know."""
-        # `stopping` is saved as running: an agent that dies then has left its workers to SIGKILL all the same.
+        """Returns the state that the next agent in this pod must know."""
+        # `stopping` is saved as running: an agent that dies then has left its workers to SIGKILL.
         state = RUNNING if self.state in (STOPPING, STUCK) and not self.leaving else self.state
         if self.leaving and state != DONE:
             state = IDLE  # an announced end is no crash
@@ -263,8 +283,9 @@ class Member:
         if attempt <= self.attempt or self.state not in (IDLE, DONE) or self.leaving:
             why = "attempt %d is not started: this pod is %s, at attempt %d" % (attempt, self.state, self.attempt)
             if self.leaving:
-                return [Log(why)]  # the pod's end tells the coordinator
-            # It can't be, and if it is, the others must not wait for this pod's ranks.
+                return [Log(why)]  # the connection's end is the answer
+            # This should be impossible. If it happens, the others must not wait for this pod's
+            # ranks.
             evidence = {
                 "rank": message["nodeRank"],
                 "exitCode": failure_rules.EXEC_NO_RESOURCES,
@@ -285,7 +306,7 @@ class Member:
 
     @property
     def ranks(self) -> List[int]:
-        """Those whose workers have not ended yet."""
+        """The global ranks whose workers have not ended yet."""
         return list(self._working)
 
     def _stop_asked(self, message: Message, now: Now) -> List[Effect]:
@@ -295,7 +316,7 @@ class Member:
             return self._stop(float(message["grace"]), now)
         if self.state == STOPPING:
             if self._all_succeeded:
-                self._all_succeeded = False  # the group restarts, what was done is done again
+                self._all_succeeded = False  # the group repeats the attempt
                 return []
             return [] if self.leaving else [Stop(float(message["grace"]))]
         if self.state == STUCK:
@@ -315,11 +336,11 @@ class Member:
         if not theirs.newer_than(self.history):
             return []
         self.history = theirs
-        if self.outcome is None or outcome.attempt_of(self.outcome) >= theirs.attempt:
+        if self.outcome is None or outcome.ended_attempt(self.outcome) >= theirs.attempt:
             return [Save()]
-        text = "attempt %d has begun after the outcome of attempt %d" % (
+        text = "dropped the outcome of attempt %d: attempt %d has started" % (
+            outcome.ended_attempt(self.outcome),
             theirs.attempt,
-            outcome.attempt_of(self.outcome),
         )
         self.state, self.outcome = IDLE, None
         return [
@@ -332,16 +353,17 @@ class Member:
     def _finish(self, final: Message, now: Now) -> List[Effect]:
         if self.state == FINISHED:
             return [SendToCoordinator({"type": "finished"})]
-        if outcome.attempt_of(final) < self.known_attempt:  # of a coordinator that was replaced, and does not know it
-            return [Log("the outcome of attempt %d is dropped: it is over" % outcome.attempt_of(final))]
+        if outcome.ended_attempt(final) < self.known_attempt:
+            # The coordinator was replaced and does not know it.
+            text = "dropped the outcome of attempt %d: a later attempt has started"
+            return [Log(text % outcome.ended_attempt(final))]
         if self.state in (RUNNING, STOPPING):
             self._pending_outcome = final
-            return (
-                [Stop(self.identity.stop_grace)]
-                if self.state == STOPPING
-                else self._stop(self.identity.stop_grace, now)
-            )
-        stays = self.state == STUCK  # its container could not end, nor its message be read: /status tells the outcome
+            grace = self.identity.stop_grace
+            return [Stop(grace)] if self.state == STOPPING else self._stop(grace, now)
+        # The container of stuck workers can't end, and its termination message can't be read:
+        # /status shows the outcome.
+        stays = self.state == STUCK
         self.state, self.outcome, self._pending_outcome = FINISHED, final, None
         effects: List[Effect] = [Finish(final), Save(), SendToCoordinator({"type": "finished"})]
         return effects if stays else [*effects, Exit(outcome.exit_code(final))]

@@ -1,12 +1,14 @@
-"""What agents say to each other, and what every inbound message must hold. Pure.
+"""The messages between agents, and the fields that every inbound message must hold. Pure.
 
-A member dials the coordinator (the agent of ordinal 0; the one in the same pod too) and says `hello`. From then on:
+A member dials the coordinator (the agent of ordinal 0; the one in the same pod too) and sends
+`hello`. From then on:
 
     member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, beat
     coordinator -> member   start, stop, finish, history, beat
-    anyone -> anyone        announce, answered by `known`: where an agent is, and where the coordinator, when DNS is behind
+    anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are,
+                            when DNS is behind
 
-`attempt` fences: whoever gets a message about another attempt than its own drops it.
+`attempt` fences: an agent drops every message about another attempt than its own.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ class Now(NamedTuple):
 
 _INT: Tuple[type, ...] = (int,)
 _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
-    "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,), "address": (str,),
-              "port": _INT,
-              "state": (str,), "attempt": _INT, "history": (dict,), "crashed": (bool,)},
-    "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT, "started": _INT},
+    "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,),
+              "address": (str,), "port": _INT, "state": (str,), "attempt": _INT, "history": (dict,),
+              "crashed": (bool,)},
+    "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT,
+                 "started": _INT},
     "known": {},
-    "start": {"attempt": _INT, "nodeRank": _INT, "nodes": _INT, "masterAddr": (str,), "masterPort": _INT, "history": (dict,)},
+    "start": {"attempt": _INT, "nodeRank": _INT, "nodes": _INT, "masterAddr": (str,), "masterPort": _INT,
+              "history": (dict,)},
     "stop": {"attempt": _INT, "grace": (int, float)},
     "finish": {"outcome": (dict,)},
     "history": {"history": (dict,)},
@@ -56,7 +60,10 @@ _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
 
 
 def check(message: Union[Message, Any]) -> Message:
-    """Return the message if it is one that we know with the fields that we read without looking; raise WireError."""
+    """Returns the message.
+
+    Raises WireError if its type or a field that is read unchecked is wrong.
+    """
     if not isinstance(message, dict):
         raise WireError("a message must be a JSON object")
     required = _REQUIRED.get(str(message.get("type")))

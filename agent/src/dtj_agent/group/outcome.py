@@ -1,4 +1,7 @@
-"""How a job ended: one object, decided once by the coordinator, the same in every agent, file and termination message. Pure."""
+"""The outcome of a job: the same in every agent, file and termination message. Pure.
+
+The coordinator decides it once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ def build(
 ) -> Dict[str, Any]:
     """Returns the outcome of the contract.
 
-    Its attempt fences it: at least that of the run before this one, whose attempts are below `floor`.
+    Its attempt fences it: at least that of the run before this one, whose attempts are below
+    `floor`.
     """
     return {
         "version": OUTCOME_VERSION, "uid": uid, "result": result, "reason": reason, "message": message,
@@ -34,8 +38,8 @@ def build(
     }  # fmt: skip
 
 
-def attempt_of(outcome: Dict[str, Any]) -> int:
-    """Returns the attempt that the outcome ends: who knows of a later one drops the outcome."""
+def ended_attempt(outcome: Dict[str, Any]) -> int:
+    """Returns the attempt that the outcome ends: an agent that knows a later one drops the outcome."""
     return int(number(outcome.get("attempt")))
 
 
@@ -44,7 +48,10 @@ def exit_code(outcome: Dict[str, Any]) -> int:
 
 
 def termination_message(outcome: Dict[str, Any], limit: int = names.TERMINATION_LOG_BYTES) -> bytes:
-    """JSON of at most `limit` bytes: the log tail loses its oldest lines first, then recoveries and metrics go."""
+    """Returns JSON of at most `limit` bytes.
+
+    First the log tail loses its oldest lines, then recoveries and metrics go.
+    """
     slim: Dict[str, Any] = json.loads(json.dumps(outcome))
     tail = str((slim["failure"] or {}).get("logTail", ""))
     for drop in ("", "recoveries", "progress", "checkpoint"):
@@ -52,7 +59,8 @@ def termination_message(outcome: Dict[str, Any], limit: int = names.TERMINATION_
             slim[drop] = [] if drop == "recoveries" else None
         size = len(_encode(slim))
         if size > limit and tail:
-            # What JSON makes of a character is 1 to 12 bytes: cut by what is too much, look again.
+            # JSON makes 1 to 12 bytes of a character: cut the least that may help, then measure
+            # again.
             while tail and size > limit:
                 tail = tail[max(1, (size - limit) // 12) :]
                 slim["failure"]["logTail"] = tail

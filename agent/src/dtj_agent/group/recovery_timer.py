@@ -13,7 +13,10 @@ IN_PLACE, POD = "InPlace", "Pod"
 
 
 class RecoveryTimer:
-    """Runs from the moment that an attempt broke to the first step of the next one; each phase ends where the next begins."""
+    """Runs from the moment that an attempt broke to the first step of the next one.
+
+    Each phase ends where the next begins.
+    """
 
     def __init__(self, kind: str, reason: str, now: Now, detect: float, last_step: Optional[int]) -> None:
         self.kind = kind
@@ -31,8 +34,11 @@ class RecoveryTimer:
         """Index into PHASES of the running phase."""
 
     @classmethod
-    def of_lost_coordinator(cls, interrupted: Dict[str, Any], last_step: Optional[int], now: Now) -> RecoveryTimer:
-        """Returns the recovery of an attempt whose coordinator was lost. `interrupted`: what a member's hello reports of it."""
+    def after_lost_coordinator(cls, interrupted: Dict[str, Any], last_step: Optional[int], now: Now) -> RecoveryTimer:
+        """Returns the recovery of an attempt whose coordinator was lost.
+
+        `interrupted`: what a member's hello reports of it.
+        """
         ago = number(interrupted.get("ago"))
         began = Now(now.mono - ago, now.wall - ago)
         recovery = cls(POD, Reason.POD_LOST, began, number(interrupted.get("silence")), last_step)
@@ -40,7 +46,10 @@ class RecoveryTimer:
         return recovery
 
     def enter(self, phase: str, now: Now) -> None:
-        """Begins `phase` and ends the one before. Members may come and go while a group gathers, so a phase's time adds up."""
+        """Begins `phase` and ends the one before.
+
+        Members may come and go while a group gathers, so a phase's time adds up.
+        """
         index = PHASES.index(phase)
         if index != self._phase < len(PHASES):
             self._close(now)
@@ -60,7 +69,10 @@ class RecoveryTimer:
             self._phase = len(PHASES)
 
     def ended(self, history: History, now: Now) -> None:
-        """Ends the last phase with the job. The loading of a script that never reported anything has no known end."""
+        """Ends the last phase with the job.
+
+        The loading of a script that never reported anything has no known end.
+        """
         if self._phase > PHASES.index("load"):
             self.finished(now)
         history.recovery(self.to_json())
@@ -74,13 +86,13 @@ class RecoveryTimer:
         self._since = now.mono
 
     def to_json(self) -> Dict[str, Any]:
-        """Returns the recovery as /status shows it: steps not known yet are null, phases not reached are absent."""
+        """Returns the recovery as /status shows it: unknown steps are null, later phases absent."""
         lost = None
         if self.last_step is not None and self.resumed_step is not None:
             lost = max(0, self.last_step - self.resumed_step)
         return {
-            "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted, "time": self.time,
-            "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
+            "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted,
+            "time": self.time, "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
             "seconds": {
                 phase: round(self.seconds[phase], 4)
                 for index, phase in enumerate(PHASES)

@@ -1,19 +1,21 @@
-"""The restart decision: whether the group restarts after a failure, what the restart costs, and when it may start. Pure.
+"""The restart decision: whether the group restarts, what that costs, and when. Pure.
 
-| what broke the attempt                | what follows                                                  |
-|---------------------------------------|---------------------------------------------------------------|
-| a permanent error (names.PERMANENT)   | the job fails                                                 |
-| a file not found before the first step | counted; the job fails after FILE_NOT_FOUND_TRIES in a row   |
-| another failure of a worker           | counted; waits if attempts end soon and without a step        |
-| an agent crashed, a worker is stuck   | counted                                                       |
-| a lost connection, both agents alive  | free three times without progress, then counted; waits        |
-| a lost pod                            | free: evictions and lost nodes are not the training's fault   |
+| what broke the attempt                 | what follows                                                |
+|----------------------------------------|-------------------------------------------------------------|
+| a permanent error (names.PERMANENT)    | the job fails                                               |
+| a file not found before the first step | counted; the job fails after FILE_NOT_FOUND_TRIES in a row  |
+| another failure of a worker            | counted; waits if attempts end soon and without a step      |
+| a crashed agent, a stuck worker        | counted                                                     |
+| a lost connection, both agents alive   | free three times without progress, then counted; waits      |
+| a lost pod                             | free: an eviction or a lost node is not the training's fault |
 
-A counted restart takes one from the budget: at most `max_restarts` within any `window` seconds, or the job fails.
-Progress gives back: a new checkpoint refills the whole budget, a step that no attempt had done forgives lost connections.
+A counted restart takes one from the budget: at most `max_restarts` within any `window` seconds, or
+the job fails. Progress gives back: a new checkpoint refills the whole budget, a step that no
+attempt had done forgives lost connections.
 
-A failure is answered at once, because that is what an agent is for. The next attempt waits only where the one before ended
-soon and without a step, so that a volume or a name server that is away for a minute does not cost the whole budget.
+A failure is answered at once, because that is what an agent is for. The next attempt waits only
+where the one before ended soon and without a step, so that a volume or a name server that is away
+for a minute does not cost the whole budget.
 """
 
 from __future__ import annotations
@@ -62,7 +64,11 @@ Decision = Union[Restart, Fail]
 
 
 class RestartPolicy:
-    """Decides by the job's rules. `History` holds what a replaced pod 0 must know to continue counting."""
+    """Decides by the job's rules, and keeps the books of the budget.
+
+    `History` holds the counts that a replaced pod 0 must continue. A worker's failure is charged at
+    once; the charge for a crash, a stuck worker or a lost connection is deferred to `charge_deferred`.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -76,11 +82,11 @@ class RestartPolicy:
         self._network_failed = False
 
     def attempt_broke(self) -> None:
-        """Opens the account of one more broken attempt. Each is charged at most once, whatever else breaks with it."""
+        """Opens the account of the next broken attempt, which is charged at most once."""
         self.deferred, self._is_charged, self._network_failed = None, False, False
 
     def decide(self, failure: Json, history: History, now: Now, stepped: bool = False, lived: float = 0.0) -> Decision:
-        """Returns what follows `failure`, the newest in `history`, of an attempt that lived `lived` seconds.
+        """Returns what follows `failure`, the newest in `history`, of an attempt `lived` seconds old.
 
         `stepped`: the attempt has done a step, as far as its workers report steps.
         """
@@ -98,8 +104,8 @@ class RestartPolicy:
     def charge_deferred(self, history: History, now: Now) -> Decision:
         """Charges the deferred failure.
 
-        The coordinator calls it once it is sure that the job is its own to end: a process that has started nothing may
-        belong to a pod 0 that was replaced.
+        The coordinator calls it once it is sure that the job is its own to end: a process that has
+        started nothing may belong to a pod 0 that was replaced.
         """
         assert self.deferred is not None
         return self._charge(self.deferred, history, now)
@@ -113,7 +119,7 @@ class RestartPolicy:
                 text = "%s (%d attempts in a row)" % (failure["message"], tries)
                 return Fail(Reason.FILE_NOT_FOUND, text, failure)
             if tries == 1:
-                text = "%s; tried again, %d attempts in all" % (failure["message"], names.FILE_NOT_FOUND_TRIES)
+                text = "%s; retrying, %d attempts in total" % (failure["message"], names.FILE_NOT_FOUND_TRIES)
                 history.event("Warning", Reason.FILE_NOT_FOUND, text, now.wall)
         charged = self._charge(failure, history, now)
         if isinstance(charged, Fail):
@@ -123,11 +129,12 @@ class RestartPolicy:
         return charged._replace(wait=wait, why="the attempt ended before its first step" if wait else "")
 
     def _after_lost_connection(self, failure: Json, history: History, now: Now) -> Decision:
-        """Costs nothing at first: a lost connection is nobody's fault, and the next attempt resumes from the last checkpoint.
+        """Defers a charge from the fourth lost connection without progress on.
 
+        A lost connection is nobody's fault, and the next attempt resumes from the last checkpoint.
         But a network that breaks every attempt would restart the group for ever.
         """
-        if self._network_failed:  # one trouble, however many connections broke with it
+        if self._network_failed:  # one fault, however many connections it broke
             return Restart()
         self._network_failed = True
         history.losses = [time for time in history.losses if time > now.wall - self._rules.window] + [now.wall]
@@ -146,9 +153,10 @@ class RestartPolicy:
         return Restart()
 
     def _charge(self, failure: Json, history: History, now: Now) -> Decision:
+        """Takes a restart from the budget; the job fails if none is left within the window."""
         spent = [time for time in sorted(history.spent) if time > now.wall - self._rules.window]
         if len(spent) >= self._rules.max_restarts:
-            why = "%d counted restarts within %.0f s are spent; the last failure: %s"
+            why = "the budget of %d restarts within %.0f s is spent; the last failure: %s"
             text = why % (self._rules.max_restarts, self._rules.window, failure["message"])
             return Fail(Reason.RESTART_BUDGET_SPENT, text, failure)
         history.spent = [*spent, now.wall]
@@ -158,6 +166,7 @@ class RestartPolicy:
         return Restart(counted=True)
 
     def _hold_back(self, tries: int, longest: float, now: Now) -> float:
+        """Returns the seconds to wait: 0, 1, 2, 4, ... up to `longest`, by the number of `tries`."""
         wait = 0.0 if tries < 2 else min(longest, FIRST_WAIT_SECONDS * 2 ** min(tries - 2, 30))
         self.not_before = now.mono + wait
         return wait
@@ -167,19 +176,20 @@ class RestartPolicy:
 
 
 def checkpoint_written(history: History, step: int) -> None:
-    """Refills the budget if no earlier checkpoint reached `step`: no failure takes that progress away.
+    """Refills the budget if no earlier checkpoint reached `step`.
 
-    A checkpoint that is written again after a fall back is no new progress. Call before `history.checkpoint` changes.
+    No failure takes that progress away. A checkpoint that is written again after a fall back is no
+    new progress. Call before `history.checkpoint` changes.
     """
     if history.checkpoint is None or step > number(history.checkpoint.get("step")):
         _refill(history)
 
 
 def file_saved(history: History, newest: float, age: float) -> None:
-    """Refills the budget if a script that reports no checkpoints has saved a file since the last look.
+    """Refills the budget if a script that reports no checkpoints has saved a file since.
 
-    `newest`: the file's modification time; `age`: seconds since the attempt started. A file that an attempt writes as it
-    begins shows nothing, because the next attempt would write it as well.
+    `newest`: the file's modification time; `age`: seconds since the attempt started. A file that an
+    attempt writes as it begins shows nothing, because the next attempt would write it as well.
     """
     before = history.saved
     if before is not None and newest <= before:

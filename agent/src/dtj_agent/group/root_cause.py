@@ -1,4 +1,7 @@
-"""Which failure broke an attempt. When one rank dies, the others fail of that, and each agent reports only its own. Pure."""
+"""Finds the failure that broke an attempt. Pure.
+
+When one rank dies, the others fail of that, and each agent reports only its own.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ Json = Dict[str, Any]
 
 LOSS_MESSAGES = {
     Reason.POD_LOST: "pod %s was lost",
-    Reason.AGENT_CRASHED: "the agent in pod %s died and came back",
-    Reason.CONNECTION_LOST: "the connection to pod %s was lost and came back",
-    Reason.WORKER_STUCK: "the workers of pod %s can't be ended: the pod has to be replaced: ",
+    Reason.AGENT_CRASHED: "the agent in pod %s crashed and was restarted",
+    Reason.CONNECTION_LOST: "the connection to pod %s was lost and restored",
+    Reason.WORKER_STUCK: "the workers of pod %s can't be killed; the pod must be replaced: ",
 }
 
 
@@ -29,7 +32,7 @@ class Loss(NamedTuple):
     """The first of its ranks."""
     reason: str = Reason.POD_LOST
     detail: str = ""
-    """What the member itself reported."""
+    """The member's own report."""
 
 
 def is_evidence(raw: Any) -> bool:
@@ -38,10 +41,10 @@ def is_evidence(raw: Any) -> bool:
 
 
 def find(evidence: List[Json], attempt: int, progressed: bool, pod_lost: bool, now: Now) -> Optional[Json]:
-    """Returns the root cause among workers that failed, as /status shows a failure; None if no worker is to blame.
+    """Returns the root cause among workers that failed; None if no worker is to blame.
 
-    A permanent error goes first, then a lost pod (`pod_lost`: the survivors failed of that), then a crash, then the
-    failure that arrived first.
+    The failure has the form that /status shows. A permanent error goes first, then a lost pod
+    (`pod_lost`: the survivors failed of that), then a crash, then the failure that arrived first.
     """
     failures = []
     for place, raw in enumerate(evidence):

@@ -1,4 +1,4 @@
-"""The connected agents: which are connected, which could be in the next attempt, and which are missing. Pure."""
+"""The connected agents: which could be in the next attempt, and which are missing. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Roster:
         return None
 
     def ready(self) -> List[Peer]:
-        """Returns the agents that would make up an attempt now: the lowest ordinals without workers that are not leaving."""
+        """Returns the members of an attempt that starts now: the lowest ordinals that are free and stay."""
         ready = [peer for _, peer in sorted(self.peers.items()) if peer.state in (IDLE, DONE) and not peer.leaving]
         return ready[: self._rules.replicas]
 
@@ -69,7 +69,7 @@ class Roster:
         return [ordinal for ordinal in range(self._rules.replicas) if ordinal not in ready]
 
     def waiting(self, now: Now) -> str:
-        """Returns `waiting for digits-1 (left 12 s ago), digits-2 (never seen)`; "" if no agent is missing."""
+        """Returns `waiting for digits-1 (left 12 s ago), ...`; "" if no agent is missing."""
         missing = self.missing()
         named = ["%s-%d (%s)" % (self._rules.job, ordinal, self._why(ordinal, now)) for ordinal in missing[:MAX_NAMED]]
         more = ["and %d more" % (len(missing) - MAX_NAMED)] if len(missing) > MAX_NAMED else []
@@ -82,5 +82,5 @@ class Roster:
         if peer is None:
             return "never seen"
         if peer.state == STUCK:
-            return "its workers can't be ended: its pod has to be replaced"
-        return "its pod ends" if peer.leaving else "its workers are being stopped"
+            return "its workers can't be killed; its pod must be replaced"
+        return "its pod is terminating" if peer.leaving else "its workers are being stopped"

@@ -1,4 +1,4 @@
-"""What the job's spec says about the group. Pure."""
+"""The group's part of the job's spec. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ class Rules(NamedTuple):
     window: float = 3600.0
     """`max_restarts` counts the restarts within this time."""
     rendezvous_timeout: float = 0.0
-    """0: none. A cluster may lack room for a pod for any length of time; the job's own deadline bounds the wait."""
+    """0: none.
+
+    A cluster may lack room for a pod for any length of time; the job's own deadline bounds the
+    wait.
+    """
     job: str = "pod"
     """Pods are named <job>-<ordinal>."""
     stop_grace: float = names.STOP_GRACE_SECONDS

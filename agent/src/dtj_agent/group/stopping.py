@@ -23,8 +23,8 @@ class AttemptStop:
     def request(self, grace: float, outbox: Outbox, now: Now) -> None:
         """Stops the members that still run, and shortens the grace of those that are stopping.
 
-        A member that is stopping already gets a message for a shorter grace only: all ranks fail of one cause, and n failures
-        answered to n members each would drown the group.
+        A member that is stopping already gets a message for a shorter grace only: all ranks fail of
+        one cause, and n failures answered to n members each would drown the group.
         """
         self._deadline = max(self._deadline, now.mono + grace + 2 * names.STUCK_SECONDS)
         shorter, self._shortest_grace = grace < self._shortest_grace, min(grace, self._shortest_grace)

@@ -1,4 +1,7 @@
-"""Which coordinator continues the job: pod 0 may be replaced while its old agent lives on, on a node that is cut off. Pure."""
+"""Finds out which coordinator continues the job. Pure.
+
+Pod 0 may be replaced while its old agent lives on, on a node that is cut off.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dtj_agent.group.history import History
 
 
 class Succession:
-    """Knows the attempts that this process started, and those that another coordinator started after them."""
+    """Knows the attempts that this process started, and later ones of another coordinator."""
 
     def __init__(self, history: History) -> None:
         self.started = 0
@@ -16,16 +19,16 @@ class Succession:
         self.later = 0
         """The greatest attempt that another coordinator is known to have started."""
         self._remembered = history.attempt
-        """What this pod knew when this process began."""
+        """The last attempt that this pod knew when this process began."""
         self._copied = history.copy()
         """The history before this process added to it."""
 
     @property
     def announced(self) -> int:
-        """The attempt that calls to members carry: the last one that this pod started; 0 for a new pod.
+        """The last attempt that this pod started, which calls to members carry; 0 for a new pod.
 
-        A new process in an old pod announces what the pod remembers. With 0 it would pass for a new pod 0, and take the
-        members from the pod that has replaced it.
+        A new process in an old pod announces what the pod remembers. With 0 it would pass for a new
+        pod 0, and take the members from the pod that has replaced it.
         """
         return self.started or self._remembered
 
@@ -33,7 +36,10 @@ class Succession:
         self.later = max(self.later, attempt)
 
     def is_behind(self, reached: int) -> bool:
-        """Returns whether another coordinator went beyond `reached`: then this one can't know how the job ends."""
+        """Returns whether another coordinator went beyond `reached`.
+
+        Then this coordinator can't know how the job ends.
+        """
         return self.later > reached
 
     def is_replaced(self, reached: int) -> bool:
@@ -41,10 +47,11 @@ class Succession:
         return bool(self.started and self.is_behind(reached))
 
     def take_over(self, theirs: History, own: History) -> Optional[History]:
-        """Returns the history to continue with if a member's copy is newer than this coordinator's; None if it is not.
+        """Returns the member's history to continue with, if it is newer than `own`; else None.
 
-        Then this coordinator is new and knows less: pod 0 was replaced, or its process. The notes that a new process has made
-        meanwhile (its own agent had crashed) make its copy no newer; they are added to the member's.
+        With an older copy this coordinator is new: pod 0 was replaced, or its process. The notes
+        that a new process has made meanwhile (its own agent had crashed) make its copy no newer;
+        they are added to the member's.
         """
         if not theirs.newer_than(own if self.started else self._copied):
             return None

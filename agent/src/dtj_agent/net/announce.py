@@ -1,7 +1,7 @@
 """Calls peers by name and announces this agent's address to them, when it starts and while a peer is missing.
 
-DNS may answer with the old address of a replaced pod for seconds. So the coordinator calls every
-member that it misses, and a member that can't find the coordinator asks a few peers for the
+DNS may answer with the old address of a replaced pod for seconds. The coordinator therefore calls
+every member that it misses, and a member that can't find the coordinator asks a few peers for the
 coordinator's address.
 """
 

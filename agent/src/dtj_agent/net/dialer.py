@@ -59,8 +59,8 @@ class Dialer:
     def hint(self, address: Address) -> None:
         """Tries `address` at once, whatever DNS answers: DNS may return the old address for a while.
 
-        Many peers may give the same hint just when the coordinator is slow to answer. So a call to
-        the hinted address continues, and in each round at most one call to another address is given
+        Many peers may give the same hint just when the coordinator is slow to answer. Therefore a
+        call to the hinted address continues, and in each round at most one call to another address is given
         up for a hint.
         """
         is_dialling = self._link is not None and not self._link.is_open

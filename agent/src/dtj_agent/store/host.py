@@ -40,7 +40,10 @@ class StoreHost:
         self._tries = 0
 
     def open(self, bound: socket.socket) -> None:
-        """Ends the previous attempt's store and begins the next on a bound socket. Raises OSError if it can't listen."""
+        """Ends the previous attempt's store and begins the next on a bound socket.
+
+        Raises OSError if the socket can't listen.
+        """
         self.close()
         self._tries = 0
         try:

@@ -95,7 +95,7 @@ class Supervisor:
             except OSError as error:
                 text = "%s: %s" % (command[0], error.strerror)
                 self.on_output(b"[rank %d] %s\n" % (rank, text.encode()))
-                failed.append(WorkerExit(rank, failure_rules.exit_code_of(error), False, text, False))
+                failed.append(WorkerExit(rank, failure_rules.start_error_exit_code(error), False, text, False))
         if failed:
             self._loop.soon(lambda: self.on_exit(failed))
 
@@ -197,7 +197,8 @@ class Supervisor:
             # The worker must not inherit the agent's signal handlers and masks.
             pid = os.posix_spawn(
                 arguments[0], arguments, environment, file_actions=actions, setsigmask=(),
-                setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ), **OWN_SESSION,
+                setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+                **OWN_SESSION,
             )  # fmt: skip
         except OSError:
             os.close(reader)

@@ -1,7 +1,7 @@
 """The API calls of the cluster verbs, on plain dicts, with errors that include a remedy.
 
 `kubernetes` reads the kubeconfig and holds the connection. Its typed models are not used,
-because they drop fields that they don't know. It is imported late: `dtj run` does not need it.
+because they drop fields that they don't know. The import is late, because `dtj run` does not need it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FIELD_MANAGER = "dtj"
 INSTALL_HINT = "install the chart: helm install dtj charts/dtj-operator --namespace dtj-system --create-namespace"
 LOCAL_HINT = "check --kubeconfig and --context, or run the job on this machine: dtj run job.yaml"
 DEFAULT_KUBECONFIG = "~/.kube/config"
-# The library's loader raises any of these for a file that is no kubeconfig, because it reads whatever
-# the YAML contains without checking it.
+# The library's loader raises any of these for a file that is no kubeconfig, because it reads
+# whatever the YAML contains without checking it.
 _UNREADABLE = (yaml.YAMLError, OSError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Cluster:
-    """One API server, as selected by a context of a kubeconfig.
+    """An API server, as selected by a context of a kubeconfig.
 
     Every call has a deadline and raises ClusterError.
     """
@@ -71,7 +71,7 @@ class Cluster:
             raise NoCluster(f"no usable kubeconfig at {path} ({_one_line(str(why))}); {LOCAL_HINT}") from why
         return client.ApiClient()
 
-    # --- jobs -------------------------------------------------------------------------------------------
+    # --- jobs -------------------------------------------------------------------------------------
 
     def apply(self, job: Object, namespace: str, *, force: bool) -> tuple[Object, bool]:
         """Applies the job on the server. Returns the stored job, and whether it is new.
@@ -113,7 +113,7 @@ class Cluster:
                 return  # the version is too old; the caller retries
             yield None if event["type"] == "DELETED" else event["object"]
 
-    # --- any path ---------------------------------------------------------------------------------------
+    # --- any path ---------------------------------------------------------------------------------
 
     def json(self, path: str, query: dict[str, str] | None = None, *, accept: str = "application/json") -> Object:
         """Returns the object at `path`."""

@@ -1,6 +1,6 @@
 """This machine as a cluster of one job.
 
-One object takes the places of an API server, a StatefulSet controller and a kubelet.
+A single object replaces an API server, a StatefulSet controller and a kubelet.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LocalCluster:
         finally:
             self.kill()
 
-    # --- the API server --------------------------------------------------------------------------------------
+    # --- the API server ---------------------------------------------------------------------------
 
     def _apply(self, body: Object) -> None:
         key = (body["kind"], body["metadata"]["name"])
@@ -142,7 +142,7 @@ class LocalCluster:
         path: Path = self.host.scratch_dir / "secret" / names.SECRET_KEY
         return path.read_text().strip() if path.exists() else ""
 
-    # --- the StatefulSet controller ----------------------------------------------------------------------------
+    # --- the StatefulSet controller ---------------------------------------------------------------
 
     def _name(self) -> str:
         return next((name for kind, name in self._objects if kind == "StatefulSet"), "")
@@ -167,8 +167,8 @@ class LocalCluster:
                 self._end(pod, None)
         for ordinal in range(wanted):
             if ordinal in gone:
-                # The pod stays missing for one observation, as on a cluster, so that the planner learns why
-                # the group restarts.
+                # The pod stays missing for one observation, as on a cluster, so that the planner
+                # learns why the group restarts.
                 self.changed.set()
             elif ordinal not in self.pods:
                 self._start(stateful_set, ordinal, wanted)

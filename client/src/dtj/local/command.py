@@ -185,7 +185,7 @@ def _advice(job: Object, host: container.HostEnvironment) -> str | None:
     """Returns a hint for a failure that this machine, in place of the image, may have caused."""
     status = job.get("status", {})
     if status.get("reason") == names.Reason.ENTRYPOINT_NOT_FOUND:
-        return f"a relative path in entrypoint is relative to {host.working_dir}, where dtj was started"
+        return f"a relative path in entrypoint starts at {host.working_dir}, where dtj was started"
     if status.get("reason") == names.Reason.IMPORT_FAILED:
         return f"the workers run in {host.python}: install the missing package there, or start dtj with another Python"
     return None

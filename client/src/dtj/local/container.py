@@ -48,7 +48,7 @@ class HostEnvironment:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalContainer:
-    """One process to start."""
+    """A process to start."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -79,8 +79,8 @@ def container(pod: Object, host: HostEnvironment, ports: Sequence[int]) -> Local
         names.ENV_DIE_WITH_PARENT: "1",
         names.ENV_LOCAL_POD: pod_tag(pod, host),
     }
-    # Variables of an outer torchrun or dtj do not apply to this job. Without an interface name gloo would
-    # resolve the host's name, perhaps to a dead address.
+    # Variables of an outer torchrun or dtj do not apply to this job. Without an interface name gloo
+    # would resolve the host's name, perhaps to a dead address.
     outer = {k: v for k, v in host.environment.items() if k not in names.TORCHRUN_ENV and not k.startswith("DTJ_")}
     inherited = {"GLOO_SOCKET_IFNAME": "lo", **outer}
     command = [_localise(_expand(argument, given), mounts) for argument in spec["command"]]

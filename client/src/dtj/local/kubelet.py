@@ -1,4 +1,4 @@
-"""One local pod. Its container is a process that is restarted whenever it ends.
+"""A local pod, whose container is a process that is restarted whenever it ends.
 
 A kubelet does the same for the pods of a StatefulSet.
 """
@@ -63,7 +63,10 @@ class LocalPod:
 
     @property
     def gone(self) -> bool:
-        """Whether all processes have ended and none will be started. Raises the error that broke the pod."""
+        """Whether all processes have ended and none will be started.
+
+        Raises the error that broke the pod.
+        """
         if self._life.done():
             self._life.result()
             return True
@@ -120,8 +123,8 @@ class LocalPod:
                 folder.mkdir(parents=True, exist_ok=True)
             container.termination_log.write_bytes(b"")  # each container starts with an empty one
             with container.log.open("ab") as log:
-                # The container gets its own session, so that Ctrl-C in the terminal reaches only dtj, which
-                # stops the pod gracefully.
+                # The container gets its own session, so that Ctrl-C in the terminal reaches only
+                # dtj, which stops the pod gracefully.
                 self._process = process = await asyncio.create_subprocess_exec(
                     *container.argv,
                     env=dict(container.environment),

@@ -18,10 +18,10 @@ STATUS_SECONDS = 2.0
 class Ports:
     """Holds one free loopback port per pod.
 
-    A port that was only looked up could be taken before the agent binds it. So each port stays bound
-    here, not listening, with SO_REUSEADDR: the kernel then gives it to no process that requests any
-    free port, and lets the agent, which also binds with SO_REUSEADDR, listen on it repeatedly. While
-    no agent listens, a connection is refused at once.
+    A port that was only looked up could be taken before the agent binds it, so each port stays
+    bound here, not listening, with SO_REUSEADDR: the kernel then gives it to no process that
+    requests any free port, and lets the agent, which also binds with SO_REUSEADDR, listen on it
+    repeatedly. While no agent listens, a connection is refused at once.
     """
 
     def __init__(self) -> None:

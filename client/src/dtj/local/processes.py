@@ -60,7 +60,8 @@ def workers(tag: str) -> dict[str, dict[int, int]]:
 def parent(pid: int) -> int:
     """Returns the process id of the parent, or 0 if the process is gone."""
     try:
-        # The command's name is in parentheses and may contain any character, so read after the last one.
+        # The command's name is in parentheses and may contain any character, so read after the last
+        # one.
         return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0

@@ -84,7 +84,8 @@ class ViewUpdater:
         now = datetime.fromtimestamp(time.time(), UTC)
         new = self._cluster.events[self._events :]
         self._events += len(new)
-        # Omit Created events: the Secret, the Service and the StatefulSet are files and processes here.
+        # Omit Created events: the Secret, the Service and the StatefulSet are files and processes
+        # here.
         events = [f"{event.reason}: {event.message}" for event in new if event.reason != names.Reason.CREATED]
         for text in (*injected, *events):
             self._view.print_line(f"{now.astimezone():%H:%M:%S} {text}")

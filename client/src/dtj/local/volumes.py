@@ -28,8 +28,8 @@ def kind(volume: Object) -> str:
 def folder(volume: Object, volumes_dir: Path) -> Path:
     """Returns the folder of a volume.
 
-    A claim is `<volumes dir>/<claim>`, a hostPath is the path itself (this machine is the node), and
-    any other volume is a folder of the volume's name.
+    A claim is `<volumes dir>/<claim>`, a hostPath is the path itself (this machine is the node),
+    and any other volume is a folder of the volume's name.
     """
     source = kind(volume)
     if source == "hostPath":
@@ -71,7 +71,7 @@ def newest_step(checkpoint: Path) -> int | None:
 def is_used(checkpoint: Path) -> bool:
     """Returns whether an earlier run left anything in a job's folder.
 
-    That may be a checkpoint, a file of the script or the count of attempts.
+    Examples are a checkpoint, a file of the script and the count of attempts.
     """
     return checkpoint.is_dir() and any(checkpoint.iterdir())
 

@@ -14,7 +14,7 @@ from dtj_core.plan.model import Object
 
 @dataclass(frozen=True, kw_only=True)
 class PodRow:
-    """One pod and the workers in it."""
+    """A pod and the workers in it."""
 
     name: str
     state: str

@@ -45,8 +45,8 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     lines += [line for recovery in status.get("recoveries") or [] for line in _recovery(recovery)]
     if status.get("goodput") is not None:
         lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time was spent on steps that count")
-    # The last failure explains a run that was interrupted while it kept failing. A completed run has
-    # overcome its failures.
+    # The last failure explains a run that was interrupted while it kept failing. A completed run
+    # has overcome its failures.
     lines += _failure(failure) if failure else []
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
     if checkpoint_dir:
@@ -104,7 +104,7 @@ def _failure(failure: dict[str, Any]) -> list[str]:
 def _cause(failure: dict[str, Any]) -> str:
     """Returns the last line of the log tail, or "" if there is none.
 
-    That line is a traceback's error, or argparse's complaint about a flag.
+    The last line is a traceback's error, or argparse's complaint about a flag.
     """
     last = next((line.strip() for line in reversed(str(failure.get("logTail") or "").splitlines()) if line.strip()), "")
     return last if failure.get("rank") is None or not last else f"{last} (rank {failure['rank']})"

@@ -33,7 +33,8 @@ class ContainerTemplate(AnyContainer):
             field="env",
         ),
         Rule(
-            cel="!has(self.volumeMounts) || self.volumeMounts.all(m, m.mountPath != '/dtj' && !m.mountPath.startsWith('/dtj/'))",
+            cel="!has(self.volumeMounts) || self.volumeMounts.all(m, m.mountPath != '/dtj' && "
+            "!m.mountPath.startsWith('/dtj/'))",
             message="/dtj is reserved by the operator: choose another mountPath",
             holds=lambda self: all(
                 m.mount_path != "/dtj" and not m.mount_path.startswith("/dtj/") for m in self.volume_mounts or ()

@@ -182,7 +182,8 @@ def _immutable(field: str) -> Rule:
     same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
     return Rule(
         cel=f"oldSelf.suspend || ({same})",
-        message=f"{field} can't change unless the job is suspended: set spec.suspend to true first, or create a new job",
+        message=f"{field} can't change unless the job is suspended: set spec.suspend to true first, or create a new "
+        "job",
         holds=None,
         field=field,
     )
@@ -255,7 +256,8 @@ class Spec(Model):
         ),
         Rule(
             cel=f"has(self.entrypoint) || {_trainer_has('has(c.command) && size(c.command) > 0')}",
-            message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's container",
+            message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's "
+            "container",
             holds=lambda self: bool(self.entrypoint or self.trainer.get("command")),
             field="entrypoint",
         ),
@@ -362,7 +364,8 @@ class DistributedTrainingJob(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"size(self.metadata.name) <= {NAME_LENGTH}",
-            message=f"metadata.name must have at most {NAME_LENGTH} characters, because pods and labels are named after it",
+            message=f"metadata.name must have at most {NAME_LENGTH} characters, because pods and labels are named "
+            "after it",
             holds=lambda self: len(self.metadata.name) <= NAME_LENGTH,
         ),
         Rule(

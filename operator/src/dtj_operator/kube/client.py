@@ -44,7 +44,8 @@ _BY_STATUS: dict[int, type[errors.KubeError]] = {
     422: errors.Invalid,
 }
 
-# Kubernetes 1.36 answers 500 to a server-side apply with an unknown field or with text for a number.
+# Kubernetes 1.36 answers 500 to a server-side apply with an unknown field or with text for a
+# number.
 _NOT_TYPED = ("failed to create typed patch object", "failed to convert new object")
 
 
@@ -55,15 +56,18 @@ class RequestObserver(Protocol):
 
 
 class Client:
-    """Makes API calls. Each has a deadline, raises the exceptions of dtj_operator.errors, and is measured."""
+    """Makes API calls.
+
+    Each has a deadline, raises the exceptions of dtj_operator.errors, and is measured.
+    """
 
     def __init__(self, login: Login, on_request: RequestObserver, *, concurrency: int = CONCURRENCY) -> None:
         self._login = login
         self._on_request = on_request
         self._slots = asyncio.Semaphore(concurrency)
         login.configuration.connection_pool_maxsize = concurrency
-        # trust_env makes aiohttp look for proxies and .netrc in a thread, twice a request. The proxy-url
-        # of a kubeconfig works without it.
+        # trust_env makes aiohttp look for proxies and .netrc in a thread, twice a request. The
+        # proxy-url of a kubeconfig works without it.
         login.configuration.client_session_kwargs = {"trust_env": False}
         self._api = ApiClient(login.configuration)
         self._api.user_agent = names.MANAGER
@@ -190,8 +194,8 @@ class Client:
     async def _renew_login(self, failed: errors.KubeError) -> None:
         """Loads a newer token of an exec plugin or a file, which the caller's next try uses.
 
-        Raises NotAuthenticated if there is none for now. The operator was started with valid options, so
-        the failure is no OptionError.
+        Raises NotAuthenticated if there is none for now. The operator was started with valid
+        options, so the failure is no OptionError.
         """
         try:
             await self._login.load()

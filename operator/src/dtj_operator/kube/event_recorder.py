@@ -94,8 +94,8 @@ class EventRecorder:
             else:
                 await self._repeat(job, name, series, now)
         except errors.KubeError as error:
-            # Drop the series, so that the next occurrence creates a new event. ObjectNotFound means that
-            # the old event has expired.
+            # Drop the series, so that the next occurrence creates a new event. ObjectNotFound means
+            # that the old event has expired.
             self._memory.series.pop(name, None)
             logger.warning("event %s could not be written: %s", event.reason, error)
 

@@ -51,14 +51,16 @@ class PlanExecutor:
         self._undeclared: frozenset[undeclared_fields.Path] = frozenset()
         """Fields of the status that the API server rejected because its CRD is older.
 
-        They are omitted until the operator restarts.
+        The fields are omitted until the operator restarts.
         """
 
     async def execute(self, job: Object, plan: Plan) -> Object | None:
-        """Executes the plan. Returns the job after the status write, or None if no write was needed.
+        """Executes the plan.
 
-        Raises Rejected with the server's message, or KubeError. Actions that were executed before the
-        error stay executed, and the next try repeats them.
+        Returns the job after the status write, or None if no write was needed.
+
+        Raises Rejected with the server's message, or KubeError. Actions that were executed before
+        the error stay executed, and the next try repeats them.
         """
         key = job["metadata"]["namespace"], job["metadata"]["name"]
         written: Object | None = None
@@ -114,8 +116,8 @@ class PlanExecutor:
     async def _nudge(self, namespace: str, action: Nudge) -> None:
         """Wakes the StatefulSet controller.
 
-        Raises Rejected with the message that the controller receives, too, and reports in events of the
-        StatefulSet only.
+        Raises Rejected with the message that the controller receives, too, and reports in events of
+        the StatefulSet only.
         """
         metadata = action.stateful_set["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
@@ -131,14 +133,15 @@ class PlanExecutor:
     async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
         """Creates a pod of the StatefulSet as a dry run, to learn whether its pods would be admitted.
 
-        Pod security, quotas, limit ranges and field values are checked when a pod is created, not when
-        its StatefulSet is. The StatefulSet controller would be rejected again and again, and report it
-        in its own events only.
+        Pod security, quotas, limit ranges and field values are checked when a pod is created, not
+        when its StatefulSet is. The StatefulSet controller would be rejected again and again, and
+        report it in its own events only.
         """
         template = stateful_set["spec"]["template"]
         given = template.get("metadata") or {}
-        # The StatefulSet controller copies these three fields of the template's metadata. The name is
-        # one that no pod of the set has, and is stable, because the response with it goes into the status.
+        # The StatefulSet controller copies these three fields of the template's metadata. The name
+        # is one that no pod of the set has, and is stable, because the response with it goes into
+        # the status.
         metadata = {key: given[key] for key in ("labels", "annotations", "finalizers") if key in given}
         metadata["name"] = stateful_set["metadata"]["name"] + "-dry-run"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -159,8 +162,8 @@ class PlanExecutor:
         """Raises Overtaken if the stored job is not the one that was planned on.
 
         A StatefulSet is the only child whose creation starts a training. No lock of the API server
-        covers its apply, so a plan is dropped here if another operator has overtaken it (has ended the
-        job and deleted the StatefulSet meanwhile).
+        covers its apply, so a plan is dropped here if another operator has overtaken it (has ended
+        the job and deleted the StatefulSet meanwhile).
         """
         metadata = job["metadata"]
         version = metadata.get("resourceVersion")
@@ -175,8 +178,9 @@ class PlanExecutor:
 
     async def _write_status(self, job: Object, status: Object) -> Object:
         metadata = job["metadata"]
-        # The uid protects another job that has the same name by now. The resourceVersion protects a newer
-        # status from a late one: the API server answers 409, and the job is read and planned again.
+        # The uid protects another job that has the same name by now. The resourceVersion protects a
+        # newer status from a late one: the API server answers 409, and the job is read and planned
+        # again.
         known = ("name", "namespace", "uid", "resourceVersion")
         body = {
             "apiVersion": names.API_VERSION,
@@ -219,9 +223,9 @@ def is_rejection(error: errors.KubeError) -> bool:
 def is_permanent(error: errors.KubeError) -> bool:
     """Returns whether the API server's own validation found the object invalid.
 
-    The same object will be invalid tomorrow. Every other rejection may pass by itself or through
-    somebody else's work: a quota, a limit range, a webhook, a policy, a right, a service account
-    that does not exist yet.
+    An invalid object stays invalid. Every other rejection may pass by itself or through somebody's
+    action: a quota, a limit range, a webhook, a policy, a right, a service account that does not
+    exist yet.
     """
     return isinstance(error, errors.Invalid) and not any(mark in error.message for mark in BY_OTHERS)
 

@@ -1,4 +1,4 @@
-"""One login to the API server, for our own client and for kopf's watches."""
+"""The login to the API server, shared by our own client and kopf's watches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Login:
         if self.kubeconfig or self.context or "KUBERNETES_SERVICE_HOST" not in os.environ:
             await load_kube_config(self.kubeconfig, self.context, self.configuration, persist_config=False)  # type: ignore[no-untyped-call]
         else:
-            # The kubelet renews the token on disk; the hook that this call sets reads it again every minute.
+            # The kubelet renews the token on disk; the hook that this call sets reads it again
+            # every minute.
             load_incluster_config(self.configuration)  # type: ignore[no-untyped-call]
 
     async def kopf_connection(self) -> kopf.ConnectionInfo:

@@ -11,7 +11,7 @@ from dtj_core.plan.model import Object
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind: `api_version` and `kind` as in its objects, `plural` as in its path."""
+    """A kind of object: `api_version` and `kind` as in its objects, `plural` as in its path."""
 
     api_version: str
     kind: str

@@ -125,7 +125,7 @@ class CheckpointState:
     def shared(self) -> StateDict:
         """Returns state dicts of everything but modules and optimizers, as a load will return them.
 
-        They are copies, because the training continues while a thread writes them. Raises
+        The results are copies, because the training continues while a thread writes them. Raises
         ConfigError, which names the part, for a state that torch.save writes and
         torch.load(weights_only=True) rejects: no attempt could ever start from that checkpoint.
         """
@@ -170,8 +170,10 @@ def _round_trip(name: str, state: Any) -> Any:
         rejected = re.search(r"GLOBAL (\S+)", str(e))  # the class, within torch's long advice
         what = rejected[1] if rejected else str(e).splitlines()[0]
         raise ConfigError(
-            f"state part {name!r} can't be loaded from a checkpoint ({what}): its state_dict may hold tensors, numbers, "
-            "text, None, and lists, tuples, sets and dicts of them; convert the rest (a NumPy array by torch.from_numpy)"
+            f"state part {name!r} can't be loaded from a checkpoint ({what}): its state_dict may hold tensors, "
+            "numbers, "
+            "text, None, and lists, tuples, sets and dicts of them; convert the rest (a NumPy array by "
+            "torch.from_numpy)"
         ) from e
 
 
@@ -191,7 +193,8 @@ def find_owner(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module]
     if strays := wanted.difference(*parameters.values()):
         raise ConfigError(
             f"optimizer {name!r} holds {len(strays)} parameters that are in none of the modules {sorted(modules)}: "
-            "pass the module that has them too (put a parameter of its own into a torch.nn.ParameterList, and pass that)"
+            "pass the module that has them too (put a parameter of its own into a torch.nn.ParameterList, and pass "
+            "that)"
         )
     owners = {part: module for part, module in modules.items() if wanted & parameters[part]}
     for part, module in owners.items():

@@ -141,7 +141,10 @@ class CheckpointManager:
         wanted = self._config.retention
         if wanted.keep_best and wanted.metric not in metrics and not self._warned_metric and self._first_rank:
             self._warned_metric = True
-            message = f"checkpoint.retention.metric={wanted.metric!r} is not among {sorted(metrics)}: this checkpoint can't be the best"
+            message = (
+                f"checkpoint.retention.metric={wanted.metric!r} is not among {sorted(metrics)}: "
+                "this checkpoint can't be the best"
+            )
             self._notify("Warning", names.Reason.CHECKPOINT_METRIC_MISSING, message)
 
     def _failed(self, message: str) -> None:

@@ -42,7 +42,8 @@ def check(directory: Path, group: Group) -> None:
                 probe.unlink()
     if blind:
         raise ConfigError(
-            f"checkpoint folder {directory}: rank {blind[0]} does not see what rank 0 writes there, so no checkpoint could "
+            f"checkpoint folder {directory}: rank {blind[0]} does not see what rank 0 writes there, so no checkpoint "
+            "could "
             "be loaded; write an absolute path on a volume that all pods mount (ReadWriteMany)"
         )
 

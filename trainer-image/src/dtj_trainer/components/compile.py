@@ -16,7 +16,7 @@ Block by block, as torch advises for fully_shard, under every strategy:
 - a GPT compiled as a whole had the same step (400 ms; by blocks 402; not compiled 454: six blocks,
   width 256, one CPU core).
 
-A model without blocks is one graph. So is a plain Sequential where each rank holds the whole model:
+A model without blocks is one graph, and so is a plain Sequential where each rank holds the whole model:
 its members are layers, and kernels are fused between layers. Under sharding its members have hooks
 of their own, and each is compiled by itself.
 
@@ -41,7 +41,7 @@ from dtj_trainer.torch_private import set_compiler
 
 Compile = bool | Literal["inductor", "aot_eager"]
 """True is inductor. aot_eager makes the graphs and runs them with torch's own kernels: no compiler,
-nothing faster. It shows whether a difference comes from the graph or from the kernels."""
+nothing faster. Use aot_eager to find whether a difference comes from the graph or the kernels."""
 FIRST_BUCKET_MB = 1.0
 """The size that torch assumes for DDP's first bucket when it cuts a graph. torch rejects a smaller `bucket_cap_mb`."""
 

@@ -42,8 +42,8 @@ class OptimizerConfig:
 
 
 TENSOR_WISE = {
-    "Adafactor", "AdaLomo", "Galore", "GaLoreAdamW", "KronPSGD", "Kron", "LAMB", "Lamb", "FusedLAMB", "LARS", "Lars", "MuonAdamW",
-    "Muon", "NovoGrad", "NvNovoGrad", "DistributedShampoo", "SOAP", "Shampoo", "SM3",
+    "Adafactor", "AdaLomo", "Galore", "GaLoreAdamW", "KronPSGD", "Kron", "LAMB", "Lamb", "FusedLAMB", "LARS", "Lars",
+    "MuonAdamW", "Muon", "NovoGrad", "NvNovoGrad", "DistributedShampoo", "SOAP", "Shampoo", "SM3",
 }  # fmt: skip
 """Optimizer classes that compute with whole tensors: their norms, rows and columns."""
 
@@ -54,7 +54,8 @@ def check_element_wise(optimizer: torch.optim.Optimizer) -> None:
         if kind.__name__ in TENSOR_WISE:
             raise ConfigError(
                 f"optimizer {type(optimizer).__name__} computes with whole tensors (their norms, rows or columns), and "
-                "strategy fsdp_scratch has flat shards of them: write strategy ddp, or fsdp if the optimizer takes DTensors"
+                "strategy fsdp_scratch has flat shards of them: write strategy ddp, or fsdp if the optimizer takes "
+                "DTensors"
             )
 
 

@@ -93,8 +93,8 @@ class DataOrder:
         for key, option in options.items():
             if state.get(key, own[key]) != own[key]:
                 raise ConfigError(
-                    f"the checkpoint was made with {key}={state[key]}, this run has {key}={own[key]}: samples would be repeated "
-                    f"or lost; set {option} back, or start in a new checkpoint folder"
+                    f"the checkpoint was made with {key}={state[key]}, this run has {key}={own[key]}: samples would be "
+                    f"repeated or lost; set {option} back, or start in a new checkpoint folder"
                 )
         self.position = state["position"]
 

@@ -52,12 +52,13 @@ def check_data(data: object, name: str) -> None:
     """Raises ConfigError, with what to write, for data that the Trainer can't cut into shares."""
     if isinstance(data, DataLoader):
         raise ConfigError(
-            f"{name} is a DataLoader: pass its data set ({name}=loader.dataset) and write global_batch_size, shuffle and "
-            "data.workers in the config; a collate_fn becomes the data set's get_batch(indices)"
+            f"{name} is a DataLoader: pass its data set ({name}=loader.dataset) and write global_batch_size, shuffle "
+            "and data.workers in the config; a collate_fn becomes the data set's get_batch(indices)"
         )
     if isinstance(data, IterableDataset):
         raise ConfigError(
-            f"{name} is an IterableDataset, which can't resume in the middle: pass a data set with __len__ and __getitem__"
+            f"{name} is an IterableDataset, which can't resume in the middle: pass a data set with __len__ and "
+            "__getitem__"
             + (", or an object with read(start), which yields samples from number `start` on" if name == "data" else "")
         )
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]

@@ -168,8 +168,8 @@ FLIGHT_RECORDS = 2000
 def record_flights(env: WorkerEnv) -> None:
     """Makes torch record the last collectives of each rank, and write them to a file when one times out.
 
-    The files show which rank was in which collective. They lie beside the checkpoints, where they
-    outlive the pod. Variables that are set already stay. torch reads these variables when the group
+    The files show which rank was in which collective. The files lie beside the checkpoints, where
+    they outlive the pod. Variables that are set already stay. torch reads these variables when the group
     is made.
     """
     folder = (env.checkpoint_dir or Path(tempfile.gettempdir())) / "flight-records"

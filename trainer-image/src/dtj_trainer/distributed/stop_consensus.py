@@ -1,7 +1,7 @@
 """The exchange of the ranks' status: a stop request to any rank stops all after the same step.
 
 A SIGTERM reaches one rank in the middle of some step, and all ranks must end after the same one.
-They exchange a few numbers by a small gather about every `agree_seconds`, at steps that each rank
+The ranks exchange a few numbers by a small gather about every `agree_seconds`, at steps that each rank
 computes from the same numbers.
 """
 

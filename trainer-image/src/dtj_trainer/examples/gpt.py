@@ -102,7 +102,7 @@ class Gpt(nn.Module):
     def flops_per_token(self) -> float:
         """Returns the FLOPs of forward and backward, as in the PaLM paper.
 
-        They are 6 per parameter, and 12·layers·width·block.
+        A token costs 6 per parameter, and 12·layers·width·block.
         """
         parameters = sum(p.numel() for p in self.parameters()) - self.place.weight.numel()
         return 6.0 * parameters + 12.0 * self.config.layers * self.config.width * self.config.block

@@ -49,6 +49,6 @@ def make(config: StrategyConfig, pattern: str | None = None) -> Strategy[Any]:
 
 __all__ = [
     "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
-    "HsdpConfig", "ModelFacts", "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "describe_blocks", "make",
-    "name_of", "shapes", "tensor_bytes",
+    "HsdpConfig", "ModelFacts", "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "describe_blocks",
+    "make", "name_of", "shapes", "tensor_bytes",
 ]  # fmt: skip

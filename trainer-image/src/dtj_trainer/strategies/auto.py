@@ -55,7 +55,8 @@ def choose(facts: ModelFacts, config: AutoConfig) -> Choice:
         over = "whole on each rank" if ranks == 1 else f"over {ranks} ranks"
         return Choice(
             config=config,
-            reason=f"{name}: {facts.parameters:,} parameters need {state / 2**30:.2f} GiB with gradients and optimizer; "
+            reason=f"{name}: {facts.parameters:,} parameters need {state / 2**30:.2f} GiB with gradients and "
+            "optimizer; "
             f"{over} that {verdict} in {config_share(room)}",
         )
 

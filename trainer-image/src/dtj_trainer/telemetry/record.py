@@ -73,8 +73,8 @@ class Console:
     def write(self, record: Record) -> None:
         """Writes to stdout and flushes, because the agent reads lines."""
         flat = record.flat()
-        wanted = [k for k in self.SHOWN if k in flat] + [k for k in flat if k.startswith("validation_")]
-        line = " ".join(f"{k}={_short(k, flat[k])}" for k in wanted)
+        shown = [k for k in self.SHOWN if k in flat] + [k for k in flat if k.startswith("validation_")]
+        line = " ".join(f"{k}={_short(k, flat[k])}" for k in shown)
         if sys.stdout.isatty():  # one line with a bar, overwritten each time
             done = int(20 * record.step / (record.total_steps or record.step))
             sys.stdout.write(f"\r\x1b[K{'█' * done}{'·' * (20 - done)} {line}")
@@ -113,7 +113,7 @@ class JsonLines:
     def write(self, record: Record) -> None:
         """Writes floats as repr, so that reading them returns the same bits.
 
-        Raises OSError if the volume takes no whole line for a few seconds. It retries because a
+        Raises OSError if the volume takes no whole line for a few seconds. Retries, because a
         save that does not fit fills the volume until the save is abandoned. Call it in a thread
         beside the training.
         """

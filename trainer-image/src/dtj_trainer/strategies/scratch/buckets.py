@@ -1,6 +1,6 @@
 """Tensors laid end to end in a few flat buffers, so that one collective moves many of them.
 
-They are views: no copies.
+The tensors are views of the buffers, not copies.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def split_views(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[tor
 def make_buckets(parameters: Sequence[nn.Parameter], cap_bytes: int) -> list[Bucket]:
     """Returns buckets of up to `cap_bytes`.
 
-    They are in reverse order, about the order in which backward computes the gradients. A bucket
+    The buckets are in reverse order, about the order in which backward computes the gradients. A bucket
     has one dtype and device. A parameter that is bigger than the cap has a bucket for itself.
     """
     groups: list[list[nn.Parameter]] = []

@@ -35,7 +35,7 @@ class FlatParamGroup:
     ) -> None:
         """Takes the parameters from where they are, and keeps this rank's shard of them.
 
-        They are usually in host memory. Gradients use `reduce_group`: they leave in an order of
+        The parameters are usually in host memory. Gradients use `reduce_group`: they leave in an order of
         their own, so they can't share a process group with the weights.
         """
         self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
@@ -173,7 +173,7 @@ def parameters_by_module(
 ) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """Yields each block, and `module` last, with the trained parameters that are gathered for it.
 
-    The root (`module`) has what is in no block. It also has the weights that two submodules share,
+    The root (`module`) gathers the parameters outside all blocks, and the weights that two submodules share,
     because they must be there when either of them computes.
     """
     uses, taken = _uses(module), set[int]()

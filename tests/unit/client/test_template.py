@@ -77,7 +77,7 @@ def test_value_of_the_wrong_type_exits_with_2_and_its_path(
     assert err.startswith("dtj: job.yaml: ")
     assert path in err
     assert out == ""
-    assert [found.name for found in tmp_path.iterdir()] == ["job.yaml"], "nothing was made"
+    assert [found.name for found in tmp_path.iterdir()] == ["job.yaml"], "no file was created"
 
 
 def test_number_instead_of_a_string_is_shown_quoted() -> None:

@@ -53,7 +53,7 @@ def test_agent_is_polled_with_the_key_it_was_started_with(has: Settings, asked: 
 
     answers = asyncio.run(main())
     assert all(answers)
-    assert len(questions) == 3 + asked, "the key that the agent knows is asked with from then on"
+    assert len(questions) == 3 + asked, "later polls use the key that the agent knows"
 
 
 def test_replaced_master_key_stops_the_operator_and_an_invalid_one_does_not(
