@@ -17,10 +17,10 @@ from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.state_file import StateDir
 from dtj_agent.group import failure_rules, member
 from dtj_agent.group.coordinator import Coordinator
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Identity, Member, WorkerExit
 from dtj_agent.group.messages import Message, Now
-from dtj_agent.group.rules import Rules
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
@@ -58,7 +58,7 @@ class Agent:
         """In the agent of pod 0."""
         if settings.ordinal == 0:
             history = History.from_json(self.member.history.to_json())
-            coordinator = Coordinator(group_rules(settings), history, final, self._now())
+            coordinator = Coordinator(read_group_spec(settings), history, final, self._now())
             self.coordinator_shell = CoordinatorShell(loop, coordinator, settings.checkpoint_dir, self.log)
 
         self.workers = WorkerShell(loop, settings, environ, self.output)
@@ -237,9 +237,9 @@ def identity(settings: AgentSettings, incarnation: str) -> Identity:
     )
 
 
-def group_rules(settings: AgentSettings) -> Rules:
+def read_group_spec(settings: AgentSettings) -> GroupSpec:
     """Returns the part of the settings that the coordinator decides by."""
-    return Rules(
+    return GroupSpec(
         settings.uid,
         settings.replicas,
         settings.processes,

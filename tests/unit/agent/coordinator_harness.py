@@ -6,9 +6,9 @@ from typing import Any
 
 from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group.coordinator import Coordinator
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now, check
-from dtj_agent.group.rules import Rules
 
 WALL = 1_790_000_000.0
 
@@ -17,11 +17,11 @@ class CoordinatorHarness:
     """Carries out the coordinator's effects; time stands still unless it is moved."""
 
     def __init__(
-        self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **rules: Any
+        self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **spec: Any
     ) -> None:
         self.time = 1000.0
         self.coordinator = Coordinator(
-            Rules("uid", replicas, 2, job="j", **rules), history or History(), final, self.now()
+            GroupSpec("uid", replicas, 2, job="j", **spec), history or History(), final, self.now()
         )
         self.sent: list[tuple[int, dict[str, Any]]] = []  # ordinal, message
         self.closed: list[int] = []
@@ -82,8 +82,8 @@ class CoordinatorHarness:
         self.time += seconds
         self.do(self.coordinator.tick(self.now()))
 
-    def running(self, **rules: Any) -> CoordinatorHarness:
-        for ordinal in range(self.coordinator.rules.replicas):
+    def running(self, **spec: Any) -> CoordinatorHarness:
+        for ordinal in range(self.coordinator.spec.replicas):
             self.join(ordinal)
         self.sent.clear()
         return self

@@ -95,7 +95,7 @@ class Pod:
         self.coordinator = None
         if self.ordinal == 0:
             history = History.from_json(self.member.history.to_json())
-            self.coordinator = Coordinator(world.rules, history, self.final, world.now())
+            self.coordinator = Coordinator(world.spec, history, self.final, world.now())
         world.after(0.0, self.life_of(self.dial))
         world.after(1.0, self.life_of(self.second))
 

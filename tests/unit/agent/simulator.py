@@ -22,9 +22,9 @@ from typing import Any
 
 from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.member import WorkerExit
 from dtj_agent.group.messages import FINISHED, STUCK
-from dtj_agent.group.rules import Rules
 from dtj_contract import names
 from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
 
@@ -38,7 +38,7 @@ class World(Network):
         rng = self.rng
         self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
         self.processes = rng.choice((1, 2))
-        self.rules = Rules(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
+        self.spec = GroupSpec(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
         self.work = rng.uniform(1.0, 20.0)
         self.has_volume = rng.random() < 0.5
         self.lease = 0
@@ -366,8 +366,8 @@ class World(Network):
                 self.fail(f"{len(self.group)} attempts ran, but the history has {restarts}")
         coordinators = [pod.coordinator for pod in self.everyone if pod.coordinator]
         counted = max((coordinator.history.restarts["counted"] for coordinator in coordinators), default=0)
-        if counted > self.rules.max_restarts:
-            self.fail(f"{counted} counted restarts of {self.rules.max_restarts}")
+        if counted > self.spec.max_restarts:
+            self.fail(f"{counted} counted restarts of {self.spec.max_restarts}")
 
     @property
     def is_over(self) -> bool:

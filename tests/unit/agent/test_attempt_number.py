@@ -16,9 +16,9 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("rules", "known", "attempt"), NUMBERS.values(), ids=NUMBERS)
-def test_attempt_number_exceeds_every_known_one(rules: dict[str, int], known: list[int], attempt: int) -> None:
-    harness = CoordinatorHarness(2, **rules)
+@pytest.mark.parametrize(("spec", "known", "attempt"), NUMBERS.values(), ids=NUMBERS)
+def test_attempt_number_exceeds_every_known_one(spec: dict[str, int], known: list[int], attempt: int) -> None:
+    harness = CoordinatorHarness(2, **spec)
     for ordinal, number in enumerate(known):
         harness.join(ordinal, attempt=number)
     assert harness.messages("start")[0][1]["attempt"] == attempt

@@ -32,8 +32,8 @@ class Flapping(CoordinatorHarness):
         self.receive(0, "progress", attempt=self.coordinator.history.attempt, progress={"rank": 0, **progress})
 
 
-def flapping(**rules: Any) -> Flapping:
-    harness = Flapping(2, **rules)
+def flapping(**spec: Any) -> Flapping:
+    harness = Flapping(2, **spec)
     harness.running()
     return harness
 
@@ -121,7 +121,7 @@ class NeverWell(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.work = 10_000.0
-        self.rules = self.rules._replace(max_restarts=2)
+        self.spec = self.spec._replace(max_restarts=2)
 
     def fault(self) -> None:
         self.after(self.rng.uniform(1.0, 5.0), self.fault)

@@ -8,9 +8,9 @@ from typing import Any
 
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.group.coordinator import Coordinator
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now
-from dtj_agent.group.rules import Rules
 from dtj_agent.net.auth import Session
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
@@ -47,7 +47,7 @@ class Caller:
 def test_dead_link_found_while_starting_stops_the_members_that_started() -> None:
     """The stop must not overtake the start, or the member would run for ever, alone and unknown."""
     loop = Loop()
-    coordinator = Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0))
+    coordinator = Coordinator(GroupSpec("uid", 2, 2), History(), None, Now(loop.clock(), 0.0))
     shell = CoordinatorShell(loop, coordinator, None, print)
     callers = [Caller(loop), Caller(loop)]
     for ordinal, caller in enumerate(callers):

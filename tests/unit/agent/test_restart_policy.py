@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dtj_agent.group import restart_policy
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import Now
 from dtj_agent.group.restart_policy import Fail, Restart, RestartPolicy
-from dtj_agent.group.rules import Rules
 from dtj_contract import names
 from dtj_contract.names import Reason
 from tests.unit.agent.coordinator_harness import WALL
@@ -21,7 +21,7 @@ class Job:
     """A history and its policy; time stands still unless it is moved."""
 
     def __init__(self, max_restarts: int = 10, window: float = 3600.0) -> None:
-        self.policy = RestartPolicy(Rules("uid", 2, 1, max_restarts=max_restarts, window=window))
+        self.policy = RestartPolicy(GroupSpec("uid", 2, 1, max_restarts=max_restarts, window=window))
         self.history = History()
         self.time = 1000.0
         self.result: Restart | Fail = Restart()

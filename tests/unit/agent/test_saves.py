@@ -72,8 +72,8 @@ def spend(harness: CoordinatorHarness, times: int = 1) -> None:
         harness.stopped(0, attempt=attempt)
 
 
-def running_job(**rules: int) -> CoordinatorHarness:
-    harness = CoordinatorHarness(1, max_restarts=3, **rules)
+def running_job(**spec: int) -> CoordinatorHarness:
+    harness = CoordinatorHarness(1, max_restarts=3, **spec)
     harness.running()
     harness.coordinator.goodput.file_saved(0.0, harness.now())
     return harness

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from dtj_core.api import crd, docs
-from dtj_core.api.rules import VALIDATIONS
+from dtj_core.api.base_model import VALIDATIONS
 
 ROOT = Path(__file__).parents[3]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import PROTOCOL_VERSION, STUCK, Message, Now
 from dtj_agent.group.roster import Roster
-from dtj_agent.group.rules import Rules
 from dtj_agent.group.succession import Succession
 from dtj_contract import names
 
@@ -16,8 +16,8 @@ ALIVE_SECONDS = 2 * names.HEARTBEAT_SECONDS
 class Admission:
     """Checks the hello of an agent that has connected."""
 
-    def __init__(self, rules: Rules, roster: Roster, succession: Succession) -> None:
-        self._rules = rules
+    def __init__(self, spec: GroupSpec, roster: Roster, succession: Succession) -> None:
+        self._spec = spec
         self._roster = roster
         self._succession = succession
         self._last = ""
@@ -28,7 +28,7 @@ class Admission:
         `theirs`: the history in the hello; `reached`: the greatest attempt that the coordinator
         knows the end of or decides; `is_over`: the job has an outcome.
         """
-        if hello["uid"] != self._rules.uid:
+        if hello["uid"] != self._spec.uid:
             return "an agent of another job (uid %.60s)" % hello["uid"]
         if hello.get("version") != PROTOCOL_VERSION:
             text = "%s: its agent has version %.20r of the protocol, this one %d; use one agent image in all pods"

@@ -1,4 +1,4 @@
-"""One attempt's members, and what became of each. Pure."""
+"""One attempt: its members, their ranks, and what became of each. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dtj_agent.group import root_cause
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, Now
+from dtj_agent.group.node_ranks import assign_node_ranks
 from dtj_agent.group.root_cause import Json, Loss
 from dtj_agent.group.roster import Peer
 from dtj_contract.names import Reason
@@ -18,8 +19,8 @@ class Attempt:
 
     def __init__(self, number: int, ordinals: List[int], processes: int) -> None:
         self.number = number
-        self.node_ranks: Dict[int, int] = {ordinal: rank for rank, ordinal in enumerate(sorted(ordinals))}
-        """Ordinal -> node rank: contiguous, in the order of the ordinals."""
+        self.node_ranks = assign_node_ranks(ordinals)
+        """The node rank of each member, by ordinal."""
         self.done: Set[int] = set()
         """Members whose workers have all exited with 0."""
         self.lost: Dict[int, Loss] = {}

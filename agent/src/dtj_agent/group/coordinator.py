@@ -24,6 +24,7 @@ from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
 from dtj_agent.group.goodput import GoodputTracker
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.lease_request import LeaseRequest
 from dtj_agent.group.lifecycle import (
@@ -35,7 +36,6 @@ from dtj_agent.group.lifecycle import (
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
 from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster
-from dtj_agent.group.rules import Rules
 from dtj_agent.group.succession import Succession
 from dtj_contract.names import Reason
 
@@ -49,16 +49,16 @@ class Coordinator:
     `history`: what this agent remembers at its start; `final`: the outcome, if any.
     """
 
-    def __init__(self, rules: Rules, history: History, final: Optional[Message], now: Now) -> None:
-        self.rules = rules
+    def __init__(self, spec: GroupSpec, history: History, final: Optional[Message], now: Now) -> None:
+        self.spec = spec
         self.outcome = final
         self._outbox = Outbox()
-        self.roster = Roster(rules)
-        self.lifecycle = AttemptLifecycle(rules, self.roster, history, self._outbox, now)
+        self.roster = Roster(spec)
+        self.lifecycle = AttemptLifecycle(spec, self.roster, history, self._outbox, now)
         self.policy = self.lifecycle.policy
         self.lease = LeaseRequest()
         self.succession = Succession(history)
-        self._admission = Admission(rules, self.roster, self.succession)
+        self._admission = Admission(spec, self.roster, self.succession)
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
         self._sent_revision = history.revision
@@ -142,7 +142,7 @@ class Coordinator:
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
             self._send_history(hello["ordinal"])
-        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.rules.replicas))
+        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.spec.replicas))
         return self._advance(now)
 
     def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
@@ -180,7 +180,7 @@ class Coordinator:
         """
         if self.lease.answered(attempt, taken, error, now):
             chosen = self.roster.ready()
-            whole = len(chosen) == self.rules.replicas
+            whole = len(chosen) == self.spec.replicas
             # An agent that joined meanwhile may know a later attempt.
             if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:
                 self._start(attempt, chosen, now)
@@ -270,7 +270,7 @@ class Coordinator:
     @property
     def _known_attempt(self) -> int:
         """The greatest attempt that any agent here remembers."""
-        floor = self.rules.attempt_floor - 1
+        floor = self.spec.attempt_floor - 1
         return max(floor, self.history.attempt, self.succession.later, self.roster.greatest_attempt)
 
     def _gather(self, now: Now) -> None:
@@ -278,7 +278,7 @@ class Coordinator:
         if self.is_replaced:
             return None
         chosen = self.roster.ready()
-        whole = len(chosen) == self.rules.replicas
+        whole = len(chosen) == self.spec.replicas
         # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job
         # before all members joined.
         failed = self.lifecycle.charge_deferred(now) if self.succession.started or whole else None
@@ -289,15 +289,15 @@ class Coordinator:
             self.lifecycle.gathering("schedule", now)
         elif last and all(peer.state == DONE and peer.attempt == last for peer in chosen):
             # Pod 0's agent was away when the last of them finished; their work is complete.
-            self.lifecycle.attempt = Attempt.with_members(chosen, last, self.rules.processes)
+            self.lifecycle.attempt = Attempt.with_members(chosen, last, self.spec.processes)
             return self._succeed(now)
         elif now.mono >= self.policy.not_before:
             self.lifecycle.gathering("rendezvous", now)
             attempt = self.lease.request(self._known_attempt, now)
             if attempt is not None:
                 self._outbox.write_lease(attempt)
-        if 0 < self.rules.rendezvous_timeout < now.mono - self._gathering_since:
-            text = "no attempt could start within %.0f s: %s" % (self.rules.rendezvous_timeout, self.phase_message(now))
+        if 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
+            text = "no attempt could start within %.0f s: %s" % (self.spec.rendezvous_timeout, self.phase_message(now))
             self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
 
@@ -328,7 +328,7 @@ class Coordinator:
             self.lifecycle.phase = PHASE_RENDEZVOUS
             return
         self.lifecycle.ended(result == outcome.SUCCEEDED, now)
-        uid, floor = self.rules.uid, self.rules.attempt_floor
+        uid, floor = self.spec.uid, self.spec.attempt_floor
         self._finish(outcome.build(uid, result, reason, message, failure, self.history, now.wall, floor))
 
     def _finish(self, final: Message) -> None:
@@ -340,7 +340,7 @@ class Coordinator:
     def _adopt(self, hello: Message) -> None:
         """Takes over the outcome that a member holds, unless the job has continued after it."""
         final = hello.get("outcome")
-        if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.rules.uid:
+        if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.spec.uid:
             if outcome.ended_attempt(final) < self._known_attempt:
                 # The history that the member is sent next makes it continue.
                 self._outbox.log(

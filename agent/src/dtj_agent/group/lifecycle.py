@@ -12,12 +12,12 @@ from typing import Any, List, Optional
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.goodput import GoodputTracker
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, Restart, RestartPolicy
 from dtj_agent.group.roster import Peer, Roster
-from dtj_agent.group.rules import Rules
 from dtj_agent.group.stopping import AttemptStop
 from dtj_contract import agent_status
 from dtj_contract.names import Reason
@@ -28,16 +28,16 @@ PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = agent_status.P
 class AttemptLifecycle:
     """Follows one attempt after the other. `history`: what this agent remembers at its start."""
 
-    def __init__(self, rules: Rules, roster: Roster, history: History, outbox: Outbox, now: Now) -> None:
+    def __init__(self, spec: GroupSpec, roster: Roster, history: History, outbox: Outbox, now: Now) -> None:
         self.phase = PHASE_RENDEZVOUS
         self.phase_reason: str = Reason.RENDEZVOUS
         self.goodput = GoodputTracker(history)
-        self.policy = RestartPolicy(rules)
-        self.attempt = Attempt(history.attempt, [], rules.processes)
+        self.policy = RestartPolicy(spec)
+        self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
         self.recovery: Optional[RecoveryTimer] = None
         """The last recovery; it is open until the first step after the failure."""
-        self._rules = rules
+        self._spec = spec
         self._roster = roster
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
@@ -50,7 +50,7 @@ class AttemptLifecycle:
     def continue_from(self, history: History) -> None:
         """Replaces the history by a newer one, which a member remembers."""
         self.goodput.history = history
-        self.attempt = Attempt(history.attempt, [], self._rules.processes)
+        self.attempt = Attempt(history.attempt, [], self._spec.processes)
 
     # --- an attempt starts ----------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class AttemptLifecycle:
         history.attempt = number
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.attempt = Attempt.with_members(members, number, self._rules.processes)
+        self.attempt = Attempt.with_members(members, number, self._spec.processes)
         self.goodput.started(now)
         if self.recovery is not None:
             self.recovery.started(number, history, now)
@@ -85,7 +85,7 @@ class AttemptLifecycle:
     def workers_failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
         self.attempt.fail(peer, failures)
         peer.state = STOPPING if peer.state == RUNNING else peer.state
-        self._break(IN_PLACE, Reason.WORKER_FAILED, 0.0, self._rules.stop_grace, now)
+        self._break(IN_PLACE, Reason.WORKER_FAILED, 0.0, self._spec.stop_grace, now)
 
     def member_lost(self, peer: Peer, silence: float, now: Now) -> None:
         """Breaks the attempt if it needs the peer, which was silent for `silence` seconds."""
@@ -93,7 +93,7 @@ class AttemptLifecycle:
             if peer.state == STUCK:  # counted as stuck already
                 return
             self.attempt.lose(peer)
-            self._break(POD, Reason.POD_LOST, silence, self._rules.stop_grace, now)
+            self._break(POD, Reason.POD_LOST, silence, self._spec.stop_grace, now)
         elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
             self.recovery.kind = POD  # lost while the group re-forms
 
@@ -119,7 +119,7 @@ class AttemptLifecycle:
             return  # a repeated report does not move the others' deadline
         if self.phase in (PHASE_RUNNING, PHASE_STOPPING) and peer.ordinal in self.attempt.node_ranks:
             self.attempt.lose(peer, Reason.WORKER_STUCK, detail)
-            self._break(POD, Reason.WORKER_STUCK, 0.0, self._rules.stop_grace, now)
+            self._break(POD, Reason.WORKER_STUCK, 0.0, self._spec.stop_grace, now)
 
     def member_returned(self, hello: Message, now: Now) -> None:
         """Corrects the cause of the recovery if the hello of a returned member shows why it went."""

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Optional, Union
 
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import Now
-from dtj_agent.group.rules import Rules
 from dtj_contract import names
 from dtj_contract.names import Reason
 
@@ -64,14 +64,14 @@ Decision = Union[Restart, Fail]
 
 
 class RestartPolicy:
-    """Decides by the job's rules, and keeps the books of the budget.
+    """Decides by the job's spec, and keeps the books of the budget.
 
     `History` holds the counts that a replaced pod 0 must continue. A worker's failure is charged at
     once; the charge for a crash, a stuck worker or a lost connection is deferred to `charge_deferred`.
     """
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, spec: GroupSpec) -> None:
+        self._spec = spec
         self.not_before = 0.0
         """Monotonic time before which no attempt starts."""
         self.deferred: Optional[Json] = None
@@ -137,7 +137,7 @@ class RestartPolicy:
         if self._network_failed:  # one fault, however many connections it broke
             return Restart()
         self._network_failed = True
-        history.losses = [time for time in history.losses if time > now.wall - self._rules.window] + [now.wall]
+        history.losses = [time for time in history.losses if time > now.wall - self._spec.window] + [now.wall]
         history.revision += 1
         losses = len(history.losses)
         if losses > FREE_CONNECTION_LOSSES:
@@ -154,10 +154,10 @@ class RestartPolicy:
 
     def _charge(self, failure: Json, history: History, now: Now) -> Decision:
         """Takes a restart from the budget; the job fails if none is left within the window."""
-        spent = [time for time in sorted(history.spent) if time > now.wall - self._rules.window]
-        if len(spent) >= self._rules.max_restarts:
+        spent = [time for time in sorted(history.spent) if time > now.wall - self._spec.window]
+        if len(spent) >= self._spec.max_restarts:
             why = "the budget of %d restarts within %.0f s is spent; the last failure: %s"
-            text = why % (self._rules.max_restarts, self._rules.window, failure["message"])
+            text = why % (self._spec.max_restarts, self._spec.window, failure["message"])
             return Fail(Reason.RESTART_BUDGET_SPENT, text, failure)
         history.spent = [*spent, now.wall]
         history.restarts["counted"] += 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional
 
+from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.messages import DONE, IDLE, STUCK, Message, Now
-from dtj_agent.group.rules import Rules
 
 MAX_NAMED = 8
 """Missing pods that a message lists by name."""
@@ -32,9 +32,9 @@ class Peer:
 class Roster:
     """Keeps the connected agents in `peers`, by ordinal."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, spec: GroupSpec) -> None:
         self.peers: Dict[int, Peer] = {}
-        self._rules = rules
+        self._spec = spec
         self._left: Dict[int, float] = {}
         """Monotonic time at which the last connection of an ordinal ended."""
 
@@ -59,19 +59,19 @@ class Roster:
     def ready(self) -> List[Peer]:
         """Returns the members of an attempt that starts now: the lowest ordinals that are free and stay."""
         ready = [peer for _, peer in sorted(self.peers.items()) if peer.state in (IDLE, DONE) and not peer.leaving]
-        return ready[: self._rules.replicas]
+        return ready[: self._spec.replicas]
 
     def missing(self) -> List[int]:
         """Returns the ordinals without which no attempt can start."""
         ready = {peer.ordinal for peer in self.ready()}
-        if len(ready) >= self._rules.replicas:
+        if len(ready) >= self._spec.replicas:
             return []
-        return [ordinal for ordinal in range(self._rules.replicas) if ordinal not in ready]
+        return [ordinal for ordinal in range(self._spec.replicas) if ordinal not in ready]
 
     def waiting(self, now: Now) -> str:
         """Returns `waiting for digits-1 (left 12 s ago), ...`; "" if no agent is missing."""
         missing = self.missing()
-        named = ["%s-%d (%s)" % (self._rules.job, ordinal, self._why(ordinal, now)) for ordinal in missing[:MAX_NAMED]]
+        named = ["%s-%d (%s)" % (self._spec.job, ordinal, self._why(ordinal, now)) for ordinal in missing[:MAX_NAMED]]
         more = ["and %d more" % (len(missing) - MAX_NAMED)] if len(missing) > MAX_NAMED else []
         return "waiting for " + ", ".join(named + more) if missing else ""
 

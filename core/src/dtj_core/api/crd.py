@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dtj_contract import names
-from dtj_core.api.rules import PRESERVE
+from dtj_core.api.base_model import PRESERVE
 from dtj_core.api.template import PodTemplate
 from dtj_core.api.v1alpha1 import DistributedTrainingJob
 

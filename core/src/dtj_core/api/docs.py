@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from dtj_contract import names
+from dtj_core.api.base_model import PRESERVE, VALIDATIONS
 from dtj_core.api.crd import PRINTER_COLUMNS, JsonSchema, schema
-from dtj_core.api.rules import PRESERVE, VALIDATIONS
 
 INTRODUCTION = f"""# {names.KIND}
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from dtj_core.api.rules import OpenModel
+from dtj_core.api.base_model import OpenModel
 
 Name = Annotated[str, StringConstraints(max_length=253)]
 Path = Annotated[str, StringConstraints(max_length=1024)]

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dtj_core.api.base_model import TOLERANT, Model
 from dtj_core.api.errors import InvalidJob, Violation
-from dtj_core.api.rules import TOLERANT, Model
 from dtj_core.api.template import PodTemplate
 from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dtj_core.api.rules import Model
+from dtj_core.api.base_model import Model
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 FAILURES = 5

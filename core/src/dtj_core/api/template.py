@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, StringConstraints
 
 from dtj_contract import names
+from dtj_core.api.base_model import OpenModel, Rule
 from dtj_core.api.pod_types import AnyContainer, AnyPodSpec, Argument, Volume
-from dtj_core.api.rules import OpenModel, Rule
 
 __all__ = ["Argument", "PodTemplate", "find_trainer_container"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from dtj_contract import names
-from dtj_core.api.rules import Model, OpenModel, Rule
+from dtj_core.api.base_model import Model, OpenModel, Rule
 from dtj_core.api.status import Status
 from dtj_core.api.template import Argument, find_trainer_container
 

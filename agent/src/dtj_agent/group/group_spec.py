@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dtj_contract import names
 
 
-class Rules(NamedTuple):
+class GroupSpec(NamedTuple):
     """Times are in seconds."""
 
     uid: str
