@@ -2,13 +2,13 @@
 #
 #   docker build -t dtj-operator .
 #
-# Libraries come first, our code last. The classic builder can build it: no BuildKit-only syntax.
+# Libraries are in the first layers, our code in the last. The classic builder must work, so avoid BuildKit-only syntax.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS libraries
 COPY requirements/operator.lock /tmp/operator.lock
-# The Kubernetes client has a module for each of 1,500 types; the operator works with plain dicts and imports almost none,
-# so those are left uncompiled: 50 MB. Then the base image's package installer has no work left to do here.
+# The Kubernetes client has a module for each of 1,500 types. The operator works with plain dicts and imports almost none,
+# so they stay uncompiled, which saves 50 MB. The base image's package installer is no longer needed after this step.
 RUN python3 -m venv --without-pip /opt/dtj \
  && python3 -m pip --python /opt/dtj/bin/python install --no-cache-dir --no-input --progress-bar off --no-compile \
       --no-deps --require-hashes --only-binary :all: -r /tmp/operator.lock \

@@ -1,4 +1,4 @@
-"""The most memory that this process, or its GPU, has held since a moment; Linux."""
+"""The peak memory of this process or its GPU since a given moment, on Linux."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
-_RESET_PEAK = "5"  # proc(5): the peak of the resident set becomes its present size
+_RESET_PEAK = "5"  # proc(5): the peak becomes the present size
 
 
 class Peak:
-    """Bytes beyond what was there when it was made."""
+    """Peak memory in bytes, beyond the memory in use when the object was created."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -27,13 +27,14 @@ class Peak:
             self._before = torch.cuda.memory_allocated(device)
         else:
             libc = ctypes.CDLL(None)
-            libc.mallopt(_M_MMAP_THRESHOLD, 1 << 16)  # from now on what is freed goes back at once: the peak is of what is in use
-            libc.malloc_trim(0)  # and what was freed before goes back too
+            # Freed memory must return to the kernel at once, so that the peak counts only memory in use.
+            libc.mallopt(_M_MMAP_THRESHOLD, 1 << 16)
+            libc.malloc_trim(0)
             _CLEAR.write_text(_RESET_PEAK)
             self._before = _resident("VmRSS")
 
     def bytes(self) -> int:
-        """So far."""
+        """Returns the peak so far."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._before
         return _resident("VmHWM") - self._before

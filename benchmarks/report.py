@@ -1,4 +1,4 @@
-"""From measured rows to Markdown tables: medians, worst values, and ratios that are taken trial by trial."""
+"""Turns measured rows into Markdown tables: medians, worst values, and ratios taken trial by trial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 Rows = dict[str, list[float]]
-"""One value a trial by arm; the same place in two lists is the same trial."""
+"""The values of each arm, one per trial; the same index in two lists is the same trial."""
 
 
 Ratio = Literal["throughput", "cost", "share", "none"]
@@ -23,18 +23,21 @@ Ratio = Literal["throughput", "cost", "share", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """What a table says about rows that are measured elsewhere."""
+    """The presentation of rows that are measured elsewhere."""
 
     title: str
     unit: str
     ratio: Ratio = "none"
-    """throughput: reference / arm, at least its target. cost: arm / reference, at most. share: arm / reference, at least."""
+    """throughput: reference / arm, at least the target.
+
+    cost: arm / reference, at most the target. share: arm / reference, at least the target.
+    """
     more_is_better: bool = False
-    """Of the figures themselves, not of the ratio."""
+    """Whether larger figures (not ratios) are better."""
     beside: Mapping[str, str] = field(default_factory=dict)
-    """The reference of each arm; `*`: of all the others."""
+    """The reference of each arm; `*` is the reference of all others."""
     target: Mapping[str, float] = field(default_factory=dict)
-    """Of the ratio; of the median where there is none."""
+    """The target of each arm's ratio, or of its median if the table has no ratio."""
     note: str = ""
 
 
@@ -42,9 +45,9 @@ Tables = Mapping[str, Table]
 
 
 def ratios(rows: Rows, arm: str, reference: str, kind: Ratio) -> list[float]:
-    """Trial by trial: what disturbs the machine for longer than a trial is in both and falls out.
+    """Returns the ratio of each trial, in which a disturbance that lasts longer than a trial cancels out.
 
-    Where the two were not measured equally often, beside the reference's median.
+    If the two were not measured equally often, the reference's median stands in for each of its trials.
     """
     own, base = rows[arm], rows[reference]
     if len(own) != len(base):
@@ -53,7 +56,7 @@ def ratios(rows: Rows, arm: str, reference: str, kind: Ratio) -> list[float]:
 
 
 def render(table: Table, rows: Rows, circumstances: str) -> str:
-    """Markdown."""
+    """Returns a table as Markdown."""
     out = [f"**{table.title}**", ""]
     head = ["arm", f"median {table.unit}", f"worst {table.unit}"]
     if table.ratio != "none":
@@ -87,9 +90,15 @@ def render(table: Table, rows: Rows, circumstances: str) -> str:
 
 
 def circumstances(trials: int, extra: str = "") -> str:
-    """Of a measurement that begins now: what it ran on, and how busy that was before it began."""
+    """Describes a measurement that begins now: the machine, and its load before the first trial."""
     load = f"load {os.getloadavg()[0]:.1f} before the first trial"
-    parts = [f"{trials} trials", f"{os.cpu_count()} cores ({platform.machine()})", load, f"torch {torch.__version__}", extra]
+    parts = [
+        f"{trials} trials",
+        f"{os.cpu_count()} cores ({platform.machine()})",
+        load,
+        f"torch {torch.__version__}",
+        extra,
+    ]
     return f"{time.strftime('%Y-%m-%d', time.gmtime())}: {', '.join(p for p in parts if p)}."
 
 
@@ -113,26 +122,55 @@ def _quartiles(values: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def save(path: Path, tables: Tables, measured: Mapping[str, tuple[Rows, str]]) -> None:
-    """Puts (rows, circumstances) by table into the file; what was not measured this time stays in it."""
-    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    kept |= {key: {"circumstances": how, "rows": rows} for key, (rows, how) in measured.items()}
-    path.write_text(json.dumps({key: kept[key] for key in tables if key in kept}, indent=1) + "\n")
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The tables of one benchmark, and the folder with its README.md and results.json."""
 
+    folder: Path
+    tables: Tables
 
-def rendered(readme: str, tables: Tables, results: Mapping[str, Any]) -> str:
-    """The README with a table for each result; those not measured yet stand there with the word that they are not."""
-    for key, table in tables.items():
-        found = results.get(key)
-        text = render(table, found["rows"], found["circumstances"]) if found else f"**{table.title}**: not measured yet.\n"
-        readme = put(readme, key, text)
-    return readme
+    @property
+    def readme(self) -> Path:
+        """The page with the rendered tables."""
+        return self.folder / "README.md"
+
+    @property
+    def results(self) -> Path:
+        """The measured rows of all tables."""
+        return self.folder / "results.json"
+
+    def save(self, path: Path, measured: Mapping[str, tuple[Rows, str]]) -> None:
+        """Writes (rows, circumstances) by table into the file; tables that were not measured stay in it."""
+        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        kept |= {key: {"circumstances": how, "rows": rows} for key, (rows, how) in measured.items()}
+        path.write_text(json.dumps({key: kept[key] for key in self.tables if key in kept}, indent=1) + "\n")
+
+    def rendered(self) -> str:
+        """Returns the README with a table for each result, and a line for each table without one."""
+        results: dict[str, Any] = json.loads(self.results.read_text()) if self.results.exists() else {}
+        text = self.readme.read_text()
+        for key, table in self.tables.items():
+            found = results.get(key)
+            content = (
+                render(table, found["rows"], found["circumstances"])
+                if found
+                else f"**{table.title}**: not measured yet.\n"
+            )
+            text = put(text, key, content)
+        return text
+
+    def update_readme(self) -> None:
+        """Writes the tables into the README."""
+        self.readme.write_text(self.rendered())
 
 
 def put(text: str, key: str, content: str) -> str:
-    """`text` with `content` between its markers `<!-- key -->` and `<!-- /key -->`. Raises ValueError if it has none."""
+    """Returns `text` with `content` between its markers `<!-- key -->` and `<!-- /key -->`.
+
+    Raises ValueError if a marker is missing or occurs twice.
+    """
     begin, end = f"<!-- {key} -->", f"<!-- /{key} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"write {begin} and {end} once each where the table goes")
+        raise ValueError(f"the page must have {begin} and {end} once each, where the table goes")
     before, rest = text.split(begin)
     return f"{before}{begin}\n{content}{end}{rest.split(end)[1]}"

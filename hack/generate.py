@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write what is made from the API types: the CRD, the chart's copy of it, and the reference page.
+"""Generates files from the API types (the CRD, its copy in the chart, the reference page) and from VERSION.
 
-python3 hack/generate.py            write the files
-python3 hack/generate.py --check    write nothing; exit 1 if one of them is not what would be written
+python3 hack/generate.py            writes the files
+python3 hack/generate.py --check    writes nothing; exits 1 if a file is stale
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "contract/src"), str(ROOT / "core/src")]  # a checkout is enough, no install needed
+sys.path[:0] = [str(ROOT), str(ROOT / "contract/src"), str(ROOT / "core/src")]  # no install needed
 
-from dtj_core.api import crd, docs  # noqa: E402 (the path above comes first)
+from dtj_core.api import crd, docs  # noqa: E402 (needs the path above)
+from hack.version import stamped  # noqa: E402
 
-MAX_CRD_BYTES = 96 * 1024  # far below the 256 KiB that `kubectl apply` can keep in its annotation
+# Far below the 256 KiB that `kubectl apply` can keep in its annotation.
+MAX_CRD_BYTES = 96 * 1024
 
 
 def outputs(chart_copy: Path) -> dict[Path, str]:
@@ -27,12 +29,13 @@ def outputs(chart_copy: Path) -> dict[Path, str]:
         ROOT / "crds" / f"{crd.NAME.partition('.')[2]}_{crd.NAME.partition('.')[0]}.yaml": definition,
         chart_copy: definition,
         ROOT / "docs/reference/api.md": docs.render(),
+        **stamped(),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only compare")
+    parser.add_argument("--check", action="store_true", help="compare only")
     parser.add_argument(
         "--chart",
         type=Path,
@@ -48,7 +51,7 @@ def main() -> int:
             path.write_text(outputs(arguments.chart)[path], "utf-8")
         print(f"{'stale' if arguments.check else 'wrote'}: {path}", file=sys.stderr)
     if arguments.check and stale:
-        print("run python3 hack/generate.py and commit what it writes", file=sys.stderr)
+        print("run python3 hack/generate.py and commit the result", file=sys.stderr)
     return 1 if arguments.check and stale else 0
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Compile the lock files from the pyproject.toml files and requirements/dev.in.
-# Needs uv (pip install uv). No index address is written: the machine's own pip settings decide it.
+# Compiles the lock files from the pyproject.toml files and requirements/dev.in.
+# Needs uv (pip install uv). The locks name no index, because the machine's pip settings decide it.
 set -eu
 cd "$(dirname "$0")/.."
 tmp=$(mktemp -d)
@@ -17,17 +17,17 @@ PY
 }
 { deps core/pyproject.toml; deps operator/pyproject.toml; } > "$tmp/operator.in"
 deps trainer-image/pyproject.toml torch telemetry > "$tmp/trainer.in"
-# The trainer image's early layer: torch and what it needs, so that no other change downloads it again.
+# The trainer image's early layer: torch and its dependencies, so that no other change downloads them again.
 grep -E '^(torch|numpy)[=<>]' "$tmp/trainer.in" > "$tmp/torch.in"
 { deps core/pyproject.toml; deps client/pyproject.toml; } > "$tmp/client.in"
 echo "uv==0.13.9" | compile -o requirements/install.lock -
 compile -o requirements/dev.lock "$tmp/operator.in" "$tmp/trainer.in" "$tmp/client.in" requirements/dev.in
-# The images take the versions that the tests ran with.
+# The images get the versions that the tests ran with.
 compile -c requirements/dev.lock -o requirements/operator.lock "$tmp/operator.in"
 compile -c requirements/dev.lock -o requirements/torch.lock "$tmp/torch.in"
 compile -c requirements/dev.lock -o requirements/trainer.lock "$tmp/trainer.in"
 compile -c requirements/dev.lock -o "$tmp/benchmarks.lock" requirements/benchmarks.in
-# benchmarks/venv.sh lays this over .venv, so what dev.lock has is left out.
+# benchmarks/venv.sh installs this lock on top of .venv, so it omits the packages of dev.lock.
 python3 - requirements/dev.lock "$tmp/benchmarks.lock" > requirements/benchmarks.lock <<'PY'
 import re, sys
 base, whole = (re.split(r"^(?=\S+==)", open(path).read(), flags=re.M)[1:] for path in sys.argv[1:])

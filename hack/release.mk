@@ -1,14 +1,14 @@
-# One command each. A dry run prints what would be done; PUBLISH=1 does it, BUILD=1 does what stays on this machine.
-RELEASE = python3 hack/release.py $(patsubst release-%,%,$@) $(if $(BUILD),--build) $(if $(PUBLISH),--publish) $(if $(REGISTRY),--registry $(REGISTRY))
+# One command each. A dry run prints its commands; PUBLISH=1 runs all, BUILD=1 runs those whose results stay on this machine.
+RELEASE = python3 -m hack.release $(patsubst release-%,%,$@) $(if $(BUILD),--build) $(if $(PUBLISH),--publish) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: release-wheels
-release-wheels: ## the wheels to the package index (a dry run: BUILD=1 builds them, PUBLISH=1 uploads them)
+release-wheels: ## release the wheels to the package index (a dry run; BUILD=1 builds, PUBLISH=1 uploads)
 	@$(RELEASE)
 
 .PHONY: release-images
-release-images: ## the images to REGISTRY=ghcr.io/you (a dry run: BUILD=1 builds them, PUBLISH=1 pushes them)
+release-images: ## release the images to REGISTRY=ghcr.io/you (a dry run; BUILD=1 builds, PUBLISH=1 pushes)
 	@$(RELEASE)
 
 .PHONY: release-chart
-release-chart: ## the chart to REGISTRY=ghcr.io/you (a dry run: BUILD=1 packs it, PUBLISH=1 pushes it)
+release-chart: ## release the chart to REGISTRY=ghcr.io/you (a dry run; BUILD=1 packages, PUBLISH=1 pushes)
 	@$(RELEASE)

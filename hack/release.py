@@ -1,13 +1,12 @@
-"""`make release-wheels | release-images | release-chart`: each is a dry run until PUBLISH=1 is set.
+"""`make release-wheels | release-images | release-chart`: each is a dry run unless PUBLISH=1 is set.
 
-A dry run prints every command and carries out those that stay on this machine only with --build. Nothing leaves the machine
-without --publish, which asks for a clean tree and the tag of the version at HEAD. Standard library only.
+A dry run prints every command. With --build, the commands whose results stay on this machine run. Nothing leaves the
+machine without --publish, which requires a clean tree and the version's tag at HEAD. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import subprocess
 import sys
@@ -16,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hack.version import PROJECTS, stamped
+from hack.version import version as tree_version
+
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build/release"
-PROJECTS = ("contract", "core", "agent", "trainer-image", "operator", "client")  # what a wheel depends on is published before it
 CHART = ROOT / "charts/dtj-operator"
 PLATFORMS = "linux/amd64,linux/arm64"
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
@@ -26,7 +27,7 @@ COMMAND_SECONDS = 7200.0
 
 
 class ReleaseError(Exception):
-    """The release can't be made; the message says why."""
+    """The release is not possible; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,42 +36,24 @@ class Step:
 
     command: tuple[str, ...]
     leaves: bool = False
-    """It writes somewhere outside this machine."""
-
-
-def versions() -> dict[str, str]:
-    """The version by each file that states it."""
-    found = {
-        f"{project}/pyproject.toml": tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]["version"]
-        for project in PROJECTS
-    }
-    patterns = {
-        "agent/src/dtj_agent/__init__.py": r'^__version__ = "(.+)"$',
-        "trainer-image/Dockerfile": r"^ARG VERSION=(.+)$",
-        "Dockerfile": r"^ARG VERSION=(.+)$",
-        "charts/dtj-operator/Chart.yaml": r"^version: (.+)$",
-    }
-    for name, pattern in patterns.items():
-        match = re.search(pattern, (ROOT / name).read_text(), re.MULTILINE)
-        found[name] = match[1] if match else "none"
-    match = re.search(r'^appVersion: "(.+)"$', (CHART / "Chart.yaml").read_text(), re.MULTILINE)
-    found["charts/dtj-operator/Chart.yaml appVersion"] = match[1] if match else "none"
-    return found
+    """Whether the command writes outside this machine."""
 
 
 def version() -> str:
-    """The version of this tree. Raises ReleaseError where its files disagree."""
-    found = versions()
-    if len(set(found.values())) > 1:
-        raise ReleaseError("the versions differ: " + ", ".join(f"{name} {text}" for name, text in found.items()))
-    return next(iter(found.values()))
+    """Returns the version of this tree. Raises ReleaseError if a file repeats another version."""
+    stale = [str(path.relative_to(ROOT)) for path, text in stamped().items() if path.read_text("utf-8") != text]
+    if stale:
+        raise ReleaseError(
+            f"VERSION is {tree_version()}, but not in these files: {', '.join(stale)}; run make generate"
+        )
+    return tree_version()
 
 
 def wheels() -> Iterator[Step]:
-    """The wheels, built from the tree and uploaded to the package index that uv is configured for."""
+    """Yields the steps that build the wheels and upload them to the package index that uv is configured for."""
     uv, python = str(ROOT / ".venv/bin/uv"), str(ROOT / ".venv/bin/python")
     for project in PROJECTS:
-        # The build back end is the locked one of .venv.
+        # Use the locked build back end of .venv.
         build = (uv, "build", "--wheel", "--no-build-isolation", "--python", python)
         yield Step(command=(*build, "--out-dir", str(OUT), str(ROOT / project)))
     release = version()
@@ -80,7 +63,7 @@ def wheels() -> Iterator[Step]:
 
 
 def images(registry: str) -> Iterator[Step]:
-    """Operator and trainer (with torch for CPUs, and for CUDA) for both architectures, with provenance and a list of contents."""
+    """Yields the steps for the images (torch for CPU and CUDA), on two architectures, with provenance and SBOM."""
     release = version()
     for dockerfile, name, arguments in (
         ("Dockerfile", f"dtj-operator:{release}", ()),
@@ -94,7 +77,7 @@ def images(registry: str) -> Iterator[Step]:
 
 
 def chart(registry: str) -> Iterator[Step]:
-    """The chart as an OCI artifact."""
+    """Yields the steps that push the chart as an OCI artifact."""
     yield Step(command=("helm", "lint", str(CHART)))
     yield Step(command=("helm", "package", str(CHART), "--destination", str(OUT)))
     package = OUT / f"dtj-operator-{version()}.tgz"
@@ -104,13 +87,13 @@ def chart(registry: str) -> Iterator[Step]:
 def require_release(release: str) -> None:
     """Raises ReleaseError unless the tree is clean and HEAD carries the tag of this version."""
     if _git("status", "--porcelain"):
-        raise ReleaseError("the tree has changes that are not committed: what is published is what a commit holds")
+        raise ReleaseError("the tree has uncommitted changes; commit them, because a release must match a commit")
     if f"v{release}" not in _git("tag", "--points-at", "HEAD").split():
         raise ReleaseError(f"HEAD does not carry the tag v{release}: git tag v{release}")
 
 
-def carry_out(steps: Sequence[Step], *, build: bool, publish: bool) -> None:
-    """Prints every command, and runs those that are asked for."""
+def execute(steps: Sequence[Step], *, build: bool, publish: bool) -> None:
+    """Prints every command and runs the requested ones."""
     for step in steps:
         runs = publish if step.leaves else build or publish
         print(("run     " if runs else "dry run ") + shlex.join(step.command), flush=True)
@@ -125,22 +108,24 @@ def carry_out(steps: Sequence[Step], *, build: bool, publish: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one release. The exit code: 0, or 1 with the reason on standard error."""
+    """Runs one release. Returns the exit code: 0, or 1 with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="python3 hack/release.py", description=__doc__)
     parser.add_argument("what", choices=("wheels", "images", "chart"))
-    parser.add_argument("--registry", default="", metavar="HOST/PATH", help="of images and chart, as in ghcr.io/you")
-    parser.add_argument("--build", action="store_true", help="run what stays on this machine")
-    parser.add_argument("--publish", action="store_true", help="run all of it")
+    parser.add_argument(
+        "--registry", default="", metavar="HOST/PATH", help="where images and chart go, for example ghcr.io/you"
+    )
+    parser.add_argument("--build", action="store_true", help="run the commands whose results stay on this machine")
+    parser.add_argument("--publish", action="store_true", help="run all commands")
     flags = parser.parse_args(arguments)
     try:
         release = version()
         if flags.publish:
             require_release(release)
         if flags.publish and flags.what != "wheels" and not flags.registry:
-            raise ReleaseError("--registry (make: REGISTRY=…) says where images and chart go")
+            raise ReleaseError("--registry (make: REGISTRY=…) is missing: where images and chart go")
         registry = flags.registry or "REGISTRY"
         steps = wheels() if flags.what == "wheels" else images(registry) if flags.what == "images" else chart(registry)
-        carry_out(list(steps), build=flags.build, publish=flags.publish)
+        execute(list(steps), build=flags.build, publish=flags.publish)
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

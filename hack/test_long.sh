@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run the trainer's tests with another version of torch than the lock's: build/torch-VERSION-venv, which has all else of .venv.
+# Runs the trainer's tests with another version of torch than the lock's, in build/torch-VERSION-venv on top of .venv.
 set -eu
 cd "$(dirname "$0")/.."
 version=${TORCH:-2.14.1}
@@ -10,7 +10,7 @@ if [ "$(cat "$here/.stamp" 2>/dev/null || true)" != "$stamp" ]; then
     .venv/bin/python -m venv "$here"
     site=$("$here/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     below=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    # What is installed here comes first. addsitedir, not a plain path: .venv's own .pth files link our distributions.
+    # This environment's packages come first. addsitedir, unlike a plain path, reads .venv's .pth files of our distributions.
     echo "import site; site.addsitedir('$below')" > "$site/below.pth"
     "$here/bin/python" -m pip install --quiet --disable-pip-version-check --ignore-installed \
         ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "torch==$version"

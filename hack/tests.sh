@@ -1,7 +1,8 @@
 #!/bin/bash
-# Run one stage of the tests: hack/tests.sh STAGE [options of the first run] -- PYTEST-ARGUMENTS
+# Runs one stage of the tests: hack/tests.sh STAGE [options of the first run] -- PYTEST-ARGUMENTS
 # Up to three tests that fail in the first run get a second look, alone on the machine. A test that fails twice fails the stage.
-# A test that passes alone is printed as FLAKY and appended to build/flaky.txt. STRICT=1 allows no second look. Why: docs/decisions/0011.
+# A test that passes alone is printed as FLAKY and appended to build/flaky.txt. STRICT=1 allows no second look.
+# docs/decisions/0011 gives the reasons.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stage=$1
@@ -16,7 +17,7 @@ run() { .venv/bin/python -m pytest -q -o cache_dir="$cache" "$@"; }
 rm -rf "$cache"
 run "${first[@]}" "$@"
 code=$?
-# 1 is pytest's "tests failed". Interrupted, misused, or nothing collected (2-5) is no test's failure.
+# Exit code 1 means that tests failed. Codes 2 to 5 (interrupted, misused, nothing collected) get no second look.
 if [ "$code" != 1 ] || [ -n "${STRICT:-}" ]; then exit "$code"; fi
 failed=$(.venv/bin/python -c 'import json, sys; print("\n".join(json.load(open(sys.argv[1]))))' "$cache/v/cache/lastfailed") || exit 1
 if [ -z "$failed" ] || [ "$(wc -l <<<"$failed")" -gt "$most" ]; then exit 1; fi

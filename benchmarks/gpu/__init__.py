@@ -1,1 +1,1 @@
-"""What one CUDA GPU gives under the trainer: python -m benchmarks.gpu --help."""
+"""Benchmark of the trainer on one CUDA GPU: python -m benchmarks.gpu --help."""

@@ -1,4 +1,4 @@
-"""The model that is measured, and one training of it through the Trainer or by hand."""
+"""The measured model, and one training of it through the Trainer or by a bare loop."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Dtype = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """How much is measured."""
+    """The amount of work to measure."""
 
     gpt: gpt.GptConfig
     micro_batch: int
-    """Sequences of a step."""
+    """Sequences per step."""
     steps: int
-    """Timed in one turn of an arm."""
+    """Timed steps in one turn of an arm."""
     warmup: int
     largest: int
-    """Sequences at which the search for the largest micro-batch ends."""
+    """Sequences at which the search for the largest micro-batch stops."""
     compiler: str
     """torch.compile's backend."""
 
@@ -46,7 +46,7 @@ BILLION = Size(
     largest=256,
     compiler="inductor",
 )
-"""1.01 billion parameters, heads of 128: 16 GB of weights, gradients and AdamW; made for 80 GB."""
+"""1.01 billion parameters, heads of 128: 16 GB of weights, gradients and AdamW, for a device of 80 GB."""
 TOY = Size(
     gpt=gpt.GptConfig(vocabulary=256, block=128, layers=2, heads=2, width=128),
     micro_batch=4,
@@ -55,15 +55,15 @@ TOY = Size(
     largest=3,
     compiler="eager",
 )
-"""For a CPU in seconds: shows that the commands work, and nothing else."""
+"""Runs on a CPU in seconds and shows only that the commands work."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Turn:
-    """What one training took."""
+    """The measurements of one training."""
 
     milliseconds: float = 0.0
-    """A step, after the warm-up."""
+    """Time of a step after the warm-up."""
     batches: list[int] = field(default_factory=list)
     """Sequences of each pass through the model."""
 
@@ -77,28 +77,28 @@ class Bench:
         self.device = self.trainer.group.device
 
     def model(self) -> gpt.Gpt:
-        """Made on the device: a billion random numbers on the CPU would take longer than a trial."""
+        """Creates the model on the device; a billion random numbers on the CPU would take longer than a trial."""
         torch.manual_seed(0)
         with self.device:
             return gpt.Gpt(self.size.gpt)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """As the Trainer makes it."""
+        """Creates the optimizer with the Trainer's settings."""
         return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def data(self, sequences: int) -> TensorData:
-        """Random tokens in host memory."""
+        """Returns random tokens in host memory."""
         shape = (sequences, self.size.gpt.block + 1)
         drawn = torch.randint(0, self.size.gpt.vocabulary, shape, generator=torch.Generator().manual_seed(0))
         return TensorData(drawn[:, :-1], drawn[:, 1:])
 
     def synchronize(self) -> None:
-        """Until the device has done all that it was given."""
+        """Waits until the device has finished all its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def clock(self, turn: Turn) -> Callable[[int], None]:
-        """Call the result after each step, from 0."""
+        """Returns a function to call after each step, counted from 0, which fills in `turn.milliseconds`."""
         started = 0.0
 
         def after_step(step: int) -> None:
@@ -113,7 +113,7 @@ class Bench:
         return after_step
 
     def bare(self, model: nn.Module) -> Turn:
-        """A loop in bf16 as one writes it with torch alone."""
+        """Trains in bf16 with a plain torch loop."""
         turn = Turn()
         after_step = self.clock(turn)
         optimizer, data, batch = self.optimizer(model), self.data(self._sequences()), self.size.micro_batch
@@ -137,7 +137,7 @@ class Bench:
         micro: int | Literal["auto"] | None = None,
         steps: int | None = None,
     ) -> Turn:
-        """By the Trainer. Raises torch.OutOfMemoryError, and holds nothing of the run then."""
+        """Trains with the Trainer. Raises torch.OutOfMemoryError and keeps no reference to the run in that case."""
         trainer, turn = self.trainer, Turn()
         batch = batch or self.size.micro_batch
         steps = steps or self.size.warmup + self.size.steps
@@ -149,17 +149,19 @@ class Bench:
             precision=PrecisionConfig(dtype=dtype),
             recompute=recompute,
         )
-        trainer.on_start = lambda _: turn.batches.clear()  # what was tried for `auto` is no step
+        # The attempts of `auto` are no steps.
+        trainer.on_start = lambda _: turn.batches.clear()
 
         def loss(model: nn.Module, batch: Any) -> torch.Tensor:
             turn.batches.append(len(batch[0]))
             return gpt.loss(model, batch)
 
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # the Trainer's own lines; ours alone go to stdout
+            # Only the tables go to stdout.
+            with contextlib.redirect_stdout(sys.stderr):
                 trainer.fit(model, self.data(batch * steps), loss=loss, after_step=self.clock(turn))
         finally:
-            vars(trainer).pop("state", None)  # it holds model and optimizer
+            vars(trainer).pop("state", None)  # the state holds model and optimizer
         return turn
 
     def _sequences(self) -> int:

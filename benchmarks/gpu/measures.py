@@ -1,4 +1,4 @@
-"""The measurements, each a function from a Bench to tables' rows; they run on a CPU too, at a toy's size."""
+"""The measurements: each function takes a Bench and returns tables' rows. At toy size they run on a CPU too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.gpu.bench import Bench, Turn
 from benchmarks.memory import Peak
 from benchmarks.report import Rows
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.components.activation_checkpoint import Recompute
@@ -24,13 +24,18 @@ from dtj_trainer.components.batch_size import fits
 from dtj_trainer.examples import gpt
 
 Tables = dict[str, Rows]
-BARE, OURS, COMPILED, TF32 = "bare loop, bf16", "Trainer, bf16", "Trainer, bf16, torch.compile", "Trainer, fp32 with TF32"
+BARE, OURS, COMPILED, TF32 = (
+    "bare loop, bf16",
+    "Trainer, bf16",
+    "Trainer, bf16, torch.compile",
+    "Trainer, fp32 with TF32",
+)
 FOUND, EDGE = "`micro_batch_size: auto`", "the most that trains"
 FLOOR, SAVE, FIRST = "copy into pinned buffers that are there", "ours, asynchronous", "ours, the first one of a run"
 
 
 def steps(bench: Bench, trials: int, peak_flops: float) -> Tables:
-    """Time of a step by precision and compilation; from it MFU and tokens a second."""
+    """Measures the time of a step by precision and compilation, and derives MFU and tokens per second."""
     model, compiled = bench.model(), bench.model()
     compiled.compile(backend=bench.size.compiler)
 
@@ -51,7 +56,7 @@ def steps(bench: Bench, trials: int, peak_flops: float) -> Tables:
     for trial in range(trials + 1):
         for name, arm in arms.items():
             turn = arm()
-            if trial:  # the first one compiles and fills caches
+            if trial:  # the first trial compiles and fills caches
                 taken[name].append(turn.milliseconds)
     tokens = bench.size.micro_batch * bench.size.gpt.block
     flops = model.flops_per_token() * tokens
@@ -64,7 +69,7 @@ def steps(bench: Bench, trials: int, peak_flops: float) -> Tables:
 
 
 def recompute(bench: Bench, trials: int) -> Tables:
-    """Peak memory and time of a step by what activation checkpointing keeps."""
+    """Measures peak memory and time of a step for each mode of activation checkpointing."""
     peaks: Rows = {mode: [] for mode in get_args(Recompute)}
     taken: Rows = {mode: [] for mode in peaks}
     for trial in range(trials + 1):
@@ -78,7 +83,7 @@ def recompute(bench: Bench, trials: int) -> Tables:
 
 
 def edge(bench: Bench, trials: int) -> Tables:
-    """The micro-batch that `auto` takes, beside the largest with which two whole steps can be trained."""
+    """Measures the micro-batch that `auto` chooses, and the largest one that trains two whole steps."""
     rows: Rows = {FOUND: [], EDGE: []}
     largest = bench.size.largest
 
@@ -89,21 +94,21 @@ def edge(bench: Bench, trials: int) -> Tables:
         return not fits(two_steps, n)
 
     for _ in range(trials):
-        # Whatever it takes is trained with: an out-of-memory here ends the benchmark, as it would end a job.
+        # The chosen size must train: running out of memory stops the benchmark, as it would fail a job.
         rows[FOUND].append(float(max(bench.train(bench.model(), batch=largest, micro="auto", steps=2).batches)))
         rows[EDGE].append(float(bisect_left(range(1, largest + 1), True, key=too_many)))
     return {"edge": rows}
 
 
 def stall(bench: Bench, trials: int, volume: str | None) -> Tables:
-    """How long the training stands still for a checkpoint, beside the copy from the device that no save can do without."""
+    """Measures how long a checkpoint stalls the training, and the copy from the device that every save needs."""
     model = bench.model()
     optimizer = bench.optimizer(model)
     batch = bench.data(1).get_batch(range(1))
     gpt.loss(model, tuple(t.to(bench.device) for t in batch)).backward()  # type: ignore[no-untyped-call, arg-type]
     optimizer.step()
     optimizer.zero_grad()
-    contents = Contents({"model": model, "optimizer": optimizer})
+    contents = CheckpointState({"model": model, "optimizer": optimizer})
     state = [leaf for _, leaf in leaves(contents.sharded()) if isinstance(leaf, torch.Tensor)]
     pinned = bench.device.type == "cuda"
     buffers = [torch.empty_like(t, device="cpu", pin_memory=pinned and t.is_cuda) for t in state]

@@ -1,1 +1,1 @@
-"""What the trainer costs beside bare torch loops: python -m benchmarks.trainer --help."""
+"""Benchmark of the trainer against bare torch loops: python -m benchmarks.trainer --help."""

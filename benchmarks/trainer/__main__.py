@@ -1,24 +1,24 @@
-"""What the trainer costs beside bare torch loops, Lightning and Accelerate; prints Markdown tables."""
+"""Compares the trainer with bare torch loops, Lightning and Accelerate; prints Markdown tables."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.report import Rows, circumstances, render, rendered, save
+from benchmarks.report import Rows, circumstances, render
 from benchmarks.trainer import checkpoint, memory, throughput
 from benchmarks.trainer.arms import ARMS, installed
 from benchmarks.trainer.group import run
-from benchmarks.trainer.results import README, RESULTS, TABLES
+from benchmarks.trainer.results import REPORT
 
 ALL = ["throughput", "memory", "checkpoint", "overhead"]
-MEMORY_TRIALS = 3  # of 9 fresh groups each; they differ by a few MB
+# Each trial starts 9 fresh groups; trials differ by a few MB.
+MEMORY_TRIALS = 3
 
 
 def measure(what: str, world: int, trials: int, volume: str | None) -> Iterator[tuple[str, Rows]]:
-    """(table, rows)."""
+    """Yields (table, rows)."""
     match what:
         case "throughput":
             for workload in throughput.WORKLOADS:
@@ -36,17 +36,21 @@ def measure(what: str, world: int, trials: int, volume: str | None) -> Iterator[
 
 
 def main() -> int:
-    """Measures what is asked for."""
+    """Measures and prints the requested tables."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.trainer", description=__doc__)
     p.add_argument("what", nargs="*", choices=[*ALL, []], default=[], help=f"default: {' '.join(ALL)}")
     p.add_argument("--trials", type=int, default=10)
     p.add_argument("--world", type=int, default=2)
     p.add_argument("--volume", help="where checkpoints are written; default: the temporary folder")
-    p.add_argument("--out", type=Path, help="put the rows into this JSON file; what else is in it stays")
-    p.add_argument("--render", action="store_true", help=f"measure nothing: put the tables of {RESULTS.name} into {README.name}")
+    p.add_argument("--out", type=Path, help="write the rows into this JSON file; rows of other tables stay")
+    p.add_argument(
+        "--render",
+        action="store_true",
+        help="measure nothing; write the tables of results.json into README.md",
+    )
     args = p.parse_args()
     if args.render:
-        README.write_text(rendered(README.read_text(), TABLES, json.loads(RESULTS.read_text())))
+        REPORT.update_readme()
         return 0
     left_out = [name for name in ARMS if name not in installed()]
     if left_out:
@@ -55,9 +59,9 @@ def main() -> int:
         trials = min(args.trials, MEMORY_TRIALS) if what == "memory" else args.trials
         how = circumstances(trials, f"gloo, {args.world} ranks")
         for key, rows in measure(what, args.world, trials, args.volume):
-            print(render(TABLES[key], rows, how), flush=True)
+            print(render(REPORT.tables[key], rows, how), flush=True)
             if args.out:
-                save(args.out, TABLES, {key: (rows, how)})
+                REPORT.save(args.out, {key: (rows, how)})
     return 0
 
 

@@ -1,7 +1,7 @@
-"""The arms: bare torch loops, ours beside them, and Lightning and Accelerate at the same job where they are installed.
+"""The arms: bare torch loops, our trainer, and Lightning and Accelerate where they are installed.
 
-Each trains one workload on all ranks of the group that is there already. The same model from the same seed, the same samples
-in the same order, AdamW; all but the bare loops log the mean loss every ten steps. Nobody saves anything.
+Each arm trains one workload on all ranks of the existing group: the same model from the same seed, the same samples in
+the same order, AdamW. All arms but the bare loops log the mean loss every ten steps. No arm saves checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arm = Callable[[Trainer, Workload], Run]
 
 
 def bare(wrap: Callable[[nn.Module], nn.Module], trainer: Trainer, workload: Workload) -> Run:
-    """The loop as one writes it with torch alone."""
+    """Trains with a plain torch loop."""
     run = Run(workload, trainer)
     model = wrap(run.model)
     run.optimizer = optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -44,7 +44,7 @@ def bare(wrap: Callable[[nn.Module], nn.Module], trainer: Trainer, workload: Wor
 
 
 def tuned(trainer: Trainer, workload: Workload) -> Run:
-    """The loop as who knows DDP writes it, with what the Trainer sets: gradients are views, and gone before the forward."""
+    """Trains with a tuned DDP loop and the Trainer's settings: gradients are views, and freed before the forward."""
     run = Run(workload, trainer)
     model = DistributedDataParallel(run.model, gradient_as_bucket_view=True)
     run.optimizer = optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -58,7 +58,7 @@ def tuned(trainer: Trainer, workload: Workload) -> Run:
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    """fully_shard as its own documentation does it."""
+    """Applies fully_shard as its documentation does."""
     for block in blocks(model):
         fully_shard(block)
     fully_shard(model)
@@ -66,7 +66,7 @@ def sharded(model: nn.Module) -> nn.Module:
 
 
 def three_lines(trainer: Trainer, workload: Workload) -> Run:
-    """The bare loop with State's three lines in it."""
+    """Trains with the bare loop plus State's three lines."""
     run = Run(workload, trainer)
     model = DistributedDataParallel(run.model)
     run.optimizer = optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -83,7 +83,7 @@ def three_lines(trainer: Trainer, workload: Workload) -> Run:
 
 
 def ours(strategy: StrategyConfig, trainer: Trainer, workload: Workload = GPT) -> Run:
-    """By the Trainer with its defaults: records, meters, agreement, progress."""
+    """Trains with the Trainer and its defaults: records, meters, stop consensus, progress."""
     trainer.config = TrainerConfig(
         steps=workload.total,
         global_batch_size=workload.batch,
@@ -94,12 +94,12 @@ def ours(strategy: StrategyConfig, trainer: Trainer, workload: Workload = GPT) -
     )
     run = Run(workload, trainer)
     trainer.fit(run.model, run.data, loss=run.loss, after_step=run.after_step)
-    run.optimizer = trainer.state.parts["optimizer"]
+    run.optimizer = trainer.state.objects["optimizer"]
     return run
 
 
 def accelerate(trainer: Trainer, workload: Workload) -> Run:
-    """The loop of Accelerate's own guide. Batches are cut already, so that it need not cut them."""
+    """Trains with the loop of Accelerate's guide, on ready batches, so that it need not split them."""
     from accelerate import Accelerator
 
     run = Run(workload, trainer)
@@ -118,7 +118,7 @@ def accelerate(trainer: Trainer, workload: Workload) -> Run:
 
 
 def lightning(trainer: Trainer, workload: Workload) -> Run:
-    """Lightning's Trainer with its DDP strategy in our group; progress bar, summary and checkpoints are off, to its advantage."""
+    """Trains with Lightning's DDP strategy in our group, without progress bar, summary and checkpoints."""
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
     from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -144,7 +144,7 @@ def lightning(trainer: Trainer, workload: Workload) -> Run:
             run.optimizer = torch.optim.AdamW(self.parameters(), lr=LR)
             return run.optimizer
 
-    warnings.filterwarnings("ignore", module="lightning")  # advice: more data workers, more cores
+    warnings.filterwarnings("ignore", module="lightning")  # advice on data workers and cores
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     kept = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +160,7 @@ def lightning(trainer: Trainer, workload: Workload) -> Run:
             enable_progress_bar=False,
             enable_model_summary=False,
         ).fit(Module(), run.loader())
-    os.environ.update(kept)  # its environment takes WORLD_SIZE away at the end
+    os.environ.update(kept)  # Lightning removes WORLD_SIZE at the end
     return run
 
 
@@ -181,5 +181,5 @@ OPTIONAL = {"Accelerate, DDP": "accelerate", "Lightning, DDP": "lightning"}
 
 
 def installed() -> list[str]:
-    """The arms that can run here."""
+    """Returns the arms that can run here."""
     return [name for name in ARMS if name not in OPTIONAL or importlib.util.find_spec(OPTIONAL[name])]

@@ -1,7 +1,7 @@
-"""How long the training thread stands still for a checkpoint: ours beside torch.save, dcp.save, dcp.async_save and memcpy.
+"""Stall of the training thread for a checkpoint: ours compared with torch.save, dcp.save, dcp.async_save and memcpy.
 
-And what the writing in the background costs the steps beside it, which can't be less than what the same bytes cost when
-another process writes and hashes them: the page cache, the disk and the caches of the cores are shared in any case.
+Also measures the cost of background writing for concurrent steps. A lower bound is the cost when another process writes
+and hashes the same bytes, because the page cache, the disk and the CPU caches are shared in any case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.trainer.group import Rows
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents, leaves
+from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.config import TrainerConfig
@@ -55,7 +55,7 @@ while sys.stdin.readline():
 
 
 class Scribe:
-    """A process of the lowest priority that writes, hashes and syncs as many bytes as one rank's share, when told to."""
+    """A process of the lowest priority that writes, hashes and syncs as many bytes as one rank's share on request."""
 
     def __init__(self, path: Path, mebibytes: int) -> None:
         command = [sys.executable, "-c", _SCRIBE, str(path), str(mebibytes)]
@@ -63,23 +63,23 @@ class Scribe:
         self.wait()
 
     def begin(self) -> None:
-        """Returns at once."""
+        """Starts one write and returns at once."""
         assert self._process.stdin
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def busy(self) -> bool:
-        """Not written yet."""
+        """Returns whether the write is still in progress."""
         assert self._process.stdout
         return not select.select([self._process.stdout], [], [], 0)[0]
 
     def wait(self) -> None:
-        """Until it is written."""
+        """Waits until the write is complete."""
         assert self._process.stdout
         assert self._process.stdout.readline(), "the scribe has ended"
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self._process.communicate(timeout=60)
 
 
@@ -102,7 +102,7 @@ class Bench:
             attempt=None,
             notify=lambda *_: None,
         )
-        self.contents = Contents({"model": self.model, "optimizer": self.optimizer})
+        self.contents = CheckpointState({"model": self.model, "optimizer": self.optimizer})
         self.gloo = dist.new_group(backend="gloo")
         options = StagingOptions(
             use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
@@ -115,7 +115,7 @@ class Bench:
         return [leaf for _, leaf in leaves(self.contents.sharded()) if isinstance(leaf, torch.Tensor)]
 
     def step(self) -> float:
-        """One training step; milliseconds."""
+        """Runs one training step and returns its milliseconds."""
         started = time.perf_counter()
         self.model(torch.randn(32, self.width)).square().mean().backward()
         self.optimizer.step()
@@ -123,19 +123,22 @@ class Bench:
         return (time.perf_counter() - started) * 1000
 
     def _path(self) -> Path:
-        """A new folder; the one before goes, so that the disk is not filled."""
+        """Returns a new folder and deletes the previous one, so that the disk does not fill up."""
         if dist.get_rank() == 0:
             shutil.rmtree(self.folder / f"{self.number}", ignore_errors=True)
         self.number += 1
         return self.folder / f"{self.number}"
 
     def _tree(self) -> dict[str, Any]:
-        return {"model": get_model_state_dict(self.model), "optimizer": get_optimizer_state_dict(self.model, self.optimizer)}
+        return {
+            "model": get_model_state_dict(self.model),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
+        }
 
-    # Each way begins the save and gives a function that waits for its end.
+    # Each of the following methods begins a save and returns a function that waits for its end.
 
     def torch_save(self) -> Callable[[], object]:
-        """On rank 0, synced to disk; the others wait."""
+        """Saves on rank 0 and syncs to disk while the other ranks wait."""
         path = self._path()
         if dist.get_rank() == 0:
             path.mkdir(parents=True)
@@ -146,26 +149,28 @@ class Bench:
         return lambda: None
 
     def dcp_save(self) -> Callable[[], object]:
-        """Each rank writes a part."""
+        """Saves with dcp.save; each rank writes its share."""
         dcp.save(self._tree(), checkpoint_id=self._path())
         return lambda: None
 
     def async_save(self, kind: AsyncCheckpointerType) -> Future[Any]:
-        """Begins it."""
-        future = dcp.async_save(self._tree(), checkpoint_id=self._path(), process_group=self.gloo, async_checkpointer_type=kind)
+        """Begins a dcp.async_save."""
+        future = dcp.async_save(
+            self._tree(), checkpoint_id=self._path(), process_group=self.gloo, async_checkpointer_type=kind
+        )
         assert isinstance(future, Future)
         return future
 
     def dcp_async_thread(self) -> Callable[[], object]:
-        """With its defaults."""
+        """Saves in a thread with the defaults."""
         return self.async_save(AsyncCheckpointerType.THREAD).result
 
     def dcp_async_process(self) -> Callable[[], object]:
-        """With its defaults."""
+        """Saves in a process with the defaults."""
         return self.async_save(AsyncCheckpointerType.PROCESS).result
 
     def dcp_async_tuned(self) -> Callable[[], object]:
-        """As who knows it: a process writes, and the stager keeps its shared memory from save to save."""
+        """Saves as an expert would: in a process, with a stager that keeps its shared memory between saves."""
         future = dcp.async_save(
             self._tree(),
             checkpoint_id=self._path(),
@@ -176,17 +181,18 @@ class Bench:
         if isinstance(future, Future):
             return future.result
         staged = future.staging_completion
-        staged.result()  # until then the training may not change what is being staged
+        # The training must not change the state while it is being staged.
+        staged.result()
         return future.upload_completion.result
 
     def memcpy(self) -> Callable[[], object]:
-        """The whole state into buffers that are there: what a save that stages everything can't beat."""
+        """Copies the whole state into existing buffers: the lower bound of a save that stages everything."""
         for buffer, tensor in zip(self.buffers, self._tensors(), strict=True):
             buffer.copy_(tensor)
         return lambda: None
 
     def ours(self) -> Callable[[], object]:
-        """Committed, with checksums."""
+        """Saves with our store: committed, with checksums."""
         self.number += 1
         self.store.save(self.number, self.contents, {})
 
@@ -199,7 +205,12 @@ class Bench:
 
 
 BEST_DCP = "dcp.async_save, process, stager kept"
-NOTHING, OURS, DCP, SCRIBE = "nothing is written", "ours is being written", "dcp.async_save, thread", "as much by another process"
+NOTHING, OURS, DCP, SCRIBE = (
+    "nothing is written",
+    "ours is being written",
+    "dcp.async_save, thread",
+    "as much by another process",
+)
 
 
 @contextlib.contextmanager
@@ -212,13 +223,13 @@ def _bench(volume: str | None) -> Iterator[Bench]:
 
 
 def measure(trials: int, volume: str | None) -> tuple[Rows, Rows]:
-    """(stalls in ms by way of saving, mean milliseconds of the steps while nothing and while something is written)."""
+    """Returns the stalls in ms by method, and the mean milliseconds of steps with and without a concurrent write."""
     with _bench(volume) as bench:
         return _stalls(bench, trials), _beside(bench, trials)
 
 
 def _turning(names: list[str], trials: int) -> Iterator[tuple[int, str]]:
-    """(trial, arm) in an order that turns; trial 0 only warms up."""
+    """Yields (trial, arm) in a rotating order; trial 0 only warms up."""
     for trial in range(trials + 1):
         first = trial % len(names)
         yield from ((trial, name) for name in names[first:] + names[:first])
@@ -249,7 +260,7 @@ def _stalls(bench: Bench, trials: int) -> Rows:
 
 
 def _beside(bench: Bench, trials: int) -> Rows:
-    """Each value is the mean of the steps from the hand-over until all ranks have written; of as many as that without."""
+    """Measures the mean step from the hand-over until all ranks have written, and of as many steps without a write."""
     gather, usual = bench.trainer.group.gather, 8
     mebibytes = sum(t.nbytes for t in bench.buffers) // dist.get_world_size() >> 20
     scribe = Scribe(bench.folder / f"scribe-{dist.get_rank()}", mebibytes)

@@ -12,13 +12,14 @@ from typing import Any
 
 from benchmarks.report import Rows as Rows
 
-PRELOAD = ["accelerate", "lightning.pytorch"]  # where they are installed
+PRELOAD = ["accelerate", "lightning.pytorch"]  # if they are installed
 _context = multiprocessing.get_context("forkserver")
 
 
 def run(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 1800) -> Any:
-    """`work(*arguments)` on every rank, with torchrun's environment; rank 0's result."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch: one thread a rank, as under the agent
+    """Runs `work(*arguments)` on every rank with torchrun's environment. Returns rank 0's result."""
+    # torch reads this when the fork server imports it: one thread per rank, as under the agent.
+    os.environ["OMP_NUM_THREADS"] = "1"
     _context.set_forkserver_preload(["torch._dynamo", "dtj_trainer.cli", "benchmarks.trainer.group", *PRELOAD])
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -41,10 +42,13 @@ def run(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 
                 p.kill()
 
 
-def _rank(rank: int, world: int, port: int, results: SimpleQueue[Any], work: Callable[..., Any], arguments: Any) -> None:
+def _rank(
+    rank: int, world: int, port: int, results: SimpleQueue[Any], work: Callable[..., Any], arguments: Any
+) -> None:
     own = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     os.environ.update({k: str(v) for k, v in own.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the arms log: written, and not between the tables
+    # The arms must spend the time of logging, but their output must not appear between the tables.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     result = work(*arguments)
     if rank == 0:
         results.put(result)

@@ -1,4 +1,4 @@
-"""What a rank of each arm holds: peak of the process over a run, and the weights and optimizer state that stay between steps."""
+"""Memory of a rank in each arm: peak of the process over a run, and weights and optimizer state between steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = replace(MLP, steps=2, warmup=1)
 
 
 def measure(world: int, trials: int) -> tuple[Rows, Rows]:
-    """(peak, state) in MB of the rank that has most, by arm. Each in fresh processes: one has been used by no other arm."""
+    """Returns (peak, state) in MB of the largest rank by arm, each in fresh processes that ran no other arm."""
     peaks: Rows = {name: [] for name in installed()}
     states: Rows = {name: [] for name in peaks}
     for _ in range(trials):
@@ -32,7 +32,7 @@ def measure(world: int, trials: int) -> tuple[Rows, Rows]:
 
 
 def one(arm: str) -> tuple[float, float]:
-    """On every rank of a fresh group; a small model goes first, so that code which is loaded late does not count."""
+    """Measures one arm on every rank. A small model trains first, so that lazily loaded code does not count."""
     trainer = Trainer(TrainerConfig(steps=1))
     ARMS[arm](trainer, mlp(8, steps=1))
     SHORT.data()

@@ -1,22 +1,19 @@
-"""The tables of README.md and where their rows come from. Figures get into the README by `--render` alone."""
+"""The tables of README.md. Only `--render` writes figures into the README."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.report import Table
+from benchmarks.report import Report, Table
 from benchmarks.trainer import checkpoint
 from benchmarks.trainer.arms import BARE_DDP, BARE_FSDP, TUNED_DDP
 
-HERE = Path(__file__).parent
-README, RESULTS = HERE / "README.md", HERE / "results.json"
-
 _BESIDE = {"*": BARE_DDP, "Trainer, `fsdp`": BARE_FSDP, "Trainer, `fsdp_scratch`": BARE_FSDP, BARE_FSDP: BARE_FSDP}
 _FAIR = _BESIDE | {"Trainer, `ddp`": TUNED_DDP, "Trainer, `ddp_scratch`": TUNED_DDP}
-"""A target of the Trainer's is set against a loop that is tuned as the Trainer is, and not against torch's defaults."""
+"""The Trainer's targets compare it with a loop that is tuned like the Trainer, not with torch's defaults."""
 _GLOO = (
-    "`fully_shard` waits for each collective on a CPU with gloo, and `fsdp_scratch` does not: what it gains here is gloo's, "
-    "and not to be expected on a GPU with NCCL."
+    "On a CPU with gloo, `fully_shard` waits for each collective and `fsdp_scratch` does not. Don't expect this gain "
+    "on a GPU with NCCL."
 )
 _THROUGHPUT = {
     "`State` in that loop": 0.99,
@@ -44,16 +41,20 @@ TABLES = {
         note=_GLOO,
     ),
     "memory-peak": Table(
-        title="Peak memory of a rank over a run of that MLP", unit="MB", ratio="cost", beside=_BESIDE, note="Fresh processes."
+        title="Peak memory of a rank over a run of that MLP",
+        unit="MB",
+        ratio="cost",
+        beside=_BESIDE,
+        note="Fresh processes.",
     ),
     "memory-state": Table(
-        title="Of that, weights and optimizer state that stay between steps",
+        title="Weights and optimizer state of that peak, which stay between steps",
         unit="MB",
         ratio="cost",
         beside={"*": BARE_DDP},
     ),
     "stall": Table(
-        title="How long the training thread stands still for a checkpoint of 151 MB",
+        title="Stall of the training thread for a checkpoint of 151 MB",
         unit="ms",
         ratio="cost",
         beside={"*": "dcp.save", OURS: checkpoint.BEST_DCP},
@@ -68,9 +69,10 @@ TABLES = {
         target={checkpoint.OURS: 1.05},
     ),
     "overhead": Table(
-        title="What telling (meters, records, progress to an agent) adds to a step",
+        title="Cost of reporting (meters, records, progress to an agent) in a step",
         unit="%",
         target={"CPU time": 1.0, "wall time": 1.0},
-        note="Within one training blocks of ten steps are told of by turns; the medians of both kinds are compared.",
+        note="In one training, every second block of ten steps is reported; the medians of both kinds are compared.",
     ),
 }
+REPORT = Report(Path(__file__).parent, TABLES)

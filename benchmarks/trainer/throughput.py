@@ -1,4 +1,4 @@
-"""Milliseconds a step: the Trainer and the strategies from scratch beside bare torch loops, interleaved in one group."""
+"""Step time of the Trainer, the strategies from scratch and bare torch loops, interleaved in one group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.trainer.arms import ARMS, BARE_DDP, installed
 from benchmarks.trainer.group import Rows
 from benchmarks.trainer.workloads import GPT, MLP, Workload, same_losses
 from dtj_trainer.config import TrainerConfig
-from dtj_trainer.distributed.comm_timer import Clock
+from dtj_trainer.distributed.comm_timer import CommTimer
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, StrategyConfig
 from dtj_trainer.strategies.ddp import Ddp
@@ -31,14 +31,14 @@ WORKLOADS = {"gpt": GPT, "mlp": MLP}
 
 
 def turn(names: list[str], trial: int) -> list[str]:
-    """The order of a trial: it begins at another arm each time, and every second one goes backwards."""
+    """Returns the order of a trial: each trial begins at another arm, and every second one is reversed."""
     at = trial % len(names)
     order = names[at:] + names[:at]
     return order[::-1] if trial % 2 else order
 
 
 def measure(trials: int, workload: str) -> Rows:
-    """Every arm once a trial, so that a busy moment of the machine hits all alike. Raises RuntimeError if losses differ."""
+    """Runs every arm once per trial, so that a busy moment affects all alike. Raises RuntimeError if losses differ."""
     trainer = Trainer(TrainerConfig(steps=1))
     rows = measure_in(trainer, trials, WORKLOADS[workload])
     trainer.close()
@@ -46,34 +46,37 @@ def measure(trials: int, workload: str) -> Rows:
 
 
 def measure_in(trainer: Trainer, trials: int, workload: Workload) -> Rows:
-    """See measure."""
+    """Runs the arms like `measure`, in an existing group."""
     rows: Rows = {name: [] for name in installed()}
     wanted: torch.Tensor | None = None
     for trial in range(trials + 1):
         for name in turn(list(rows), trial) if trial else list(rows):
-            gc.collect()  # what the arm before has left is not for this one to clear away
+            # Otherwise this arm would pay for the garbage of the previous one.
+            gc.collect()
             dist.barrier()
             run = ARMS[name](trainer, workload)
             losses = run.losses()
             if name == BARE_DDP and wanted is None:
                 wanted = losses
-            assert wanted is not None  # the bare loop is the first
+            assert wanted is not None  # the bare loop runs first
             same_losses(name, losses, wanted)
-            if trial:  # the first one is for caches
+            if trial:  # the first trial fills caches
                 rows[name].append(run.milliseconds)
             del run
     return rows
 
 
-BLOCK = 10  # steps: as often as the Trainer tells by default
-PAIRS = 10  # of blocks in a trial
+BLOCK = 10
+"""Steps; the Trainer reports that often by default."""
+PAIRS = 10
+"""Pairs of blocks in a trial."""
 
 
 def overhead(trials: int, strategy: StrategyConfig | None = None) -> Rows:
-    """What telling (meters, records, progress to an agent) adds to a step, in per cent of one where nothing is told.
+    """Measures the cost of reporting (meters, records, progress to an agent), in per cent of a step without reports.
 
-    One training in which blocks of steps are told of by turns. So a busy moment hits both kinds alike, and what a rank waits
-    for a slower one, in our gather or else in the next all-reduce, is in both: no function's time is added up.
+    In one training, every second block of steps is reported. A busy moment thus affects both kinds alike. The wait
+    for a slower rank, in our gather or in the next all-reduce, is in both kinds too: no function is timed by itself.
     """
     trainer = Trainer(TrainerConfig(steps=1))
     rows: Rows = {"CPU time": [], "wall time": []}
@@ -89,30 +92,34 @@ def overhead(trials: int, strategy: StrategyConfig | None = None) -> Rows:
 
 
 def _on_and_off(trainer: Trainer, strategy: StrategyConfig, agent: socket.socket) -> tuple[float, float]:
-    """(CPU, wall) per cent that the median told block takes longer than the median other one, mean over all ranks."""
+    """Returns by how many per cent (CPU, wall) the median reported block is longer, as the mean over all ranks."""
     blocks: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    telling, before = True, (0.0, 0.0)
+    reporting, before = True, (0.0, 0.0)
 
     def after_step(step: int) -> None:
-        nonlocal telling, before
+        nonlocal reporting, before
         if step % BLOCK:
             return
         now = time.process_time(), time.perf_counter()
-        if step >= 2 * BLOCK:  # the first blocks are for caches
-            blocks[telling].append((now[0] - before[0], now[1] - before[1]))
-        telling = not telling
+        if step >= 2 * BLOCK:  # the first blocks fill caches
+            blocks[reporting].append((now[0] - before[0], now[1] - before[1]))
+        reporting = not reporting
         with contextlib.suppress(BlockingIOError):
             while agent.recv(65536):
                 pass
         before = time.process_time(), time.perf_counter()
 
     def only(kept: Callable[..., Any], instead: Any = None) -> Callable[..., Any]:
-        return lambda *args, **kwargs: kept(*args, **kwargs) if telling else instead
+        return lambda *args, **kwargs: kept(*args, **kwargs) if reporting else instead
 
-    due = State.due.fget
-    assert due is not None
-    changed = [(State, "due", property(only(due, False))), (State, "_log", only(State._log)), (Ddp, "finish", only(Ddp.finish))]
-    changed.append((Clock, "counting", only(Clock.counting, contextlib.nullcontext())))
+    will_log = State.will_log.fget
+    assert will_log is not None
+    changed: list[tuple[type, str, Any]] = [
+        (State, "will_log", property(only(will_log, False))),
+        (State, "_log", only(State._log)),
+        (Ddp, "finish", only(Ddp.finish)),
+    ]
+    changed.append((CommTimer, "counting", only(CommTimer.counting, contextlib.nullcontext())))
     config = TrainerConfig(
         steps=(2 * PAIRS + 2) * BLOCK + 1,
         global_batch_size=GPT.batch,

@@ -1,4 +1,4 @@
-"""What the arms train: a small GPT, whose steps are many small operations, and an MLP, whose steps are gradients to send."""
+"""The workloads: a small GPT, whose steps are many small operations, and an MLP, whose steps mostly send gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.data.text import VOCABULARY
 from dtj_trainer.examples import gpt
-from dtj_trainer.trainer import Loss, Trainer
+from dtj_trainer.task import Loss
+from dtj_trainer.trainer import Trainer
 
 LR = 1e-3
 LOG_EVERY = 10
@@ -25,20 +26,20 @@ LOG_EVERY = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A model, its data in order, and how many steps of it are timed."""
+    """A model, its data in order, and the number of timed steps."""
 
     model: Callable[[], nn.Module]
     data: Callable[[], TensorData]
     loss: Loss
     batch: int
-    """Samples of a step over all ranks."""
+    """Samples per step over all ranks."""
     steps: int
-    """That are timed."""
+    """Timed steps."""
     warmup: int = 3
 
     @property
     def total(self) -> int:
-        """Steps of a run."""
+        """All steps of a run, warm-up included."""
         return self.warmup + self.steps
 
 
@@ -64,7 +65,7 @@ def _square_error(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) ->
 
 
 def mlp(width: int, steps: int) -> Workload:
-    """Four layers, and few samples to a step."""
+    """Returns an MLP of four layers with few samples per step."""
 
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -74,53 +75,53 @@ def mlp(width: int, steps: int) -> Workload:
 
 
 GPT = Workload(model=_gpt, data=_tokens, loss=gpt.loss, batch=8, steps=40)
-"""0.8 M parameters: a step of some tens of milliseconds on one core, so that the overhead of a library shows."""
+"""0.8 M parameters: a step takes some tens of milliseconds on one core, so that the overhead of a library shows."""
 MLP = mlp(1774, steps=12)
 """12.6 M parameters: a step sends 50 MB of gradients, so that bucketing and overlap show."""
 
 
 class Run:
-    """One turn of one arm: the model, the clock, and the losses that prove that it did the work."""
+    """One turn of one arm: the model, the clock, and the losses that prove that the arm did the work."""
 
     def __init__(self, workload: Workload, trainer: Trainer) -> None:
         self.workload, self.trainer = workload, trainer
         self.model, self.data = workload.model(), workload.data()
         self.optimizer: Optimizer | None = None
-        """Set by the arm."""
+        """The optimizer, which the arm sets."""
         self.milliseconds = 0.0
-        """A step, from the end of the warm-up to the last one."""
+        """Time of a step, from the end of the warm-up to the last step."""
         self._losses: list[torch.Tensor] = []
         self._started = 0.0
 
     @property
     def mine(self) -> int:
-        """Samples of a step on this rank."""
+        """Samples per step on this rank."""
         return self.workload.batch // self.trainer.group.world_size
 
     def batch(self, step: int) -> tuple[torch.Tensor, ...]:
-        """This rank's part of a step's samples, which are taken in order."""
+        """Returns this rank's share of a step's samples, which are taken in order."""
         start = step * self.workload.batch + self.trainer.group.rank * self.mine
         return self.data.get_batch(range(start, start + self.mine))
 
     def loader(self) -> DataLoader[Any]:
-        """The same batches, for libraries that want a DataLoader; whole batches, which is the least work for it."""
+        """Returns the same batches as a DataLoader for libraries that need one, whole, which is least work."""
         return DataLoader(_Batches(self), batch_size=None)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The workload's; its values are kept for `losses`."""
+        """Computes the workload's loss and keeps its value for `losses`."""
         value = self.workload.loss(model, batch)
         self._losses.append(value.detach())
         return value
 
     def after_step(self, step: int) -> None:
-        """Call after each step, from 0."""
+        """Keeps the time; arms call it after each step, counted from 0."""
         if step + 1 == self.workload.warmup:
             self._started = time.perf_counter()
         if step + 1 == self.workload.total:
             self.milliseconds = (time.perf_counter() - self._started) / self.workload.steps * 1000
 
     def losses(self) -> torch.Tensor:
-        """Mean loss of each step over all ranks; a collective."""
+        """Returns the mean loss of each step over all ranks; a collective."""
         return self.trainer.group.gather(torch.stack(self._losses).double()).mean(0)
 
 
@@ -136,9 +137,11 @@ class _Batches(Dataset[Any]):
 
 
 def same_losses(arm: str, got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-5) -> None:
-    """An arm that does less work is no arm. Raises RuntimeError at the first step whose loss is another one."""
+    """Raises RuntimeError at the first step with another loss, because such an arm does not do the same work."""
     if got.shape != wanted.shape:
         raise RuntimeError(f"{arm} did {len(got)} steps and the bare loop {len(wanted)}")
     for step, (a, b) in enumerate(zip(got.tolist(), wanted.tolist(), strict=True)):
         if not abs(a - b) <= tolerance * max(1.0, abs(b)):
-            raise RuntimeError(f"{arm} has loss {a!r} in step {step} and the bare loop {b!r}: they don't do the same work")
+            raise RuntimeError(
+                f"{arm} has loss {a!r} in step {step} and the bare loop {b!r}: they don't do the same work"
+            )

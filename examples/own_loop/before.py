@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 400
-BATCH = 64  # samples a step, over all ranks
+BATCH = 64  # samples per step over all ranks
 HELD_OUT = 360
 
 dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""A training script as it is written for torchrun: torch alone, nothing of this project in it.
+"""A training script for torchrun: torch alone, without this project.
 
 torchrun --nproc-per-node 2 train.py /tmp/plain
 """
@@ -12,11 +12,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main(folder: str, steps: int = 200, every: int = 20, pause: float = float(os.environ.get("STEP_SECONDS", "0"))) -> None:
+def main(
+    folder: str, steps: int = 200, every: int = 20, pause: float = float(os.environ.get("STEP_SECONDS", "0"))
+) -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     truth = torch.randn(32, 1)
     path, step = os.path.join(folder, "checkpoint.pt"), 0
@@ -38,13 +42,15 @@ def main(folder: str, steps: int = 200, every: int = 20, pause: float = float(os
             if rank == 0:
                 os.makedirs(folder, exist_ok=True)
                 torch.save(
-                    {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, path + ".part"
+                    {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+                    path + ".part",
                 )
                 os.replace(path + ".part", path)
                 print(f"step={step} loss={loss.item():.4f} world={world}", flush=True)
             dist.barrier()
     if rank == 0:
-        print(f"final step={step}", flush=True)  # there is no loss when it was started again after its end
+        # A restart after the end has no loss to print.
+        print(f"final step={step}", flush=True)
     dist.destroy_process_group()
 
 

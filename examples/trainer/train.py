@@ -1,4 +1,4 @@
-"""Handwritten digits and a small CNN with the whole Trainer: what is trained on what, and a config. The loop is the library's.
+"""Handwritten digits and a small CNN with the whole Trainer, which owns the loop.
 
 torchrun --nproc-per-node 2 FILE [EPOCHS]
 """
@@ -10,12 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dtj_trainer.cli import guarded
-from dtj_trainer.components.lr_schedule import ScheduleConfig
-from dtj_trainer.components.optimizer import OptimizerConfig
-from dtj_trainer.config import TrainerConfig
-from dtj_trainer.data.source import TensorData
-from dtj_trainer.trainer import Trainer
+from dtj_trainer import OptimizerConfig, ScheduleConfig, TensorData, Trainer, TrainerConfig, guarded
 
 EPOCHS = float(sys.argv[1]) if len(sys.argv) > 1 else 18
 HELD_OUT = 360

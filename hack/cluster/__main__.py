@@ -1,4 +1,4 @@
-"""`python3 -m hack.cluster COMMAND`."""
+"""The command line: `python3 -m hack.cluster COMMAND`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python3 -m hack.cluster", description="A real Kubernetes for development and tests.")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m hack.cluster", description="A real Kubernetes for development and tests."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("up", help="a healthy kind cluster with a registry: made, mended, or left as it is")
-    down = commands.add_parser("down", help="remove the cluster, and end the Docker engine if `up` started it")
+    commands.add_parser("up", help="create or repair a kind cluster with a registry; leave a healthy one alone")
+    down = commands.add_parser("down", help="delete the cluster, and stop the Docker engine if `up` started it")
     down.add_argument("--keep-engine", action="store_true", help="leave the engine running")
     down.add_argument("--purge", action="store_true", help="remove the registry's images and the shared directory too")
     commands.add_parser("env", help="print the exports: KUBECONFIG and PATH")
     commands.add_parser("heal-network", help="restore routes after node containers were stopped and started")
-    programs = commands.add_parser("bin", help="print the folder of these programs, built if need be")
-    programs.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(dict.fromkeys(CONTROL_PLANE + CLIENTS))}")
+    programs = commands.add_parser("bin", help="print the folder of these programs; build those that are missing")
+    programs.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"default: {' '.join(dict.fromkeys(CONTROL_PLANE + CLIENTS))}"
+    )
     commands.add_parser("base-image", help="print the image to build this project's images on")
-    plane = commands.add_parser("control-plane", help="an API without nodes, in the foreground until interrupted")
+    plane = commands.add_parser(
+        "control-plane", help="run an API server without nodes, in the foreground until interrupted"
+    )
     plane.add_argument("--data-dir", type=Path, help="keep its files here (default: a temporary folder)")
     return parser
 
@@ -75,7 +81,7 @@ def _control_plane(data_dir: Path | None) -> None:
         tempfile.TemporaryDirectory(prefix="dtj-control-plane-") as temporary,
         ControlPlane(programs, data_dir or Path(temporary)) as plane,
     ):
-        print(f"# ready in {plane.started_in:.1f} s; Ctrl-C ends it")
+        print(f"# ready in {plane.started_in:.1f} s; Ctrl-C stops it")
         print(f"export KUBECONFIG={plane.kubeconfig} PATH={programs}:$PATH", flush=True)
         ended.wait()
 

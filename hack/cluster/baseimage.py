@@ -1,4 +1,4 @@
-"""Stand-ins for two public images, made from Debian's packages: `debian:bookworm-slim` and `python:3.11-slim-bookworm`."""
+"""Stand-ins for `debian:bookworm-slim` and `python:3.11-slim-bookworm`, built from Debian's packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CMD ["python3"]
 
 
 def python_image() -> str:
-    """The image to pass as BASE_IMAGE to this project's Dockerfiles; built first where it can't be pulled."""
+    """Returns the image to pass as BASE_IMAGE to this project's Dockerfiles; builds it where it can't be pulled."""
     engine.ensure()
     if docker.public_images():
         return PUBLIC_PYTHON
@@ -40,14 +40,14 @@ def python_image() -> str:
 
 
 def build_base() -> str:
-    """Debian's minimal system with this machine's certificate authorities and package sources."""
+    """Builds a minimal Debian with this machine's certificate authorities and package sources. Returns the tag."""
     key = build_base_key()
     tagged = f"{BASE}-{key}"
     with cache.lock("base-image"):
         if not docker.image_exists(tagged):
             archive = cache.entry("rootfs", f"{DEBIAN}-{key}", _debootstrap) / "rootfs.tar"
             log(f"importing {BASE}")
-            # pip and Python's ssl look in places of their own unless told.
+            # Without these, pip and Python's ssl use their own bundles.
             settings = f"ENV PIP_CERT={BUNDLE} SSL_CERT_FILE={BUNDLE} REQUESTS_CA_BUNDLE={BUNDLE}"
             run(["docker", "import", "--change", settings, "--change", 'CMD ["bash"]', archive, tagged], timeout=300)
     run(["docker", "tag", tagged, BASE], timeout=20)
@@ -72,11 +72,14 @@ def _extra_authorities() -> list[Path]:
 
 
 def _sources() -> list[str]:
-    """This machine's own package sources for the release. Raises ClusterError where it has none."""
+    """Returns this machine's package sources for the release. Raises ClusterError if there are none."""
     if shutil.which("apt-get") is None:
-        raise ClusterError("the base image is made from this machine's Debian package sources, and there is no apt-get here")
+        raise ClusterError(
+            "the base image is built from this machine's Debian package sources, and apt-get is missing here"
+        )
     listed = output(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"], timeout=30
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"],
+        timeout=30,
     )
     found = []
     for line in sorted(set(listed.splitlines())):
@@ -84,14 +87,16 @@ def _sources() -> list[str]:
         if release.split("-")[0] == DEBIAN and component == "main":
             found.append(f"deb {uri} {release} main")
     if not any(line.split()[2] == DEBIAN for line in found):
-        raise ClusterError(f"the base image is made from Debian {DEBIAN}: add its main component to this machine's apt sources")
+        raise ClusterError(
+            f"the base image is built from Debian {DEBIAN}: add its main component to this machine's apt sources"
+        )
     return found
 
 
 def _debootstrap(folder: Path) -> None:
     packages.need("debootstrap", "tar")
     if not packages.can_install():
-        raise ClusterError("the base image is made by debootstrap, which needs root")
+        raise ClusterError("the base image is built by debootstrap, which needs root")
     sources = _sources()
     mirror = next(line.split()[1] for line in sources if line.split()[2] == DEBIAN)
     log(f"debootstrap {DEBIAN} (once)")
@@ -106,10 +111,10 @@ def _debootstrap(folder: Path) -> None:
         shutil.copy(path, system / "usr/local/share/ca-certificates" / path.name)
     run(["chroot", system, "update-ca-certificates"], timeout=60)
     for useless in ("var/cache/apt/archives", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man"):
-        # As in Debian's slim images.
+        # Debian's slim images lack these too.
         for path in (system / useless).iterdir() if (system / useless).is_dir() else ():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     (system / "var/cache/apt/archives/partial").mkdir(parents=True)
-    # Docker makes its own /dev.
+    # Docker creates its own /dev.
     run(["tar", "-C", system, "--numeric-owner", "--exclude=./dev/*", "-cf", folder / "rootfs.tar", "."], timeout=120)
     shutil.rmtree(system)

@@ -1,7 +1,7 @@
-"""What is built once is kept outside the tree, by recipe: another recipe gets another key, so nothing goes stale.
+"""A cache of builds outside the tree, keyed by recipe: another recipe gets another key, so no entry goes stale.
 
-An entry is built aside and renamed into place, so that it is there whole or not at all; a file lock per entry keeps
-two runs from building the same thing twice.
+An entry is built in a temporary folder and renamed into place, so it is either complete or absent. A file lock per
+entry keeps two runs from building the same entry twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hack.cluster.shell import ClusterError, log
 
 
 def root() -> Path:
-    """DTJ_CACHE_DIR, else the user's cache folder."""
+    """Returns DTJ_CACHE_DIR, or a folder in the user's cache folder."""
     named = os.environ.get("DTJ_CACHE_DIR")
     if named:
         return Path(named).expanduser().absolute()
@@ -29,35 +29,40 @@ def root() -> Path:
 
 
 def key(*parts: object) -> str:
-    """A short name for a recipe. The parts must be plain data: equal data, equal key, in any run on any machine."""
+    """Returns a short name for a recipe.
+
+    The parts must be plain data, because equal parts must have equal keys in any run on any machine.
+    """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @contextlib.contextmanager
 def lock(name: str, *, timeout: float = 3600) -> Iterator[None]:
-    """Held by one process at a time; freed by the kernel if that process dies."""
+    """Holds a lock that one process at a time can have; the kernel frees it if that process dies."""
     path = root() / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         deadline = time.monotonic() + timeout
-        told = False
+        logged = False
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"another run has held {path} for {timeout:g} s; end it and try again") from None
-                if not told:
-                    log(f"waiting for another run that has {name}")
-                    told = True
+                    raise ClusterError(
+                        f"another run has held {path} for {timeout:g} s; stop it and try again"
+                    ) from None
+                if not logged:
+                    log(f"waiting for another run that holds {name}")
+                    logged = True
                 time.sleep(0.2)
         yield
 
 
 def entry(kind: str, name: str, build: Callable[[Path], None]) -> Path:
-    """The folder <root>/<kind>/<name>, made by `build(folder)` if it is not there yet."""
+    """Returns the folder <root>/<kind>/<name>; creates it with `build(folder)` if it is missing."""
     final = root() / kind / name
     if final.is_dir():
         return final
@@ -65,7 +70,7 @@ def entry(kind: str, name: str, build: Callable[[Path], None]) -> Path:
         if final.is_dir():
             return final
         aside = root() / "tmp" / f"{kind}-{name}"
-        # The lock is ours, so what lies there was left by a run that died.
+        # This process holds the lock, so any files there were left by a run that died.
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         started = time.monotonic()

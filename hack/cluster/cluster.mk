@@ -1,13 +1,13 @@
 # A real Kubernetes for development and tests: hack/cluster/README.md.
-# Standard library only, so that it needs no virtual environment.
+# These commands need only the standard library, so they run without a virtual environment.
 CLUSTER ?= python3 -m hack.cluster
 
 .PHONY: cluster-up
-cluster-up: ## a kind cluster (1 control plane, 2 workers) with a local registry; does nothing when it is healthy
+cluster-up: ## create or repair a kind cluster (1 control plane, 2 workers) with a local registry
 	@$(CLUSTER) up
 
 .PHONY: cluster-down
-cluster-down: ## remove the cluster; the registry's images stay
+cluster-down: ## delete the cluster; the registry's images stay
 	@$(CLUSTER) down
 
 .PHONY: cluster-env
@@ -15,5 +15,5 @@ cluster-env: ## print the exports for this shell: eval "$(make -s cluster-env)"
 	@$(CLUSTER) env
 
 .PHONY: control-plane
-control-plane: ## an API server without nodes on loopback, in the foreground
+control-plane: ## run an API server without nodes on loopback, in the foreground
 	@$(CLUSTER) control-plane

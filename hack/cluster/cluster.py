@@ -1,4 +1,4 @@
-"""`up`, `down`, `env`: the parts put together."""
+"""The commands `up`, `down`, `env` and `heal-network`, composed of the other modules."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hack.cluster import cache, docker, engine, kind, network, registry
 from hack.cluster.shell import ClusterError, log, run, wait_for
 from hack.cluster.versions import CLIENTS
 
-# A node container that was started again needs kubelet, containerd and its pods; a minute is generous.
-MEND_TIMEOUT = 90
+# A restarted node container needs kubelet, containerd and its pods; a minute is generous.
+REPAIR_TIMEOUT = 90
 
 
 def up() -> None:
-    """Leave a healthy cluster alone, mend what can be mended in place, else make it anew."""
+    """Leaves a healthy cluster alone, repairs a damaged one in place if possible, otherwise recreates it."""
     began = time.monotonic()
     started = engine.ensure()
     with cache.lock(f"cluster-{kind.name()}"):
         if not _healthy():
-            # What an engine that was killed brings back by itself is half a cluster, and takes minutes to show it.
-            if started or not _mended():
+            # A killed engine that restarts brings back half a cluster, which takes minutes to fail. Recreate it then.
+            if started or not _repaired():
                 kind.delete()
                 _create()
             log(f"cluster {kind.name()} is up after {time.monotonic() - began:.0f} s")
@@ -42,9 +42,9 @@ def down(*, keep_engine: bool, purge: bool) -> None:
 
 
 def environment() -> str:
-    """Shell lines for `eval`: everything that this project's commands and tests want to know."""
+    """Returns shell lines for `eval`: every setting that this project's commands and tests need."""
     if not kind.kubeconfig().exists():
-        raise ClusterError(f"there is no cluster {kind.name()}; `make cluster-up` makes one")
+        raise ClusterError(f"there is no cluster {kind.name()}; `make cluster-up` creates it")
     folders = dict.fromkeys(str(kind.program(name).parent) for name in CLIENTS)
     lines = {
         "KUBECONFIG": str(kind.kubeconfig()),
@@ -57,7 +57,7 @@ def environment() -> str:
 
 
 def heal_network() -> None:
-    """For whoever has stopped and started a node container."""
+    """Restores the routes after a node container was stopped and started."""
     engine.ensure()
     if not docker.public_images():
         network.apply()
@@ -70,7 +70,7 @@ def _healthy() -> bool:
 
 
 def _ready() -> bool:
-    """Whether every node says so."""
+    """Returns whether every node reports that it is Ready."""
     try:
         template = '{range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{" "}{end}'
         answers = kind.kubectl("get", "nodes", "-o", f"jsonpath={template}", timeout=10).split()
@@ -79,12 +79,16 @@ def _ready() -> bool:
     return answers == ["True"] * len(kind.nodes())
 
 
-def _mended() -> bool:
-    """Start the workers that were stopped, restore their routes, and see whether that was all."""
+def _repaired() -> bool:
+    """Starts the stopped workers and restores their routes. Returns whether the cluster is healthy again."""
     control_plane = kind.nodes()[0]
-    if not all(docker.exists(node) for node in kind.nodes()) or not docker.running(control_plane) or not kind.is_current():
+    if (
+        not all(docker.exists(node) for node in kind.nodes())
+        or not docker.running(control_plane)
+        or not kind.is_current()
+    ):
         return False
-    log(f"cluster {kind.name()} is not healthy; mending it")
+    log(f"cluster {kind.name()} is not healthy; repairing it")
     try:
         for node in kind.nodes():
             if not docker.running(node):
@@ -92,10 +96,10 @@ def _mended() -> bool:
         registry.up()
         if not docker.public_images():
             network.apply()
-        wait_for("all nodes to be Ready", _ready, timeout=MEND_TIMEOUT, every=1)
+        wait_for("all nodes to be Ready", _ready, timeout=REPAIR_TIMEOUT, every=1)
         return True
     except ClusterError as error:
-        log(f"not to be mended: {error}")
+        log(f"can't be repaired: {error}")
         return False
 
 

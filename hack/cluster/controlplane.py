@@ -3,8 +3,8 @@
     with ControlPlane(bin_folder(CONTROL_PLANE), tmp_path) as plane:
         kubectl --kubeconfig {plane.kubeconfig} ...
 
-Real RBAC with real certificates, real garbage collection, StatefulSets and namespaces; no kubelet, so pods stay
-Pending unless a test patches their status. Needs neither root nor Docker. Ready in a few seconds.
+RBAC, certificates, garbage collection, StatefulSets and namespaces are real. Without a kubelet, pods stay Pending
+unless a test patches their status. Needs no root and no Docker. Ready in a few seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hack.cluster.shell import ClusterError
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
-    # One line a request, when it is answered: counting a client's calls is counting lines.
+    # One line per request, when it is answered, so that tests count a client's calls by counting lines.
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata"}],
 }
@@ -38,10 +38,16 @@ STOP_TIMEOUT = 10
 
 
 class ControlPlane:
-    """Starts on entering, ends on leaving. The data directory is the caller's to keep or delete."""
+    """Starts on entering and stops on leaving. The caller keeps or deletes the data directory."""
 
     def __init__(
-        self, bin_dir: Path, data_dir: Path, *, audit_log: bool = True, controllers: str = "*", ready_timeout: float = 60
+        self,
+        bin_dir: Path,
+        data_dir: Path,
+        *,
+        audit_log: bool = True,
+        controllers: str = "*",
+        ready_timeout: float = 60,
     ) -> None:
         self.bin_dir = Path(bin_dir)
         self.data_dir = Path(data_dir)
@@ -62,11 +68,13 @@ class ControlPlane:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
-        """Start everything, and wait until the API answers and the controllers work."""
+        """Starts all processes and waits until the API answers and the controllers work."""
         began = time.monotonic()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._etcd_port, self._etcd_peer_port, self._api_port = free_ports(3)
@@ -76,12 +84,14 @@ class ControlPlane:
         self._start_etcd()
         self.start_apiserver()
         self._start_controller_manager()
-        # Written by a controller of the controller manager: so it has its informers, and works.
-        self._wait("kube-controller-manager", lambda: self._exists("/api/v1/namespaces/default/serviceaccounts/default"))
+        # A controller of the controller manager writes this object, so its informers are synced and it works.
+        self._wait(
+            "kube-controller-manager", lambda: self._exists("/api/v1/namespaces/default/serviceaccounts/default")
+        )
         self.started_in = time.monotonic() - began
 
     def stop(self) -> None:
-        """End every process, without asking: the data is thrown away, so there is nothing to flush."""
+        """Kills every process. The data is thrown away, so there is nothing to flush."""
         guard = self._processes.get("guard")
         if guard is not None:
             try:
@@ -93,13 +103,13 @@ class ControlPlane:
             try:
                 process.wait(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired as error:
-                raise ClusterError(f"{name} (process {process.pid}) did not end on SIGKILL") from error
+                raise ClusterError(f"{name} (process {process.pid}) did not exit on SIGKILL") from error
             if process.stdin is not None:
                 process.stdin.close()
         self._processes.clear()
 
     def crash_apiserver(self) -> None:
-        """As if its machine had lost power; `start_apiserver` brings it back at the same address."""
+        """Kills the API server as a power loss would; `start_apiserver` restarts it at the same address."""
         process = self._processes.pop("kube-apiserver")
         process.kill()
         process.wait(timeout=STOP_TIMEOUT)
@@ -111,7 +121,7 @@ class ControlPlane:
             "bind-address": "127.0.0.1",
             "advertise-address": "127.0.0.1",
             "secure-port": self._api_port,
-            # The endpoints of `kubernetes` may not be loopback addresses: have none.
+            # The endpoints of `kubernetes` must not be loopback addresses, so the Service has none.
             "endpoint-reconciler-type": "none",
             "tls-cert-file": pki / "apiserver.crt",
             "tls-private-key-file": pki / "apiserver.key",
@@ -126,13 +136,13 @@ class ControlPlane:
         if self.audit_log is not None:
             policy = self.data_dir / "audit-policy.json"
             policy.write_text(json.dumps(AUDIT_POLICY))
-            # Size 0: never rotated, else it would be at 100 MB.
+            # Size 0 turns rotation off; by default the log rotates at 100 MB.
             flags |= {"audit-log-path": self.audit_log, "audit-policy-file": policy, "audit-log-maxsize": 0}
         self._spawn("kube-apiserver", flags)
         self._wait("kube-apiserver", lambda: self._status("/readyz") == 200)
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig with a client certificate for this user and these groups; what they may do, RBAC decides."""
+        """Returns a kubeconfig with a client certificate for a user and groups; RBAC decides their permissions."""
         self._minted += 1
         name = f"client-{self._minted}"
         certificate, key = self._authority.client(name, user, groups)
@@ -140,7 +150,7 @@ class ControlPlane:
         return kubeconfig(self.data_dir / f"{name}.kubeconfig", self.url, self._authority.certificate, login)
 
     def kubeconfig_for_service_account(self, namespace: str, name: str, *, seconds: int = 3600) -> Path:
-        """A kubeconfig with a fresh token of this service account."""
+        """Returns a kubeconfig with a fresh token of this service account."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         answer = self.request("POST", path, {"spec": {"expirationSeconds": seconds}})
         self._minted += 1
@@ -148,14 +158,14 @@ class ControlPlane:
         return kubeconfig(target, self.url, self._authority.certificate, {"token": answer["status"]["token"]})
 
     def request(self, method: str, path: str, body: object = None, *, timeout: float = 10) -> Any:
-        """One call as the administrator; the parsed answer. For more than a probe, use a client."""
+        """Sends a request as the administrator and returns the parsed response; meant for probes only."""
         status, text = self._call(method, path, body, timeout)
         if status >= 300:
             raise ClusterError(f"{method} {path}: {status} {text[:500]}")
         return json.loads(text)
 
     def audit_events(self) -> list[dict[str, Any]]:
-        """Every answered request so far (the log is written before the answer is sent)."""
+        """Returns every answered request so far. The server writes the log before it sends the response."""
         if self.audit_log is None or not self.audit_log.exists():
             return []
         return [json.loads(line) for line in self.audit_log.read_text().splitlines() if line.endswith("}")]
@@ -176,9 +186,9 @@ class ControlPlane:
         self._tls.load_cert_chain(certificate, key)
 
     def _start_guard(self) -> None:
-        """Leader of a process group that all others join; ends the group when the pipe from us closes.
+        """Starts the leader of a process group that all others join. The leader kills the group when its pipe closes.
 
-        So nothing is left behind even where this process is killed and can't clean up.
+        No process is left behind, even if this one is killed and can't clean up.
         """
         script = "cat >/dev/null; kill -KILL 0"
         self._processes["guard"] = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, process_group=0)
@@ -192,16 +202,16 @@ class ControlPlane:
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"default={peer}",
-            # A crash of the machine may lose writes then. The data doesn't outlive a test, and the disk is the slowest part.
+            # A machine crash may lose writes. The data doesn't outlive a test, and the disk is the slowest part.
             "unsafe-no-fsync": "true",
             "log-level": "warn",
         }
-        # No wait: the API server asks etcd until it answers.
+        # No wait is needed: the API server retries until etcd answers.
         self._spawn("etcd", flags)
 
     def _start_controller_manager(self) -> None:
         pki = self.data_dir / "pki"
-        # A name of its own, so that its calls can be told from others' in the audit log.
+        # Its own user name distinguishes its calls from others' in the audit log.
         login = self.kubeconfig_for("system:kube-controller-manager", ["system:masters"])
         flags = {
             "kubeconfig": login,
@@ -210,7 +220,7 @@ class ControlPlane:
             "controllers": self.controllers,
             "leader-elect": "false",
             "secure-port": 0,
-            # 20 requests a second by default: tests would measure that, not what they mean to.
+            # The default of 20 requests a second would dominate what the tests measure.
             "kube-api-qps": 500,
             "kube-api-burst": 1000,
         }
@@ -238,7 +248,7 @@ class ControlPlane:
         while not ready():
             for other, process in self._processes.items():
                 if process.poll() is not None:
-                    raise ClusterError(f"{other} ended with {process.returncode}:\n{_tail(self._log(other))}")
+                    raise ClusterError(f"{other} exited with {process.returncode}:\n{_tail(self._log(other))}")
             if time.monotonic() > deadline:
                 raise ClusterError(f"{name} not ready after {self.ready_timeout:g} s:\n{_tail(self._log(name))}")
             time.sleep(0.05)
@@ -264,7 +274,7 @@ class ControlPlane:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, from below the range that the kernel gives to outgoing connections."""
+    """Returns ports without a listener, from below the range that the kernel uses for outgoing connections."""
     found: list[int] = []
     for _ in range(1000):
         port = random.randrange(15000, 32000)
@@ -281,6 +291,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def _tail(path: Path) -> str:
-    """The last lines of a log, informational ones left out."""
+    """Returns the last lines of a log, without informational ones."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return "\n".join([line for line in lines if not re.match(r"I\d{4} ", line)][-15:])

@@ -1,4 +1,4 @@
-"""The few things that are asked of a Docker engine, as plain calls of its command line."""
+"""The few calls of Docker's command line that this package needs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ def exists(container: str) -> bool:
 
 
 def running(*containers: str) -> bool:
-    """Whether all of them are there and run."""
-    inspected = run(["docker", "container", "inspect", "-f", "{{.State.Running}}", *containers], timeout=20, check=False)
+    """Returns whether all of these containers exist and run."""
+    inspected = run(
+        ["docker", "container", "inspect", "-f", "{{.State.Running}}", *containers], timeout=20, check=False
+    )
     return inspected.stdout.split() == ["true"] * len(containers)
 
 
 def build(tag: str, context: Path, dockerfile: str, *, timeout: float = 900) -> None:
-    """Build from this text. The classic builder: an engine without BuildKit's plugin has no other."""
+    """Builds an image from this text with the classic builder; an engine without BuildKit's plugin has no other."""
     (context / "Dockerfile").write_text(dockerfile)
     log(f"building image {tag}")
-    # The host's network: a package registry that is reached through the machine's own resolver is reached so here too.
+    # On the host's network a build reaches every package registry that the machine's own resolver knows.
     command = ["docker", "build", "--network=host", "-t", tag, str(context)]
     run(command, timeout=timeout, env={"DOCKER_BUILDKIT": "0"})
 
 
 def copy_program(program: Path, context: Path) -> None:
-    """Into a build's context; the builder follows no links out of it."""
+    """Copies a program into a build context, because the builder follows no links out of it."""
     try:
         os.link(program.resolve(), context / program.name)
     except OSError:
@@ -58,7 +60,10 @@ REMEMBERED = 24 * 3600
 
 @functools.cache
 def public_images() -> bool:
-    """Whether public images can be pulled here: DTJ_PUBLIC_IMAGES=1 or 0 says it, else one pull, remembered for a day."""
+    """Returns whether public images can be pulled here.
+
+    DTJ_PUBLIC_IMAGES=1 or 0 decides; otherwise one pull does, and the cache keeps its result for a day.
+    """
     forced = os.environ.get("DTJ_PUBLIC_IMAGES")
     if forced in ("0", "1"):
         return forced == "1"
@@ -66,7 +71,7 @@ def public_images() -> bool:
     with contextlib.suppress(OSError):
         if time.time() - remembered.stat().st_mtime < REMEMBERED:
             return remembered.read_text() == "yes"
-    # Not asked of the images that are there: one that we made may carry a public name.
+    # The local images prove nothing: one that was built here may carry a public name.
     found = succeeds(["docker", "pull", "-q", "docker.io/library/registry:3"], timeout=15)
     remembered.parent.mkdir(parents=True, exist_ok=True)
     remembered.write_text("yes" if found else "no")

@@ -1,4 +1,4 @@
-"""A Docker engine: the one that answers, else one that we install (Debian, root) and start."""
+"""A Docker engine: the one that answers, or one that this module installs (Debian, root) and starts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from hack.cluster.shell import ClusterError, log, run, succeeds, wait_for
 
 
 def state() -> Path:
-    """Where an engine that we started has its settings, its log and its process id."""
+    """Returns the folder with the settings, log and process id of an engine that this module started."""
     folder = cache.root() / "engine"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def answers() -> bool:
-    return shutil.which("docker") is not None and succeeds(["docker", "version", "-f", "{{.Server.Version}}"], timeout=10)
+    return shutil.which("docker") is not None and succeeds(
+        ["docker", "version", "-f", "{{.Server.Version}}"], timeout=10
+    )
 
 
 def ensure() -> bool:
-    """After this, `docker` works, privileged containers included; or an error has said what is missing.
+    """Makes `docker` work, privileged containers included. Returns whether the engine had to be started.
 
-    True if it had to be started.
+    Raises ClusterError that names what is missing.
     """
     if answers():
         return False
@@ -37,7 +39,7 @@ def ensure() -> bool:
         raise ClusterError(f"no Docker engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}")
     if not packages.can_install():
         raise ClusterError(
-            "no Docker engine answers, and only root on Debian can have one installed here. "
+            "no Docker engine answers, and only root on Debian can install one here. "
             "Start one (or add yourself to its group), then try again"
         )
     with cache.lock("engine"):
@@ -54,7 +56,9 @@ def _start() -> None:
     else:
         _start_by_hand()
     if not answers():
-        raise ClusterError(f"the Docker engine started, but the docker client gets no answer; see {state()}/dockerd.log")
+        raise ClusterError(
+            f"the Docker engine started, but the docker client gets no answer; see {state()}/dockerd.log"
+        )
 
 
 def _start_by_hand() -> None:
@@ -69,7 +73,7 @@ def _start_by_hand() -> None:
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            # Of its own session: it outlives this command and the terminal it was typed in.
+            # In its own session the engine outlives this command and its terminal.
             start_new_session=True,
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
         )
@@ -78,7 +82,7 @@ def _start_by_hand() -> None:
     def ready() -> bool:
         if daemon.poll() is not None:
             tail = "\n".join(logfile.read_text(errors="replace").splitlines()[-15:])
-            raise ClusterError(f"dockerd ended with {daemon.returncode}:\n{tail}")
+            raise ClusterError(f"dockerd exited with {daemon.returncode}:\n{tail}")
         return answers()
 
     wait_for("the Docker engine", ready, timeout=60)
@@ -87,7 +91,7 @@ def _start_by_hand() -> None:
 def _settings() -> dict[str, object]:
     settings: dict[str, object] = {
         "storage-driver": "overlay2",
-        # Started by hand there is no systemd to ask for cgroups.
+        # Without systemd, dockerd must manage cgroups itself.
         "exec-opts": ["native.cgroupdriver=cgroupfs"],
         "log-opts": {"max-size": "20m", "max-file": "2"},
     }
@@ -98,12 +102,12 @@ def _settings() -> dict[str, object]:
 
 
 def _install_wrapper() -> Path:
-    """Copied out of the tree, so that the engine goes on when the tree is gone."""
+    """Copies the wrapper out of the tree, so that the engine still works after the tree is deleted."""
     source = Path(runc_wrapper.__file__).read_text()
     real = packages.find("runc")
     if real is None:
         raise ClusterError("no runc; on Debian, as root: apt-get install runc")
-    # The system's own interpreter if there is one: a virtual environment's may be deleted under us.
+    # Prefer the system's interpreter, because a virtual environment may be deleted meanwhile.
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else os.path.realpath(sys.executable)
 
     def build(folder: Path) -> None:
@@ -116,7 +120,7 @@ def _install_wrapper() -> Path:
 
 
 def _forget_dead(*files: str) -> None:
-    """Process-id files of an engine that was killed; their numbers may belong to somebody else by now."""
+    """Deletes the process-id files of a killed engine, because other processes may have these numbers by now."""
     for name in files:
         path = Path(name)
         with contextlib.suppress(OSError, ValueError):
@@ -129,14 +133,14 @@ def _forget_dead(*files: str) -> None:
 
 def _ended(pid: int) -> bool:
     try:
-        # "pid (name) state …"; a zombie waits for its parent, and does nothing else any more.
+        # The format is "pid (name) state …". A zombie only waits for its parent, so it has ended.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
 def stop() -> None:
-    """End the engine, if it is one that we started; images and volumes stay on disk."""
+    """Stops the engine if this module started it; images and volumes stay on disk."""
     recorded = state() / "dockerd.pid"
     try:
         pid = int(recorded.read_text())

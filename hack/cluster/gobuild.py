@@ -1,8 +1,8 @@
 """Go programs from the module proxy, one cache entry each, and one folder of links to put on PATH.
 
-`go install module@version` refuses modules with `replace` lines (Kubernetes, etcd), so each program is built from a
-go.mod of our own that requires its module. Checksums are the Go checksum database's; the environment's GOPROXY,
-GOFLAGS and caches are used as they are.
+`go install module@version` rejects modules with `replace` lines (Kubernetes, etcd), so each program is built from a
+generated go.mod that requires its module. The Go checksum database verifies the sources. The environment's GOPROXY,
+GOFLAGS and caches apply unchanged.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hack.cluster import cache, toolchain
 from hack.cluster.shell import ClusterError, log, run
 from hack.cluster.versions import TOOLS, Tool
 
-# Raised when what is written below changes what comes out.
+# Raise this number when a change of this file changes the programs.
 RECIPE = 1
-# kube-apiserver takes 200 s on two idle cores; a machine shared with other work takes several times that.
+# kube-apiserver takes 200 s on two idle cores, and several times that on a busy machine.
 BUILD_TIMEOUT = 3000
 
 
 def binary(name: str) -> Path:
-    """The program's path in the cache, built if it isn't there."""
+    """Returns the program's path in the cache; builds it if it is missing."""
     tool = TOOLS.get(name)
     if tool is None:
         raise ClusterError(f"unknown program {name}; known: {', '.join(TOOLS)}")
@@ -36,12 +36,12 @@ def binary(name: str) -> Path:
 
 
 def bin_folder(names: Iterable[str]) -> Path:
-    """<cache>/bin/<key of all pins>, holding a link to each of these programs (and to whatever was built before)."""
+    """Returns <cache>/bin/<key of all pins>, which links each of these programs and every program built before."""
     folder = cache.root() / "bin" / cache.key([_key(tool) for tool in TOOLS.values()])
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         link = folder / name
-        # Linked as soon as it is built: whoever waits for the first program doesn't wait for the last.
+        # Link each program as soon as it is built, so that a user of the first one doesn't wait for the last.
         program = binary(name)
         if not link.exists():
             with contextlib.suppress(FileExistsError):
@@ -70,13 +70,13 @@ def _build(tool: Tool, folder: Path) -> None:
         [go, "build", *options, "-o", folder / tool.name, tool.package],
         timeout=BUILD_TIMEOUT,
         cwd=source,
-        # Static: the same file runs here and in an image made from scratch.
+        # A static program runs here and in an image built from scratch.
         env={"CGO_ENABLED": "0", "GOWORK": "off"},
     )
 
 
 def download(tool: Tool) -> dict[str, str]:
-    """The tool's module in Go's own module cache: `Dir` is its source, `GoMod` its go.mod."""
+    """Downloads the tool's module into Go's module cache. Returns `Dir`, its source, and `GoMod`, its go.mod."""
     named = f"{tool.module}@{tool.version}"
     with tempfile.TemporaryDirectory() as nowhere:
         done = run([toolchain.go(), "mod", "download", "-json", named], timeout=900, cwd=Path(nowhere))
@@ -84,7 +84,7 @@ def download(tool: Tool) -> dict[str, str]:
 
 
 def go_mod(tool: Tool, theirs: str) -> str:
-    """A go.mod that requires the tool's module, given the go.mod of that module."""
+    """Returns a go.mod that requires the tool's module, given the go.mod of that module."""
     version = re.search(r"^go (\S+)$", theirs, re.MULTILINE)
     lines = [f"module dtj.local/{tool.name}", f"go {version.group(1) if version else '1.24'}"]
     if tool.module:

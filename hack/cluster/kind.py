@@ -1,4 +1,4 @@
-"""The kind cluster itself: its configuration, its creation and its removal."""
+"""The kind cluster: configuration, creation and deletion."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def name() -> str:
 
 
 def nodes() -> list[str]:
-    """The node containers, as kind calls them."""
+    """Returns kind's names of the node containers."""
     workers = [f"{name()}-worker{number if number > 1 else ''}" for number in range(1, WORKERS + 1)]
     return [f"{name()}-control-plane", *workers]
 
 
 def state() -> Path:
-    """What belongs to the cluster on this side: kubeconfig, audit log, the shared directory."""
+    """Returns the cluster's folder on this machine: kubeconfig, audit log, shared directory."""
     return cache.root() / "cluster" / name()
 
 
@@ -40,7 +40,10 @@ def kubeconfig() -> Path:
 
 @memoize
 def program(tool: str) -> Path:
-    """kubectl and helm may be the machine's own; kind is always ours, since the configuration is written for it."""
+    """Returns a program's path.
+
+    kubectl and helm may be the machine's own. kind is always the pinned one, because the configuration fits it.
+    """
     found = shutil.which(tool) if tool != "kind" and docker.public_images() else None
     return Path(found) if found else gobuild.binary(tool)
 
@@ -51,7 +54,7 @@ def kubectl(*arguments: str, timeout: float = 30, stdin: str | None = None) -> s
 
 
 def configuration(*, from_source: bool) -> dict[str, Any]:
-    """kind's configuration; JSON is YAML."""
+    """Returns kind's configuration, to be written as JSON, which is YAML."""
     here = state()
     api_server = {
         "kind": "ClusterConfiguration",
@@ -66,7 +69,7 @@ def configuration(*, from_source: bool) -> dict[str, Any]:
     }
     patches = [json.dumps(api_server)]
     if from_source and not Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        # Kubernetes has retired cgroup v1 as a default, and still runs on it when told to.
+        # Kubernetes no longer accepts cgroup v1 by default, but this setting allows it.
         patches.append(json.dumps({"kind": "KubeletConfiguration", "failCgroupV1": False}))
     shared = [{"hostPath": str(here / "shared"), "containerPath": SHARED}]
     document: dict[str, Any] = {
@@ -74,7 +77,7 @@ def configuration(*, from_source: bool) -> dict[str, Any]:
         "apiVersion": "kind.x-k8s.io/v1alpha4",
         "name": name(),
         "kubeadmConfigPatches": patches,
-        # Where registry.py puts the address of the local registry.
+        # registry.py writes the address of the local registry into this folder.
         "containerdConfigPatches": [
             '[plugins."io.containerd.grpc.v1.cri".registry]\n  config_path = "/etc/containerd/certs.d"\n'
         ],
@@ -84,13 +87,16 @@ def configuration(*, from_source: bool) -> dict[str, Any]:
         ],
     }
     if from_source:
-        # kindnetd is not to be had from source: network.py does its part.
+        # kindnetd can't be built as a Go module, so network.py replaces it.
         document["networking"] = {"disableDefaultCNI": True}
     return document
 
 
 def audit_policy() -> dict[str, Any]:
-    """Every call once, when it is answered, but those of Kubernetes' own parts: they would be a gigabyte a day."""
+    """Returns a policy that logs each call once, when it is answered.
+
+    The calls of Kubernetes' own components are left out, because they would be a gigabyte a day.
+    """
     own = ["system:nodes", "system:serviceaccounts:kube-system"]
     users = ["system:apiserver", "system:kube-scheduler", "system:kube-controller-manager", "system:kube-proxy"]
     rules = [
@@ -103,7 +109,7 @@ def audit_policy() -> dict[str, Any]:
 
 
 def recipe() -> str:
-    """Changes when the cluster has to be made anew to be what this tree describes."""
+    """Returns a key that changes when the cluster must be recreated to match this tree."""
     source = not docker.public_images()
     image = nodeimage.node_image() if source else f"kind {KIND}"
     return cache.key(image, KUBERNETES, configuration(from_source=source), audit_policy())
@@ -122,7 +128,7 @@ def create() -> None:
     here = state()
     for folder in ("audit", "shared"):
         (here / folder).mkdir(parents=True, exist_ok=True)
-    # Any user of any pod writes there, and deletes only what is its own: as /tmp.
+    # Like /tmp: any user of any pod writes there, and deletes only its own files.
     (here / "shared").chmod(0o1777)
     (here / "audit/audit.log").unlink(missing_ok=True)
     (here / "audit/policy.json").write_text(json.dumps(audit_policy()))
@@ -139,9 +145,13 @@ def create() -> None:
 
 
 def _thaw() -> None:
-    """cgroup v1: runc freezes a container while it sets it up. Killed meanwhile, it leaves processes that SIGKILL can't end."""
+    """Thaws frozen containers (cgroup v1).
+
+    runc freezes a container during setup. If runc is killed meanwhile, SIGKILL can't end the frozen processes.
+    """
     for path in Path("/sys/fs/cgroup/freezer").glob("docker/**/freezer.state"):
-        with contextlib.suppress(OSError):  # gone, or not ours to write: then the removal says so
+        # A file that is gone or not writable shows up as a failed removal.
+        with contextlib.suppress(OSError):
             if path.read_text().strip() != "THAWED":
                 path.write_text("THAWED")
 
@@ -156,7 +166,7 @@ def delete() -> None:
     if succeeds([program("kind"), *command], timeout=120) and not exists():
         return
 
-    # kind gives up on containers in a state that it doesn't know; the engine does not.
+    # kind gives up on containers in an unknown state; the engine does not.
     def gone() -> bool:
         _thaw()
         return succeeds(["docker", "rm", "--force", "--volumes", *nodes()], timeout=120) or not exists()

@@ -1,4 +1,4 @@
-"""kind's node image from source, for where `kindest/node` can't be pulled.
+"""kind's node image built from source, for machines that can't pull `kindest/node`.
 
 kind's own recipe (images/base/Dockerfile of its module), with Debian bookworm's systemd and runc, our containerd, and
 no fuse-overlayfs; then `kind build node-image` from our own Kubernetes.
@@ -44,7 +44,7 @@ ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]
 
 
 def node_image() -> str:
-    """The image to give to `kind create cluster --image`; built if the engine hasn't got it."""
+    """Returns the image for `kind create cluster --image`; builds it if the engine lacks it."""
     name = f"dtj-node:v{KUBERNETES}-{_key()}"
     if docker.image_exists(name):
         return name
@@ -57,7 +57,7 @@ def node_image() -> str:
             nodeparts.server_tarball(tarball)
             log("kind build node-image")
             command = ["build", "node-image", "--type", "file", "--base-image", base, "--image", name, str(tarball)]
-            # kind unpacks it to the temporary folder: 1 GB, which a small /tmp may not have.
+            # kind unpacks the tarball into the temporary folder: 1 GB, for which a small /tmp may lack room.
             run([gobuild.binary("kind"), *command], timeout=900, env={"TMPDIR": place})
     return name
 
@@ -85,10 +85,10 @@ def _node_base() -> str:
 
 
 def _lay_out(files: Path) -> None:
-    """kind's files and our programs, as they lie in the node, with the modes of kind's Dockerfile."""
+    """Copies kind's files and our programs to their places in the node, with the modes of kind's Dockerfile."""
     theirs = nodeparts.kind_source() / "images/base/files"
     scripts = ("usr/local/bin", "kind/bin")
-    # The module cache is read-only; a node's files are not.
+    # Set modes, because the module cache is read-only and a node's files must be writable.
     for source in sorted(path for path in theirs.rglob("*") if path.is_file()):
         relative = source.relative_to(theirs)
         copy = files / relative
@@ -99,7 +99,7 @@ def _lay_out(files: Path) -> None:
     text = config.read_text()
     relaxed = text.replace("restrict_oom_score_adj = false", "restrict_oom_score_adj = true")
     if relaxed == text:
-        raise ClusterError("kind's containerd config changed: no `restrict_oom_score_adj = false` in it")
+        raise ClusterError("kind's containerd config has changed and lacks `restrict_oom_score_adj = false`")
     # Without CAP_SYS_RESOURCE no process may lower its OOM score, and each pod would die at its start.
     config.write_text(relaxed)
     for folder, names in (("usr/local/bin", _LOCAL), ("opt/cni/bin", CNI_PLUGINS)):

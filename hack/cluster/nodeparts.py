@@ -1,8 +1,8 @@
-"""The Kubernetes release that `kind build node-image` takes: a server tarball, made from what we built.
+"""The Kubernetes release that `kind build node-image` takes: a server tarball, made of our own builds.
 
-kind wants four image archives in it. It reads an archive's tags from whichever of `repositories` and `manifest.json`
-comes first (and of the latter only the first image's), and matches them by full name, `docker.io/` included: so our
-archives have `repositories` first, and full names.
+kind expects four image archives in the tarball. kind reads an archive's tags from whichever of `repositories` and
+`manifest.json` comes first (from the latter only the first image's), and matches them by full name, `docker.io/`
+included. Our archives therefore have `repositories` first, and full names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def kind_source() -> Path:
 
 
 def image_names() -> dict[str, str]:
-    """Program -> image name, as kubeadm and this version of kind ask for it."""
+    """Returns the image name of each program, as kubeadm and this version of kind expect it."""
     command = ["config", "images", "list", "--kubernetes-version", f"v{KUBERNETES}"]
     names = {}
     for image in output([gobuild.binary("kubeadm"), *command], timeout=30).splitlines():
@@ -52,12 +52,14 @@ def image_names() -> dict[str, str]:
 def _only(pattern: str, text: str) -> str:
     found = re.findall(pattern, text)
     if len(found) != 1:
-        raise ClusterError(f"kind's sources changed: {pattern} found {len(found)} times; hack/cluster/nodeparts.py reads them")
+        raise ClusterError(
+            f"kind's sources changed: {pattern} found {len(found)} times; hack/cluster/nodeparts.py reads them"
+        )
     return str(found[0])
 
 
 def server_tarball(target: Path) -> None:
-    """Build the images, and pack them with the node's own programs."""
+    """Builds the images and packs them with the node's own programs."""
     names = image_names()
     base = baseimage.build_base()
     with tempfile.TemporaryDirectory(dir=target.parent) as place:
@@ -66,12 +68,17 @@ def server_tarball(target: Path) -> None:
             path = "/coredns" if name == "coredns" else f"/usr/local/bin/{name}"
             text = _SCRATCH if name == "coredns" else _ON_PATH
             _image(work, names[name], name, text.format(name=name, path=path))
-        _image(work, names["local-path-provisioner"], "local-path-provisioner", _ON_PATH.format(name="local-path-provisioner"))
+        _image(
+            work,
+            names["local-path-provisioner"],
+            "local-path-provisioner",
+            _ON_PATH.format(name="local-path-provisioner"),
+        )
         _image(work, names["pause"], "pause", _SCRATCH.format(name="pause", path="/pause"))
         _image(work, names["kube-proxy"], "kube-proxy", _KUBE_PROXY.format(base=base))
-        # The helper is `sh`, `mkdir` and `rm`: Debian has them.
+        # The helper needs `sh`, `mkdir` and `rm`, which Debian has.
         run(["docker", "tag", base, names["local-path-helper"]], timeout=20)
-        # kindnetd isn't to be had as a Go module. kind only insists on the name; our network needs no daemon.
+        # kindnetd can't be built as a Go module. kind only checks the name, and our network needs no daemon.
         run(["docker", "tag", names["pause"], names["kindnetd"]], timeout=20)
         _pack(work, names, target)
 
@@ -86,10 +93,10 @@ def _image(work: Path, image: str, program: str, dockerfile: str) -> None:
 def _pack(work: Path, names: dict[str, str], target: Path) -> None:
     alone = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
     archives = {name: [names[name]] for name in alone}
-    # kind knows four archives; everything else rides in the last.
+    # kind loads four archives; the last one holds all other images.
     archives["kube-proxy"] = [image for name, image in names.items() if name not in alone]
     log("packing the server tarball")
-    # Not compressed: it is read once, on this machine.
+    # Compression would be wasted: the tarball is read once, on this machine.
     with tarfile.open(target, "w:gz", compresslevel=0) as packed:
         version = f"v{KUBERNETES}\n".encode()
         _add(packed, "kubernetes/version", version)
@@ -106,7 +113,7 @@ def _pack(work: Path, names: dict[str, str], target: Path) -> None:
 
 
 def rewrite(saved: Path, target: Path, images: list[str]) -> None:
-    """`docker save`'s archive, with the tags in the form that kind reads (see the top of this file)."""
+    """Rewrites an archive of `docker save` with its tags in the form that kind reads (see the top of this file)."""
     full = {image.removeprefix("docker.io/"): image for image in images}
     repositories: dict[str, dict[str, str]] = {}
     for image in images:
@@ -115,14 +122,14 @@ def rewrite(saved: Path, target: Path, images: list[str]) -> None:
     with tarfile.open(saved) as old, tarfile.open(target, "w") as new:
         found = old.extractfile("manifest.json")
         if found is None:
-            raise ClusterError(f"{saved}: no manifest.json in what `docker save` wrote")
+            raise ClusterError(f"{saved}: `docker save` wrote no manifest.json")
         manifest = json.load(found)
         for item in manifest:
             item["RepoTags"] = [full[tag.removeprefix("docker.io/")] for tag in item["RepoTags"] or []]
         _add(new, "repositories", json.dumps(repositories).encode())
         _add(new, "manifest.json", json.dumps(manifest).encode())
         for member in old:
-            # An OCI index beside it would be preferred, and has the short names.
+            # kind would prefer an OCI index, which has the short names.
             if member.name not in ("repositories", "manifest.json", "index.json", "oci-layout"):
                 new.addfile(member, old.extractfile(member) if member.isfile() else None)
 

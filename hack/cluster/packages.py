@@ -1,4 +1,4 @@
-"""Programs that a bare Debian lacks: installed by apt-get when we are root there, else named."""
+"""Programs that a bare Debian lacks: installed by apt-get for root, otherwise named in an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def find(program: str) -> str | None:
-    """On PATH, or where Debian keeps what only root runs."""
+    """Returns a program's path, from PATH or from where Debian keeps the programs of root."""
     return shutil.which(program) or shutil.which(program, path=_SYSTEM_PATH)
 
 
@@ -31,7 +31,7 @@ def can_install() -> bool:
 
 
 def need(*programs: str) -> None:
-    """Make sure that these programs are there."""
+    """Installs those of these programs that are missing. Raises ClusterError if it can't."""
     missing = [program for program in programs if find(program) is None]
     if not missing:
         return
@@ -42,13 +42,13 @@ def need(*programs: str) -> None:
     install(wanted.split())
     still = [program for program in missing if find(program) is None]
     if still:
-        raise ClusterError(f"apt-get installed {wanted}, but there is still no {', '.join(still)}")
+        raise ClusterError(f"apt-get installed {wanted}, but these are still missing: {', '.join(still)}")
 
 
 def install(packages: list[str]) -> None:
     quiet: Mapping[str, str] = {"DEBIAN_FRONTEND": "noninteractive"}
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if run(command, timeout=600, env=quiet, check=False).returncode != 0:
-        # A fresh machine has no package lists, an old one stale ones.
+        # A fresh machine has no package lists, and an old one has stale lists.
         run(["apt-get", "update"], timeout=300, env=quiet)
         run(command, timeout=600, env=quiet)

@@ -12,7 +12,7 @@ from hack.cluster.shell import run
 
 
 class Authority:
-    """A certificate authority in a folder of its own, and what it signs. Elliptic keys: made in milliseconds."""
+    """A certificate authority in its own folder, with elliptic keys, which take milliseconds to create."""
 
     def __init__(self, folder: Path) -> None:
         packages.need("openssl")
@@ -24,16 +24,19 @@ class Authority:
         self._issue(self.certificate, self.key, ["-subj", "/CN=dtj-test-ca"])
 
     def serving(self, name: str, addresses: Sequence[str]) -> tuple[Path, Path]:
-        """A server's certificate for these DNS:… and IP:… names."""
+        """Issues a server certificate for these DNS:… and IP:… names. Returns (certificate, key)."""
         return self._signed(name, f"/CN={name}", ["-addext", f"subjectAltName={','.join(addresses)}"])
 
     def client(self, name: str, user: str, groups: Sequence[str]) -> tuple[Path, Path]:
-        """A client's certificate: Kubernetes takes the common name for the user and the organizations for the groups."""
+        """Issues a client certificate.
+
+        Kubernetes reads the user from the common name and the groups from the organizations.
+        """
         parts = [f"/O={_escape(group)}" for group in groups]
         return self._signed(name, f"{''.join(parts)}/CN={_escape(user)}", ["-addext", "extendedKeyUsage=clientAuth"])
 
     def key_pair(self, name: str) -> tuple[Path, Path]:
-        """A bare key pair (public, private), for signing service account tokens."""
+        """Creates a key pair for signing service account tokens. Returns (public, private)."""
         private, public = self.folder / f"{name}.key", self.folder / f"{name}.pub"
         run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", private], timeout=20)
         run(["openssl", "ec", "-in", private, "-pubout", "-out", public], timeout=20)
@@ -55,7 +58,7 @@ def _escape(name: str) -> str:
 
 
 def kubeconfig(path: Path, server: str, authority: Path, user: dict[str, str]) -> Path:
-    """Written as JSON, which is YAML; certificates inside it, so that the file can be handed around."""
+    """Writes a kubeconfig as JSON, which is YAML, with the certificates inside, so that the file is portable."""
     name = "dtj"
     document = {
         "apiVersion": "v1",

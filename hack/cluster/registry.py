@@ -1,6 +1,6 @@
 """The local registry: push to localhost:5001, and the nodes pull the same name from it.
 
-A changed layer of code goes through it in a fraction of a second; `kind load` copies the whole image each time.
+A changed layer passes through it in a fraction of a second; `kind load` copies the whole image each time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENTRYPOINT ["/registry", "serve", "/config.yml"]
 
 
 def name() -> str:
-    """The container, and the volume that keeps its images: each cluster has its own."""
+    """Returns the name of the container and of the volume with its images; each cluster has its own."""
     return f"{kind.name()}-registry"
 
 
@@ -39,22 +39,24 @@ def port() -> int:
 
 
 def address() -> str:
-    """How both this machine and the nodes call it."""
+    """Returns the address that both this machine and the nodes use."""
     return f"localhost:{port()}"
 
 
 def up() -> None:
-    """Start it if it doesn't run, on kind's network; what was pushed lies in a volume and outlives it."""
+    """Starts the registry on kind's network if it doesn't run. Its images lie in a volume and outlive it."""
     if not docker.running(name()) or not _answers_soon():
         image = PUBLIC_IMAGE if docker.public_images() else _image()
         if docker.exists(name()):
             run(["docker", "rm", "--force", name()], timeout=60)
         log(f"starting the registry at {address()}")
         published = f"127.0.0.1:{port()}:5000"
-        # Its tracing looks for a collector unless told that there is none.
+        # Without this setting the registry's tracing looks for a collector.
         settings = ["-e", "OTEL_TRACES_EXPORTER=none", "-e", "REGISTRY_STORAGE_DELETE_ENABLED=true"]
         place = ["-p", published, "-v", f"{name()}:/var/lib/registry", "--network", "kind"]
-        run(["docker", "run", "-d", "--name", name(), "--restart=unless-stopped", *place, *settings, image], timeout=120)
+        run(
+            ["docker", "run", "-d", "--name", name(), "--restart=unless-stopped", *place, *settings, image], timeout=120
+        )
     wait_for(f"the registry at {address()}", answers, timeout=30)
 
 
@@ -63,7 +65,7 @@ def _answers_soon() -> bool:
         wait_for("the registry", answers, timeout=10)
         return True
     except ClusterError:
-        # Running, but unreachable: its published port died with an engine, for example.
+        # The container may run and be unreachable, for example after its published port died with an engine.
         return False
 
 
@@ -76,9 +78,9 @@ def answers() -> bool:
 
 
 def connect_nodes() -> None:
-    """Tell each node's containerd where localhost:PORT is, and to look there first for names without a registry.
+    """Configures each node's containerd to pull from localhost:PORT first, also for names without a registry.
 
-    So `image: dtj-trainer:cpu`, as the examples have it, is what `make images` pushed.
+    The nodes thus resolve `image: dtj-trainer:cpu` of the examples to the image that `make images` pushed.
     """
     ours = f'[host."http://{name()}:5000"]\n'
     mirror = f'server = "https://registry-1.docker.io"\n{ours}  capabilities = ["pull", "resolve"]\n'

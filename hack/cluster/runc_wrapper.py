@@ -1,8 +1,9 @@
-"""A runc that asks only for capabilities that exist here. Installed as Docker's runtime; needs nothing but Python.
+"""A runc that requests only capabilities that exist here. Installed as Docker's runtime; needs only Python.
 
 In a sandbox whose root lacks some capability (CAP_SYS_RESOURCE, typically), `docker run --privileged` and
-`docker exec --privileged` fail with "unable to apply caps: operation not permitted", since runc asks for all of them.
-kind needs both. So: take what is missing from our own bounding set out of the specification, then become runc.
+`docker exec --privileged` fail with "unable to apply caps: operation not permitted", because runc requests all of them.
+kind needs both. This program removes the capabilities that its own bounding set lacks from the specification, then
+executes runc.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ NAMES = """
     NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN
     SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE
     MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE
-""".split()  # noqa: SIM905 - forty quoted names would be longer, and no clearer
+""".split()  # noqa: SIM905 - forty quoted names would be longer
 
 
 def missing(status: str) -> set[str]:
-    """The capabilities that the process of this /proc/PID/status can never have."""
+    """Returns the capabilities that the process of this /proc/PID/status can never have."""
     found = re.search(r"^CapBnd:\s*([0-9a-f]+)", status, re.MULTILINE)
     bounding = int(found.group(1), 16) if found else ~0
     return {f"CAP_{name}" for number, name in enumerate(NAMES) if not bounding >> number & 1}
 
 
 def without(process: dict[str, object], lost: set[str]) -> bool:
-    """Take them out of a process of an OCI specification; whether anything changed."""
+    """Removes capabilities from a process of an OCI specification. Returns whether anything changed."""
     sets = process.get("capabilities")
     if not isinstance(sets, dict):
         return False
@@ -43,7 +44,7 @@ def without(process: dict[str, object], lost: set[str]) -> bool:
 
 
 def specification(arguments: list[str]) -> str | None:
-    """The file that this runc call takes its process from: none for calls that start nothing."""
+    """Returns the file with the process of this runc call, or None for calls that start none."""
     options = {"create": "--bundle", "run": "--bundle", "exec": "--process"}
     for command, option in options.items():
         if command not in arguments:
@@ -72,7 +73,7 @@ def edit(path: str, lost: set[str]) -> None:
 
 
 def _is_process(document: dict[str, object]) -> bool:
-    """`exec --process` names a bare process; a bundle's config.json has it under `process`."""
+    """Returns whether a document is a bare process, as `exec --process` names it; a bundle has it under `process`."""
     return "process" not in document and "args" in document
 
 
@@ -86,6 +87,6 @@ def main(runc: str, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # Installed with the real runc's path as a link beside it, so that this file is the same everywhere.
+    # A link beside this file leads to the real runc, so that this file is the same everywhere.
     here = os.path.dirname(os.path.realpath(sys.argv[0]))
     main(os.path.realpath(os.path.join(here, "runc")), sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Running other programs: every call has a deadline, and every failure says what was run and what it printed."""
+"""Runs other programs. Every call has a deadline, and every error names the command and its output."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 class ClusterError(Exception):
-    """Something is missing or failed; the message says what, and what to do about it."""
+    """A missing or failed component; the message names it and the remedy."""
 
 
 def log(message: str) -> None:
-    """Progress goes to stderr: stdout is for what a caller evaluates (`cluster-env`, `bin`)."""
+    """Prints progress to stderr, because callers evaluate stdout (`cluster-env`, `bin`)."""
     print(f"[cluster] {message}", file=sys.stderr, flush=True)
 
 
@@ -28,7 +28,7 @@ def run(
     stdin: str | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end, both streams captured. `env` is added to the process's own environment."""
+    """Runs a program to its end and captures both streams. `env` is added to the process's own environment."""
     command = [str(part) for part in argv]
     try:
         done = subprocess.run(
@@ -46,7 +46,7 @@ def run(
     except FileNotFoundError as error:
         raise ClusterError(f"{command[0]}: not found ({error})") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"no end after {timeout:g} s: {' '.join(command)}") from error
+        raise ClusterError(f"timed out after {timeout:g} s: {' '.join(command)}") from error
     if check and done.returncode != 0:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-25:])
         raise ClusterError(f"exit code {done.returncode}: {' '.join(command)}\n{tail}")
@@ -58,7 +58,7 @@ def output(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str]
 
 
 def succeeds(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None) -> bool:
-    """Whether it exits 0 in time; a missing program or a timeout is a plain no."""
+    """Returns whether a program exits with 0 in time; False if it is missing or times out."""
     try:
         return run(argv, timeout=timeout, env=env, check=False).returncode == 0
     except ClusterError:
@@ -66,9 +66,9 @@ def succeeds(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, st
 
 
 def wait_for(what: str, probe: Callable[[], bool], *, timeout: float, every: float = 0.2) -> None:
-    """Ask until true. The deadline is part of the contract: no wait here is endless."""
+    """Polls `probe` until it is true. Raises ClusterError at the deadline: no wait here is endless."""
     deadline = time.monotonic() + timeout
     while not probe():
         if time.monotonic() > deadline:
-            raise ClusterError(f"waited {timeout:g} s in vain for {what}")
+            raise ClusterError(f"timed out after {timeout:g} s waiting for {what}")
         time.sleep(every)

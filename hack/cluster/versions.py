@@ -1,4 +1,4 @@
-"""Every pin of the cluster, in one place. Changing one rebuilds what depends on it, and nothing else."""
+"""Every pinned version of the cluster. Changing one rebuilds only what depends on it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ CONTAINERD = "2.3.4"
 COREDNS = "1.14.7"
 KIND = "0.33.0"
 DEBIAN = "bookworm"
-# The toolchain that is fetched where `go` on PATH is absent or older than what Kubernetes asks for.
+# The toolchain to download where `go` on PATH is missing or older than Kubernetes requires.
 GO_MINIMUM = (1, 26)
 GO_TOOLCHAIN = "1.26.6"
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One Go program: the module that has it (none if it is all our own), and the package to build in it."""
+    """One Go program: its module (empty if all of it is ours), and the package to build in the module."""
 
     name: str
     module: str
     version: str
     package: str
-    # Left out: drivers that need C headers. They are never used here.
+    # These exclude drivers that need C headers, which are never used here.
     tags: tuple[str, ...] = ()
     # Linker stamps: kubeadm, kubectl and clients misjudge a binary that doesn't know its own version.
     stamps: tuple[tuple[str, str], ...] = ()
-    # A main package of our own, where the module's is behind `replace` lines or not where `go build` can reach it.
+    # Our own main package, where `go build` can't reach the module's, for example behind `replace` lines.
     main: str = ""
-    # Staging modules: required at v0.0.0 there, to be replaced with this version.
+    # Version of the staging modules, which the module requires at v0.0.0.
     staging: str = ""
 
 
@@ -84,7 +84,7 @@ import (
 func main() { etcdmain.Main(os.Args) }
 """
 
-# What holds a pod's namespaces: it sleeps, and reaps the orphans of a shared process namespace.
+# Holds a pod's namespaces: sleeps, and reaps the orphans of a shared process namespace.
 _PAUSE_MAIN = """package main
 
 import (
@@ -112,7 +112,7 @@ func main() {
 _HELM = "helm.sh/helm/v3/internal/version"
 _REGISTRY = "github.com/distribution/distribution/v3"
 
-# In the order in which they are wanted: the control plane first.
+# In the order of use: the control plane comes first.
 TOOLS = {
     tool.name: tool
     for tool in (
@@ -120,7 +120,9 @@ TOOLS = {
         _kubernetes("kube-apiserver"),
         _kubernetes("kube-controller-manager"),
         _kubernetes("kubectl"),
-        Tool("helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)),
+        Tool(
+            "helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)
+        ),
         Tool("registry", _REGISTRY, "v3.1.2", f"{_REGISTRY}/cmd/registry"),
         Tool("kind", "sigs.k8s.io/kind", f"v{KIND}", "sigs.k8s.io/kind"),
         _kubernetes("kubelet"),

@@ -1,1 +1,1 @@
-"""`make images` and `make deploy`: build what changed, push it to the local registry, install the chart from it."""
+"""`make images` and `make deploy`: build changed images, push them to the local registry, install the chart."""

@@ -1,4 +1,4 @@
-"""`python3 -m hack.images COMMAND`."""
+"""The command line: `python3 -m hack.images COMMAND`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from hack.images import build, deploy
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m hack.images", description="Images and the chart on the local cluster.")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m hack.images", description="Images and the chart on the local cluster."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("build", help="build what changed, push it, print the references")
+    commands.add_parser("build", help="build and push changed images, print the references")
     commands.add_parser("names", help="print the references of the last build")
     commands.add_parser("deploy", help="build, then install or upgrade the chart and wait until the operator is ready")
     options = parser.parse_args()

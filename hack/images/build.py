@@ -1,4 +1,4 @@
-"""Build and push what is not in the registry yet. With nothing changed that is a few digests and three questions."""
+"""Builds and pushes the images that the registry lacks. An unchanged tree costs a few digests and three requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hack.cluster.shell import log as cluster_log
 from hack.images import recipes
 from hack.images.recipes import IMAGES, ROOT, STATE, Image
 
-# torch alone is 2.5 GB to fetch and 5 GB to unpack; the first push compresses it all.
+# torch alone is a download of 2.5 GB and 5 GB unpacked, and the first push compresses all of it.
 BUILD_TIMEOUT = 3000
 PUSH_TIMEOUT = 1200
 EXAMPLES_IMAGE = "dtj-trainer:cpu"
@@ -30,19 +30,21 @@ def log(message: str) -> None:
 
 
 def ensure() -> dict[str, str]:
-    """Every image's reference by name, after which the nodes can pull it. Raises ClusterError."""
+    """Publishes every image, so that the nodes can pull it. Returns the references by name. Raises ClusterError."""
     engine.ensure()
     if not registry.answers():
         raise ClusterError(f"no registry answers at {registry.address()}: run `make cluster-up` first")
     remembered = _remembered()
     base = _base(remembered.get("base"))
     base_id = output(["docker", "image", "inspect", "-f", "{{.Id}}", base], timeout=20)
-    # The trainer's lower layers are torch's, so that one is whole before the other begins.
+    # The trainer's lower layers are torch's, so torch is published first.
     with ThreadPoolExecutor(2) as pool:
         operator = pool.submit(_publish, [recipes.OPERATOR], base, base_id)
         others = _publish([recipes.TORCH, recipes.TRAINER], base, base_id)
         references = operator.result() | others
-    if references["trainer"] != remembered.get("trainer") or not _pushed(f"{registry.address()}/library/{EXAMPLES_IMAGE}"):
+    if references["trainer"] != remembered.get("trainer") or not _pushed(
+        f"{registry.address()}/library/{EXAMPLES_IMAGE}"
+    ):
         _name_for_examples(references["trainer"])
     STATE.parent.mkdir(exist_ok=True)
     aside = STATE.with_suffix(f".{os.getpid()}")
@@ -52,7 +54,7 @@ def ensure() -> dict[str, str]:
 
 
 def _name_for_examples(trainer: str) -> None:
-    """Push the trainer image under the name that examples/ and the tutorial use; the nodes look for it here."""
+    """Pushes the trainer image under the name that examples/ and the tutorial use; the nodes look it up here."""
     alias = f"{registry.address()}/library/{EXAMPLES_IMAGE}"
     if not docker.image_exists(trainer):
         run(["docker", "pull", "--quiet", trainer], timeout=PUSH_TIMEOUT)
@@ -61,7 +63,7 @@ def _name_for_examples(trainer: str) -> None:
 
 
 def names() -> dict[str, str]:
-    """The references of the last `make images`, whatever the tree holds by now."""
+    """Returns the references of the last `make images`, even if the tree has changed since."""
     remembered = _remembered()
     if not all(image.name in remembered for image in IMAGES):
         raise ClusterError("no images were built from this tree yet: run `make images` first")
@@ -90,14 +92,14 @@ def _build(image: Image, context: Path, arguments: dict[str, str], reference: st
     for name, value in (arguments | {"REVISION": _revision()}).items():
         command += ["--build-arg", f"{name}={value}"]
     command += ["--target", image.target] if image.target else []
-    # The classic builder where the other's plugin is missing.
+    # Use the classic builder where BuildKit's plugin is missing.
     builder = {} if succeeds(["docker", "buildx", "version"], timeout=20) else {"DOCKER_BUILDKIT": "0"}
     run([*command, str(context)], timeout=BUILD_TIMEOUT, env=builder)
     log(f"built {reference} in {time.monotonic() - began:.1f} s")
 
 
 def _base(last: str | None) -> str:
-    """BASE_IMAGE, else the one of last time if it is still here, else the public one or its stand-in."""
+    """Returns BASE_IMAGE, else the previous base image if it still exists, else the public one or its stand-in."""
     chosen = os.environ.get("BASE_IMAGE") or (last if last and docker.image_exists(last) else baseimage.python_image())
     if not docker.image_exists(chosen):
         run(["docker", "pull", "--quiet", chosen], timeout=600)
@@ -116,14 +118,18 @@ def _pushed(reference: str) -> bool:
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return False
-        raise ClusterError(f"the registry at {host} answers {error.code} when asked for {repository}:{tag}") from error
+        raise ClusterError(
+            f"the registry at {host} answered {error.code} to a request for {repository}:{tag}"
+        ) from error
     except OSError as error:
-        raise ClusterError(f"the registry at {host} can't be asked for {repository}:{tag}: {error}") from error
+        raise ClusterError(f"no response from the registry at {host} for {repository}:{tag}: {error}") from error
 
 
 def _revision() -> str:
-    """The commit, `-dirty` if the tree has changes; nothing outside a git work tree."""
-    done = run(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], timeout=20, cwd=ROOT, check=False)
+    """Returns the commit, with `-dirty` if the tree has changes, or "" outside a git work tree."""
+    done = run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], timeout=20, cwd=ROOT, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

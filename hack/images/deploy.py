@@ -1,4 +1,4 @@
-"""`make deploy`: the chart in the cluster of `make cluster-up`, with the images of this tree. Doing it again changes nothing."""
+"""`make deploy`: installs the chart with this tree's images into the cluster of `make cluster-up`. Idempotent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RELEASE = "dtj"
 NAMESPACE = "dtj-system"
 SELECTOR = "app.kubernetes.io/name=dtj-operator"
 READY_SECONDS = 120.0
-# torch's layers: 2.9 GB, unpacked by every worker at the same time.
+# Every worker unpacks torch's 2.9 GB of layers at the same time.
 PULL_TIMEOUT = 1200
 
 
 def deploy() -> None:
-    """Raises ClusterError with what the cluster says if the operator is not ready in time."""
+    """Raises ClusterError with the cluster's pods, events and logs if the operator is not ready in time."""
     began = time.monotonic()
     if not kind.kubeconfig().exists():
         raise ClusterError(f"there is no cluster {kind.name()}: run `make cluster-up` first")
@@ -54,22 +54,24 @@ def _install(reference: str) -> None:
     ]
     chart = str(ROOT / "charts/dtj-operator")
     run([kind.program("helm"), "upgrade", "--install", RELEASE, chart, *options], timeout=90)
-    # Found by label: the name is the chart's affair.
+    # Look the Deployment up by label, because the chart decides its name.
     deployment = kind.kubectl("-n", NAMESPACE, "get", "deployment", "-l", SELECTOR, "-o", "name").strip()
     try:
-        kind.kubectl("-n", NAMESPACE, "rollout", "status", deployment, f"--timeout={READY_SECONDS:g}s", timeout=READY_SECONDS + 5)
+        kind.kubectl(
+            "-n", NAMESPACE, "rollout", "status", deployment, f"--timeout={READY_SECONDS:g}s", timeout=READY_SECONDS + 5
+        )
     except ClusterError as error:
         raise ClusterError(f"the operator is not ready after {READY_SECONDS:g} s\n{_evidence()}") from error
 
 
 def _pull(node: str, references: list[str]) -> None:
-    """Ahead of the first job, so that its start isn't a wait for gigabytes."""
+    """Pulls the images before the first job, so that its start doesn't wait for gigabytes."""
     for reference in references:
         run(["docker", "exec", node, "crictl", "pull", reference], timeout=PULL_TIMEOUT)
 
 
 def _evidence() -> str:
-    """What whoever has to mend it would ask for next."""
+    """Returns what an engineer would look at next: pods, events and logs."""
     questions = (
         ("get", "pods", "-o", "wide"),
         ("get", "events", "--sort-by=.lastTimestamp"),

@@ -1,4 +1,4 @@
-"""What the images are made of, so that a tag can be told from the files alone, without a build."""
+"""The images' inputs, from which a tag can be computed without a build."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ STATE = ROOT / ".dtj" / "images.json"
 @dataclass(frozen=True, kw_only=True)
 class Image:
     name: str
-    """What others call it: `hack.images names` prints `name=reference`."""
+    """The name that `hack.images names` prints before the reference."""
     dockerfile: str
     target: str | None = None
     inputs: tuple[str, ...]
-    """Files and folders that its COPY lines name: the build sees nothing else."""
+    """Files and folders that its COPY lines name; the build sees no others."""
 
     @property
     def repository(self) -> str:
@@ -64,7 +64,7 @@ IMAGES = (OPERATOR, TORCH, TRAINER)
 
 
 def arguments(image: Image, base: str) -> dict[str, str]:
-    """Build arguments that change what is in the image. TORCH_INDEX_URL: see trainer-image/Dockerfile."""
+    """Returns the build arguments that change the image. TORCH_INDEX_URL is explained in trainer-image/Dockerfile."""
     chosen = {"BASE_IMAGE": base}
     index = os.environ.get("TORCH_INDEX_URL")
     if index and image is not OPERATOR:
@@ -73,18 +73,20 @@ def arguments(image: Image, base: str) -> dict[str, str]:
 
 
 def snapshot(image: Image, folder: Path) -> None:
-    """Copy what the image is made of: what is built is what was counted, whatever is written in the tree meanwhile."""
+    """Copies the image's inputs, so that build and tag see the same files even if the tree changes."""
     for name in (image.dockerfile, ".dockerignore", *image.inputs):
         source, copy = ROOT / name, folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info"))
+            shutil.copytree(
+                source, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info")
+            )
         else:
             shutil.copy(source, copy)
 
 
 def tag(image: Image, folder: Path, base: str, base_id: str) -> str:
-    """Equal content, equal tag: of every file's digest, the arguments and the base image's id."""
+    """Returns the tag, a digest of all files, the build arguments and the base image's id."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
     return cache.key(digests, arguments(image, base), base_id, image.target)

@@ -1,4 +1,4 @@
-"""API writes of the operator, counted where they can't be hidden: in the API server's audit log."""
+"""API writes of the operator, counted in the API server's audit log, which misses none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ OPERATOR = "system:serviceaccount:dtj-system:"
 
 
 def operator_writes(cluster: dict[str, str], namespace: str, since: datetime | None = None) -> list[str]:
-    """`verb resource/name -> code`, in order, of the operator's own writes to one namespace (dry runs are no writes)."""
+    """Returns `verb resource/name -> code` of the operator's own writes to one namespace, in order.
+
+    Dry runs are no writes.
+    """
     found = []
     for line in Path(cluster["DTJ_AUDIT_LOG"]).read_text().splitlines():
         if namespace not in line:

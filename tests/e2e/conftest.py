@@ -1,4 +1,7 @@
-"""The cluster that `make cluster-up deploy` left running; a namespace that enforces PSS restricted for each test."""
+"""The cluster that `make cluster-up deploy` left running.
+
+Each test has a namespace that enforces PSS restricted.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kit import Job, Kubectl, Object, environment, eventually, remove
+from tests.e2e.kit import Job, Kubectl, Object, environment, remove, wait_until
 
 NODE_SHARED = "/var/lib/dtj-shared"
 
-# The main job of this suite: 3 ranks, 239 steps. Deterministic: every undisturbed run of it has the same losses.
+# The main job of this suite: 3 ranks, 239 steps. Every undisturbed run has the same losses.
 DIGITS_ARGS = ["--epochs", "4", "--batch-size", "24", "--seed", "7", "--step-time-ms", "40", "--log-every", "1"]
 
 
@@ -31,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> dict[str, str]:
     env = environment()
     os.environ.update({k: v for k, v in env.items() if k in ("KUBECONFIG", "PATH")})
-    Kubectl("dtj-system")("rollout", "status", "deployment", "-l", "app.kubernetes.io/name=dtj-operator", "--timeout=60s")
+    Kubectl("dtj-system")(
+        "rollout", "status", "deployment", "-l", "app.kubernetes.io/name=dtj-operator", "--timeout=60s"
+    )
     return env
 
 
@@ -42,7 +47,7 @@ def shared_root(cluster: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="session")
 def images(cluster: dict[str, str]) -> dict[str, str]:
-    """Names by which the nodes pull what `make images` pushed."""
+    """Returns the names by which the nodes pull the images that `make images` pushed."""
     import subprocess
     import sys
 
@@ -53,12 +58,18 @@ def images(cluster: dict[str, str]) -> dict[str, str]:
 
 
 def make_namespace(name: str, shared_root: Path) -> Kubectl:
-    """A namespace under PSS restricted with a ReadWriteMany claim `shared` on the folder that both workers mount."""
+    """Creates a namespace under PSS restricted.
+
+    Its ReadWriteMany claim `shared` is on the folder that both workers mount.
+    """
     Kubectl().apply(
         {
             "apiVersion": "v1",
             "kind": "Namespace",
-            "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted", "dtj-e2e": "true"}},
+            "metadata": {
+                "name": name,
+                "labels": {"pod-security.kubernetes.io/enforce": "restricted", "dtj-e2e": "true"},
+            },
         }
     )
     kubectl = Kubectl(name)
@@ -125,7 +136,10 @@ def job_factory(kubectl: Kubectl, shared_root: Path, images: dict[str, str]) -> 
 
 @pytest.fixture(scope="session")
 def undisturbed(cluster: dict[str, str], shared_root: Path, images: dict[str, str]) -> Iterator[Job]:
-    """The oracle: the same job with nothing done to it, to Complete. Every other run of it must have these losses."""
+    """Runs the same job undisturbed to Complete.
+
+    Every other run of the job must have its losses.
+    """
     kubectl = make_namespace(f"undisturbed-{uuid.uuid4().hex[:4]}", shared_root)
     job = job_factory(kubectl, shared_root, images)().create()
     job.wait("Complete", 180)
@@ -135,9 +149,14 @@ def undisturbed(cluster: dict[str, str], shared_root: Path, images: dict[str, st
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet(cluster: dict[str, str], shared_root: Path, images: dict[str, str]) -> Iterator[tuple[Job, datetime]]:
-    """A job that runs and reports nothing, from the start of the session to its end; and since when."""
+    """Starts a job that runs and reports nothing, at the start of the session.
+
+    Returns the job with its start time.
+    """
     kubectl = make_namespace(f"quiet-{uuid.uuid4().hex[:4]}", shared_root)
-    template = {"spec": {"containers": [{"name": "trainer", "command": ["python3", "-c", "import time; time.sleep(3600)"]}]}}
+    template = {
+        "spec": {"containers": [{"name": "trainer", "command": ["python3", "-c", "import time; time.sleep(3600)"]}]}
+    }
     job = job_factory(kubectl, shared_root, images)("quiet", replicas=2, entrypoint=None, template=template).create()
     job.wait("Running", 120)
     yield job, datetime.now(UTC)
@@ -151,12 +170,12 @@ def operator(cluster: dict[str, str]) -> Kubectl:
 
 @pytest.fixture(autouse=True)
 def no_traceback_in_the_operators_log(cluster: dict[str, str], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test does to a job, the operator handles it as a known case."""
+    """Checks that the operator handles every disturbance of a test as a known case."""
     yield
     kubectl = Kubectl("dtj-system")
 
     def log() -> str:
         text = kubectl.try_("logs", "-l", "app.kubernetes.io/name=dtj-operator", "--tail=-1").out
-        return text if "serves all namespaces" in text else ""  # its first words: this is the log, and the whole of it
+        return text if "serves all namespaces" in text else ""  # the first line: the log is complete
 
-    assert "Traceback" not in eventually("the operator's log", log, 30)
+    assert "Traceback" not in wait_until("the operator's log", log, timeout=30)

@@ -1,38 +1,31 @@
-"""What the e2e tests speak with: kubectl on the real cluster, jobs as dicts, and files on the shared volume."""
+"""Tools of the e2e tests: kubectl on the real cluster, jobs as dicts, and files on the shared volume."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from tests.lib import waiting
 
 Object = dict[str, Any]
-T = TypeVar("T")
 
 DTJ = "distributedtrainingjob.training.dtj.dev"
 OPERATOR_NAMESPACE = "dtj-system"
 
+# Most conditions are a call of kubectl, and all of them load one API server.
+wait_until = functools.partial(waiting.wait_until, every=0.2)
+
 
 class Timeout(AssertionError):
-    """A condition did not come true before its deadline; the message says what was seen last."""
-
-
-def eventually(what: str, probe: Callable[[], T], seconds: float, every: float = 0.2) -> T:
-    """The first truthy result of `probe`; Timeout with its last result after `seconds`."""
-    end = time.monotonic() + seconds
-    while True:
-        last = probe()
-        if last:
-            return last
-        if time.monotonic() > end:
-            raise Timeout(f"not within {seconds} s: {what}; last seen: {last!r}")
-        time.sleep(every)
+    """A condition did not come true before its deadline; the message shows what was seen last."""
 
 
 @dataclass
@@ -50,7 +43,12 @@ class Kubectl:
 
     def try_(self, *args: str, stdin: str | None = None, timeout: float = 60) -> Result:
         done = subprocess.run(
-            ["kubectl", "-n", self.namespace, *args], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+            ["kubectl", "-n", self.namespace, *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         return Result(done.returncode, done.stdout, done.stderr)
 
@@ -88,7 +86,7 @@ class Job:
     kubectl: Kubectl
     name: str
     shared: Path
-    """Where the namespace's shared volume is on this machine."""
+    """The namespace's shared volume on this machine."""
     spec: Object = field(default_factory=dict)
 
     def create(self) -> Job:
@@ -105,7 +103,10 @@ class Job:
         return job
 
     def wait(self, condition: str, seconds: float) -> Object:
-        """As a user's script would: kubectl wait. Fails at once when the job has ended in the other way."""
+        """Runs kubectl wait, as a user's script would.
+
+        Fails at once when the job has the other terminal condition.
+        """
         other = {"Complete": "Failed", "Failed": "Complete"}.get(condition)
         end = time.monotonic() + seconds
         while True:
@@ -115,7 +116,9 @@ class Job:
                 return job
             assert not (other and is_true(job, other)), f"{self.name} is {other}: {json.dumps(job['status'], indent=1)}"
             if time.monotonic() > end:
-                raise Timeout(f"{self.name} not {condition} within {seconds} s: {json.dumps(job.get('status'), indent=1)}")
+                raise Timeout(
+                    f"{self.name} not {condition} within {seconds} s: {json.dumps(job.get('status'), indent=1)}"
+                )
 
     def pods(self) -> dict[str, Object]:
         return {p["metadata"]["name"]: p for p in self.kubectl.list("pods", f"training.dtj.dev/job-name={self.name}")}
@@ -125,28 +128,34 @@ class Job:
         return self.shared / self.kubectl.namespace / self.name
 
     def records(self) -> list[Object]:
-        """What rank 0 wrote at each step, all attempts: {attempt, step, loss, …}. A torn last line is not there yet."""
+        """Returns what rank 0 wrote at each step of all attempts: {attempt, step, loss, …}.
+
+        An incomplete last line is omitted.
+        """
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
     def step(self, attempt: int = 1) -> int:
-        """The last step that was done by this attempt or a later one."""
+        """Returns the last step that was done by this attempt or a later one."""
         return max((r["step"] for r in self.records() if "loss" in r and r["attempt"] >= attempt), default=0)
 
     def until_step(self, step: int, *, attempt: int = 1, seconds: float = 120) -> None:
-        """Until the training itself (not the status, which is throttled) is at `step`, in this attempt or a later one."""
+        """Waits until the training is at `step`, in this attempt or a later one.
+
+        The status is not enough, because its writes are throttled.
+        """
 
         def reached() -> bool:
             job = self.get()
             assert not is_true(job, "Failed"), json.dumps(job["status"], indent=1)
             return self.step(attempt) >= step
 
-        eventually(f"{self.name} at step {step} of attempt {attempt}", reached, seconds)
+        wait_until(f"{self.name} at step {step} of attempt {attempt}", reached, timeout=seconds)
 
     def losses(self) -> dict[int, float]:
-        """The loss of each step as the last attempt that did it wrote it."""
+        """Returns the loss of each step as the last attempt that did it wrote it."""
         return {r["step"]: r["loss"] for r in self.records() if "loss" in r}
 
     def delete(self) -> None:
@@ -154,7 +163,7 @@ class Job:
 
 
 def steps_by_attempt(records: list[Object]) -> Iterator[tuple[int, list[int]]]:
-    """(attempt, its steps in the order done)."""
+    """Returns each attempt with its steps in the order done."""
     attempts: dict[int, list[int]] = {}
     for record in records:
         if "loss" in record:
@@ -169,10 +178,15 @@ def docker(*args: str, timeout: float = 90) -> str:
 
 
 def environment() -> dict[str, str]:
-    """What `make cluster-env` prints: KUBECONFIG, PATH and where the shared folder and the audit log are."""
+    """Returns the variables that `make cluster-env` prints.
+
+    These variables are KUBECONFIG, PATH and the locations of the shared folder and the audit log.
+    """
     import sys
 
-    done = subprocess.run([sys.executable, "-m", "hack.cluster", "env"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hack.cluster", "env"], capture_output=True, text=True, timeout=60, check=True
+    )
     pairs = {}
     for line in done.stdout.splitlines():
         if line.startswith("export "):

@@ -1,4 +1,4 @@
-"""Bad input on the real thing: each ends in a condition that says what is wrong and what was seen."""
+"""Bad input on a real cluster: each ends in a condition with the cause and the evidence."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kit import Job, conditions, eventually
+from tests.e2e.kit import Job, conditions, wait_until
 
 
-def command(*words: str) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "trainer", "command": list(words)}]}}
+def command(*arguments: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", "command": list(arguments)}]}}
 
 
 @pytest.mark.parametrize(
     ("spec", "reason", "says"),
     [
-        pytest.param({"entrypoint": {"script": "/app/nowhere.py"}}, "EntrypointNotFound", "/app/nowhere.py", id="no such script"),
+        pytest.param(
+            {"entrypoint": {"script": "/app/nowhere.py"}}, "EntrypointNotFound", "/app/nowhere.py", id="no such script"
+        ),
         pytest.param({"entrypoint": {"module": "nowhere.train"}}, "EntrypointNotFound", "nowhere", id="no such module"),
         pytest.param(
             {"entrypoint": None, "template": command("python3", "-c", "import torchh")},
@@ -35,7 +37,9 @@ def command(*words: str) -> dict[str, Any]:
         pytest.param(
             {
                 "entrypoint": None,
-                "template": command("python3", "-c", "import argparse; argparse.ArgumentParser().parse_args()", "--lrr"),
+                "template": command(
+                    "python3", "-c", "import argparse; argparse.ArgumentParser().parse_args()", "--lrr"
+                ),
             },
             "UsageError",
             "unrecognized arguments: --lrr",
@@ -47,7 +51,9 @@ def command(*words: str) -> dict[str, Any]:
             "bdb.BdbQuit",
             id="a breakpoint",
         ),
-        pytest.param({"entrypoint": None, "template": command("trian")}, "EntrypointNotFound", "trian", id="no such program"),
+        pytest.param(
+            {"entrypoint": None, "template": command("trian")}, "EntrypointNotFound", "trian", id="no such program"
+        ),
         pytest.param(
             {"entrypoint": None, "template": command("python3", "-c", "raise SystemExit(93)")},
             "NoRestartExitCode",
@@ -66,7 +72,9 @@ def command(*words: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_job_that_cannot_work_fails_with_its_evidence(make_job: Callable[..., Job], spec: Any, reason: str, says: str) -> None:
+def test_impossible_job_fails_with_its_evidence(
+    make_job: Callable[..., Job], spec: Any, reason: str, says: str
+) -> None:
     job = make_job("bad", replicas=2, **spec).create()
     status = job.wait("Failed", 90)["status"]
     failed = next(c for c in status["conditions"] if c["type"] == "Failed")
@@ -75,13 +83,13 @@ def test_a_job_that_cannot_work_fails_with_its_evidence(make_job: Callable[..., 
     assert status["failures"][-1]["pod"].startswith("bad-")
 
 
-def test_a_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) -> None:
+def test_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) -> None:
     job = make_job("claim", replicas=1, checkpoint={"volume": {"claimName": "sharde"}}).create()
 
     def running() -> dict[str, Any]:
         return conditions(job.get()).get("Running", {})
 
-    eventually("the condition names the claim", lambda: "sharde" in running().get("message", ""), 30)
+    wait_until("the condition names the claim", lambda: "sharde" in running().get("message", ""), timeout=30)
     assert running()["reason"] == "VolumeClaimNotFound"
     assert running()["status"] == "False"
     job.delete()
@@ -96,11 +104,13 @@ def test_a_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]
             id="an invalid quantity",
         ),
         pytest.param(
-            {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 70000}]}]}}, "port", id="an invalid port"
+            {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 70000}]}]}},
+            "port",
+            id="an invalid port",
         ),
     ],
 )
-def test_a_template_that_is_invalid_fails_within_10_seconds_and_is_not_retried(
+def test_invalid_template_fails_within_10_seconds_and_is_not_retried(
     make_job: Callable[..., Job], template: Any, says: str
 ) -> None:
     start = time.monotonic()
@@ -114,14 +124,14 @@ def test_a_template_that_is_invalid_fails_within_10_seconds_and_is_not_retried(
     assert job.kubectl.get("statefulset", "rejected") is None
 
 
-def test_a_pod_that_the_namespace_forbids_is_a_condition_with_the_servers_words(make_job: Callable[..., Job]) -> None:
+def test_pod_forbidden_by_the_namespace_is_a_condition_with_the_message(make_job: Callable[..., Job]) -> None:
     template = {"spec": {"hostNetwork": True, "containers": [{"name": "trainer"}]}}
     job = make_job("forbidden", replicas=1, template=template).create()
 
     def running() -> dict[str, Any]:
         return conditions(job.get()).get("Running", {})
 
-    eventually("the condition says it", lambda: running().get("reason") == "ChildRefused", 30)
+    wait_until("the condition reports it", lambda: running().get("reason") == "ChildRefused", timeout=30)
     assert "hostnetwork" in running()["message"].lower()
     assert job.kubectl.get("statefulset", "forbidden") is None
     job.delete()

@@ -1,6 +1,7 @@
-"""The three depths of adoption as the examples have them: each to Complete; with our lines in it, also past a killed worker.
+"""The three depths of adoption, as in the examples: each job completes.
 
-Every job is its file in examples/, with a ConfigMap made as the file's first lines say.
+Jobs with our lines in the script also survive a killed worker. Every job is its file in
+examples/, with a ConfigMap that is created as the first lines of the file describe.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.kit import Job, Kubectl, Object, eventually, steps_by_attempt
+from tests.e2e.kit import Job, Kubectl, Object, steps_by_attempt, wait_until
 from tests.e2e.test_recovery import KILL_WORKER
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -22,7 +23,7 @@ MOUNTED = {
     "trainer": ("trainer", "trainer/train.py"),
     "dtj-train": ("train", "train.yaml"),
 }
-"""ConfigMap and file by job."""
+"""ConfigMap and file of each job."""
 
 Example = Callable[..., Job]
 
@@ -42,7 +43,7 @@ def example(kubectl: Kubectl, shared_root: Path, images: dict[str, str]) -> Exam
 
 
 def assert_learned(job: Job) -> None:
-    """Complete, and the status shows how far it came."""
+    """Checks that the job is Complete, and that the status shows its progress."""
     status = job.wait("Complete", 150)["status"]
     progress = status["progress"]
     assert progress["step"] == progress["totalSteps"] == status["checkpoint"]["step"] >= 400
@@ -51,8 +52,11 @@ def assert_learned(job: Job) -> None:
 
 
 def assert_a_killed_worker_changes_no_loss(calm: Job, killed: Job) -> None:
-    """SIGKILL to rank 1 of `killed` once it has a checkpoint; both to Complete, with the same losses bit for bit."""
-    eventually("a checkpoint", lambda: [*killed.folder.glob("step-*/manifest.json")], 150, every=0.05)
+    """Kills rank 1 of `killed` with SIGKILL once it has a checkpoint, and waits until both jobs complete.
+
+    The losses of both must be equal, bit for bit.
+    """
+    wait_until("a checkpoint", lambda: [*killed.folder.glob("step-*/manifest.json")], timeout=150, every=0.05)
     killed.kubectl("exec", f"{killed.name}-1", "-c", "trainer", "--", "python3", "-c", KILL_WORKER)
     assert_learned(killed)
     status = killed.get()["status"]
@@ -60,16 +64,19 @@ def assert_a_killed_worker_changes_no_loss(calm: Job, killed: Job) -> None:
     assert any(failure.get("signal") == "SIGKILL" for failure in status["failures"])
     runs = [steps for _, steps in steps_by_attempt(killed.records())]
     assert len(runs) >= 2
-    assert runs[-1][0] > 50, "it did not begin anew"
+    assert runs[-1][0] > 50, "the script did not start over"
     for before, after in itertools.pairwise(runs):
-        assert after[0] <= before[-1] + 10, "a step was left out: every tenth is logged"
+        assert after[0] <= before[-1] + 10, "a step is missing: every tenth is logged"
     assert_learned(calm)
     assert killed.losses() == calm.losses()
     assert sorted(calm.losses())[:40] == list(range(10, 401, 10))
 
 
-def test_a_plain_torchrun_script_and_three_lines_in_a_loop_of_ones_own(example: Example) -> None:
-    """The plain one in an image of Python and torch: the agent is put into the pod, the script imports nothing of ours."""
+def test_plain_torchrun_script_and_own_loop_recover(example: Example) -> None:
+    """The plain script runs in an image of Python and torch, and imports nothing of ours.
+
+    The agent is put into the pod.
+    """
     assert "dtj_" not in (EXAMPLES / MOUNTED["torchrun-plain"][1]).read_text()
     killed, calm = example("own-loop", "own-loop-killed"), example("own-loop")
     plain = example("torchrun-plain", image="torch")
@@ -78,7 +85,7 @@ def test_a_plain_torchrun_script_and_three_lines_in_a_loop_of_ones_own(example: 
     assert (plain.folder / "checkpoint.pt").exists()
 
 
-def test_the_whole_trainer_from_a_script_and_from_a_config(example: Example) -> None:
+def test_whole_trainer_recovers_from_a_script_and_from_a_config(example: Example) -> None:
     killed, calm = example("trainer", "trainer-killed"), example("trainer")
     configured = example("dtj-train")
     assert_a_killed_worker_changes_no_loss(calm, killed)

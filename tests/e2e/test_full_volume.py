@@ -1,4 +1,4 @@
-"""A checkpoint volume that is full for a while: a tmpfs of 16 MiB in one node, filled up beside the training."""
+"""A full checkpoint volume: a tmpfs of 16 MiB in one node, filled up beside the training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.kit import Job, Kubectl, Object, docker, eventually
+from tests.e2e.kit import Job, Kubectl, Object, docker, wait_until
 
 NODE = "dtj-worker"
 
 
 @pytest.fixture
 def small(kubectl: Kubectl) -> Iterator[str]:
-    """The folder in the node that the claim `small` stands for."""
+    """Returns the folder in the node that backs the claim `small`."""
     name = f"dtj-small-{uuid.uuid4().hex[:4]}"
     path = f"/var/lib/{name}"
     docker("exec", NODE, "sh", "-c", f"mkdir {path} && mount -t tmpfs -o size=16m,mode=1777 tmpfs {path}")
@@ -42,7 +42,7 @@ def small(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "persistentvolume", name, "--wait=false")
 
 
-def test_a_full_volume_is_an_event_with_the_room_that_is_left_and_the_training_goes_on(
+def test_full_volume_is_an_event_with_the_free_space_and_training_continues(
     make_job: Callable[..., Job], small: str
 ) -> None:
     args = ["--epochs", "8", "--batch-size", "24", "--step-time-ms", "40", "--log-every", "1"]
@@ -56,13 +56,15 @@ def test_a_full_volume_is_an_event_with_the_room_that_is_left_and_the_training_g
     def valid() -> list[str]:
         return sorted(docker("exec", NODE, "find", small, "-name", "step-*").split())
 
-    eventually("a first checkpoint", valid, 90)
+    wait_until("a first checkpoint", valid, timeout=90)
 
     def refused() -> list[str]:
-        docker("exec", NODE, "sh", "-c", f"cat /dev/zero >> {small}/filler 2>/dev/null; true")  # until it finds no room
+        docker(
+            "exec", NODE, "sh", "-c", f"cat /dev/zero >> {small}/filler 2>/dev/null; true"
+        )  # until the volume is full
         return [line for line in job.kubectl("describe", "dtj", "full").splitlines() if "CheckpointFailed" in line]
 
-    event = eventually("the event", refused, 60)[0]
+    event = wait_until("the event", refused, timeout=60)[0]
     print(f"\n{event}")
     assert "of 16 MiB free in /" in event
     failed = int(event.split(" step ")[1].split(":")[0])
@@ -71,9 +73,9 @@ def test_a_full_volume_is_an_event_with_the_room_that_is_left_and_the_training_g
         return max(int(n) for n in re.findall(r" step=(\d+) ", job.kubectl("logs", "full-0", "--tail=50")))
 
     before = step()
-    eventually("the training goes on", lambda: step() > max(before, failed), 20)
+    wait_until("the training continues", lambda: step() > max(before, failed), timeout=20)
     newest = valid()[-1]
-    assert int(newest.rsplit("-", 1)[1]) < failed, "the last one that was whole is still there"
+    assert int(newest.rsplit("-", 1)[1]) < failed, "the last complete checkpoint still exists"
     assert docker("exec", NODE, "test", "-s", f"{newest}/manifest.json") == ""
     docker("exec", NODE, "rm", f"{small}/filler")
     status = job.wait("Complete", 120)["status"]

@@ -1,6 +1,6 @@
-"""Recovery with an oracle: a disturbed run does the same steps with the same losses as an undisturbed one.
+"""Recovery with an oracle: a disturbed run does the same steps as an undisturbed one.
 
-The losses are compared as floats, bit for bit: same seed, same world, gloo on CPUs.
+The losses are compared as floats, bit for bit: same seed, same world size, gloo on CPUs.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.conftest import DIGITS_ARGS
-from tests.e2e.kit import Job, Kubectl, Object, eventually, steps_by_attempt
+from tests.e2e.kit import Job, Kubectl, Object, steps_by_attempt, wait_until
 
 EVERY = 20  # checkpoint.everySteps of the suite's job
 
 
 def assert_resumed(job: Job, undisturbed: Job, attempts: int, *, recovered: bool = True) -> None:
-    """Each attempt went on where its checkpoint stood, no more than one interval back, and the losses are the oracle's."""
+    """Checks that each attempt resumed at its checkpoint, at most one interval back.
+
+    The losses must be the oracle's.
+    """
     runs = list(steps_by_attempt(job.records()))
     assert len(runs) >= attempts
     for (_, before), (_, after) in itertools.pairwise(runs):
         lost = before[-1] - (after[0] - 1)
         assert 0 <= lost <= EVERY, f"{lost} steps lost: {before[-1]} -> {after[0]}"
     for _, steps in runs:
-        assert steps == list(range(steps[0], steps[-1] + 1)), "a step was left out or done twice within an attempt"
+        assert steps == list(range(steps[0], steps[-1] + 1)), "a step is missing or repeated within an attempt"
     assert job.losses() == undisturbed.losses()
     if not recovered:
-        return  # a resume is none
+        return  # a resumed job has none
     status = job.get()["status"]
     recoveries = status["recoveries"]
     spans = [(attempt, steps[0], steps[-1]) for attempt, steps in runs]
@@ -38,7 +41,7 @@ def assert_resumed(job: Job, undisturbed: Job, attempts: int, *, recovered: bool
 
 
 @pytest.mark.parametrize("ordinal", [1, 0])
-def test_a_deleted_pod_comes_back_and_the_job_goes_on_from_its_checkpoint(
+def test_deleted_pod_is_recreated_and_the_job_resumes_from_its_checkpoint(
     make_job: Callable[..., Job], undisturbed: Job, ordinal: int
 ) -> None:
     job = make_job().create()
@@ -53,7 +56,9 @@ def test_a_deleted_pod_comes_back_and_the_job_goes_on_from_its_checkpoint(
     assert len(survivors) == 2
 
 
-def test_a_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: Callable[..., Job], undisturbed: Job) -> None:
+def test_killed_worker_is_restarted_in_place_and_no_pod_is_touched(
+    make_job: Callable[..., Job], undisturbed: Job
+) -> None:
     job = make_job(cleanPodPolicy="None").create()
     job.until_step(50)
     before = {n: p["metadata"]["uid"] for n, p in job.pods().items()}
@@ -70,10 +75,11 @@ def test_a_killed_worker_is_restarted_in_place_and_no_pod_is_touched(make_job: C
     assert len(job.pods()) == 3, "cleanPodPolicy None keeps the pods"
 
 
-def test_the_operator_killed_mid_run_and_during_a_restart_changes_nothing(
+def test_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     make_job: Callable[..., Job], undisturbed: Job, operator: Kubectl
 ) -> None:
-    # Slow enough that the run is not at its end before another operator has come up: 10 s on a busy machine.
+    # Slow enough that the run outlasts the start of another operator, which takes 10 s on a busy
+    # machine.
     slow = ["150" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
     job = make_job(entrypoint={"module": "dtj_trainer.examples.digits", "args": slow}).create()
     job.until_step(30)
@@ -91,7 +97,8 @@ def test_the_operator_killed_mid_run_and_during_a_restart_changes_nothing(
     assert status["restarts"]["counted"] == 1
 
 
-# Inside the pod: SIGKILL to the first worker process. Written without pkill: the image has no procps.
+# Inside the pod: SIGKILL to the first worker process, without pkill because the image has no
+# procps.
 KILL_WORKER = """
 import os, signal
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -107,7 +114,7 @@ else:
 
 
 def kill_operator(operator: Kubectl) -> None:
-    """At once and without a farewell; the Deployment brings another."""
+    """Kills the operator with SIGKILL; its Deployment creates another pod."""
 
     def pods() -> list[Object]:
         return operator.list("pods", "app.kubernetes.io/name=dtj-operator")
@@ -115,7 +122,7 @@ def kill_operator(operator: Kubectl) -> None:
     old = {p["metadata"]["uid"] for p in pods()}
     for pod in pods():
         operator("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
-    eventually(
+    wait_until(
         "another operator pod is ready",
         lambda: [
             p
@@ -123,5 +130,5 @@ def kill_operator(operator: Kubectl) -> None:
             if p["metadata"]["uid"] not in old
             and any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"].get("conditions", []))
         ],
-        90,
+        timeout=90,
     )

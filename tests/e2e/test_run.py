@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 
 from tests.e2e.audit import operator_writes
-from tests.e2e.kit import Job, Kubectl, conditions, eventually, is_true
+from tests.e2e.kit import Job, Kubectl, conditions, is_true, wait_until
 
 
-def test_digits_on_three_pods_ends_complete_and_gives_its_pods_back(undisturbed: Job) -> None:
+def test_digits_on_three_pods_completes_and_releases_its_pods(undisturbed: Job) -> None:
     job = undisturbed.get()
     status = job["status"]
     assert is_true(job, "Complete")
@@ -20,18 +20,18 @@ def test_digits_on_three_pods_ends_complete_and_gives_its_pods_back(undisturbed:
     assert status["restarts"] == {"total": 0, "inPlace": 0, "pod": 0, "counted": 0}
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == undisturbed.step()
     assert undisturbed.records()[-1]["validation_accuracy"] >= 0.95
-    # Both workers took part, or the test says nothing about two nodes.
-    eventually("no pod is left", lambda: not undisturbed.pods(), 60)
+    # Both nodes must take part, or the test proves nothing about two nodes.
+    wait_until("no pod is left", lambda: not undisturbed.pods(), timeout=60)
 
 
-def test_kubectl_wait_returns_and_the_printed_columns_say_what_happened(undisturbed: Job) -> None:
+def test_kubectl_wait_returns_and_the_printed_columns_show_the_result(undisturbed: Job) -> None:
     assert undisturbed.kubectl("wait", "--for=condition=Complete", "dtj/digits", "--timeout=5s")
     header, row = undisturbed.kubectl("get", "dtj", "digits").splitlines()
     assert header.split()[:2] == ["NAME", "PHASE"]
     assert row.split()[:2] == ["digits", "Complete"]
 
 
-def test_a_three_pod_job_costs_at_most_15_api_writes(undisturbed: Job, cluster: dict[str, str]) -> None:
+def test_three_pod_job_costs_at_most_15_api_writes(undisturbed: Job, cluster: dict[str, str]) -> None:
     writes = operator_writes(cluster, undisturbed.kubectl.namespace)
     print(f"\nAPI writes from creation to Complete: {len(writes)}")
     for write in writes:
@@ -39,7 +39,7 @@ def test_a_three_pod_job_costs_at_most_15_api_writes(undisturbed: Job, cluster: 
     assert 4 <= len(writes) <= 15
 
 
-def test_gpt_on_the_text_of_the_standard_library(make_job: Callable[..., Job]) -> None:
+def test_gpt_trains_on_the_text_of_the_standard_library(make_job: Callable[..., Job]) -> None:
     args = ["--steps", "30", "--batch-size", "4", "--block", "32", "--layers", "2", "--width", "64", "--seed", "3"]
     args += ["--log-every", "1", "--characters", "200000", "--data", "/tmp/text"]
     job = make_job(
@@ -54,8 +54,8 @@ def test_gpt_on_the_text_of_the_standard_library(make_job: Callable[..., Job]) -
     assert losses[30] < losses[1]
 
 
-def test_the_chart_and_the_job_fit_in_the_memory_they_claim(make_job: Callable[..., Job], operator: Kubectl) -> None:
-    """The agent's resident memory beside a running training (<= 20 MB), and the operator's (<= 100 MB)."""
+def test_chart_and_job_fit_in_their_requested_memory(make_job: Callable[..., Job], operator: Kubectl) -> None:
+    """The agent's resident memory beside a running training is at most 20 MB, the operator's 100 MB."""
     job = make_job("memory", replicas=1).create()
     job.until_step(1)
     status = job.kubectl("exec", "memory-0", "-c", "trainer", "--", "cat", "/proc/1/status")
@@ -69,9 +69,9 @@ def test_the_chart_and_the_job_fit_in_the_memory_they_claim(make_job: Callable[.
     job.delete()
 
 
-def test_the_children_are_owned_by_the_job_and_the_pods_carry_no_annotation_of_ours(make_job: Callable[..., Job]) -> None:
+def test_children_are_owned_by_the_job_and_pods_have_no_annotation_of_ours(make_job: Callable[..., Job]) -> None:
     job = make_job("owned").create()
-    pods = eventually("three pods", lambda: (p := job.pods()) and len(p) == 3 and p, 30)
+    pods = wait_until("three pods", lambda: (p := job.pods()) and len(p) == 3 and p, timeout=30)
     uid = job.get()["metadata"]["uid"]
     for kind, name in (("service", "owned"), ("statefulset", "owned"), ("secret", "owned-dtj-agent")):
         child = job.kubectl.get(kind, name)
@@ -84,8 +84,8 @@ def test_the_children_are_owned_by_the_job_and_the_pods_carry_no_annotation_of_o
     assert "kopf" not in json.dumps(job.get())
     job.delete()
     selector = "training.dtj.dev/job-name=owned"
-    eventually(
+    wait_until(
         "delete leaves nothing",
         lambda: not [o for k in ("pods", "svc", "sts", "secrets") for o in job.kubectl.list(k, selector)],
-        90,
+        timeout=90,
     )

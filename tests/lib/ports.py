@@ -1,7 +1,7 @@
-"""Ports for tests that must know one before it is bound.
+"""Ports for tests that must know a port before it is bound.
 
 The kernel gives ports of its ephemeral range to any connection of any process, so a port of that range that was free a
-moment ago need not be free now. Below that range only those have one who ask for it by number.
+moment ago may be taken now. Below that range, a process has a port only if it binds that number.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import itertools
 import random
 import socket
 
-FIRST, LAST = 10000, 15000  # beside the MASTER_PORTs of agents (20000 on) and the ports of a test cluster (15000 on)
-_next = itertools.count(random.SystemRandom().randrange(LAST - FIRST))  # test processes begin at places of their own
+# The ports of a test cluster begin at 15000, and the MASTER_PORTs of agents at 20000.
+FIRST, LAST = 10000, 15000
+# Each test process begins at a random port.
+_next = itertools.count(random.SystemRandom().randrange(LAST - FIRST))
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now, and that this process has not given before."""
+    """Returns a loopback port that is free now and that this process has not returned before."""
     for _ in range(LAST - FIRST):
         port = FIRST + next(_next) % (LAST - FIRST)
         with socket.socket() as s:

@@ -1,3 +1,1 @@
 """The agent: PID 1 of a trainer container. Standard library only, Python 3.9 and later."""
-
-__version__ = "0.1.0"

@@ -12,14 +12,13 @@ import sys
 import time
 from typing import List, Mapping, Optional
 
-from dtj_agent.announcements import Announcements
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.state_file import StateDir
 from dtj_agent.group import failure_rules, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
-from dtj_agent.group.member import Member, WorkerExit
+from dtj_agent.group.member import Identity, Member, WorkerExit
 from dtj_agent.group.messages import Message, Now
 from dtj_agent.group.rules import Rules
 from dtj_agent.net.coordinator_link import CoordinatorLink
@@ -29,6 +28,7 @@ from dtj_agent.net.resolver import Resolver
 from dtj_agent.net.server import AgentServer
 from dtj_agent.pages import status
 from dtj_agent.pages.routes import pages
+from dtj_agent.peer_discovery import PeerDiscovery
 from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
 from dtj_contract import names
@@ -53,17 +53,7 @@ class Agent:
         incarnation = os.urandom(8).hex()
         self._state_dir = StateDir(settings.state_dir, settings.uid, settings.termination_log, self.log)
         final = self._state_dir.load_outcome()
-        identity = member.Identity(
-            settings.uid,
-            settings.ordinal,
-            incarnation,
-            settings.pod,
-            settings.node,
-            settings.address,
-            settings.grace,
-            settings.stop_grace,
-        )
-        self.member = Member(identity, self._state_dir.load_state(), final)
+        self.member = Member(identity(settings, incarnation), self._state_dir.load_state(), final)
         self.coordinator_shell: Optional[CoordinatorShell] = None
         """In the agent of pod 0."""
         if settings.ordinal == 0:
@@ -93,7 +83,7 @@ class Agent:
         self._link.on_open = lambda: self._do(self.member.connected(self._now()))
         self._link.on_message = lambda message: self._do(self.member.received(message, self._now()))
         self._link.on_closed = lambda silence: self._do(self.member.disconnected(silence, self._now()))
-        self._announcements = Announcements(
+        self._discovery = PeerDiscovery(
             loop, resolver, settings, incarnation, self.server.port, self.member, self._link, self.coordinator_shell
         )
 
@@ -200,7 +190,7 @@ class Agent:
 
         def first(message: Message) -> None:
             if message["type"] == "announce" and message["uid"] == self.settings.uid:
-                self._announcements.answer(link, message)
+                self._discovery.answer(link, message)
             elif message["type"] == "hello" and self.coordinator_shell is not None:
                 self.coordinator_shell.join(link, message)
             elif message["type"] == "hello":
@@ -217,7 +207,7 @@ class Agent:
             self._do([member.SendToCoordinator({"type": "beat"})])
         if self.coordinator_shell is not None:
             self.coordinator_shell.on_tick()
-        self._announcements.on_tick()
+        self._discovery.on_tick()
         if self.settings.die_with_parent and os.getppid() != self._parent:
             self._parent = os.getppid()
             self.log("the process that started this agent has died")
@@ -231,6 +221,20 @@ class Agent:
         if self.coordinator_shell is not None:
             return status.coordinator_status(self.settings, self.coordinator_shell.coordinator, self._now())
         return status.member_status(self.settings, self.member)
+
+
+def identity(settings: AgentSettings, incarnation: str) -> Identity:
+    """Returns what the member reports about itself. `incarnation`: new for each process."""
+    return Identity(
+        settings.uid,
+        settings.ordinal,
+        incarnation,
+        settings.pod,
+        settings.node,
+        settings.address,
+        settings.grace,
+        settings.stop_grace,
+    )
 
 
 def group_rules(settings: AgentSettings) -> Rules:

@@ -19,7 +19,9 @@ from dtj_agent.net.loop import Loop
 class CoordinatorShell:
     """`checkpoint_dir`: the folder of the lease and of the checkpoints, None if there is no volume."""
 
-    def __init__(self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]
+    ) -> None:
         self.coordinator = coordinator
         self._loop = loop
         self._checkpoint_dir = checkpoint_dir

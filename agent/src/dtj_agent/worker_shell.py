@@ -13,7 +13,7 @@ from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import error_file, extension_locks, launchers, worker_env
 from dtj_agent.workers.report_socket import ReportSocket
-from dtj_agent.workers.supervisor import Workers
+from dtj_agent.workers.supervisor import Supervisor
 
 
 class WorkerShell:
@@ -39,16 +39,18 @@ class WorkerShell:
         self._ports.renew()
         self._reports = ReportSocket(loop, settings.state_dir)
         self._reports.on_news = lambda: self.on_reports()
-        self._workers = Workers(loop, is_init=os.getpid() == 1)
-        self._workers.on_exit = self._on_worker_exit
-        self._workers.on_gone = self._on_workers_gone
-        self._workers.on_output = output.write
-        self._workers.on_stuck = lambda text: self.on_stuck(text)
-        self._workers.has_room = output.has_room
+        self._supervisor = Supervisor(loop, is_init=os.getpid() == 1)
+        self._supervisor.on_exit = self._on_worker_exit
+        self._supervisor.on_gone = self._on_workers_gone
+        self._supervisor.on_output = output.write
+        self._supervisor.on_stuck = lambda text: self.on_stuck(text)
+        self._supervisor.has_room = output.has_room
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
-        self._store = StoreHost(loop, kept, self._workers.spared)
+        self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._store.on_failed = self._fail_store
-        self._store.on_ended = lambda code: self._log("the rendezvous store ended without being stopped (wait status %d)" % code)
+        self._store.on_ended = lambda code: self._log(
+            "the rendezvous store ended without being stopped (wait status %d)" % code
+        )
 
     @property
     def port(self) -> int:
@@ -91,11 +93,11 @@ class WorkerShell:
             )
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
-        self._workers.spawn(settings.command, environments)
+        self._supervisor.spawn(settings.command, environments)
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""
-        self._workers.stop(grace)
+        self._supervisor.stop(grace)
 
     def close(self) -> None:
         """Closes the report socket and ends the store."""

@@ -3,9 +3,10 @@
 {{- end -}}
 
 {{/*
-Release `dtj` makes `dtj-operator`, release `blue` makes `blue-dtj-operator`: no two releases make the same name. Helm's own
-scaffold leaves the chart's name out wherever the release has it in it, so that `a` and `a-dtj-operator` collide.
-Cut at 55 characters, so that the name of the metrics Service fits into 63; a release has 53 at most, so all of it stays.
+Release `dtj` creates `dtj-operator`, release `blue` creates `blue-dtj-operator`: no two releases share a name.
+Helm's own scaffold omits the chart's name wherever the release contains it, so `a` and `a-dtj-operator` would collide.
+The name is cut at 55 characters, so that the name of the metrics Service fits into 63. A release has 53 at most, so
+the release's name is never cut.
 */}}
 {{- define "dtj-operator.fullname" -}}
 {{- $name := include "dtj-operator.name" . -}}
@@ -18,7 +19,10 @@ Cut at 55 characters, so that the name of the metrics Service fits into 63; a re
 {{- end -}}
 {{- end -}}
 
-{{/* Of what has no namespace: two releases of one name in two namespaces are two. No name of either has a colon. */}}
+{{/*
+The name of objects without a namespace. It holds the namespace, so that two releases of one name in two namespaces
+differ. A namespace or a release can't contain a colon.
+*/}}
 {{- define "dtj-operator.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "dtj-operator.fullname" .) -}}
 {{- end -}}
@@ -64,7 +68,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.masterKey.existingSecret | default (printf "%s-master-key" (include "dtj-operator.fullname" .)) -}}
 {{- end -}}
 
-{{/* User and group are the cluster's to choose where openshift is set: restricted-v2 refuses all others. */}}
+{{/* With `openshift`, the cluster chooses user and group, because restricted-v2 rejects all others. */}}
 {{- define "dtj-operator.podSecurityContext" -}}
 {{- if .Values.openshift -}}
 {{- omit .Values.podSecurityContext "runAsUser" "runAsGroup" "fsGroup" | toYaml -}}
@@ -73,7 +77,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Kubernetes would leave the pod on a node that does not answer for 300 s. What the values say of a taint stands. */}}
+{{/*
+By default Kubernetes leaves the pod on an unreachable node for 300 s; these tolerations make it 30 s.
+A toleration in the values takes precedence.
+*/}}
 {{- define "dtj-operator.tolerations" -}}
 {{- $given := .Values.tolerations -}}
 {{- $keys := list -}}
@@ -86,7 +93,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- toYaml $given -}}
 {{- end -}}
 
-{{/* What the operator does, and nothing more: operator/src/dtj_operator/rbac.py says why; a test holds the two together. */}}
+{{/* Only the calls that the operator makes. operator/src/dtj_operator/rbac.py has the reasons; a test compares the two. */}}
 {{- define "dtj-operator.rules" -}}
 - apiGroups: [training.dtj.dev]
   resources: [distributedtrainingjobs]

@@ -1,1 +1,1 @@
-"""The dtj command: run a job here, or submit and follow it on a cluster."""
+"""The dtj command: runs a job on this machine, or submits and follows it on a cluster."""

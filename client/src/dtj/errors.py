@@ -1,18 +1,18 @@
-"""What dtj tells its user when it can't do what was asked. One line each, and what to do about it.
+"""The errors of dtj. Each message is one line that ends with what to do about it.
 
 DtjError                     exit code 1
 ├── InputError               2: the file or the flags are wrong; the message names the field
-├── ClusterError             1: the cluster could not be asked, or said no
-│   ├── NoCluster            no kubeconfig, or nothing answers at its address
+├── ClusterError             1: the cluster could not be reached, or rejected the request
+│   ├── NoCluster            no kubeconfig, or no answer from its address
 │   ├── NotInstalled         the cluster does not know DistributedTrainingJob
-│   └── NotFound             no such job
-├── LocalRunError            1: this machine can't carry the job out
-└── WaitTimeout              124: `dtj wait` gave up, as timeout(1) does
+│   └── JobNotFound             no such job
+├── LocalRunError            1: this machine can't run the job
+└── WaitTimeout              124: `dtj wait` timed out, as timeout(1) does
 """
 
 
 class DtjError(Exception):
-    """Anything that dtj reports in one line instead of a traceback."""
+    """An error that dtj reports in one line instead of a traceback."""
 
     exit_code = 1
 
@@ -24,26 +24,26 @@ class InputError(DtjError):
 
 
 class ClusterError(DtjError):
-    """The cluster could not be asked, or said no."""
+    """The cluster could not be reached, or rejected the request."""
 
 
 class NoCluster(ClusterError):
-    """No kubeconfig, or nothing answers at the address in it."""
+    """No kubeconfig, or no answer from the address in it."""
 
 
 class NotInstalled(ClusterError):
     """The cluster does not know the kind DistributedTrainingJob."""
 
 
-class NotFound(ClusterError):
-    """No job of that name in that namespace."""
+class JobNotFound(ClusterError):
+    """There is no job of that name in that namespace."""
 
 
 class LocalRunError(DtjError):
-    """This machine can't carry the job out."""
+    """This machine can't run the job."""
 
 
 class WaitTimeout(DtjError):
-    """The condition that was waited for did not come in time."""
+    """The condition did not become true in time."""
 
     exit_code = 124

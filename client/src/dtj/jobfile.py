@@ -1,4 +1,4 @@
-"""Reading the YAML that a person wrote, as strictly as the API server."""
+"""Reads a person's job file, as strictly as the API server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 
 from dtj.errors import InputError
-from dtj.slips import explained
+from dtj.field_hints import explain
 from dtj_contract import names
 from dtj_core import api
 from dtj_core.plan.model import Object
 
 
 class _Loader(yaml.SafeLoader):
-    """Leaves a date a text, as kubectl does."""
+    """Reads a date as text, as kubectl does."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -26,10 +26,13 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load(path: str) -> list[Object]:
-    """The jobs in a YAML file, or in standard input if it is `-`. Raises InputError; unknown fields are left to `check`."""
+    """Returns the jobs of a YAML file, or of standard input if `path` is `-`.
+
+    Raises InputError. `check` is what finds unknown fields.
+    """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = [_as_stored(one) for one in yaml.load_all(text, _Loader) if one is not None]
+        documents = [_as_stored(document) for document in yaml.load_all(text, _Loader) if document is not None]
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -45,25 +48,29 @@ def load(path: str) -> list[Object]:
 
 
 def load_one(path: str) -> Object:
-    """The only job in a file. Raises InputError."""
+    """Returns the only job of a file. Raises InputError."""
     jobs = load(path)
     if len(jobs) > 1:
-        raise InputError(f"{path}: holds {len(jobs)} jobs; dtj run takes one: put the others into files of their own")
+        raise InputError(f"{path}: holds {len(jobs)} jobs; dtj run takes one: put the others into separate files")
     return jobs[0]
 
 
 def check(job: Object, path: str) -> api.DistributedTrainingJob:
-    """The job as the API server would take it. Raises InputError with every field that it would refuse."""
+    """Returns the job as the API server would accept it.
+
+    Raises InputError with every field that the server would reject.
+    """
     try:
         return api.validate(job)
     except api.InvalidJob as error:
-        raise InputError("\n".join(f"{path}: {explained(violation, job)}" for violation in error.violations)) from error
+        raise InputError("\n".join(f"{path}: {explain(violation, job)}" for violation in error.violations)) from error
 
 
 def _as_stored(value: Any) -> Any:
     """Returns `value` with its texts as the API server reads them from JSON.
 
-    PyYAML takes the two escapes of a surrogate pair for two characters. They are one; a half without the other is U+FFFD.
+    PyYAML reads the two escapes of a surrogate pair as two characters. The pair is one character; an
+    unpaired surrogate becomes U+FFFD.
     """
     if isinstance(value, dict):
         return {_as_stored(key): _as_stored(item) for key, item in value.items()}
@@ -75,7 +82,7 @@ def _as_stored(value: Any) -> Any:
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """`line 4, column 1: found character '\\t' that cannot start any token`."""
+    r"""Returns text such as `line 4, column 1: found character '\t' that cannot start any token`."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())
@@ -84,9 +91,13 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def _is_job(document: Any, path: str) -> None:
-    kind = f"{document.get('apiVersion')}, {document.get('kind')}" if isinstance(document, dict) else type(document).__name__
+    kind = (
+        f"{document.get('apiVersion')}, {document.get('kind')}"
+        if isinstance(document, dict)
+        else type(document).__name__
+    )
     if kind != f"{names.API_VERSION}, {names.KIND}":
         raise InputError(f"{path}: not a job but {kind}; write apiVersion: {names.API_VERSION} and kind: {names.KIND}")
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
-        raise InputError(f"{path}: metadata.name: required, but not there")
+        raise InputError(f"{path}: metadata.name: required")

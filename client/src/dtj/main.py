@@ -1,4 +1,4 @@
-"""The dtj command: its verbs and flags, and from an error to one line and an exit code."""
+"""The dtj command: its verbs and flags. Turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dtj.errors import DtjError, InputError
 Command = Callable[[argparse.Namespace], int]
 DISTRIBUTION = "dtj-client"  # the name `dtj` belongs to another project on PyPI
 INTERRUPTED = 130
-OTHER_WORDS = {  # that other tools have for the verbs
+SYNONYMS = {  # verbs of other tools
     "apply": "submit",
     "create": "submit",
     "cancel": "delete",
@@ -32,7 +32,7 @@ BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. The exit code: see each verb's --help."""
+    """Runs one command. Returns the exit code, which each verb's --help describes."""
     commands = parser()
     flags = commands.parse_args(arguments)
     if "file" in flags:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All verbs."""
+    """Returns the parser of all verbs."""
     top = _Parser(prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster.")
     top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=argparse.ArgumentParser)
@@ -66,21 +66,21 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the verb that is meant where there is none of that name."""
+    """Suggests the verb that is meant when the given verb does not exist."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if wrong:
             known = re.findall(r"[a-z]+", wrong[2])
-            near = OTHER_WORDS.get(wrong[1]) or next(iter(difflib.get_close_matches(wrong[1], known, 1)), None)
-            message = f"there is no verb {wrong[1]!r}" + (
-                f"; `dtj {near}` is near it" if near else f"; there are {', '.join(known)}"
+            near = SYNONYMS.get(wrong[1]) or next(iter(difflib.get_close_matches(wrong[1], known, 1)), None)
+            message = f"unknown verb {wrong[1]!r}" + (
+                f"; did you mean `dtj {near}`?" if near else f"; the verbs are {', '.join(known)}"
             )
         super().error(message)
 
 
 def _one_file(flags: argparse.Namespace, commands: argparse.ArgumentParser) -> None:
-    """`dtj run job.yaml` and `dtj run -f job.yaml` are the same, of every verb that takes a file."""
+    """Accepts `dtj run job.yaml` and `dtj run -f job.yaml` alike, for every verb that takes a file."""
     if (flags.file is None) == (flags.filename is None):
         commands.error("give one FILE: job.yaml, or - for standard input")
     flags.file = flags.filename = flags.file or flags.filename
@@ -88,17 +88,17 @@ def _one_file(flags: argparse.Namespace, commands: argparse.ArgumentParser) -> N
 
 def _file_argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("file", nargs="?", metavar="FILE", help="job.yaml, or - for standard input")
-    verb.add_argument("-f", "--filename", metavar="FILE", help="the same, as kubectl takes it")
+    verb.add_argument("-f", "--filename", metavar="FILE", help="FILE as a flag, as with kubectl")
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for: a run from a source tree that is not installed has none."""
+    """Looks the version up on demand, because a source tree that is not installed has none."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         try:
             print(f"dtj {metadata.version(DISTRIBUTION)}")
         except metadata.PackageNotFoundError:
-            print("dtj, not installed (run from its source tree)")
+            print("dtj, not installed (running from its source tree)")
         parser.exit()
 
 
@@ -109,8 +109,9 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
     run = verbs.add_parser(
         "run",
         help="run a job on this machine, without a cluster",
-        description="Run a job on this machine: the same planner and agents as on a cluster, pods as process groups on loopback. "
-        "Exit code: 0 Complete, 1 Failed, 2 bad input, 130 after Ctrl-C (once: in good order; twice: at once).",
+        description="Run a job on this machine: with the planner and agents of a cluster, and pods as process groups "
+        "on loopback. Exit code: 0 Complete, 1 Failed, 2 bad input, 130 after Ctrl-C (once: graceful stop; twice: "
+        "immediate stop).",
     )
     _file_argument(run)
     run.add_argument(
@@ -123,38 +124,48 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
     run.add_argument(
         "--fresh",
         action="store_true",
-        help="first remove all that earlier runs of this job left on its volume: checkpoints, a script's own files, logs",
+        help="first remove all files of earlier runs of this job from its volume: checkpoints, logs, the script's own",
     )
-    run.add_argument("--volumes-dir", default=".dtj/volumes", metavar="DIR", help="holds a folder for each claim [%(default)s]")
+    run.add_argument(
+        "--volumes-dir", default=".dtj/volumes", metavar="DIR", help="holds a folder for each claim [%(default)s]"
+    )
     run.add_argument("--run-dir", metavar="DIR", help="new folder for logs and status [.dtj/runs/NAME-TIME]")
     output = run.add_mutually_exclusive_group()
     output.add_argument(
         "--logs",
         action=argparse.BooleanOptionalAction,
-        help="show all that all workers and agents write; --no-logs: nothing [what rank 0 writes, at most 50 lines at a time]",
+        help="show the output of all workers and agents; --no-logs: no output [rank 0, at most 50 lines at a time]",
     )
-    output.add_argument("--rank", type=_natural, metavar="R", help="show what this global rank writes instead of rank 0")
-    run.add_argument("--plain", action="store_true", help="lines instead of the live table (as when not on a terminal)")
-    run.add_argument("-o", "--output", choices=["json"], help="json: the job with its status to standard output at the end")
+    output.add_argument(
+        "--rank", type=_natural, metavar="R", help="show the output of this global rank instead of rank 0"
+    )
+    run.add_argument(
+        "--plain",
+        action="store_true",
+        help="print lines instead of the live table (the default where output is no terminal)",
+    )
+    run.add_argument(
+        "-o", "--output", choices=["json"], help="json: print the job with its status to standard output at the end"
+    )
     run.set_defaults(command=_late("dtj.local.command", "command"))
 
 
 def _cluster_flags(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--kubeconfig", metavar="FILE", help="as kubectl's; default: $KUBECONFIG, ~/.kube/config")
+    verb.add_argument("--kubeconfig", metavar="FILE", help="as with kubectl [$KUBECONFIG, ~/.kube/config]")
     verb.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
-    verb.add_argument("-n", "--namespace", metavar="NAME", help="default: the context's")
+    verb.add_argument("-n", "--namespace", metavar="NAME", help="namespace [that of the context]")
 
 
 def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
     submit = verbs.add_parser(
         "submit",
-        description="Create or update every job of a file by server-side apply, once all of them are valid. "
-        "Exit code: 0, 1 refused by the cluster, 2 bad input.",
+        description="Create or update every job of a file by server-side apply, if all of them are valid. "
+        "Exit code: 0, 1 rejected by the cluster, 2 bad input.",
         help="create or update a job on a cluster (server-side apply)",
     )
     _file_argument(submit)
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
-    submit.add_argument("--force-conflicts", action="store_true", help="take fields over that another writer set")
+    submit.add_argument("--force-conflicts", action="store_true", help="take over fields that another manager owns")
     _cluster_flags(submit)
     submit.set_defaults(command=_late("dtj.cluster.verbs", "submit"))
 
@@ -162,8 +173,8 @@ def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
     get = verbs.add_parser(
         "get",
-        description="List the jobs of a namespace, or show one, in the columns of kubectl get; -o wide adds reason and loss.",
-        help="list jobs, or show one, in the columns of kubectl get",
+        description="List the jobs of a namespace, or show one, with kubectl's columns; -o wide adds reason and loss.",
+        help="list jobs, or show one, with kubectl's columns",
     )
     get.add_argument("name", nargs="?")
     get.add_argument("-A", "--all-namespaces", action="store_true")
@@ -175,17 +186,19 @@ def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def _logs(verbs: Verbs[argparse.ArgumentParser]) -> None:
     logs = verbs.add_parser(
         "logs",
-        description="Show what the workers of a job write, of all pods, prefixed with the pod, or what is known of it "
-        "when the pods are gone. Exit code: 0, 1 where no worker ever ran.",
-        help="what the workers of a job write, of all pods, prefixed with the pod",
+        description="Show the output of a job's workers, each line with its pod in front, or the failure evidence "
+        "in its status when the pods are gone. Exit code: 0, 1 if no worker ever ran.",
+        help="show the output of a job's workers",
     )
     logs.add_argument("name")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended, through restarts and new pods")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="continue until the job has finished, through restarts and new pods"
+    )
     only = logs.add_mutually_exclusive_group()
-    only.add_argument("--rank", type=_natural, metavar="R", help="only what this global rank writes")
+    only.add_argument("--rank", type=_natural, metavar="R", help="only the output of this global rank")
     only.add_argument("--pod", type=_natural, metavar="ORDINAL", help="only this pod")
     logs.add_argument("--tail", type=_natural, metavar="N", help="only the last N lines of each pod")
-    logs.add_argument("--since", metavar="DURATION", help="only what is younger, as in 90s, 10m, 1h")
+    logs.add_argument("--since", metavar="DURATION", help="only newer lines, as in 90s, 10m, 1h")
     _cluster_flags(logs)
     logs.set_defaults(command=_late("dtj.cluster.logs", "logs"))
 
@@ -193,8 +206,9 @@ def _logs(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
     wait = verbs.add_parser(
         "wait",
-        help="until a job has a condition",
-        description="Exit code: 0 the condition holds, 1 the job ended another way or is gone, 124 the timeout is over.",
+        help="wait until a job has a condition",
+        description="Wait until a job has a condition. "
+        "Exit code: 0 the condition holds, 1 the job finished otherwise or was deleted, 124 timed out.",
     )
     wait.add_argument("name")
     wait.add_argument(
@@ -212,13 +226,15 @@ def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
 def _delete(verbs: Verbs[argparse.ArgumentParser]) -> None:
     delete = verbs.add_parser(
         "delete",
-        description="Delete a job and wait until its pods are gone; its checkpoints stay. "
-        "Exit code: 0, 1 no such job, 124 the timeout is over.",
-        help="delete a job; its checkpoints stay",
+        description="Delete a job and wait until its pods are gone; its checkpoints are kept. "
+        "Exit code: 0, 1 no such job, 124 timed out.",
+        help="delete a job; its checkpoints are kept",
     )
     delete.add_argument("name")
-    delete.add_argument("--wait", action=argparse.BooleanOptionalAction, default=True, help="until it is gone, with its pods")
-    delete.add_argument("--timeout", metavar="DURATION", help="of --wait, as in 90s, 10m [no limit]")
+    delete.add_argument(
+        "--wait", action=argparse.BooleanOptionalAction, default=True, help="wait until the job and its pods are gone"
+    )
+    delete.add_argument("--timeout", metavar="DURATION", help="limit of --wait, as in 90s, 10m [no limit]")
     _cluster_flags(delete)
     delete.set_defaults(command=_late("dtj.cluster.verbs", "delete"))
 
@@ -230,7 +246,10 @@ def _natural(text: str) -> int:
 
 
 def _late(module: str, name: str) -> Command:
-    """Import a verb's module when it is used: `dtj --help` and shell completion should not wait for pydantic and urllib3."""
+    """Returns a command that imports its module when it is called.
+
+    `dtj --help` and shell completion should not wait for pydantic and urllib3.
+    """
 
     def call(flags: argparse.Namespace) -> int:
         import importlib
@@ -239,7 +258,7 @@ def _late(module: str, name: str) -> Command:
             found: Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
             raise InputError(
-                f"{error.name} is not installed for {sys.executable}: README.md says how to install {DISTRIBUTION}"
+                f"{error.name} is not installed for {sys.executable}: README.md describes how to install {DISTRIBUTION}"
             ) from error
         return found(flags)
 

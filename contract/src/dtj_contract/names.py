@@ -1,7 +1,7 @@
 """Every name that two parts share, once: API group, labels, environment, paths, ports, limits, reasons.
 
-The agent needs Python 3.9 and the standard library only, so this module does too. All other parts import it, and none of
-them can spell a name differently.
+The agent needs only Python 3.9 and the standard library, so this module does too. All other parts import this module,
+and none of them can spell a name differently.
 """
 
 # --- API --------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The DistributedTrainingJob API (`api`) and the pure planner (`plan`): what the operator and `dtj run` share."""
+"""The DistributedTrainingJob API (`api`) and the planner (`plan`), for operator and client."""

@@ -1,1 +1,1 @@
-"""The operator: reconcile = observe -> plan -> apply."""
+"""The Kubernetes operator: observes a job, plans, and executes the plan."""

@@ -1,7 +1,7 @@
-"""What the API server has refused of each job, so that it is not asked the same at every look.
+"""Remembers which object of a job the API server rejected, so that not every reconcile sends it.
 
-The only memory of the operator beside its caches, and as they are it only saves calls: without it (a restart) the refused child
-is tried once more, and the answer is the same condition.
+Apart from the caches this is the operator's only memory, and like the caches it only saves
+calls: after a restart the rejected child is tried once more, and the same condition results.
 """
 
 from __future__ import annotations
@@ -16,53 +16,57 @@ from dtj_operator.kube.observer import Key
 from dtj_operator.kube.resources import job_key
 
 FIRST_SECONDS = 1.0
-LAST_SECONDS = 60.0  # so long at most until a quota that was raised is noticed
+LAST_SECONDS = 60.0  # bounds the delay after a raised quota
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class _Rejection:
     uid: str
     generation: int
-    said: Rejected
+    rejected: Rejected
     wait: float
     until: float
 
 
-class Refusals:
-    """One a job: the last. Waits double from refusal to refusal."""
+class RejectionCache:
+    """The last rejection of each job. The wait doubles from one rejection to the next."""
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._known: dict[Key, _Refusal] = {}
+        self._known: dict[Key, _Rejection] = {}
 
-    def add(self, job: Object, said: Rejected) -> None:
-        """It was refused just now."""
-        before = self._of(job)
+    def add(self, job: Object, rejected: Rejected) -> None:
+        """Records a rejection that happened just now."""
+        before = self._current(job)
         wait = FIRST_SECONDS if before is None else min(2 * before.wait, LAST_SECONDS)
         metadata = job["metadata"]
-        self._known[job_key(job)] = _Refusal(metadata["uid"], metadata.get("generation", 1), said, wait, self._now() + wait)
+        self._known[job_key(job)] = _Rejection(
+            metadata["uid"], metadata.get("generation", 1), rejected, wait, self._now() + wait
+        )
 
-    def told(self, job: Object, observed: Observed) -> Observed:
-        """`observed` with what was refused, as long as that is not to be tried again."""
-        known = self._of(job)
-        return observed if known is None or self._now() >= known.until else with_refusal(observed, known.said)
+    def annotate(self, job: Object, observed: Observed) -> Observed:
+        """Returns `observed` with the remembered rejection until it is time to try again."""
+        known = self._current(job)
+        return observed if known is None or self._now() >= known.until else with_rejection(observed, known.rejected)
 
     def wait(self, job: Object) -> float | None:
-        """Seconds until it is to be tried again; None if nothing was refused."""
-        known = self._of(job)
+        """Returns the seconds until the next try, or None if nothing was rejected."""
+        known = self._current(job)
         return None if known is None else max(0.0, known.until - self._now())
 
-    def forget(self, key: Key) -> None:
-        """It went through, or the job is gone."""
+    def clear(self, key: Key) -> None:
+        """Drops the rejection, because the object was accepted or the job is gone."""
         self._known.pop(key, None)
 
-    def _of(self, job: Object) -> _Refusal | None:
-        """Of this very job as it is written now: another spec is another question."""
+    def _current(self, job: Object) -> _Rejection | None:
+        """Returns the rejection of this job and generation: another spec must be tried at once."""
         known, metadata = self._known.get(job_key(job)), job["metadata"]
         same = known is not None and (known.uid, known.generation) == (metadata["uid"], metadata.get("generation", 1))
         return known if same else None
 
 
-def with_refusal(observed: Observed, said: Rejected) -> Observed:
-    """As the planner wants to be told."""
-    return replace(observed, rejection=str(said)) if said.for_good else replace(observed, refusal=str(said))
+def with_rejection(observed: Observed, rejected: Rejected) -> Observed:
+    """Returns `observed` with the rejection in the field that the planner reads."""
+    return (
+        replace(observed, rejection=str(rejected)) if rejected.permanent else replace(observed, refusal=str(rejected))
+    )

@@ -1,4 +1,4 @@
-"""Asking a job's agent how it goes: `GET /status` of pod 0."""
+"""Polls the agent of a job's pod 0: `GET /status`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ STATUS_SECONDS = 1.0
 STATUS_BYTES = 256 * 1024
 CONCURRENCY = 100
 
-ANSWERED, UNREACHABLE, REFUSED, INVALID = RESULTS = ("answered", "unreachable", "refused", "invalid")  # of a poll, as a label
+# The results of a poll, as labels of the metric.
+ANSWERED, UNREACHABLE, REFUSED, INVALID = RESULTS = ("answered", "unreachable", "refused", "invalid")
 
 logger = logging.getLogger(__name__)
 
 
 class _Unanswered(Exception):
-    """No answer that can be used; `result` is one of RESULTS."""
+    """No usable answer. `result` is one of RESULTS."""
 
     def __init__(self, result: str, message: str) -> None:
         super().__init__(message)
@@ -36,12 +37,12 @@ class _Unanswered(Exception):
 
 
 class _OtherKey(_Unanswered):
-    """The agent refused one of two keys: the next question has the other one."""
+    """The agent rejected one of two keys, so the next request uses the other."""
 
 
 @dataclass(frozen=True)
 class _Silence:
-    """Of the agent of one pod, as long as the pod's containers are the same."""
+    """The silence of one pod's agent, valid until one of the pod's containers changes."""
 
     pod: tuple[object, ...]
     since: float
@@ -50,10 +51,11 @@ class _Silence:
 
 
 class AgentClient:
-    """One connection pool for all agents. Make it on the event loop that uses it.
+    """A connection pool for all agents. Create it on the event loop that uses it.
 
-    An agent that does not answer is asked later and later (Settings.poll_seconds), however often its job is looked at. Since
-    when it has been silent is remembered here alone: after a restart of the operator it counts from the first question.
+    A silent agent is polled less and less often (Settings.poll_seconds), however often its job is
+    reconciled. The start of the silence is remembered only here, so after a restart of the operator
+    the silence counts from the first poll.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class AgentClient:
     ) -> None:
         self._settings = settings
         self._with_previous: set[str] = set()
-        """Uids of jobs whose agents have refused the present key: they were started before it was replaced."""
+        """Uids of jobs whose agents rejected the current key: they were started before it was replaced."""
         self._count = count
         self._now = now
         self._silent: dict[tuple[str, str], _Silence] = {}
-        # Pods come and go with their addresses: a kept connection would rarely be of use, and holds a descriptor.
+        # A pod changes its address with each life, so a kept connection would rarely be reused and
+        # would hold a file descriptor.
         connector = aiohttp.TCPConnector(limit=CONCURRENCY, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=seconds))
 
@@ -78,17 +81,20 @@ class AgentClient:
         await self._session.close()
 
     def silent_seconds(self, job: Object) -> float:
-        """For how long the job's agent has left every question unanswered; 0 after an answer."""
+        """Returns for how long the job's agent has answered no poll; 0 after an answer."""
         silence = self._silent.get(job_key(job))
         return 0.0 if silence is None else self._now() - silence.since
 
-    def keep(self, keys: Iterable[tuple[str, str]]) -> None:
-        """Forget the agents of all other jobs."""
+    def keep_only(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Drops the agents of all other jobs."""
         wanted = set(keys)
         self._silent = {key: silence for key, silence in self._silent.items() if key in wanted}
 
     async def status(self, job: Object, pod: Object) -> Object | None:
-        """The agent's answer, None if there was none: it starts, it ends, its node is gone. The planner lives without."""
+        """Returns the agent's status, or None if it gave no usable answer.
+
+        The agent may be starting or stopping, or its node may be gone; the planner copes without.
+        """
         key, who = job_key(job), _identity(pod)
         silence = self._silent.get(key)
         if silence is not None and silence.pod != who:
@@ -109,19 +115,21 @@ class AgentClient:
         self._count(ANSWERED)
         if silence is not None:
             del self._silent[key]
-            logger.info("the agent of pod %s answers", pod["metadata"]["name"])
+            logger.info("the agent of pod %s answers again", pod["metadata"]["name"])
         return answer
 
-    def _unanswered(self, key: tuple[str, str], new: _Silence, before: _Silence | None, pod: str, error: _Unanswered) -> None:
-        """Remembers it, and logs it if the poll before ended in another way."""
+    def _unanswered(
+        self, key: tuple[str, str], new: _Silence, before: _Silence | None, pod: str, error: _Unanswered
+    ) -> None:
+        """Records the silence, and logs it unless the previous poll failed in the same way."""
         self._silent[key] = new if before is None else replace(new, since=before.since)
         if before is None or before.result != new.result:
-            # Every pod's agent is unreachable for a moment as it starts.
+            # Every agent is unreachable for a moment while its pod starts.
             level = logging.DEBUG if new.result == UNREACHABLE else logging.WARNING
             logger.log(level, "the agent of pod %s %s", pod, error)
 
     async def _ask(self, job: Object, pod: Object) -> Object:
-        """Raises _Unanswered."""
+        """Requests the status once. Raises _Unanswered."""
         address = pod["status"]["podIP"]
         uid = job["metadata"]["uid"]
         url = f"http://{'[' + address + ']' if ':' in address else address}:{self._settings.agent_port}/status"
@@ -136,17 +144,17 @@ class AgentClient:
                 text = bytearray()
                 async for part in response.content.iter_any():
                     text += part
-                    if len(text) > STATUS_BYTES:  # a pod may answer anything
-                        raise _Unanswered(INVALID, f"answers more than {STATUS_BYTES} bytes")
+                    if len(text) > STATUS_BYTES:  # a pod may send anything
+                        raise _Unanswered(INVALID, f"answered more than {STATUS_BYTES} bytes")
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-            raise _Unanswered(UNREACHABLE, f"can't be asked: {str(error) or type(error).__name__}") from error
+            raise _Unanswered(UNREACHABLE, f"is unreachable: {str(error) or type(error).__name__}") from error
         try:
-            said = json.loads(text)
+            report = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _Unanswered(INVALID, f"answers no JSON: {error}") from error
-        if not isinstance(said, dict) or said.get("uid") != uid:
-            raise _Unanswered(INVALID, f"at {address} speaks for another job")
-        return said
+            raise _Unanswered(INVALID, f"answered with invalid JSON: {error}") from error
+        if not isinstance(report, dict) or report.get("uid") != uid:
+            raise _Unanswered(INVALID, f"at {address} belongs to another job")
+        return report
 
     def _key(self, uid: str) -> str:
         previous = self._settings.previous_master_key
@@ -156,16 +164,23 @@ class AgentClient:
 
 
 def _identity(pod: Object) -> tuple[object, ...]:
-    """Differs where another agent may be there: one that is silent by another cause, or not at all."""
+    """Returns a value that changes when another agent may be running in the pod.
+
+    A new agent may be silent for another reason, or answer.
+    """
     status = pod.get("status", {})
-    starts = (container.get("state", {}).get("running", {}).get("startedAt") for container in status.get("containerStatuses", []))
+    starts = (
+        container.get("state", {}).get("running", {}).get("startedAt")
+        for container in status.get("containerStatuses", [])
+    )
     return (pod["metadata"].get("uid"), status.get("podIP"), *starts)
 
 
-def pod_to_ask(job: Object, stateful_set: Object | None, pods: tuple[Object, ...]) -> Object | None:
-    """Pod 0, if it has an address and something in it runs.
+def coordinator_pod(job: Object, stateful_set: Object | None, pods: tuple[Object, ...]) -> Object | None:
+    """Returns pod 0, if it has an address and a running container.
 
-    Only one that the job's own StatefulSet made: it gets the job's token, and is believed.
+    Only a pod that the job's own StatefulSet created is returned, because it receives the job's
+    token and its answer is trusted.
     """
     if stateful_set is None or not is_owned(stateful_set, job["metadata"]["uid"]):
         return None

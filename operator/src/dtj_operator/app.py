@@ -1,4 +1,4 @@
-"""`dtj-operator`: puts the parts together, runs them, and ends them in order on SIGTERM."""
+"""`dtj-operator`: creates the components, runs them, and stops them in order on SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,39 +16,45 @@ from dtj_core.plan import plan
 from dtj_operator import errors, logs, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
-from dtj_operator.health import Server
+from dtj_operator.health import HealthServer
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
-from dtj_operator.kube.executor import World
+from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.login import Login
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.kube.resources import JOB
 from dtj_operator.metrics import Metrics
 from dtj_operator.resync import Resync
-from dtj_operator.watches import Watches, quiet_at_the_end, watch
+from dtj_operator.watches import WatchState, ignore_unclosed_watches, watch
 from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
 KOPF_STOP_SECONDS = 5.0
-KEY_SECONDS = 10.0  # between two looks at the mounted master key; the kubelet itself takes up to two minutes
+# Between two reads of the mounted master key; the kubelet itself takes up to two minutes to update
+# it.
+KEY_SECONDS = 10.0
 CRD_RETRY_SECONDS = 2.0
 STUCK_SECONDS = 120.0  # twice the deadline of a reconcile
 CRD_MISSING = (
     f"the API server serves no {names.PLURAL} in {names.API_VERSION}; install the CRD: "
-    "the chart does it, or kubectl apply --server-side -f crds/"
+    "with the chart, or kubectl apply --server-side -f crds/"
 )
 
 logger = logging.getLogger("dtj_operator")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after SIGTERM, 1 if something it needs is gone, 2 if it was started wrongly."""
+    """Runs the operator.
+
+    Returns the exit status: 0 after SIGTERM, 1 if something that it needs is gone, 2 if it was
+    started with wrong options.
+    """
     try:
         options = settings.parse(sys.argv[1:] if arguments is None else arguments)
         logs.set_up(options.log_format, options.log_level)
         asyncio.run(run(options, plan))
-    except errors.ConfigError as error:
-        print(f"dtj-operator: {error}", file=sys.stderr)  # noqa: T201  before there is a log, and for a person
+    except errors.OptionError as error:
+        print(f"dtj-operator: {error}", file=sys.stderr)  # noqa: T201  there is no log yet
         return 2
     except errors.OperatorError as error:
         logger.error("%s", error)
@@ -57,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def run(options: settings.Options, planner: Planner) -> None:
-    """Until SIGTERM or SIGINT. Raises OperatorError if it can't go on."""
-    asyncio.get_running_loop().set_exception_handler(quiet_at_the_end)
+    """Runs until SIGTERM or SIGINT. Raises OperatorError if the operator cannot continue."""
+    asyncio.get_running_loop().set_exception_handler(ignore_unclosed_watches)
     login = Login(options.kubeconfig, options.context)
     await login.load()
     operator = Operator(options, planner, login)
@@ -69,7 +75,10 @@ async def run(options: settings.Options, planner: Planner) -> None:
 
 
 class Operator:
-    """One running operator: everything it is made of, with no globals. To be made on the event loop that runs it."""
+    """A running operator with all its components, and no globals.
+
+    Create it on the event loop that runs it.
+    """
 
     def __init__(self, options: settings.Options, planner: Planner, login: Login) -> None:
         self.options = options
@@ -83,29 +92,31 @@ class Operator:
         self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
         self.observer = Observer(self.client, self.agents)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
-        world = World(self.client, self.observer, recorder)
-        self.controller = Controller(self.queue, self.observer, world, planner, options.settings, metrics)
-        self.watches = Watches(self._changed, lambda plural: metrics.watch_events.labels(plural).inc())
+        executor = PlanExecutor(self.client, self.observer, recorder)
+        self.controller = Controller(self.queue, self.observer, executor, planner, options.settings, metrics)
+        self.watches = WatchState(self._changed, lambda plural: metrics.watch_events.labels(plural).inc())
         self.resync = Resync(
             self.client, self.queue, self.observer, self.watches, metrics, options.namespaces, options.resync_seconds
         )
-        self.server = Server(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
+        self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
         self._kopf: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Raises OperatorError if it ends before it is told to."""
+        """Runs until `stop` is set. Raises OperatorError if the operator ends before that."""
         self._on_signals()
         try:
             await self.server.start()
         except OSError as error:
-            raise errors.ConfigError(f"--metrics-port: {error.strerror or error}; write another port") from error
+            raise errors.OptionError(f"--metrics-port: {error.strerror or error}; write another port") from error
         where = ", ".join(self.options.namespaces) or "all namespaces"
         logger.info("dtj-operator %s serves %s; port %d", self.version, where, self.server.port)
         if not await self._crd():
             return
         try:
             async with asyncio.TaskGroup() as group:
-                workers = [group.create_task(self.controller.work(), name=f"worker {i}") for i in range(self.options.workers)]
+                workers = [
+                    group.create_task(self.controller.work(), name=f"worker {i}") for i in range(self.options.workers)
+                ]
                 resync = group.create_task(self.resync.run(), name="resync")
                 kopf_stop = asyncio.Event()
                 kopf = watch(self.watches, self.login, self.options.namespaces, kopf_stop, self._on_signals)
@@ -119,27 +130,27 @@ class Operator:
         logger.info("stopped")
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Closes every connection."""
         await self.server.stop()
         await self.agents.close()
         await self.client.close()
 
     async def _crd(self) -> bool:
-        """Wait for the CRD; False if we are told to stop meanwhile. Raises NotServed."""
+        """Waits for the CRD. Returns False if `stop` is set meanwhile. Raises NotServed."""
         deadline = time.monotonic() + self.options.crd_wait_seconds
-        told = False
+        warned = False
         while not self.stop.is_set():
             try:
                 if await self.client.serves(JOB):
                     return True
-                said = CRD_MISSING
+                problem = CRD_MISSING
             except errors.KubeError as error:
-                said = f"the API server can't be asked for its resources: {error}"
+                problem = f"the API server did not list its resources: {error}"
             if time.monotonic() > deadline:
-                raise errors.NotServed(said)
-            if not told:
-                logger.warning("%s; waiting %g s for it", said, self.options.crd_wait_seconds)
-                told = True
+                raise errors.NotServed(problem)
+            if not warned:
+                logger.warning("%s; waiting up to %g s for it", problem, self.options.crd_wait_seconds)
+                warned = True
             try:
                 await asyncio.wait_for(self.stop.wait(), CRD_RETRY_SECONDS)
             except TimeoutError:
@@ -147,20 +158,25 @@ class Operator:
         return False
 
     async def _watch_keys(self) -> None:
-        """Ends the operator when the master key is replaced: the kubelet starts it again, and it reads the new one."""
+        """Stops the operator when the master key is replaced.
+
+        The kubelet restarts the operator, which then reads the new key.
+        """
         known = self.options.settings
-        refused = ""
+        rejected = ""
         while True:
             await asyncio.sleep(KEY_SECONDS)
             try:
                 keys = self.options.read_keys()
-            except errors.ConfigError as error:  # it would not start with these
-                if str(error) != refused:
-                    logger.error("the master key was replaced by one that is not taken: %s", error)
-                refused = str(error)
+            except errors.OptionError as error:  # the operator would not start with these
+                if str(error) != rejected:
+                    logger.error("the master key was replaced by an invalid key: %s", error)
+                rejected = str(error)
                 continue
             if keys != (known.master_key, known.previous_master_key):
-                logger.info("the master key was replaced: stopping, to be started again with the new one")
+                logger.info(
+                    "the master key was replaced: stopping, so that the kubelet restarts the operator with the new key"
+                )
                 self.stop.set()
                 return
 
@@ -171,37 +187,39 @@ class Operator:
         kopf: asyncio.Task[None],
         kopf_stop: asyncio.Event,
     ) -> None:
-        """Take no more work, let what is under way end, then the rest."""
-        logger.info("stopping: reconciles that are under way have %g s", DRAIN_SECONDS)
+        """Closes the queue, lets reconciles in flight finish, and stops the rest."""
+        logger.info("stopping: reconciles in flight have %g s to finish", DRAIN_SECONDS)
         self.queue.close()
         resync.cancel()
         _, late = await asyncio.wait(workers, timeout=DRAIN_SECONDS)
         for worker in late:
             worker.cancel()
         if late:
-            logger.warning("%d reconciles were cut off: the next operator does them again", len(late))
-        # Before kopf: it takes every task that is younger than it, a connection's too, for its own and waits for it.
+            logger.warning("%d reconciles were cut off: the next operator repeats them", len(late))
+        # Stop the server before kopf: kopf waits for every task that is younger than itself, such
+        # as one of an HTTP connection, as if the task were its own.
         await self.server.stop()
         kopf_stop.set()
         _, late = await asyncio.wait([kopf], timeout=KOPF_STOP_SECONDS)
         for task in late:
-            logger.warning("kopf did not end in %g s", KOPF_STOP_SECONDS)
+            logger.warning("kopf did not stop within %g s", KOPF_STOP_SECONDS)
             task.cancel()
 
     def _on_signals(self) -> None:
-        """kopf takes the signals for itself when it starts: called again then."""
+        """Handles the signals. Called again once kopf has started, because kopf takes them over."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
 
     def _changed(self, key: Key) -> None:
-        self.observer.forget(key)
+        self.observer.invalidate(key)
         self.queue.add(key)
 
-    # The checks of /healthz. The API server being away is none of them: a restart would not bring it back.
+    # The checks of /healthz. None of them checks the API server, because a restart would not bring
+    # it back.
     def _working(self) -> str | None:
         stuck = self.queue.longest_processing()
-        return f"a reconcile has not ended in {stuck:.0f} s" if stuck > STUCK_SECONDS else None
+        return f"a reconcile has not finished after {stuck:.0f} s" if stuck > STUCK_SECONDS else None
 
     def _watching(self) -> str | None:
         if self._kopf is not None and self._kopf.done():

@@ -1,4 +1,8 @@
-"""One reconcile: read the job, observe, plan, carry out. Between two of them only what saves calls is remembered."""
+"""Reconciles one job: reads it, observes its children, plans, executes the plan.
+
+The rejection cache is the only state that one reconcile leaves to the next, and it only saves
+calls.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from collections.abc import Callable
 
 from dtj_core.plan.model import Object, Observed, Plan, Settings
 from dtj_operator import errors, logs
-from dtj_operator.admission_backoff import Refusals, with_refusal
-from dtj_operator.kube.executor import Rejected, World
+from dtj_operator.admission_backoff import RejectionCache, with_rejection
+from dtj_operator.kube.executor import PlanExecutor, Rejected
 from dtj_operator.kube.observer import Key, Observer
-from dtj_operator.metrics import Metrics, phase_of
+from dtj_operator.metrics import Metrics, phase_label
 from dtj_operator.workqueue import WorkQueue
 
 RECONCILE_SECONDS = 60.0
@@ -22,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Takes jobs from the queue and brings each a step nearer to what was asked for."""
+    """Takes jobs from the queue and brings each of them a step closer to its spec."""
 
     def __init__(
         self,
         queue: WorkQueue[Key],
         observer: Observer,
-        world: World,
+        executor: PlanExecutor,
         planner: Planner,
         settings: Settings,
         metrics: Metrics,
@@ -37,24 +41,24 @@ class Controller:
     ) -> None:
         self._queue = queue
         self._observer = observer
-        self._world = world
+        self._executor = executor
         self._planner = planner
         self._settings = settings
         self._metrics = metrics
         self._now = now
-        self._refusals = Refusals()
+        self._rejections = RejectionCache()
 
     async def work(self) -> None:
-        """A worker: one job after the other until the queue is closed."""
+        """Works on one job after the other until the queue is closed."""
         while (key := await self._queue.get()) is not None:
-            logs.about(*key)
+            logs.set_job(*key)
             try:
-                await self._once(key)
+                await self._process(key)
             finally:
                 self._queue.done(key)
-                logs.about_nothing()
+                logs.clear_job()
 
-    async def _once(self, key: Key) -> None:
+    async def _process(self, key: Key) -> None:
         began = time.monotonic()
         try:
             async with asyncio.timeout(RECONCILE_SECONDS):
@@ -62,15 +66,16 @@ class Controller:
         except (errors.KubeError, TimeoutError) as error:
             result = "conflict" if isinstance(error, errors.Conflict) else "error"
             delay = self._back_off(key)
-            what = str(error) or f"not done in {RECONCILE_SECONDS:g} s"
-            # The world moves on under a reconcile: a job that is deleted meanwhile is no reason to warn anyone.
-            level = logging.INFO if isinstance(error, errors.NotFound | errors.Conflict) else logging.WARNING
-            logger.log(level, "reconcile failed, again in %g s: %s", delay, what)
-        except Exception as error:  # a bug stops one job, not all: it is shown, counted and tried again
+            cause = str(error) or f"not finished after {RECONCILE_SECONDS:g} s"
+            # A job that changes or is deleted during its reconcile is routine, so it is no warning.
+            level = logging.INFO if isinstance(error, errors.ObjectNotFound | errors.Conflict) else logging.WARNING
+            logger.log(level, "reconcile failed, retrying in %g s: %s", delay, cause)
+        except Exception as error:
+            # A bug must stop one job, not all of them, so it is logged, counted and retried.
             result = "bug"
             delay = self._back_off(key)
             first = delay <= self._queue.first_backoff
-            logger.error("bug in the operator, again in %g s: %r", delay, error, exc_info=error if first else None)
+            logger.error("bug in the operator, retrying in %g s: %r", delay, error, exc_info=error if first else None)
         else:
             self._queue.forget(key)
             result = "gone" if not found else "success" if again is None else "requeue"
@@ -80,40 +85,45 @@ class Controller:
         self._metrics.reconcile_seconds.observe(time.monotonic() - began)
 
     def _back_off(self, key: Key) -> float:
-        self._observer.forget(key)
+        self._observer.invalidate(key)
         return self._queue.add_rate_limited(key)
 
     async def reconcile(self, key: Key) -> tuple[bool, float | None]:
-        """Is there such a job, and in how many seconds it must be looked at again (None: when something happens).
+        """Reconciles one job.
 
-        Raises KubeError; whatever was done before is found done by the next try.
+        Returns (found, requeue_after): whether the job exists, and the seconds until the next
+        reconcile (None: wait for an event). Raises KubeError; the next try finds whatever was done
+        before.
         """
-        job = await self._observer.job(key)
+        job = await self._observer.get_job(key)
         if job is None or "deletionTimestamp" in job["metadata"]:
-            # The children go by their owner references; there is nothing of ours to clean up.
-            self._observer.forget(key)
-            self._refusals.forget(key)
+            # Kubernetes deletes the children by their owner references, so there is nothing to
+            # clean up.
+            self._observer.invalidate(key)
+            self._rejections.clear(key)
             self._metrics.job_phase(key, None)
             return False, None
-        logs.attempt_of(job)
-        observed = self._refusals.told(job, await self._world.observe(job))
+        logs.set_attempt(job)
+        observed = self._rejections.annotate(job, await self._observer.observe(job))
         plan = self._planner(job, observed, self._now(), self._settings)
         try:
-            written = await self._world.carry_out(job, plan)
-        except Rejected as refused:
-            self._refusals.add(job, refused)
-            again = self._refusals.wait(job) or 0
-            logger.warning("the API server refuses what the job asks for, again in %.0f s: %s", again, refused)
-            plan = self._planner(job, with_refusal(observed, refused), self._now(), self._settings)
-            written = await self._world.carry_out(job, plan)
+            written = await self._executor.execute(job, plan)
+        except Rejected as rejected:
+            self._rejections.add(job, rejected)
+            again = self._rejections.wait(job) or 0
+            logger.warning("the API server rejects an object of the job, retrying in %.0f s: %s", again, rejected)
+            plan = self._planner(job, with_rejection(observed, rejected), self._now(), self._settings)
+            written = await self._executor.execute(job, plan)
         else:
-            if not (observed.rejection or observed.refusal):  # it was planned as if nothing had ever been refused
-                self._refusals.forget(key)
+            # Only a plan that was made without a remembered rejection proves that the rejection is
+            # over.
+            if not (observed.rejection or observed.refusal):
+                self._rejections.clear(key)
         if written is not None:
             before, after = job.get("status", {}), written.get("status", {})
             self._metrics.status_written(before, after)
             if (before.get("phase"), before.get("reason")) != (after.get("phase"), after.get("reason")):
-                logger.info("%s, because of %s", after.get("phase"), after.get("reason"))
-        self._metrics.job_phase(key, phase_of(written or job))
-        times = [time for time in (plan.requeue_after, self._refusals.wait(job)) if time is not None]
+                logger.info("phase %s, reason %s", after.get("phase"), after.get("reason"))
+        self._metrics.job_phase(key, phase_label(written or job))
+        times = [time for time in (plan.requeue_after, self._rejections.wait(job)) if time is not None]
         return True, min(times, default=None)

@@ -1,33 +1,33 @@
-"""Everything that the operator raises.
+"""The exceptions that the operator raises.
 
 OperatorError
-├── ConfigError           a flag, a variable or a file of the operator's own is wrong: exit 2
-├── NotServed             the API server doesn't serve our resource: the CRD is missing, exit 1
-├── ShellEnded            kopf's watch loops ended by themselves: exit 1, the kubelet starts us again
-└── KubeError              the API server (or the way to it) said no
-    ├── NotFound          404
-    ├── Conflict          409: another uid, or a name that is taken
-    │   └── Overtaken     the stored job is not the one that was planned on
-    ├── Invalid           400, 422: the object can't be as it is written
-    ├── Forbidden         403: admission or RBAC (`by_rbac` tells which)
+├── OptionError           a flag, a variable or a file that the operator reads is wrong: exit 2
+├── NotServed             the API server does not serve the resource: the CRD is missing, exit 1
+├── ShellEnded            kopf's watch loops ended by themselves: exit 1, the kubelet restarts the operator
+└── KubeError             the API server rejected a call, or could not be reached
+    ├── ObjectNotFound          404
+    ├── Conflict          409: another uid, or the name is taken
+    │   └── Overtaken     the stored job is not the version that was planned on
+    ├── Invalid           400, 422: the object is invalid as written
+    ├── Forbidden         403: admission or RBAC (`by_rbac` distinguishes them)
     ├── Gone              410: a resourceVersion or a page is too old
     ├── NotAuthenticated  401
-    └── Transient         429, 5xx, no connection, deadline: the same call may work later
+    └── Transient         429, 5xx, no connection, deadline: a retry may succeed
 """
 
 from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """Base of all."""
+    """Base class of all."""
 
 
-class ConfigError(OperatorError):
+class OptionError(OperatorError):
     """The message names the flag and what to write instead."""
 
 
 class NotServed(OperatorError):
-    """The message says how to install the CRD."""
+    """The message names the ways to install the CRD."""
 
 
 class ShellEnded(OperatorError):
@@ -35,7 +35,7 @@ class ShellEnded(OperatorError):
 
 
 class KubeError(OperatorError):
-    """An answer that is not 2xx. `status` is the HTTP status, 0 where there was no answer."""
+    """A response that is not 2xx. `status` is the HTTP status, or 0 if there was no response."""
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class KubeError(OperatorError):
         self.reason = reason
 
 
-class NotFound(KubeError):
+class ObjectNotFound(KubeError):
     """404."""
 
 
@@ -53,7 +53,7 @@ class Conflict(KubeError):
 
 
 class Overtaken(Conflict):
-    """The stored job is another one, or another version, than the plan was made from."""
+    """The stored job is another job, or another version, than the plan was made from."""
 
 
 class Invalid(KubeError):
@@ -61,11 +61,15 @@ class Invalid(KubeError):
 
 
 class Forbidden(KubeError):
-    """403, by an admission plugin (the object is refused) or by RBAC (we are)."""
+    """403, by an admission plugin (the object is rejected) or by RBAC (the caller is)."""
 
     @property
     def by_rbac(self) -> bool:
-        """RBAC's refusal begins with who we are: `statefulsets.apps "j" is forbidden: User "system:…" cannot patch …`."""
+        """Whether RBAC denied the request, rather than an admission plugin.
+
+        RBAC's message opens with the caller:
+        `statefulsets.apps "j" is forbidden: User "system:…" cannot patch …`.
+        """
         return ' is forbidden: User "' in self.message and " cannot " in self.message
 
 
@@ -78,4 +82,4 @@ class NotAuthenticated(KubeError):
 
 
 class Transient(KubeError):
-    """No answer, or one that may be another in a moment."""
+    """No response, or one that may be different in a moment."""

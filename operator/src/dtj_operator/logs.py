@@ -1,4 +1,4 @@
-"""Logging: one JSON object a line, with the job that it is about; or plain text for people at a terminal."""
+"""Logging: one JSON object a line with the job that it concerns, or plain text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from typing import Literal
 
 from dtj_core.plan.model import Object
 
-# The job whose reconcile the current task is in: the code below it need not pass it on.
+# The job that the current task reconciles, so that no function has to pass it on.
 _job: contextvars.ContextVar[dict[str, object] | None] = contextvars.ContextVar("job", default=None)
 
 
-def about(namespace: str, name: str) -> None:
-    """From here on, what this task logs is about that job."""
+def set_job(namespace: str, name: str) -> None:
+    """Adds this job to every line that the current task logs from here on."""
     _job.set({"namespace": namespace, "name": name})
 
 
-def attempt_of(job: Object) -> None:
-    """Name the attempt too, once the job has been read."""
+def set_attempt(job: Object) -> None:
+    """Adds the attempt, too, once the job has been read."""
     known, attempt = _job.get(), job.get("status", {}).get("attempt")
     if known is not None and attempt is not None:
         _job.set(known | {"attempt": attempt})
 
 
-def about_nothing() -> None:
-    """The reconcile is over."""
+def clear_job() -> None:
+    """Removes the job, because its reconcile is over."""
     _job.set(None)
 
 
 class JsonFormatter(logging.Formatter):
-    """`time` (RFC 3339), `level`, `logger`, `message`, `job` {namespace, name, attempt}, `traceback` where there is one."""
+    """Formats a record as JSON.
+
+    The keys are `time` (RFC 3339), `level`, `logger`, `message`, `job` {namespace, name, attempt},
+    and `traceback` if there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -51,7 +55,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:01 warning default/digits: message`."""
+    """Formats a record as `12:00:01 warning default/digits: message`."""
 
     def format(self, record: logging.LogRecord) -> str:
         job = _job.get()
@@ -62,20 +66,23 @@ class TextFormatter(logging.Formatter):
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """What kopf says of itself needs no traceback: that the API server is away is expected, and our own handlers' errors
-    come by another name (kopf.objects)."""
+    """Removes the traceback of kopf's own messages.
+
+    An unavailable API server is expected. Errors of our own handlers use another logger
+    (kopf.objects) and keep their traceback.
+    """
     if record.name.startswith("kopf._"):
         record.exc_info = None
     return True
 
 
 def set_up(form: Literal["json", "text"], level: str) -> None:
-    """All of the process's log lines go to stderr."""
+    """Sends all log lines of the process to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_one_line)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(capture=True)
-    # At its info level kopf has a line for every handler call.
+    # At info level kopf logs a line for every handler call.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

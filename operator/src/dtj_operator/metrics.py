@@ -1,7 +1,10 @@
-"""The operator's own metrics, for Prometheus. Names as controller-runtime's, so that its dashboards fit.
+"""The operator's own Prometheus metrics.
 
-No job's name is a label: counters of jobs that are gone would stay for ever. Counters of jobs are counted from the status
-that was written, old against new: what a restart of the operator plans again it does not count again.
+Their names follow controller-runtime's, so that its dashboards fit.
+
+No job's name is a label, because counters of deleted jobs would stay for ever. Counters about
+jobs compare each written status with the previous one, so a restarted operator does not count
+again what it plans again.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ PHASES = (names.PENDING, names.RUNNING, names.RESTARTING, names.SUSPENDED, names
 RESULTS = ("success", "requeue", "conflict", "error", "bug", "gone")
 KINDS = {"inPlace": "InPlace", "pod": "Pod"}
 REASONS = {value for name, value in vars(names.Reason).items() if name.isupper()}
-OTHER = "Other"  # a reason from a pod that is none of ours
+OTHER = "Other"  # a pod's reason outside our list
 
 _FAST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _RECOVERY = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """Everything on one registry of our own."""
+    """All metrics, on a registry of their own."""
 
     def __init__(self, version: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, that nobody reads
+        # Each metric would have one more series that nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
         process.ProcessCollector(registry=registry)
         platform.PlatformCollector(registry=registry)
@@ -46,30 +50,45 @@ class Metrics:
             return Histogram("dtj_" + name, text, labels, buckets=buckets, registry=registry)
 
         gauge("build_info", "The operator's version.", ("version",)).labels(version).set(1)
-        self.reconcile = counter("reconcile_total", "Reconciles by how they ended.", ("result",))
-        self.reconcile_seconds = histogram("reconcile_duration_seconds", "How long a reconcile took.", _FAST)
-        self.status_writes = counter("status_writes_total", "Writes of a job's status.")
-        self.depth = gauge("workqueue_depth", "Jobs that wait for a worker.")
-        self.adds = counter("workqueue_adds_total", "Jobs put into the queue; one that already waits is not put again.")
-        self.queue_seconds = histogram("workqueue_queue_duration_seconds", "How long a job waited for a worker.", _FAST)
-        self.work_seconds = histogram("workqueue_work_duration_seconds", "How long a worker had a job.", _FAST)
-        self.retries = counter("workqueue_retries_total", "Jobs put back after an error.")
-        self.requests = counter("kube_client_requests_total", "Requests to the API server.", ("verb", "resource", "code"))
-        self.request_seconds = histogram(
-            "kube_client_request_duration_seconds", "How long a request to the API server took.", _FAST, ("verb", "resource")
+        self.reconcile = counter("reconcile_total", "Reconciles by result.", ("result",))
+        self.reconcile_seconds = histogram("reconcile_duration_seconds", "Duration of a reconcile.", _FAST)
+        self.status_writes = counter("status_writes_total", "Status writes of jobs.")
+        self.depth = gauge("workqueue_depth", "Jobs waiting for a worker.")
+        self.adds = counter(
+            "workqueue_adds_total", "Jobs added to the queue; a job that already waits is not counted again."
         )
-        self.agent_polls = counter("agent_polls_total", "Questions to the agents of running jobs by how they ended.", ("result",))
-        self.watch_events = counter("watch_events_total", "Changes that kopf's watches told of.", ("resource",))
-        self.watch_missed = counter("watch_missed_total", "Jobs that a resync found changed and no watch had told of.")
+        self.queue_seconds = histogram(
+            "workqueue_queue_duration_seconds", "Time that a job waited for a worker.", _FAST
+        )
+        self.work_seconds = histogram("workqueue_work_duration_seconds", "Time that a worker spent on a job.", _FAST)
+        self.retries = counter("workqueue_retries_total", "Jobs queued again after an error.")
+        self.requests = counter(
+            "kube_client_requests_total", "Requests to the API server.", ("verb", "resource", "code")
+        )
+        self.request_seconds = histogram(
+            "kube_client_request_duration_seconds",
+            "Duration of a request to the API server.",
+            _FAST,
+            ("verb", "resource"),
+        )
+        self.agent_polls = counter(
+            "agent_polls_total", "Status requests to the agents of running jobs by result.", ("result",)
+        )
+        self.watch_events = counter("watch_events_total", "Events received by kopf's watches.", ("resource",))
+        self.watch_missed = counter("watch_missed_total", "Changed jobs that a resync found and no watch had reported.")
         self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last complete list of jobs.")
-        self.events_dropped = counter("events_dropped_total", "Kubernetes events left out because a job had too many.")
+        self.events_dropped = counter("events_dropped_total", "Kubernetes events dropped because a job had too many.")
         self.jobs = gauge("jobs", "Jobs by phase.", ("phase",))
-        self.finished = counter("jobs_finished_total", "Jobs that ended.", ("result", "reason"))
+        self.finished = counter("jobs_finished_total", "Finished jobs by result and reason.", ("result", "reason"))
         self.restarts = counter("job_restarts_total", "Restarts of a job's group.", ("kind",))
-        self.restart_reasons = counter("job_restart_reasons_total", "Restarts of a job's group by reason.", ("kind", "reason"))
-        self.lost_steps = counter("job_lost_steps_total", "Steps done twice because of restarts.")
-        self.recovery_seconds = histogram("job_recovery_seconds", "What a restart took, by part.", _RECOVERY, ("phase",))
-        # A rate() over a series that appears with its first count misses that count.
+        self.restart_reasons = counter(
+            "job_restart_reasons_total", "Restarts of a job's group by reason.", ("kind", "reason")
+        )
+        self.lost_steps = counter("job_lost_steps_total", "Steps repeated because of restarts.")
+        self.recovery_seconds = histogram(
+            "job_recovery_seconds", "Duration of a recovery by phase.", _RECOVERY, ("phase",)
+        )
+        # A series that appears with its first count would hide that count from rate().
         for result in RESULTS:
             self.reconcile.labels(result)
         for result in agent_client.RESULTS:
@@ -87,19 +106,19 @@ class Metrics:
         self._phases: dict[tuple[str, str], str] = {}
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Returns the metrics in the exposition format."""
         return generate_latest(self.registry)
 
     def watch_depth(self, depth: Callable[[], float]) -> None:
-        """Read the queue's depth when asked, not at each change."""
+        """Reads the queue's depth at each scrape instead of at each change."""
         self.depth.set_function(depth)
 
     def request(self, verb: str, resource: str, code: str, seconds: float) -> None:
-        """As dtj_operator.kube.client.Watcher."""
+        """Implements dtj_operator.kube.client.RequestObserver."""
         self.requests.labels(verb, resource, code).inc()
         self.request_seconds.labels(verb, resource).observe(seconds)
 
-    # As dtj_operator.workqueue.Watcher.
+    # The methods of dtj_operator.workqueue.QueueObserver.
     def added(self) -> None:
         self.adds.inc()
 
@@ -113,7 +132,7 @@ class Metrics:
         self.retries.inc()
 
     def job_phase(self, key: tuple[str, str], phase: str | None) -> None:
-        """This job is in that phase now; None: there is no such job."""
+        """Records the phase of one job. None means that the job is gone."""
         before = self._phases.pop(key, None) if phase is None else self._phases.get(key)
         if before == phase:
             return
@@ -124,14 +143,14 @@ class Metrics:
             self.jobs.labels(phase).inc()
 
     def all_job_phases(self, phases: Mapping[tuple[str, str], str]) -> None:
-        """All there are, from a list: heals what was missed."""
+        """Replaces all phases by those of a list, which corrects whatever was missed."""
         self._phases = dict(phases)
         tally = Tally(phases.values())
         for phase in {*PHASES, *tally}:
             self.jobs.labels(phase).set(tally[phase])
 
     def status_written(self, before: Object, after: Object) -> None:
-        """Count what this write says for the first time."""
+        """Counts whatever this status reports for the first time."""
         self.status_writes.inc()
         for end in (names.COMPLETE, names.FAILED):
             was, now = true_condition(before, end), true_condition(after, end)
@@ -146,27 +165,30 @@ class Metrics:
             self._recovery(known.get(recovery.get("attempt"), {}), recovery)
 
     def _recovery(self, before: Object, after: Object) -> None:
-        """A recovery is told of when it begins, and its parts as they become known: each is counted once."""
+        """Counts the parts of a recovery, each of them once.
+
+        A recovery is reported when it begins, and its parts as they become known.
+        """
         if not before:
             kind = after.get("kind")
             self.restart_reasons.labels(kind if kind in KINDS.values() else OTHER, _reason(after)).inc()
         if after.get("lostSteps") is not None and before.get("lostSteps") is None:
             self.lost_steps.inc(max(0, after["lostSteps"]))
         for part in names.RECOVERY_PHASES:
-            # 0 until it is known, as the agents report it.
+            # Agents report 0 until the duration of a phase is known.
             seconds = after.get("seconds", {}).get(part, 0)
             if seconds > 0 and not before.get("seconds", {}).get(part):
                 self.recovery_seconds.labels(part).observe(seconds)
 
 
-def _reason(said: Object) -> str:
-    """As a label: a pod's word, so of our list or none."""
-    reason = str(said.get("reason"))
+def _reason(entry: Object) -> str:
+    """Returns the reason as a label: a pod's reason is counted as Other unless it is in our list."""
+    reason = str(entry.get("reason"))
     return reason if reason in REASONS else OTHER
 
 
 def true_condition(status: Object, kind: str) -> Object | None:
-    """The condition of this type if it holds."""
+    """Returns the condition of this type if its status is True."""
     for condition in status.get("conditions", []):
         if condition.get("type") == kind and condition.get("status") == "True":
             found: Object = condition
@@ -174,7 +196,10 @@ def true_condition(status: Object, kind: str) -> Object | None:
     return None
 
 
-def phase_of(job: Object) -> str:
-    """The phase for the gauge: a job that nobody has looked at yet is Pending, and a made-up word is no label."""
+def phase_label(job: Object) -> str:
+    """Returns the phase as a label of the gauge.
+
+    A job without a status is Pending, and so is an unknown phase: no foreign text becomes a label.
+    """
     phase = job.get("status", {}).get("phase")
     return phase if phase in PHASES else names.PENDING

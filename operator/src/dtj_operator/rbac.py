@@ -1,26 +1,33 @@
-"""What the operator may do: exactly what it does. Tests hold the code and the chart's roles to this table.
+"""The operator's RBAC rules: exactly the calls that it makes.
 
-Nothing here is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on CRDs, nodes or namespaces,
-no finalizers (our owner references don't block their owner's deletion). In the namespaces that it covers it is worth an
-administrator's rights all the same: who may create pods may mount any Secret and use any service account there.
+Tests hold the code and the chart's roles to this table.
+
+No rule is cluster-scoped, so with --namespace a Role in each namespace is enough: no rights on
+CRDs, nodes, namespaces or finalizers (our owner references don't block their owner's deletion).
+In the namespaces that the rules cover they are as powerful as an administrator's all the same:
+whoever may create pods may mount any Secret and use any service account there.
 """
 
 from __future__ import annotations
 
 from dtj_contract import names
 
-# (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may not be there yet.
+# (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may
+# not be there yet.
 RULES: dict[tuple[str, str], tuple[str, ...]] = {
     (names.GROUP, names.PLURAL): ("get", "list", "watch", "delete"),  # delete: ttlSecondsAfterFinished
     (names.GROUP, names.PLURAL + "/status"): ("patch",),
     ("apps", "statefulsets"): ("get", "list", "watch", "create", "patch", "delete"),
     ("", "services"): ("get", "create", "patch"),
-    ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs alone; delete: stuck.py
-    ("", "secrets"): ("create", "patch"),  # the operator reads none; but a patch answers with the object
+    ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
+    ("", "secrets"): ("create", "patch"),  # a patch returns the object
     ("events.k8s.io", "events"): ("create", "patch"),
 }
 
 
 def rules() -> list[dict[str, list[str]]]:
-    """As `rules` of a Role."""
-    return [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)} for (group, resource), verbs in RULES.items()]
+    """Returns the table as the `rules` of a Role."""
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for (group, resource), verbs in RULES.items()
+    ]

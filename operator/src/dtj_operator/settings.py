@@ -1,4 +1,4 @@
-"""What the installation decides: flags, each of them also a variable DTJ_OPERATOR_<FLAG>."""
+"""The options of an installation: flags, each of which is also a variable DTJ_OPERATOR_<FLAG>."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from dtj_core.plan.model import Settings
-from dtj_operator.errors import ConfigError
+from dtj_operator.errors import OptionError
 
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32
@@ -26,17 +26,17 @@ FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The operator's own options; `settings` is what the planner gets of them."""
+    """The operator's options. `settings` holds those that the planner needs."""
 
     settings: Settings
     namespaces: tuple[str, ...]
-    """Served; () means all."""
+    """The namespaces to serve; () means all."""
     kubeconfig: str | None
     context: str | None
     workers: int
     resync_seconds: float
     metrics_port: int
-    """Of /metrics, /healthz and /readyz; 0 takes a free one and logs it."""
+    """The port of /metrics, /healthz and /readyz; 0 takes a free port and logs it."""
     crd_wait_seconds: float
     log_format: Literal["json", "text"]
     log_level: str
@@ -44,16 +44,19 @@ class Options:
     previous_master_key_file: str | None
 
     def read_keys(self) -> tuple[bytes, bytes | None]:
-        """The present and the previous master key as they are in their files now. Raises ConfigError."""
+        """Reads the current and the previous master key from their files. Raises OptionError."""
         return read_master_key(Path(self.master_key_file)), read_previous_key(self.previous_master_key_file)
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
-    """Raises ConfigError; ends the process on --help or an unknown flag, as argparse does."""
+    """Parses the flags and variables. Raises OptionError.
+
+    Exits on --help or an unknown flag, as argparse does.
+    """
     given = _parser().parse_args([*_from(environ, arguments), *arguments])
     for flag, least in (("workers", 1), ("resync_seconds", 1), ("metrics_port", 0), ("crd_wait_seconds", 0)):
         if getattr(given, flag) < least:
-            raise ConfigError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
+            raise OptionError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
     return Options(
         settings=Settings(
             agent_image=given.agent_image,
@@ -79,42 +82,49 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def _from(environ: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]:
-    """The variables as flags, to stand before the real ones: of two the later holds. DTJ_OPERATOR_NAMESPACE is a comma list."""
+    """Yields the variables as flags that precede the real ones, because the last of two flags wins.
+
+    DTJ_OPERATOR_NAMESPACE is a comma-separated list.
+    """
     for flag in FLAGS:
         value = environ.get(ENV_PREFIX + flag.upper().replace("-", "_"))
         if not value or (flag == "namespace" and any(given.startswith("--namespace") for given in arguments)):
             continue
-        for each in value.split(",") if flag == "namespace" else [value]:
-            yield from ("--" + flag, each)
+        for item in value.split(",") if flag == "namespace" else [value]:
+            yield from ("--" + flag, item)
 
 
 def resources(text: str) -> dict[str, str]:
-    """`cpu=100m,memory=64Mi` as a map; `none` is {}. Raises ConfigError."""
+    """Parses `cpu=100m,memory=64Mi` into a map; `none` is {}. Raises OptionError."""
     if text == "none":
         return {}
     pairs = [pair.partition("=") for pair in text.split(",")]
     for name, _, quantity in pairs:
         if not name or not re.fullmatch(QUANTITY, quantity):
-            raise ConfigError(f"--agent-resources: {text} is no list such as {AGENT_RESOURCES}; write one, or none")
+            raise OptionError(
+                f"--agent-resources: {text} is no list such as {AGENT_RESOURCES}; write such a list, or none"
+            )
     return {name: quantity for name, _, quantity in pairs}
 
 
 def read_master_key(path: Path) -> bytes:
-    """The secret that all jobs' agent keys are made from. Raises ConfigError."""
+    """Reads the secret that all jobs' agent keys are derived from. Raises OptionError."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(
+        raise OptionError(
             f"--master-key-file: {path} can't be read ({error.strerror}); mount the operator's Secret there, "
-            f"or make one for a try: head -c {KEY_BYTES} /dev/urandom | base64 > {path}"
+            f"or create a key to try the operator out: head -c {KEY_BYTES} /dev/urandom | base64 > {path}"
         ) from error
     if len(key) < KEY_BYTES:
-        raise ConfigError(f"--master-key-file: {path} holds {len(key)} bytes; it must hold {KEY_BYTES} random ones or more")
+        raise OptionError(
+            f"--master-key-file: {path} holds {len(key)} bytes; it must hold {KEY_BYTES} random bytes or more"
+        )
     return key
 
 
 def read_previous_key(file: str | None) -> bytes | None:
-    """The key before the present one; None if there is no such file. Raises ConfigError."""
+    """Returns the previous master key, or None if there is no such file. Raises OptionError."""
     return read_master_key(Path(file)) if file is not None and Path(file).exists() else None
 
 
@@ -122,31 +132,62 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dtj-operator",
         description="Kubernetes operator for DistributedTrainingJob.",
-        epilog=f"Every flag is also a variable: --agent-image is {ENV_PREFIX}AGENT_IMAGE.",
+        epilog=f"Every flag can be set by a variable, too: --agent-image is {ENV_PREFIX}AGENT_IMAGE.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--agent-image", required=True, help="image with /dtj/agent.pyz, put into every pod: the operator's own image")
-    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of the agent's image in the pods")
-    add("--agent-resources", default=AGENT_RESOURCES, help="requests and limits of the agent's init container; none: without")
-    add("--agent-listen-host", default="0.0.0.0", help="what agents bind to; [::] where pods have IPv6 addresses only")
-    add("--master-key-file", required=True, help="file with 32 or more random bytes; the jobs' agent keys are made from it")
-    add("--previous-master-key-file", help="the key before: agents of jobs that were started with it are asked with it")
+    add("--agent-image", required=True, help="image with /dtj/agent.pyz for every pod: the operator's own image")
+    add(
+        "--image-pull-policy",
+        choices=("Always", "IfNotPresent", "Never"),
+        help="pull policy of the agent's image in the pods",
+    )
+    add(
+        "--agent-resources",
+        default=AGENT_RESOURCES,
+        help="requests and limits of the agent's init container; none: no requests or limits",
+    )
+    add(
+        "--agent-listen-host",
+        default="0.0.0.0",
+        help="address that agents bind to; [::] where pods have IPv6 addresses only",
+    )
+    add(
+        "--master-key-file",
+        required=True,
+        help="file with 32 or more random bytes; the agent keys of all jobs are derived from it",
+    )
+    add(
+        "--previous-master-key-file",
+        help="file with the previous master key, for the agents of jobs that were started with it",
+    )
     add(
         "--pod-user",
         choices=("fixed", "cluster"),
         default="fixed",
-        help="user and group of job pods that name none: fixed is 65532, "
-        "cluster leaves them to the namespace's admission (OpenShift)",
+        help="user and group of job pods that set none: fixed is 65532, "
+        "cluster leaves both to the namespace's admission (OpenShift)",
     )
-    add("--namespace", action="append", help="serve this namespace alone; may be repeated (default: all namespaces)")
-    add("--workers", type=int, default=8, help="jobs that are reconciled at the same time")
-    add("--resync-seconds", type=float, default=450.0, help="every job is looked at again this often, give or take a third")
-    add("--metrics-port", type=int, default=8080, help="of /metrics, /healthz, /readyz; 0: a free one, on loopback")
-    add("--crd-wait-seconds", type=float, default=120.0, help="wait this long for the CRD to be installed, then exit 1")
+    add("--namespace", action="append", help="serve only this namespace; repeatable (default: all namespaces)")
+    add("--workers", type=int, default=8, help="number of jobs that are reconciled at the same time")
+    add("--resync-seconds", type=float, default=450.0, help="reconcile every job this often, give or take a third")
+    add(
+        "--metrics-port",
+        type=int,
+        default=8080,
+        help="port of /metrics, /healthz and /readyz; 0: a free port on loopback",
+    )
+    add(
+        "--crd-wait-seconds",
+        type=float,
+        default=120.0,
+        help="seconds to wait for the CRD to be installed before exit 1",
+    )
     add("--kubeconfig", help="log in with this file instead of the pod's service account")
-    add("--context", help="context of the kubeconfig (default: its current one)")
+    add("--context", help="context of the kubeconfig (default: its current context)")
     add("--log-format", choices=("json", "text"), default="json", help="json: one object a line; text: for a terminal")
-    add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="least level that is logged")
+    add(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="lowest level that is logged"
+    )
     return parser

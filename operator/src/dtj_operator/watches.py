@@ -1,7 +1,8 @@
-"""kopf as the shell: its watches tell which job to look at, and nothing else.
+"""kopf as the shell: its watches trigger reconciles, and do nothing else.
 
-Only `kopf.on.event` is used. It writes nothing on the objects that it watches and asks for no finalizer; what it brings
-is taken as "something about this job has changed", never as what there is.
+Only `kopf.on.event` is used: it writes nothing on the objects that it watches and adds no
+finalizer. An event only means "something about this job has changed"; its object is never
+taken for the current state.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from dtj_operator.kube.resources import POD, STATEFUL_SET, job_key, job_selector
 
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
-QUIET_SECONDS = 70.0  # of a watch: the API server sends a bookmark every minute
+QUIET_SECONDS = 70.0  # the API server sends a bookmark every minute
 
 logger = logging.getLogger(__name__)
 
 
 class Backoffs:
-    """Seconds between kopf's tries, without end and to be gone through again and again.
+    """The seconds between kopf's retries: an endless sequence that can be iterated repeatedly.
 
-    When kopf's own list is at its end it ends the process, so a long outage of the API server would be a crash loop.
+    When kopf's own list is exhausted, kopf ends the process, so a long outage of the API server
+    would become a crash loop.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -41,8 +43,11 @@ class Backoffs:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """For every event kopf works out what has changed since it last wrote that on the object. It has no use for it here,
-    and copying each pod three times for it was most of the operator's work."""
+    """Disables kopf's diffs.
+
+    For every event kopf computes what has changed since it last wrote the essence on the object.
+    Nothing here needs it, and copying each pod three times for it was most of the operator's work.
+    """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -51,30 +56,34 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is ever written on an object."""
+        """Stores nothing, so that no object is written."""
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """As above, of handlers that go on over several events: there are none."""
+    """Disables kopf's record of handlers that span several events, because there are none."""
 
     def fetch(self, **_: Any) -> None:
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is ever written on an object."""
+        """Stores nothing, so that no object is written."""
 
     def purge(self, **_: Any) -> None:
-        """Nor anything removed."""
+        """Removes nothing."""
 
     def touch(self, **_: Any) -> None:
-        """Nor changed."""
+        """Changes nothing."""
 
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
         return essence
 
 
-class Watches:
-    """What the watches have told, as digests: enough to leave out what says nothing new, such as our own status writes."""
+class WatchState:
+    """The last observed state of each object, as a digest.
+
+    A digest is enough to skip events that change nothing for the planner, such as the operator's
+    own status writes.
+    """
 
     def __init__(self, wake: Callable[[Key], None], count: Callable[[str], None]) -> None:
         self._wake = wake
@@ -82,8 +91,8 @@ class Watches:
         self._jobs: dict[Key, str] = {}
         self._children: dict[str, tuple[Key, str]] = {}
 
-    def job(self, kind: str | None, job: Object) -> None:
-        """A job was added, changed (`kind` ADDED, MODIFIED, or None in the first list) or DELETED."""
+    def on_job_event(self, kind: str | None, job: Object) -> None:
+        """Handles a job event. `kind` is ADDED, MODIFIED, DELETED, or None in the first list."""
         self._count(names.PLURAL)
         key, digest = job_key(job), job_digest(job)
         if kind == "DELETED":
@@ -94,8 +103,8 @@ class Watches:
             self._jobs[key] = digest
         self._wake(key)
 
-    def child(self, plural: str, kind: str | None, child: Object) -> None:
-        """The same for a StatefulSet or a pod."""
+    def on_child_event(self, plural: str, kind: str | None, child: Object) -> None:
+        """Handles an event of a StatefulSet or a pod, with `kind` as in `on_job_event`."""
         self._count(plural)
         metadata = child["metadata"]
         name = metadata.get("labels", {}).get(names.LABEL_JOB)
@@ -111,26 +120,34 @@ class Watches:
             self._children[uid] = key, digest
         self._wake(key)
 
-    def keep(self, jobs: Iterable[Object]) -> None:
-        """Forget what belongs to no job of this list: after a re-list kopf doesn't tell what is gone."""
+    def keep_only(self, jobs: Iterable[Object]) -> None:
+        """Drops whatever belongs to none of these jobs, because kopf reports no deletions after a re-list."""
         keys = {job_key(job) for job in jobs}
         self._jobs = {key: digest for key, digest in self._jobs.items() if key in keys}
         self._children = {uid: known for uid, known in self._children.items() if known[0] in keys}
 
-    def untold(self, jobs: Iterable[Object]) -> set[tuple[Key, str]]:
-        """Which of these jobs are in a state that no watch has told of (yet)."""
+    def unobserved(self, jobs: Iterable[Object]) -> set[tuple[Key, str]]:
+        """Returns the jobs whose listed state no watch has reported (yet), each with its digest."""
         listed = {(job_key(job), job_digest(job)) for job in jobs}
         return listed - set(self._jobs.items())
 
 
 def job_digest(job: Object) -> str:
-    """Differs where a person has changed the job, or deleted it; not where its status was written."""
+    """Returns a digest that changes when a person edits or deletes the job.
+
+    A write of the job's status does not change it.
+    """
     metadata = job["metadata"]
-    return _digest(metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), metadata.get("labels"))
+    return _digest(
+        metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), metadata.get("labels")
+    )
 
 
 def child_digest(child: Object) -> str:
-    """Differs where a reconcile would see something else: what is left out is written by the kubelet every few seconds."""
+    """Returns a digest that changes when a reconcile would observe something new.
+
+    The fields that are left out are those that the kubelet writes every few seconds.
+    """
     metadata, status = child["metadata"], child.get("status", {})
     conditions = [{k: c.get(k) for k in ("type", "status", "reason")} for c in status.get("conditions", [])]
     return _digest(
@@ -147,34 +164,36 @@ def _digest(*parts: Any) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
 
-def registry(watches: Watches, login: Login) -> kopf.OperatorRegistry:
-    """Our handlers, on a registry of our own: kopf's global one stays empty."""
+def registry(watches: WatchState, login: Login) -> kopf.OperatorRegistry:
+    """Returns our handlers on a registry of their own: kopf's global registry stays empty."""
     ours = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=ours)
     async def log_in(**_: Any) -> kopf.ConnectionInfo:
-        return await login.for_kopf()
+        return await login.kopf_connection()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=ours)
     async def on_job(event: kopf.RawEvent, **_: Any) -> None:
-        watches.job(event["type"], dict(event["object"]))
+        watches.on_job_event(event["type"], dict(event["object"]))
 
     @kopf.on.event("apps", "v1", STATEFUL_SET.plural, registry=ours)
     async def on_stateful_set(event: kopf.RawEvent, **_: Any) -> None:
-        watches.child(STATEFUL_SET.plural, event["type"], dict(event["object"]))
+        watches.on_child_event(STATEFUL_SET.plural, event["type"], dict(event["object"]))
 
     @kopf.on.event("", "v1", POD.plural, registry=ours)
     async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
-        watches.child(POD.plural, event["type"], dict(event["object"]))
+        watches.on_child_event(POD.plural, event["type"], dict(event["object"]))
 
     return ours
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """kopf's settings where its own are not ours."""
+    """Returns kopf's settings, changed where its defaults do not fit."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # would need rights on CRDs and namespaces; the CRD is waited for at the start
+    # Scanning would need rights on CRDs and namespaces. The operator waits for its CRD at the
+    # start.
+    settings.scanning.disabled = True
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.networking.connect_timeout = settings.watching.connect_timeout = CONNECT_SECONDS
     settings.watching.inactivity_timeout = QUIET_SECONDS
@@ -188,11 +207,12 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def quiet_at_the_end(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An event loop's exception handler: a watch that kopf leaves open when it is told to stop is no error of ours.
+def ignore_unclosed_watches(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handles exceptions of the event loop, and ignores watches that kopf leaves open when it stops.
 
-    asyncio closes such a generator and the ones inside it at the same time, as the last thing that the loop does, and calls
-    it an error that one of them was being closed already. At debug level it can still be seen.
+    asyncio closes such a generator and the ones inside it at the same time, as the last action of
+    the loop, and reports an error because one of them was being closed already. The message stays
+    visible at debug level.
     """
     if "asyncgen" in context:
         logger.debug("%s", context["message"], exc_info=context.get("exception"))
@@ -201,9 +221,12 @@ def quiet_at_the_end(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 
 
 async def watch(
-    watches: Watches, login: Login, namespaces: Sequence[str], stop: asyncio.Event, started: Callable[[], None]
+    watches: WatchState, login: Login, namespaces: Sequence[str], stop: asyncio.Event, started: Callable[[], None]
 ) -> None:
-    """Watch until `stop` is set. Raises ShellEnded if kopf ends before that. `started` is called when kopf has begun."""
+    """Watches until `stop` is set. Calls `started` once kopf has started.
+
+    Raises ShellEnded if kopf ends before `stop` is set.
+    """
     before = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
         registry=registry(watches, login),
@@ -216,7 +239,8 @@ async def watch(
     started()
     try:
         await kopf.run_tasks(tasks, ignored=before)
-    except Exception as error:  # whatever kopf ends of: without watches we end, and are started again
-        raise ShellEnded(f"kopf's watches ended by themselves: {error!r}") from error
+    except Exception as error:
+        # Without watches the operator must end, so that the kubelet restarts it.
+        raise ShellEnded(f"kopf's watches ended unexpectedly: {error!r}") from error
     if not stop.is_set():
-        raise ShellEnded("kopf's watches ended by themselves")
+        raise ShellEnded("kopf's watches ended unexpectedly")

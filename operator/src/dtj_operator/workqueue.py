@@ -1,8 +1,9 @@
-"""Which job is looked at next: a coalescing work queue with back-off, one key at a time in one pair of hands.
+"""A coalescing work queue with back-off: which job is reconciled next, and by one worker only.
 
-As client-go's: a key that is added while it waits is there once; a key that is added while a worker has it comes back
-when that worker is done; a key that failed comes back later and later. The clock is the event loop's own, so a test may run
-it on a loop with virtual time.
+Modelled on client-go's workqueue. A key that is added while it waits is queued once. A key that
+is added while a worker has it returns to the queue when that worker is done. A key that failed
+returns after a growing delay. The clock is the event loop's own, so a test may run the queue on
+a loop with virtual time.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ FIRST_BACKOFF = 0.5
 LAST_BACKOFF = 300.0
 
 
-class Watcher(Protocol):
-    """Where the queue's measurements go. All times in seconds."""
+class QueueObserver(Protocol):
+    """Receives the queue's measurements. All times are in seconds."""
 
     def added(self) -> None: ...
 
@@ -31,14 +32,20 @@ class Watcher(Protocol):
 
 
 class WorkQueue(Generic[K]):
-    """Keys to work on. Every method but `get` returns at once; all of them are for one event loop."""
+    """Keys to work on. Every method but `get` returns at once.
 
-    def __init__(self, watcher: Watcher, *, first_backoff: float = FIRST_BACKOFF, last_backoff: float = LAST_BACKOFF) -> None:
-        self._watcher = watcher
+    All methods must be called on one event loop.
+    """
+
+    def __init__(
+        self, observer: QueueObserver, *, first_backoff: float = FIRST_BACKOFF, last_backoff: float = LAST_BACKOFF
+    ) -> None:
+        self._observer = observer
         self.first_backoff = first_backoff
         self._last = last_backoff
         self._ready: deque[K] = deque()
-        self._dirty: dict[K, float] = {}  # waits, or must come again when its worker is done: key -> since when
+        self._dirty: dict[K, float] = {}
+        """Time since when each key waits, or must be queued again once its worker is done."""
         self._processing: dict[K, float] = {}
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
@@ -46,20 +53,20 @@ class WorkQueue(Generic[K]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Keys that could be taken now."""
+        """Returns the number of keys that could be taken now."""
         return len(self._ready)
 
     def add(self, key: K) -> None:
-        """Look at `key` as soon as a worker is free. A key that already waits is not added twice."""
+        """Queues `key` for the next free worker. A key that already waits is not added twice."""
         if self._closed or key in self._dirty:
             return
         self._dirty[key] = asyncio.get_running_loop().time()
-        self._watcher.added()
+        self._observer.added()
         if key not in self._processing:
             self._push(key)
 
     def add_after(self, key: K, delay: float) -> None:
-        """`add` after `delay` seconds; of several waits for one key the shortest holds."""
+        """Calls `add` after `delay` seconds. The shortest of several delays for a key holds."""
         if self._closed:
             return
         if delay <= 0:
@@ -74,20 +81,26 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(delay, self._due, key)
 
     def add_rate_limited(self, key: K) -> float:
-        """`add_after` with a wait that doubles from try to try until `forget`; returns the wait in seconds."""
+        """Calls `add_after` with a delay that doubles with each call until `forget`.
+
+        Returns the delay in seconds.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay: float = min(self.first_backoff * 2.0 ** min(failures, 64), self._last)
-        self._watcher.retried()
+        self._observer.retried()
         self.add_after(key, delay)
         return delay
 
     def forget(self, key: K) -> None:
-        """The key is well: its next failure waits `first_backoff` again."""
+        """Resets the back-off of `key`: its next failure waits `first_backoff` again."""
         self._failures.pop(key, None)
 
     async def get(self) -> K | None:
-        """The next key, None when the queue is closed. Who gets a key must call `done` with it."""
+        """Returns the next key, or None once the queue is closed.
+
+        The caller must call `done` with the key.
+        """
         while not self._ready:
             if self._closed:
                 return None
@@ -102,23 +115,24 @@ class WorkQueue(Generic[K]):
             return None
         key = self._ready.popleft()
         now = asyncio.get_running_loop().time()
-        self._watcher.taken(now - self._dirty.pop(key))
+        self._observer.taken(now - self._dirty.pop(key))
         self._processing[key] = now
-        # What is decided now says anew when to look again: an older wait would only cost a needless look.
+        # This reconcile decides when the next one is due; an older timer would only cost a needless
+        # one.
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
         return key
 
     def done(self, key: K) -> None:
-        """The worker is finished with `key`; if it was added meanwhile it waits again from now on."""
+        """Ends the work on `key`. If the key was added meanwhile, it is queued again now."""
         started = self._processing.pop(key)
-        self._watcher.worked(asyncio.get_running_loop().time() - started)
+        self._observer.worked(asyncio.get_running_loop().time() - started)
         if key in self._dirty and not self._closed:
             self._push(key)
 
     def close(self) -> None:
-        """Nothing is handed out any more; workers that wait get None, those that work finish."""
+        """Hands out no more keys. Waiting workers get None; busy workers finish."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -127,7 +141,10 @@ class WorkQueue(Generic[K]):
             self._wake()
 
     def longest_processing(self) -> float:
-        """Seconds since the oldest key in a worker's hands was taken; 0 if none is. The measure of a stuck worker."""
+        """Returns the seconds since the oldest key in work was taken, or 0 if none is in work.
+
+        The result measures how stuck a worker is.
+        """
         if not self._processing:
             return 0.0
         return asyncio.get_running_loop().time() - min(self._processing.values())
@@ -148,7 +165,7 @@ class WorkQueue(Generic[K]):
                 return
 
     def _pass_on(self, waker: asyncio.Future[None]) -> None:
-        """A worker is cancelled while it waits: a wake-up that it has already got belongs to another."""
+        """Wakes another worker if a cancelled worker has already received the wake-up."""
         if waker.cancelled() or not waker.done():
             if waker in self._wakers:
                 self._wakers.remove(waker)

@@ -1,4 +1,7 @@
-"""A real API server of this folder's own: the chart brings the CRD, so nobody else's may be there."""
+"""A real API server only for this folder.
+
+The chart brings the CRD, so no other CRD may be there.
+"""
 
 from __future__ import annotations
 

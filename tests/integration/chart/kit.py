@@ -1,4 +1,4 @@
-"""Rendering the chart with the real helm."""
+"""Renders the chart with the real helm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pod Security Standards, level restricted, said of a pod's spec: https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
+"""Checks a pod's spec against the Pod Security Standards, level restricted.
+
+https://kubernetes.io/docs/concepts/security/pod-security-standards/
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persiste
 
 
 def violations(spec: Spec) -> list[str]:
-    """What the admission of a namespace with `enforce: restricted` would refuse; empty if nothing."""
+    """Returns the violations that a namespace with `enforce: restricted` would reject."""
     return sorted(_violations(spec))
 
 
@@ -51,6 +54,6 @@ def _of_container(container: Spec, pod: Spec) -> Iterator[str]:
         yield "capabilities added"
     if any("hostPort" in port for port in container.get("ports", [])):
         yield "hostPort"
-    # Not asked for by the standard, but by this project.
+    # Required by this project, not by the standard.
     if own.get("readOnlyRootFilesystem") is not True:
         yield "readOnlyRootFilesystem"

@@ -1,4 +1,6 @@
-"""OpenShift's security context constraint restricted-v2, said of a pod's spec, for a namespace as OpenShift makes them.
+"""Checks a pod's spec against OpenShift's security context constraint restricted-v2.
+
+The namespace is one as OpenShift creates it.
 
 https://docs.redhat.com/en/documentation/openshift_container_platform/latest/html/authentication_and_authorization/managing-pod-security-policies
 """
@@ -14,7 +16,10 @@ VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persiste
 
 
 def violations(spec: Spec) -> list[str]:
-    """What restricted-v2 would refuse; empty if nothing. What it would fill in (user, fsGroup, SELinux) may be left out."""
+    """Returns the violations that restricted-v2 would reject.
+
+    Fields that restricted-v2 would fill in (user, fsGroup, SELinux) may be omitted.
+    """
     return sorted(_violations(spec))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dtj_operator.kube.resources import SECRET
 from hack.cluster.controlplane import ControlPlane
 from tests.integration.chart.conftest import Kubectl
 from tests.integration.chart.kit import CHART, NAMESPACE, helm, pod, render, render_text
+from tests.lib.waiting import wait_until
 
 pytestmark = pytest.mark.controlplane
 
@@ -44,7 +44,7 @@ def install(plane: ControlPlane) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def notes(install: Callable[..., str]) -> str:
-    """The chart installed; what helm printed."""
+    """Installs the chart, and returns helm's output."""
     return install()
 
 
@@ -54,15 +54,8 @@ def master_key(kubectl: Kubectl) -> str:
     return done.stdout
 
 
-def eventually(what: str, probe: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not probe():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
-
-
-def test_the_api_server_accepts_every_object_of_it(kubectl: Kubectl) -> None:
-    # The deployment's pod too, which nothing but a restricted namespace's admission would look at.
+def test_api_server_accepts_every_object_of_the_chart(kubectl: Kubectl) -> None:
+    # Include the Deployment's pod, which only the admission of a restricted namespace would check.
     spec = pod(render()) | {"serviceAccountName": "default"}
     one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": NAMESPACE}, "spec": spec}
     for text in (render_text({}), json.dumps(one)):
@@ -71,24 +64,24 @@ def test_the_api_server_accepts_every_object_of_it(kubectl: Kubectl) -> None:
         assert "Warning" not in done.stderr, done.stderr
 
 
-def test_the_notes_name_the_next_three_commands(notes: str) -> None:
+def test_notes_name_the_next_three_commands(notes: str) -> None:
     commands = [line.strip() for line in notes.splitlines() if line.startswith("  kubectl")]
     assert len(commands) == 3
     assert commands[0].startswith("kubectl -n dtj-system rollout status deployment/dtj-operator")
 
 
-def test_an_upgrade_keeps_the_master_key(notes: str, install: Callable[..., str], kubectl: Kubectl) -> None:
+def test_upgrade_keeps_the_master_key(notes: str, install: Callable[..., str], kubectl: Kubectl) -> None:
     before = master_key(kubectl)
     install("--set", "metrics.port=9090")
     assert master_key(kubectl) == before
 
 
-def test_the_crd_is_served(notes: str, kubectl: Kubectl) -> None:
+def test_crd_is_served(notes: str, kubectl: Kubectl) -> None:
     done = kubectl("wait", CRD, "--for=condition=Established", "--timeout=60s")
     assert done.returncode == 0, done.stderr
 
 
-def test_who_may_edit_a_namespace_may_submit_jobs_there_and_viewers_may_look(
+def test_editors_of_a_namespace_may_submit_jobs_and_viewers_may_read(
     notes: str, plane: ControlPlane, kubectl: Kubectl
 ) -> None:
     kubectl("wait", CRD, "--for=condition=Established", "--timeout=60s")
@@ -96,11 +89,14 @@ def test_who_may_edit_a_namespace_may_submit_jobs_there_and_viewers_may_look(
     logins = {role: str(plane.kubeconfig_for(f"a-{role}", [])) for role in ("edit", "view")}
     for role in logins:
         kubectl("-n", "team", "create", "rolebinding", role, f"--clusterrole={role}", f"--user=a-{role}")
-    # A controller joins the chart's roles to the cluster's.
-    eventually(
-        "an editor may submit", lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0
+    # A controller aggregates the chart's roles into the cluster's.
+    wait_until(
+        "an editor may submit",
+        lambda: kubectl("apply", "-f", "-", stdin=json.dumps(JOB), login=logins["edit"]).returncode == 0,
     )
-    eventually("a viewer may look", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0)
+    wait_until(
+        "a viewer may read", lambda: kubectl("-n", "team", "get", "dtj", "j", login=logins["view"]).returncode == 0
+    )
     refused = kubectl("-n", "team", "delete", "dtj", "j", login=logins["view"])
     assert "forbidden" in refused.stderr
     status = '{"status": {"phase": "Complete"}}'
@@ -110,7 +106,7 @@ def test_who_may_edit_a_namespace_may_submit_jobs_there_and_viewers_may_look(
     assert "forbidden" in forged.stderr, "a status is the operator's to write"
 
 
-def test_an_uninstall_leaves_jobs_and_key_and_the_next_install_takes_them_up(
+def test_uninstall_keeps_jobs_and_key_for_the_next_install(
     notes: str, plane: ControlPlane, install: Callable[..., str], kubectl: Kubectl
 ) -> None:
     before = master_key(kubectl)
@@ -122,7 +118,7 @@ def test_an_uninstall_leaves_jobs_and_key_and_the_next_install_takes_them_up(
     assert master_key(kubectl) == before
 
 
-def test_the_operators_service_account_may_do_what_its_table_says_and_not_get_secrets(
+def test_service_account_has_the_rights_of_the_table_and_cannot_get_secrets(
     notes: str, plane: ControlPlane, kubectl: Kubectl
 ) -> None:
     login = str(plane.kubeconfig_for_service_account(NAMESPACE, "dtj-operator"))
@@ -138,11 +134,15 @@ def test_the_operators_service_account_may_do_what_its_table_says_and_not_get_se
     assert not may("update", f"customresourcedefinitions.apiextensions.k8s.io/{Path(CRD).name}")
 
 
-def test_the_operators_service_account_can_read_a_secret_by_an_empty_patch_as_the_docs_say(
-    notes: str, plane: ControlPlane, kubectl: Kubectl
-) -> None:
-    """A limit of RBAC, that docs/decisions/0002 states: without it `patch` would be no right to write by server-side apply."""
-    assert kubectl("-n", "default", "create", "secret", "generic", "theirs", "--from-literal=password=hunter2").returncode == 0
+def test_service_account_can_read_a_secret_by_an_empty_patch(notes: str, plane: ControlPlane, kubectl: Kubectl) -> None:
+    """docs/decisions/0002 states this limit of RBAC.
+
+    Without it `patch` would be no right to write by server-side apply.
+    """
+    assert (
+        kubectl("-n", "default", "create", "secret", "generic", "theirs", "--from-literal=password=hunter2").returncode
+        == 0
+    )
     login = str(plane.kubeconfig_for_service_account(NAMESPACE, "dtj-operator"))
     assert "forbidden" in kubectl("-n", "default", "get", "secret", "theirs", login=login).stderr
 

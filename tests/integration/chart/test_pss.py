@@ -1,4 +1,4 @@
-"""The check of the pod security standard finds what it is there to find."""
+"""The check of the pod security standard finds each violation."""
 
 from __future__ import annotations
 
@@ -32,16 +32,22 @@ BAD: dict[str, Callable[[dict[str, Any]], object]] = {
     "container c: runAsNonRoot": lambda s: s["securityContext"].pop("runAsNonRoot"),
     "container c: runAsUser 0": lambda s: s["securityContext"].update(runAsUser=0),
     "container c: seccompProfile": lambda s: s["securityContext"].pop("seccompProfile"),
-    "container c: allowPrivilegeEscalation": lambda s: s["containers"][0]["securityContext"].pop("allowPrivilegeEscalation"),
+    "container c: allowPrivilegeEscalation": lambda s: s["containers"][0]["securityContext"].pop(
+        "allowPrivilegeEscalation"
+    ),
     "container c: privileged": lambda s: s["containers"][0]["securityContext"].update(privileged=True),
     "container c: capabilities not dropped": lambda s: s["containers"][0]["securityContext"].pop("capabilities"),
-    "container c: capabilities added": lambda s: s["containers"][0]["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]),
+    "container c: capabilities added": lambda s: s["containers"][0]["securityContext"]["capabilities"].update(
+        add=["SYS_ADMIN"]
+    ),
     "container c: hostPort": lambda s: s["containers"][0].update(ports=[{"containerPort": 1, "hostPort": 1}]),
-    "container c: readOnlyRootFilesystem": lambda s: s["containers"][0]["securityContext"].pop("readOnlyRootFilesystem"),
+    "container c: readOnlyRootFilesystem": lambda s: s["containers"][0]["securityContext"].pop(
+        "readOnlyRootFilesystem"
+    ),
 }
 
 
-def test_a_restricted_pod_has_no_violation() -> None:
+def test_restricted_pod_has_no_violation() -> None:
     assert violations(GOOD) == []
 
 
@@ -52,5 +58,5 @@ def test_each_violation_is_named(name: str) -> None:
     assert violations(spec) == [name]
 
 
-def test_an_init_container_is_held_to_the_same() -> None:
+def test_init_container_is_checked_like_a_container() -> None:
     assert violations(GOOD | {"initContainers": [{"name": "i"}]}) != []

@@ -1,4 +1,4 @@
-"""What the chart renders, with no cluster."""
+"""The rendered chart, without a cluster."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.integration.chart.kit import CHART, NAMESPACE, ROOT, Object, helm, of
 from tests.integration.chart.pss import violations
 
 CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
+VERSION = (ROOT / "VERSION").read_text().strip()
 CRD = ROOT / "crds" / f"{names.GROUP}_{names.PLURAL}.yaml"
 
 COMBINATIONS: dict[str, Object] = {
@@ -49,16 +50,16 @@ def documents(request: pytest.FixtureRequest) -> list[Object]:
     return render(COMBINATIONS[request.param])
 
 
-def test_helm_finds_nothing_to_complain_of() -> None:
+def test_helm_lint_reports_nothing() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_operators_pod_meets_the_restricted_standard(documents: list[Object]) -> None:
+def test_operator_pod_meets_the_restricted_standard(documents: list[Object]) -> None:
     assert violations(pod(documents)) == []
 
 
-def test_every_object_is_named_labelled_and_in_its_namespace(documents: list[Object]) -> None:
+def test_every_object_has_name_labels_and_namespace(documents: list[Object]) -> None:
     seen = [(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents]
     assert len(seen) == len(set(seen))
     for document in documents:
@@ -68,7 +69,7 @@ def test_every_object_is_named_labelled_and_in_its_namespace(documents: list[Obj
             assert document["metadata"]["namespace"] == NAMESPACE
 
 
-def test_the_operator_understands_its_arguments(documents: list[Object], tmp_path: Path) -> None:
+def test_operator_accepts_its_arguments(documents: list[Object], tmp_path: Path) -> None:
     [container] = pod(documents)["containers"]
     [mount] = [m for m in container["volumeMounts"] if m["name"] == "master-key"]
     key = tmp_path / "key"
@@ -87,12 +88,15 @@ def test_the_operator_understands_its_arguments(documents: list[Object], tmp_pat
     [
         ({}, {"cpu": "100m", "memory": "64Mi"}),
         ({"agent.resources.memory": "1Gi"}, {"cpu": "100m", "memory": "1Gi"}),
-        ({"agent.resources": {"cpu": 0.5, "memory": None, "ephemeral-storage": "1G"}}, {"cpu": "0.5", "ephemeral-storage": "1G"}),
+        (
+            {"agent.resources": {"cpu": 0.5, "memory": None, "ephemeral-storage": "1G"}},
+            {"cpu": "0.5", "ephemeral-storage": "1G"},
+        ),
         ({"agent.resources": None}, {}),
     ],
     ids=str,
 )
-def test_the_agents_resources_reach_the_operator(chosen: Object, resources: Object, tmp_path: Path) -> None:
+def test_agent_resources_reach_the_operator(chosen: Object, resources: Object, tmp_path: Path) -> None:
     [container] = pod(render(chosen))["containers"]
     [flag] = [argument for argument in container["args"] if argument.startswith("--agent-resources=")]
     assert settings.resources(flag.partition("=")[2]) == resources
@@ -102,12 +106,12 @@ def _normal(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
     return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
 
 
-def test_the_cluster_role_is_exactly_the_operators_table_of_rights() -> None:
+def test_cluster_role_is_exactly_the_operators_rbac_table() -> None:
     [role] = [r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "dtj-system:dtj-operator"]
     assert _normal(role["rules"]) == _normal(rbac.rules())
 
 
-def test_with_namespaces_named_the_same_rights_are_given_there_and_nowhere_else() -> None:
+def test_named_namespaces_get_the_same_rights_and_no_others_do() -> None:
     documents = render({"watchNamespaces": ["team-a", "team-b"], "rbac.aggregate": False})
     assert of_kind(documents, "ClusterRole") + of_kind(documents, "ClusterRoleBinding") == []
     roles = of_kind(documents, "Role")
@@ -117,14 +121,14 @@ def test_with_namespaces_named_the_same_rights_are_given_there_and_nowhere_else(
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dtj-operator", "namespace": NAMESPACE}]
 
 
-def test_no_rule_has_a_star_and_none_reads_secrets() -> None:
+def test_no_rule_has_a_wildcard_or_reads_secrets() -> None:
     for role in of_kind(render(), "ClusterRole"):
         rights = _normal(role["rules"])
         assert not [right for right in rights if "*" in right]
         assert not rights & {("", "secrets", verb) for verb in ("get", "list", "watch")}
 
 
-def test_viewers_see_jobs_and_editors_write_them() -> None:
+def test_viewers_read_jobs_and_editors_write_them() -> None:
     roles = {r["metadata"]["name"]: r for r in of_kind(render(), "ClusterRole")}
     aggregate = "rbac.authorization.k8s.io/aggregate-to-"
     viewer, editor = roles["dtj-system:dtj-operator:viewer"], roles["dtj-system:dtj-operator:editor"]
@@ -134,19 +138,19 @@ def test_viewers_see_jobs_and_editors_write_them() -> None:
     assert (names.GROUP, names.PLURAL + "/status", "patch") not in _normal(editor["rules"])
 
 
-def test_the_crd_is_the_generated_one() -> None:
+def test_crd_is_the_generated_one() -> None:
     assert (CHART / "files/crd.yaml").read_bytes() == CRD.read_bytes()
     [crd] = of_kind(render(), "CustomResourceDefinition")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert crd == yaml.safe_load(CRD.read_text())
 
 
-def test_the_crd_can_be_left_out_or_left_to_the_uninstall() -> None:
+def test_crd_can_be_omitted_or_deleted_by_the_uninstall() -> None:
     assert CRD.read_text().strip() in render_text({"crds.keep": False}), "byte for byte"
     assert of_kind(render({"crds.enabled": False}), "CustomResourceDefinition") == []
 
 
-def test_the_master_key_is_the_only_secret_and_stands_nowhere_else() -> None:
+def test_master_key_is_the_only_secret_and_appears_nowhere_else() -> None:
     text = render_text({})
     [secret] = of_kind([d for d in yaml.safe_load_all(text) if d], "Secret")
     assert secret["data"].keys() == {"key"}
@@ -157,14 +161,14 @@ def test_the_master_key_is_the_only_secret_and_stands_nowhere_else() -> None:
     assert text.count(secret["data"]["key"]) == 1
 
 
-def test_a_secret_of_ones_own_is_mounted_and_none_is_made() -> None:
+def test_existing_secret_is_mounted_and_none_is_created() -> None:
     documents = render({"masterKey.existingSecret": "mine"})
     assert of_kind(documents, "Secret") == []
     [volume] = [v for v in pod(documents)["volumes"] if "secret" in v]
     assert volume["secret"]["secretName"] == "mine"
 
 
-def test_a_rollout_ends_the_old_operator_before_it_starts_the_new_one() -> None:
+def test_rollout_stops_the_old_operator_before_starting_the_new_one() -> None:
     [deployment] = of_kind(render(), "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
@@ -173,12 +177,12 @@ def test_a_rollout_ends_the_old_operator_before_it_starts_the_new_one() -> None:
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
-        ({}, "dtj-operator:0.1.0"),
+        ({}, f"dtj-operator:{VERSION}"),
         ({"registry": "localhost:5001", "tag": "abc"}, "localhost:5001/dtj-operator:abc"),
         ({"tag": "abc", "digest": "sha256:" + "0" * 64}, "dtj-operator@sha256:" + "0" * 64),
     ],
 )
-def test_the_image_is_put_together(image: Object, expected: str) -> None:
+def test_image_reference_is_assembled(image: Object, expected: str) -> None:
     assert pod(render({f"image.{k}": v for k, v in image.items()}))["containers"][0]["image"] == expected
 
 
@@ -187,17 +191,24 @@ RELEASES = ("dtj", "operator", "op", "dtj-operator", "a", "a-dtj-operator", "d",
 
 @pytest.mark.parametrize(
     ("release", "name"),
-    [("dtj", "dtj-operator"), ("blue", "blue-dtj-operator"), ("operator", "operator-dtj-operator"), ("op", "op-dtj-operator")],
+    [
+        ("dtj", "dtj-operator"),
+        ("blue", "blue-dtj-operator"),
+        ("operator", "operator-dtj-operator"),
+        ("op", "op-dtj-operator"),
+    ],
 )
 def test_names_follow_the_release(release: str, name: str) -> None:
     assert of_kind(render(release=release), "Deployment")[0]["metadata"]["name"] == name
 
 
 @pytest.mark.parametrize("chosen", [{}, {"nameOverride": "trainings"}, {"nameOverride": "op-operator"}], ids=str)
-def test_no_two_releases_share_an_object_but_the_crd(chosen: Object) -> None:
+def test_two_releases_share_no_object_but_the_crd(chosen: Object) -> None:
     seen: set[tuple[str, str]] = set()
     for release in RELEASES:
-        mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {("CustomResourceDefinition", CRD_NAME)}
+        mine = {(d["kind"], d["metadata"]["name"]) for d in render(chosen, release)} - {
+            ("CustomResourceDefinition", CRD_NAME)
+        }
         assert not mine & seen, release
         seen |= mine
         assert all(len(name) <= 63 for kind, name in mine if kind in ("Service", "Deployment"))
@@ -212,7 +223,7 @@ def test_two_releases_of_one_name_in_two_namespaces_share_no_cluster_role() -> N
     assert not unbound("team-a") & unbound("team-b")
 
 
-def test_two_releases_that_serve_one_namespace_share_no_role_in_it() -> None:
+def test_two_releases_serving_one_namespace_share_no_role_in_it() -> None:
     names_of = [
         {d["metadata"]["name"] for d in yaml.safe_load_all(text) if d and d["kind"] in ("Role", "RoleBinding")}
         for text in (render_text({"watchNamespaces": ["team"]}, namespace=home) for home in ("home-a", "home-b"))
@@ -221,7 +232,7 @@ def test_two_releases_that_serve_one_namespace_share_no_role_in_it() -> None:
     assert not names_of[0] & names_of[1]
 
 
-def test_the_names_can_be_given() -> None:
+def test_names_can_be_overridden() -> None:
     named = render({"nameOverride": "trainings"}, "blue")
     [deployment] = of_kind(named, "Deployment")
     assert deployment["metadata"]["name"] == "blue-trainings"
@@ -243,14 +254,18 @@ SILENT = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     ],
     ids=["none", "of something else", "an own time", "of everything"],
 )
-def test_the_operator_leaves_a_silent_node_after_half_a_minute(given: list[Object], seconds: list[Any]) -> None:
+def test_operator_leaves_a_silent_node_after_half_a_minute(given: list[Object], seconds: list[Any]) -> None:
     tolerations = pod(render({"tolerations": given}))["tolerations"]
     assert [toleration.get("tolerationSeconds") for toleration in tolerations] == seconds
     assert tolerations[: len(given)] == given
 
 
-def test_the_security_contexts_can_be_changed_field_by_field() -> None:
-    chosen = {"podSecurityContext.runAsUser": 1234, "podSecurityContext.fsGroup": None, "securityContext.privileged": False}
+def test_security_contexts_can_be_changed_by_field() -> None:
+    chosen = {
+        "podSecurityContext.runAsUser": 1234,
+        "podSecurityContext.fsGroup": None,
+        "securityContext.privileged": False,
+    }
     spec = pod(render(chosen))
     assert spec["securityContext"] == {
         "runAsNonRoot": True,
@@ -262,7 +277,7 @@ def test_the_security_contexts_can_be_changed_field_by_field() -> None:
     assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_openshifts_restricted_scc_admits_the_operator_and_the_pods_that_it_makes() -> None:
+def test_openshift_restricted_scc_admits_the_operator_and_its_pods() -> None:
     assert scc.violations(pod(render()))
     spec = pod(render({"openshift": True}))
     assert scc.violations(spec) == []
@@ -271,7 +286,7 @@ def test_openshifts_restricted_scc_admits_the_operator_and_the_pods_that_it_make
     assert "--pod-user=cluster" not in pod(render())["containers"][0]["args"]
 
 
-def test_a_previous_master_key_is_mounted_where_the_operator_looks_for_it() -> None:
+def test_previous_master_key_is_mounted_where_the_operator_reads_it() -> None:
     spec = pod(render())
     [volume] = [v for v in spec["volumes"] if v["name"] == "master-key"]
     assert "items" not in volume["secret"], "whatever is in the Secret"
@@ -303,7 +318,7 @@ def test_a_previous_master_key_is_mounted_where_the_operator_looks_for_it() -> N
     ],
     ids=str,
 )
-def test_a_value_that_does_not_exist_or_fit_is_refused_by_name(wrong: Object) -> None:
+def test_unknown_or_invalid_value_is_rejected_by_name(wrong: Object) -> None:
     done = helm("template", "dtj", str(CHART), "--kube-version", f"v{KUBERNETES}", *values(wrong))
     assert done.returncode != 0
     [path] = wrong
@@ -326,7 +341,7 @@ def test_every_default_is_in_the_schema_and_every_schema_entry_has_a_default() -
     compare(schema, defaults, "")
 
 
-def test_the_charts_version_is_the_operators() -> None:
+def test_chart_version_is_the_operators() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())["project"]
     assert chart["version"] == chart["appVersion"] == project["version"]

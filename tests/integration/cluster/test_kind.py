@@ -1,4 +1,4 @@
-"""The kind cluster does what jobs need of it: names, a network across nodes, a shared directory, images from the registry."""
+"""The kind cluster offers DNS names, a network across nodes, a shared directory and the registry's images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hack.cluster import baseimage, cluster, kind, registry
-from hack.cluster.shell import wait_for
+from tests.lib.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +26,7 @@ def namespace() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def image() -> str:
-    """Pushed under a name of its own: no node can have it from elsewhere."""
+    """An image that is pushed under a unique name, so that a node can have it from nowhere else."""
     pushed = f"{registry.address()}/cluster-test:{uuid.uuid4().hex[:6]}"
     subprocess.run(["docker", "tag", baseimage.python_image(), pushed], check=True, timeout=60)
     subprocess.run(["docker", "push", "-q", pushed], check=True, timeout=300)
@@ -80,22 +80,23 @@ def inside(namespace: str, pod: str, code: str) -> str:
     return kind.kubectl("-n", namespace, "exec", pod, "--", "python3", "-c", code).strip()
 
 
-def test_the_pods_are_on_different_nodes(namespace: str, pair: list[str]) -> None:
+def test_pods_run_on_different_nodes(namespace: str, pair: list[str]) -> None:
     nodes = kind.kubectl("-n", namespace, "get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}").split()
     assert sorted(nodes) == kind.nodes()[1:]
 
 
 @pytest.mark.parametrize(("here", "there"), [(0, 1), (1, 0)])
-def test_a_pod_reaches_the_other_by_name(namespace: str, pair: list[str], here: int, there: int) -> None:
-    code = (
-        f"import urllib.request as u; print(u.urlopen('http://{pair[there]}.pair:8000/etc/hostname', timeout=5).read().decode())"
-    )
-    wait_for("the name", lambda: inside_or_nothing(namespace, pair[here], code) == pair[there], timeout=20)
+def test_pod_reaches_a_pod_on_the_other_node_by_name(namespace: str, pair: list[str], here: int, there: int) -> None:
+    url = f"http://{pair[there]}.pair:8000/etc/hostname"
+    code = f"import urllib.request as u; print(u.urlopen('{url}', timeout=5).read().decode())"
+    wait_until("the name", lambda: inside_or_nothing(namespace, pair[here], code) == pair[there], every=0.2)
 
 
 def inside_or_nothing(namespace: str, pod: str, code: str) -> str:
     command = [str(kind.program("kubectl")), "--kubeconfig", str(kind.kubeconfig()), "-n", namespace, "exec", pod]
-    done = subprocess.run([*command, "--", "python3", "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [*command, "--", "python3", "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
     return done.stdout.strip()
 
 
@@ -104,7 +105,7 @@ def test_pods_reach_the_api_server_by_name(namespace: str, pair: list[str]) -> N
     assert inside(namespace, pair[0], code) == "ok"
 
 
-def test_both_see_the_shared_directory(namespace: str, pair: list[str]) -> None:
+def test_shared_directory_is_the_same_on_both_nodes_and_this_machine(namespace: str, pair: list[str]) -> None:
     name = uuid.uuid4().hex
     inside(namespace, pair[0], f"open('/shared/{name}', 'w').write('from pair-0')")
     try:
@@ -114,7 +115,7 @@ def test_both_see_the_shared_directory(namespace: str, pair: list[str]) -> None:
         inside(namespace, pair[0], f"import os; os.remove('/shared/{name}')")
 
 
-def test_the_audit_log_has_our_calls(namespace: str) -> None:
+def test_audit_log_has_our_calls(namespace: str) -> None:
     name = f"audited-{uuid.uuid4().hex[:6]}"
     kind.kubectl("-n", namespace, "create", "configmap", name)
     text = (kind.state() / "audit/audit.log").read_text()
@@ -122,7 +123,7 @@ def test_the_audit_log_has_our_calls(namespace: str) -> None:
     assert any(call["verb"] == "create" and call["user"]["username"] == "kubernetes-admin" for call in calls)
 
 
-def test_a_healthy_cluster_is_left_alone(namespace: str) -> None:
+def test_up_leaves_a_healthy_cluster_alone(namespace: str) -> None:
     command = ["docker", "container", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", *kind.nodes()]
     before = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     cluster.up()

@@ -1,4 +1,4 @@
-"""The pure parts: cache entries, the capability wrapper, what is written for kind, Go and the pod network."""
+"""The pure parts of hack/cluster: cache entries, the capability wrapper, files for kind, Go and the pod network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_equal_recipes_have_equal_keys() -> None:
     assert cache.key("v1") != cache.key("v2")
 
 
-def test_an_entry_is_built_once() -> None:
+def test_cache_entry_is_built_once() -> None:
     built = []
 
     def build(folder: Path) -> None:
@@ -39,7 +39,7 @@ def test_an_entry_is_built_once() -> None:
     assert len(built) == 1
 
 
-def test_a_failed_build_leaves_no_entry(own_cache: Path) -> None:
+def test_failed_build_leaves_no_cache_entry(own_cache: Path) -> None:
     def build(folder: Path) -> None:
         (folder / "half").touch()
         raise ClusterError("broken")
@@ -51,7 +51,7 @@ def test_a_failed_build_leaves_no_entry(own_cache: Path) -> None:
     assert cache.entry("kind", "name", lambda folder: (folder / "whole").touch()).is_dir()
 
 
-def test_an_entry_waits_for_whoever_builds_it() -> None:
+def test_cache_lock_of_another_run_times_out() -> None:
     with cache.lock("busy"), pytest.raises(ClusterError, match="another run"), cache.lock("busy", timeout=0.3):
         pass
 
@@ -59,13 +59,13 @@ def test_an_entry_waits_for_whoever_builds_it() -> None:
 STATUS = "Name:\tsh\nCapBnd:\t000001fffeffffff\n"
 
 
-def test_what_the_bounding_set_lacks() -> None:
+def test_runc_wrapper_finds_the_capabilities_that_the_bounding_set_lacks() -> None:
     assert runc_wrapper.missing(STATUS) == {"CAP_SYS_RESOURCE"}
     assert runc_wrapper.missing("CapBnd:\t000001ffffffffff\n") == set()
     assert runc_wrapper.missing("nothing of the kind") == set()
 
 
-def test_a_bundle_loses_the_missing_capability(tmp_path: Path) -> None:
+def test_runc_wrapper_removes_a_missing_capability_from_a_bundle(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     sets = {name: ["CAP_CHOWN", "CAP_SYS_RESOURCE"] for name in ("bounding", "effective", "permitted")}
     config.write_text(json.dumps({"process": {"args": ["sh"], "capabilities": sets}, "root": {"path": "rootfs"}}))
@@ -75,9 +75,11 @@ def test_a_bundle_loses_the_missing_capability(tmp_path: Path) -> None:
     assert edited["root"] == {"path": "rootfs"}
 
 
-def test_an_exec_process_loses_the_missing_capability(tmp_path: Path) -> None:
+def test_runc_wrapper_removes_a_missing_capability_from_an_exec_process(tmp_path: Path) -> None:
     process = tmp_path / "process.json"
-    process.write_text(json.dumps({"args": ["sh"], "capabilities": {"bounding": ["CAP_SYS_RESOURCE"], "ambient": None}}))
+    process.write_text(
+        json.dumps({"args": ["sh"], "capabilities": {"bounding": ["CAP_SYS_RESOURCE"], "ambient": None}})
+    )
     runc_wrapper.edit(str(process), {"CAP_SYS_RESOURCE"})
     assert json.loads(process.read_text())["capabilities"] == {"bounding": [], "ambient": None}
 
@@ -93,29 +95,28 @@ def test_an_exec_process_loses_the_missing_capability(tmp_path: Path) -> None:
         (["--version"], None),
     ],
 )
-def test_the_file_that_a_runc_call_takes(arguments: list[str], file: str | None) -> None:
+def test_runc_wrapper_finds_the_specification_of_a_call(arguments: list[str], file: str | None) -> None:
     assert runc_wrapper.specification(arguments) == file
 
 
-def test_staging_modules_are_replaced_and_no_others() -> None:
-    theirs = (
-        "module k8s.io/kubernetes\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20260101000000-abc\n)\n"
-    )
+def test_go_mod_replaces_staging_modules_and_no_others() -> None:
+    required = "require (\n\tk8s.io/api v0.0.0\n\tk8s.io/utils v0.0.0-20260101000000-abc\n)\n"
+    theirs = f"module k8s.io/kubernetes\n\ngo 1.26.0\n\n{required}"
     made = gobuild.go_mod(TOOLS["kubectl"], theirs)
     assert "go 1.26.0\n" in made
     assert f"replace k8s.io/api => k8s.io/api {TOOLS['kubectl'].staging}\n" in made
     assert "k8s.io/utils" not in made
 
 
-def test_a_program_of_our_own_requires_no_module() -> None:
+def test_go_mod_of_our_own_program_requires_no_module() -> None:
     assert "require" not in gobuild.go_mod(Tool("pause", "", "v1", "."), "")
 
 
-def test_a_toolchain_is_pinned_for_both_machines() -> None:
+def test_go_toolchain_is_pinned_for_both_architectures() -> None:
     assert {machine for version, machine in toolchain.WHEELS if version == GO_TOOLCHAIN} == {"x86_64", "aarch64"}
 
 
-def test_kinds_configuration() -> None:
+def test_kind_configuration_replaces_the_network_only_when_built_from_source() -> None:
     plain, built = kind.configuration(from_source=False), kind.configuration(from_source=True)
     assert [node["role"] for node in built["nodes"]] == ["control-plane", "worker", "worker"]
     mounts = [node["extraMounts"][0] for node in built["nodes"]]
@@ -126,13 +127,13 @@ def test_kinds_configuration() -> None:
     assert built["networking"]["disableDefaultCNI"] is True
 
 
-def test_a_node_gives_out_its_own_range() -> None:
+def test_conflist_has_the_address_range_of_its_node() -> None:
     plugins = network.conflist("10.244.1.0/24")["plugins"]
     assert isinstance(plugins, list)
     assert plugins[0]["ipam"]["ranges"] == [[{"subnet": "10.244.1.0/24"}]]
 
 
-def test_image_archives_are_in_the_form_that_kind_reads(tmp_path: Path) -> None:
+def test_image_archives_are_rewritten_to_the_form_that_kind_reads(tmp_path: Path) -> None:
     saved, target = tmp_path / "saved.tar", tmp_path / "out.tar"
     manifest = [{"Config": "c.json", "RepoTags": ["kindest/x:1"], "Layers": []}]
     contents = {"index.json": "{}", "c.json": "{}", "manifest.json": json.dumps(manifest)}
@@ -148,16 +149,16 @@ def test_image_archives_are_in_the_form_that_kind_reads(tmp_path: Path) -> None:
     assert tags == ["docker.io/kindest/x:1"]
 
 
-def test_a_command_that_hangs_is_ended() -> None:
-    with pytest.raises(ClusterError, match="no end after"):
+def test_command_that_hangs_times_out() -> None:
+    with pytest.raises(ClusterError, match="timed out after"):
         run(["sleep", "60"], timeout=0.2)
 
 
-def test_a_failed_command_says_what_it_printed() -> None:
+def test_error_of_a_failed_command_has_its_output() -> None:
     with pytest.raises(ClusterError, match=r"(?s)exit code 3.*so it is"):
         run(["sh", "-c", "echo so it is >&2; exit 3"], timeout=5)
 
 
-def test_a_wait_in_vain_ends() -> None:
-    with pytest.raises(ClusterError, match="in vain for spring"):
+def test_wait_for_a_condition_that_never_holds_times_out() -> None:
+    with pytest.raises(ClusterError, match="waiting for spring"):
         wait_for("spring", lambda: False, timeout=0.1, every=0.02)

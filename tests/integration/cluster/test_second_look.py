@@ -1,4 +1,4 @@
-"""hack/tests.sh: what fails twice fails the stage, what passes alone is named."""
+"""hack/tests.sh fails a stage if a test fails twice, and names a test that passes alone."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ RED = "def test_red_{0}():\n    raise AssertionError('always')\n"
 
 @pytest.fixture
 def stage(tmp_path):
-    """Returns a function that runs a stage over the given source in a tree that has the script and this tree's .venv."""
+    """A function that runs a stage over the given source in a tree with the script and this tree's .venv."""
     (tmp_path / "hack").mkdir()
     (tmp_path / "hack/tests.sh").write_text((ROOT / "hack/tests.sh").read_text())
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")

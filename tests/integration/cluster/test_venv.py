@@ -1,4 +1,4 @@
-"""The environment of `make venv` is compiled once, when it is built: no process that starts compiles torch again."""
+"""`make venv` compiles its libraries once, so that no process compiles torch again when it starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 LIBRARIES = Path(sysconfig.get_path("purelib"))
-# The import system asks source_to_code for what has no valid bytecode.
+# The import system calls source_to_code for a module without valid bytecode.
 PROGRAM = """
 import importlib.machinery, json, sys
 compiled, whole = [], importlib.machinery.SourceFileLoader.source_to_code
@@ -26,7 +26,7 @@ print(json.dumps(compiled))
 """
 
 
-def test_the_libraries_have_bytecode() -> None:
+def test_libraries_have_bytecode() -> None:
     for package in ("torch", "torch/distributed", "numpy", "kubernetes/client"):
         assert list((LIBRARIES / package / "__pycache__").glob(f"*.{sys.implementation.cache_tag}.pyc")), package
 
@@ -37,4 +37,4 @@ def test_importing_torch_compiles_nothing() -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=True)
     compiled = [path for path in json.loads(done.stdout) if Path(path).is_relative_to(LIBRARIES)]
-    assert compiled == [], "run make venv: it compiles them"
+    assert compiled == [], "run make venv, which compiles them"

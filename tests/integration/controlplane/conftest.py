@@ -1,4 +1,4 @@
-"""A real API server for all tests of this folder, a namespace of its own for each, and the operator as a real process."""
+"""A real API server for all tests of this folder, a namespace for each, and the operator as a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtj_contract import names
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually, grant
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, grant, wait_until
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
-    """A failed test shows the namespace as it was and the operators' logs."""
+    """Shows the namespace and the operators' logs after a failed test."""
     report = yield
     if report.when == "call" and report.failed:
         funcargs = getattr(item, "funcargs", {})
@@ -41,7 +41,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """etcd, kube-apiserver and kube-controller-manager, with our CRD."""
+    """Returns etcd, kube-apiserver and kube-controller-manager, with our CRD."""
     with ControlPlane(gobuild.bin_folder(CONTROL_PLANE), tmp_path_factory.mktemp("plane")) as plane:
         install_crds(plane)
         yield plane
@@ -57,12 +57,12 @@ def install_crds(plane: ControlPlane) -> None:
             conditions = plane.request("GET", where)["status"].get("conditions") or []
             return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
-        eventually("the CRD is established", established)
+        wait_until("the CRD is established", established)
 
 
 @pytest.fixture
 def namespace(plane: ControlPlane) -> str:
-    """Fresh; the operator's service account may do there exactly what its table of rights says."""
+    """Returns a fresh namespace, with a service account that has exactly the operator's rights there."""
     name = f"t{next(_numbers)}"
     plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     grant(plane, name)
@@ -71,13 +71,16 @@ def namespace(plane: ControlPlane) -> str:
 
 @pytest.fixture
 def objects(plane: ControlPlane, namespace: str) -> Objects:
-    """The test's namespace, as the administrator sees it."""
+    """Returns the test's namespace, as the administrator sees it."""
     return Objects(plane, namespace)
 
 
 @pytest.fixture
 def start_operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
-    """Starts operator processes for the test's namespace; ends all of them after the test and reads their logs for bugs."""
+    """Starts operator processes for the test's namespace.
+
+    Ends all of them after the test, and searches their logs for bugs.
+    """
     started: list[Operator] = []
 
     def start(*flags: str, **how: Any) -> Operator:
@@ -108,7 +111,7 @@ def agents() -> Iterator[Agents]:
 
 @pytest.fixture
 def submit(plane: ControlPlane, namespace: str) -> Callable[..., Any]:
-    """Creates a job; returns it."""
+    """Creates a job and returns it."""
 
     def create(name: str = "j", **spec: Any) -> Any:
         body = {

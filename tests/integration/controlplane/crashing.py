@@ -1,8 +1,9 @@
-"""`dtj-operator`, but it is ended by SIGKILL right after its first new write has reached the API server, before it knows.
+"""`dtj-operator` that SIGKILL ends right after its first new write has reached the API server.
 
-    python crashing.py JOURNAL FLAGS...
+python crashing.py JOURNAL FLAGS...
 
-New is what no operator before it has written: the journal has those. So a row of these crashes after every single write.
+The operator dies before it learns of the write. A write is new if the journal, which holds the
+writes of all previous operators, lacks it. A row of these operators thus crashes after every write.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _call = Client._call
 async def _crash(self: Client, verb: str, what: str, method: str, path: str, *args: Any, **more: Any) -> Any:
     answer = await _call(self, verb, what, method, path, *args, **more)
     query, body = (*args, None, None)[:2]
-    if isinstance(body, bytes):  # that of an apply is encoded already
+    if isinstance(body, bytes):  # an apply body is already encoded
         body = yaml.safe_load(body)
     if method != "GET" and "dryRun" not in (query or {}):
         status = (body or {}).get("status", {})

@@ -1,4 +1,4 @@
-"""`dtj-operator` whose watches hear nothing: only the resync is left."""
+"""`dtj-operator` whose watches receive no events, so that only the resync is left."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 from dtj_operator import app
-from dtj_operator.watches import Watches
+from dtj_operator.watches import WatchState
 
 
-def _nothing(self: Watches, *_: Any) -> None:
-    """A dead watch."""
+def _nothing(self: WatchState, *_: Any) -> None:
+    """Ignores every event, like a dead watch."""
 
 
-Watches.job = _nothing  # type: ignore[assignment,method-assign]
-Watches.child = _nothing  # type: ignore[assignment,method-assign]
+WatchState.on_job_event = _nothing  # type: ignore[assignment,method-assign]
+WatchState.on_child_event = _nothing  # type: ignore[assignment,method-assign]
 sys.exit(app.main())

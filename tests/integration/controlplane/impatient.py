@@ -1,5 +1,8 @@
-"""dtj-operator that gives a kubelet 3 seconds beyond a pod's grace period in the place of 30, 1 to mount,
-and 2 to a StatefulSet that makes no pods. Called as it is."""
+"""`dtj-operator` with short deadlines. Its flags are those of dtj-operator.
+
+A kubelet has 3 seconds beyond a pod's grace period instead of 30, and 1 second to mount. A
+StatefulSet that creates no pods has 2 seconds.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`dtj-operator`, but one call of its, and all that come after, wait for a file: a write that is late.
+"""`dtj-operator` in which one call, and all later ones, wait for a file, so that a write is late.
 
-    python late.py VERB WHAT TEXT GATE FLAGS...
+python late.py VERB WHAT TEXT GATE FLAGS...
 
-Held is the first call of VERB on WHAT whose body has TEXT in it. GATE.held tells that it waits; GATE lets it go.
+The first call of VERB on WHAT whose body contains TEXT is held. GATE.held shows that the call
+waits, and GATE releases it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _call = Client._call
 
 async def _late(self: Client, verb: str, what: str, method: str, path: str, *args: Any, **more: Any) -> Any:
     body = (*args, None, None)[1]
-    text = body.decode() if isinstance(body, bytes) else json.dumps(body)  # that of an apply is encoded already
+    text = body.decode() if isinstance(body, bytes) else json.dumps(body)  # an apply body is already encoded
     if (verb, what) == (_verb, _what) and _text in text:
         _gate.with_suffix(".held").touch()
     while _gate.with_suffix(".held").exists() and not _gate.exists():
@@ -31,6 +32,7 @@ async def _late(self: Client, verb: str, what: str, method: str, path: str, *arg
     return await _call(self, verb, what, method, path, *args, **more)
 
 
-controller.RECONCILE_SECONDS = 3600.0  # the call waits within a reconcile, for as long as the rest of the test takes
+# The call waits within a reconcile, for as long as the rest of the test takes.
+controller.RECONCILE_SECONDS = 3600.0
 Client._call = _late  # type: ignore[method-assign]
 sys.exit(app.main())

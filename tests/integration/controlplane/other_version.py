@@ -1,8 +1,9 @@
-"""`dtj-operator` of another version: its defaults, bounds, values and agent are others.
+"""`dtj-operator` of another version, with other defaults, bounds, values and agent.
 
-    python other_version.py JSON FLAGS...
+python other_version.py JSON FLAGS...
 
-JSON has any of: `backends` (values of spec.backend), `replicas` (their upper bound), `maxRestarts` (its default).
+JSON may have `backends` (the values of spec.backend), `replicas` (the upper bound) and
+`maxRestarts` (the default).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What the tests on a real API server share: the operator as a process, a kubelet that pretends, and waiting."""
+"""Shared by the tests on a real API server: the operator as a process, a simulated kubelet, and waiting."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import http.server
 import json
@@ -13,11 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from dtj_contract import names
 from dtj_contract.status_token import status_token
@@ -26,37 +27,26 @@ from dtj_core.plan.model import Settings
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
+from tests.lib import waiting
 
-T = TypeVar("T")
 MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
 
-
-def eventually(what: str, probe: Callable[[], T], *, seconds: float = 60) -> T:
-    """The first true answer of `probe`; fails with `what` after the deadline. A call that fails counts as no."""
-    deadline = time.monotonic() + seconds
-    said: object = None
-    while time.monotonic() < deadline:
-        try:
-            answer = probe()
-        except (ClusterError, OSError, http.client.HTTPException) as error:
-            said = error
-        else:
-            if answer:
-                return answer
-            said = answer
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds:g} s: {what} (last: {said!r})")
+# A server that fails or does not answer counts as a condition that is not met yet.
+wait_until = functools.partial(waiting.wait_until, every=0.05, retry=(ClusterError, OSError, http.client.HTTPException))
 
 
 def agent_address() -> str:
-    """An address of this machine for the pods; another in each process that runs tests at the same time."""
+    """Returns an address of this machine for the pods.
+
+    Each test process that runs at the same time has another address.
+    """
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     return f"127.0.{int(worker.removeprefix('gw')) + 1}.1"
 
 
 def grant(plane: ControlPlane, namespace: str) -> None:
-    """A service account with exactly the operator's rules, in this namespace alone."""
+    """Creates a service account with exactly the operator's rules, in this namespace only."""
     base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": SERVICE_ACCOUNT}})
     plane.request("POST", f"{base}/roles", {"metadata": {"name": SERVICE_ACCOUNT}, "rules": rbac.rules()})
@@ -69,7 +59,7 @@ def grant(plane: ControlPlane, namespace: str) -> None:
 
 
 class Objects:
-    """Reading one namespace as the administrator."""
+    """Reads one namespace as the administrator."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane = plane
@@ -84,7 +74,7 @@ class Objects:
         return f"/{api}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     def get(self, plural: str, name: str) -> Any:
-        """None if there is none."""
+        """Returns the object, or None."""
         try:
             return self.plane.request("GET", self.path(plural, name))
         except ClusterError as error:
@@ -97,7 +87,7 @@ class Objects:
         return items
 
     def dump(self) -> str:
-        """What there is, for a failed test."""
+        """Returns all objects, for the report of a failed test."""
         lines = []
         for plural in ("distributedtrainingjobs", "statefulsets", "pods"):
             try:
@@ -107,7 +97,7 @@ class Objects:
         return "\n".join(lines)
 
     def condition(self, name: str, kind: str) -> Any:
-        """The condition if it is True."""
+        """Returns the condition if it is True."""
         job = self.get("distributedtrainingjobs", name) or {}
         for condition in job.get("status", {}).get("conditions", []):
             if condition["type"] == kind and condition["status"] == "True":
@@ -128,7 +118,10 @@ class Operator:
         served: str | None = None,
         program: Sequence[str] = ("-m", "dtj_operator.app"),
     ) -> None:
-        """`served`: what --namespace gets, "" for the whole cluster. `program`: what python runs."""
+        """`served` is the value of --namespace, or "" for the whole cluster.
+
+        `program` is what python runs.
+        """
         self.plane = plane
         self.namespace = namespace
         self.log = log
@@ -148,21 +141,21 @@ class Operator:
         return f"system:serviceaccount:{self.namespace}:{SERVICE_ACCOUNT}"
 
     def lines(self) -> list[dict[str, Any]]:
-        """The log, parsed: every whole line must be JSON."""
+        """Returns the parsed log: every whole line must be JSON."""
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def ready(self) -> Operator:
-        eventually("the operator is ready", lambda: self.get("/readyz")[0] == 200)
+        wait_until("the operator is ready", lambda: self.get("/readyz")[0] == 200)
         return self
 
     def port(self) -> int:
-        def said() -> int:
+        def port() -> int:
             found = re.search(r"; port (\d+)", self.log.read_text())
             if found is None and self.process.poll() is not None:
                 raise AssertionError(f"the operator ended with {self.process.returncode}: {self.log.read_text()}")
             return int(found[1]) if found else 0
 
-        return eventually("the operator says its port", said)
+        return wait_until("the operator logs its port", port)
 
     def get(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=5)
@@ -178,18 +171,20 @@ class Operator:
         return int(found[1]) / 1024
 
     def cpu_seconds(self) -> float:
-        """User and system time since its start."""
+        """Returns the user and system time since the start."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def calls(self) -> list[dict[str, Any]]:
-        """Its requests, from the API server's audit log, without discovery."""
+        """Returns the operator's requests, without discovery, from the API server's audit log."""
         return [
-            event for event in self.plane.audit_events() if event["user"].get("username") == self.user and event.get("objectRef")
+            event
+            for event in self.plane.audit_events()
+            if event["user"].get("username") == self.user and event.get("objectRef")
         ]
 
     def writes(self) -> list[dict[str, Any]]:
-        """Those that wrote: not reads, not dry runs."""
+        """Returns the requests that wrote: no reads and no dry runs."""
         reading = ("get", "list", "watch")
         return [e for e in self.calls() if e["verb"] not in reading and "dryRun=All" not in e["requestURI"]]
 
@@ -202,16 +197,19 @@ class Operator:
         self.process.wait(10)
 
     def check_log(self) -> None:
-        """Every line is JSON, and there is no traceback."""
+        """Checks that every line is JSON, and that there is no traceback."""
         traced = [line for line in self.lines() if "traceback" in line or "Traceback" in line["message"]]
         assert not traced, traced
 
 
 class Agents:
-    """The agents of all pods 0: answers GET /status to who shows the right key of a job that it has a word of."""
+    """The agents of all pods 0.
+
+    These agents answer GET /status for each job in `statuses` to a request with the job's key.
+    """
 
     def __init__(self) -> None:
-        self.words: dict[str, Any] = {}
+        self.statuses: dict[str, Any] = {}
         """By job uid."""
         self.asked = 0
         self.refused = 0
@@ -222,9 +220,9 @@ class Agents:
             def do_GET(self) -> None:
                 agents.asked += 1
                 shown = self.headers.get("Authorization")
-                for uid, word in agents.words.items():
+                for uid, status in agents.statuses.items():
                     if shown == "Bearer " + status_token(agent_key(uid, settings).encode()):
-                        body = json.dumps(word | {"version": 1, "uid": uid}).encode()
+                        body = json.dumps(status | {"version": 1, "uid": uid}).encode()
                         self.send_response(200)
                         self.send_header("Content-Length", str(len(body)))
                         self.end_headers()
@@ -234,7 +232,7 @@ class Agents:
                 self.send_error(401)
 
             def log_message(self, *_: object) -> None:
-                """No log."""
+                """Logs nothing."""
 
         self._server = http.server.ThreadingHTTPServer((agent_address(), names.AGENT_PORT), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="agents")
@@ -243,14 +241,19 @@ class Agents:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.shutdown()
         self._thread.join(10)
         self._server.server_close()
 
 
 class Kubelet:
-    """Marks the namespace's pods as scheduled and running, with addresses of this machine; ends those that are deleted."""
+    """Marks the namespace's pods as scheduled and running, with addresses of this machine.
+
+    Deleted pods end.
+    """
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.objects = Objects(plane, namespace)
@@ -265,7 +268,9 @@ class Kubelet:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join(10)
 

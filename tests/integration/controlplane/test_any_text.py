@@ -1,4 +1,7 @@
-"""Whatever a program prints or a person writes: the job goes on to its end, and the text is where it belongs."""
+"""Whatever text a program prints or a person writes, the job completes.
+
+The text arrives where it belongs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import running
 from tests.unit.api.texts import ANY_TEXT, as_stored
 
@@ -20,40 +23,50 @@ ALL = " | ".join(ANY_TEXT.values())
 
 
 def failed(job: Any, text: str) -> Any:
-    """Container states of a pod whose agent has ended the job with `text` in every word of its own."""
+    """Returns container states of a pod whose agent ended the job with `text` in every text of its own."""
     failure = {"attempt": 1, "rank": 0, "ordinal": 0, "reason": "WorkerFailed", "message": text, "logTail": text}
-    word = {"version": 1, "uid": job["metadata"]["uid"], "result": "Failed", "reason": "RestartBudgetSpent", "attempt": 1}
-    terminated = {"exitCode": 1, "message": json.dumps(word | {"message": text, "failure": failure})}
+    outcome = {
+        "version": 1,
+        "uid": job["metadata"]["uid"],
+        "result": "Failed",
+        "reason": "RestartBudgetSpent",
+        "attempt": 1,
+    }
+    terminated = {"exitCode": 1, "message": json.dumps(outcome | {"message": text, "failure": failure})}
     return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
 
 
-def test_any_text_in_a_log_tail_or_message_is_written_and_the_job_goes_on_to_its_end(
-    start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+def test_any_text_in_a_log_tail_or_message_is_written_and_the_job_completes(
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
 ) -> None:
     start_operator().ready()
     job = submit()
     failure = {"attempt": 1, "rank": 0, "ordinal": 0, "reason": "WorkerFailed", "message": ALL, "logTail": ALL}
     warning = {"type": "Warning", "reason": "RankSlow", "message": ALL, "time": 1790000004.0}
     metrics = {f"m{number} {text}": 1.5 for number, text in enumerate(ANY_TEXT.values())}
-    word = running(step=1, failures=[failure], events=[warning])
-    word["progress"] |= {"metrics": metrics}
-    agents.words[job["metadata"]["uid"]] = word | {"checkpoint": {"step": 1, "path": ALL, "time": 1790000004.0}}
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    status = running(step=1, failures=[failure], events=[warning])
+    status["progress"] |= {"metrics": metrics}
+    agents.statuses[job["metadata"]["uid"]] = status | {"checkpoint": {"step": 1, "path": ALL, "time": 1790000004.0}}
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     status = objects.get(JOBS, "j")["status"]
     assert (status["failures"][0]["logTail"], status["failures"][0]["message"]) == (as_stored(ALL), as_stored(ALL))
     assert status["checkpoint"]["path"] == as_stored(ALL)
     assert status["progress"]["metrics"] == {as_stored(name): number for name, number in metrics.items()}
-    eventually("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "RankSlow"])
+    wait_until("an event reports it, too", lambda: [e for e in objects.list("events") if e["reason"] == "RankSlow"])
     kubelet.container_states["j-0"] = failed(job, ALL)
-    ended = eventually("it has failed", lambda: objects.condition("j", "Failed"))
+    ended = wait_until("the job has failed", lambda: objects.condition("j", "Failed"))
     assert (ended["reason"], ended["message"]) == ("RestartBudgetSpent", as_stored(ALL))
-    eventually("its pods are gone", lambda: not objects.list("pods"))
+    wait_until("its pods are gone", lambda: not objects.list("pods"))
 
 
 def test_any_text_in_a_template_reaches_the_pods(
     start_operator: Callable[..., Operator], objects: Objects, plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """Submitted by dtj, applied by the operator, and made into pods by the StatefulSet controller."""
+    """dtj submits the text, the operator applies it, and the StatefulSet controller creates the pods."""
     env = [{"name": f"TEXT{number}", "value": text} for number, text in enumerate(ANY_TEXT.values())]
     trainer = {"name": "trainer", "env": env, "command": ["train"], "args": list(ANY_TEXT.values())}
     job = {
@@ -72,7 +85,7 @@ def test_any_text_in_a_template_reaches_the_pods(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert objects.get(JOBS, "j")["metadata"]["annotations"]["note"] == as_stored(ALL)
-    pod = eventually("its pod is made", lambda: objects.list("pods"))[0]
+    pod = wait_until("its pod is created", lambda: objects.list("pods"))[0]
     assert pod["metadata"]["annotations"]["note"] == as_stored(ALL)
     container = pod["spec"]["containers"][0]
     stored = [as_stored(text) for text in ANY_TEXT.values()]

@@ -1,4 +1,4 @@
-"""The CRD on a real API server, through a real kubectl: what is accepted, what is refused and how, what may change."""
+"""The CRD on a real API server, through a real kubectl: accepted, rejected and immutable fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kubectl:
         return self("apply", "-f", "-", input_=body)
 
     def dry_run(self, jobs: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """All jobs in one call, each from a file of its case's name."""
+        """Applies all jobs in one dry run, each from a file named after its case."""
         for case, body in jobs.items():
             (self.folder / f"{slug(case)}.yaml").write_text(yaml.safe_dump(body))
         return self("apply", "--dry-run=server", "-f", self.folder)
@@ -50,7 +50,7 @@ def test_every_good_job_is_accepted(kubectl: Kubectl) -> None:
     assert done.stdout.count("created (server dry run)") == len(GOOD) >= 10
 
 
-def test_every_bad_job_is_refused_with_the_field_that_is_wrong(kubectl: Kubectl) -> None:
+def test_every_bad_job_is_rejected_with_the_wrong_field(kubectl: Kubectl) -> None:
     jobs = {case: job(spec, slug(case)) for case, (spec, _) in BAD.items()}
     done = kubectl.dry_run(jobs)
     assert done.stdout == ""
@@ -64,13 +64,13 @@ def test_every_bad_job_is_refused_with_the_field_that_is_wrong(kubectl: Kubectl)
 
 
 @pytest.mark.parametrize("case", BAD_NAMES)
-def test_a_name_that_pods_and_services_can_not_have_is_refused(case: str, kubectl: Kubectl) -> None:
+def test_name_that_pods_and_services_cannot_have_is_rejected(case: str, kubectl: Kubectl) -> None:
     done = kubectl("apply", "--dry-run=server", "-f", "-", input_=job(MINIMAL, BAD_NAMES[case]))
     assert done.returncode == 1
     assert "metadata.name must" in done.stderr
 
 
-def test_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: ControlPlane, namespace: str) -> None:
+def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: ControlPlane, namespace: str) -> None:
     kubectl.apply(job({"checkpoint": {"volume": {"hostPath": {"path": "/x"}}}}))
     stored = plane.request("GET", f"/apis/training.dtj.dev/v1alpha1/namespaces/{namespace}/distributedtrainingjobs/j")
     assert stored["spec"] == {
@@ -104,7 +104,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_what_shapes_pods_changes_only_while_suspended(field: str, kubectl: Kubectl) -> None:
+def test_fields_that_shape_pods_change_only_while_suspended(field: str, kubectl: Kubectl) -> None:
     start = {"template": template(), "checkpoint": {"volume": {"claimName": "c"}}}
     assert kubectl.apply(job(start)).returncode == 0
     refused = kubectl.apply(job(start | CHANGES[field]))
@@ -116,25 +116,25 @@ def test_what_shapes_pods_changes_only_while_suspended(field: str, kubectl: Kube
         assert done.returncode == 0, done.stderr
 
 
-def test_a_field_that_nobody_knows_in_the_template_is_immutable_too(kubectl: Kubectl) -> None:
+def test_unknown_template_field_is_immutable_too(kubectl: Kubectl) -> None:
     kubectl.apply(job({"template": template({"future": {"a": 1}})}))
-    # CEL does not see that {"future": …} became {"other": …}, both unknown to the schema: such a job's pods are made anew
-    # (tests/unit/plan/test_suspend.py).
+    # CEL does not notice that {"future": …} became {"other": …}, because the schema knows neither.
+    # The pods of such a job are recreated (tests/unit/plan/test_suspend.py).
     for other in ({"future": {"a": 2}}, {"future": {"b": 1}}, {"future": {"a": 1}, "more": 1}, {}):
         assert kubectl.apply(job({"template": template(other)})).returncode == 1, other
 
 
-def test_life_time_fields_change_at_any_time(kubectl: Kubectl) -> None:
+def test_lifetime_fields_change_at_any_time(kubectl: Kubectl) -> None:
     kubectl.apply(job({}))
     changes = {"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 3600, "cleanPodPolicy": "None"}
     assert kubectl.apply(job(changes)).returncode == 0
 
 
 def test_kubectl_explains_every_field_of_the_spec(kubectl: Kubectl) -> None:
-    told = kubectl("explain", "dtj.spec", "--api-version=training.dtj.dev/v1alpha1").stdout
+    explained = kubectl("explain", "dtj.spec", "--api-version=training.dtj.dev/v1alpha1").stdout
     for field in ("replicas", "checkpoint", "ttlSecondsAfterFinished"):
-        assert re.search(rf"(?m)^  {field}\t<", told), told
-    assert "the newest checkpoints are kept" in kubectl("explain", "dtj.spec.checkpoint.keep").stdout
+        assert re.search(rf"(?m)^  {field}\t<", explained), explained
+    assert "Number of newest checkpoints to keep" in kubectl("explain", "dtj.spec.checkpoint.keep").stdout
 
 
 RUNNING = {
@@ -146,7 +146,7 @@ RUNNING = {
 }
 
 
-def test_kubectl_get_prints_how_a_job_is_doing(kubectl: Kubectl) -> None:
+def test_kubectl_get_prints_the_state_of_a_job(kubectl: Kubectl) -> None:
     kubectl.apply(job({}))
     status = {
         "status": {
@@ -161,6 +161,17 @@ def test_kubectl_get_prints_how_a_job_is_doing(kubectl: Kubectl) -> None:
     assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "AGE"]
     assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130"]
     header, row = kubectl("get", "dtj", "-o", "wide").stdout.splitlines()
-    assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "ATTEMPT", "LOSS", "CHECKPOINT", "REASON", "AGE"]
+    assert header.split() == [
+        "NAME",
+        "PHASE",
+        "READY",
+        "RESTARTS",
+        "STEP",
+        "ATTEMPT",
+        "LOSS",
+        "CHECKPOINT",
+        "REASON",
+        "AGE",
+    ]
     assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130", "2", "0.31", "100", "WorkersRunning"]
     assert kubectl("wait", "dtj/j", "--for=condition=Running", "--timeout=5s").returncode == 0

@@ -1,4 +1,7 @@
-"""What the planner makes, a real API server takes: every good job's children, in a namespace that enforces "restricted"."""
+"""A real API server accepts the children that the planner creates.
+
+Every good job is tried, in a namespace that enforces "restricted".
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from dtj_core.plan import plan
 from dtj_core.plan.model import Apply, Observed, Settings
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Objects, eventually
+from tests.integration.controlplane.support import Objects, wait_until
 from tests.unit.api.specs import GOOD, checkpoint, job, template
 
 SETTINGS = Settings(agent_image="dtj-operator:test", master_key=b"0" * 32)
@@ -25,7 +28,16 @@ def children(spec: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
 
 
 def apply(plane: ControlPlane, items: list[dict[str, Any]], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(plane.bin_dir / "kubectl"), "--kubeconfig", str(plane.kubeconfig), "apply", "--server-side", *flags, "-f", "-"]
+    command = [
+        str(plane.bin_dir / "kubectl"),
+        "--kubeconfig",
+        str(plane.kubeconfig),
+        "apply",
+        "--server-side",
+        *flags,
+        "-f",
+        "-",
+    ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
 
@@ -37,7 +49,7 @@ def test_children_of_a_good_job_are_valid(case: str, plane: ControlPlane, namesp
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_a_field_that_the_api_server_does_not_know_is_refused_by_its_name(plane: ControlPlane, namespace: str) -> None:
+def test_unknown_field_is_rejected_by_name(plane: ControlPlane, namespace: str) -> None:
     done = apply(plane, children(GOOD[UNKNOWN], namespace), "--dry-run=server", "--validate=false")
     assert done.returncode == 1
     assert ".spec.template.spec.newIn2030: field not declared in schema" in done.stderr
@@ -54,11 +66,11 @@ def test_pods_are_admitted_where_restricted_is_enforced(plane: ControlPlane, nam
     }
     made = children(spec, namespace)
     for child in made:
-        child["metadata"].pop("ownerReferences")  # of a job that is not there: they would be collected
+        child["metadata"].pop("ownerReferences")  # or the garbage collector would delete it
     done = apply(plane, made)
     assert done.returncode == 0, done.stderr
     objects = Objects(plane, namespace)
-    pods = eventually("both pods are made", lambda: len(found := objects.list("pods")) == 2 and found)
+    pods = wait_until("both pods are created", lambda: len(found := objects.list("pods")) == 2 and found)
     assert {pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] for pod in pods} == {"0", "1"}
 
 

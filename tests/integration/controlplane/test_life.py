@@ -1,4 +1,7 @@
-"""A job's life on a real API server, with the operator as a process: what is made, how often is written, and how it ends."""
+"""A job's life on a real API server, with the operator as a process.
+
+The tests check its children, the number of writes, and its end.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_contract import names
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL
 
 
 def running(step: int = 0, **more: Any) -> Any:
-    """`/status` of an agent whose group runs."""
+    """Returns the `/status` of an agent whose group runs."""
     return {
         "phase": "Running",
         "attempt": 1,
@@ -30,31 +33,42 @@ def running(step: int = 0, **more: Any) -> Any:
 
 
 def outcome(job: Any, result: str, reason: str) -> Any:
-    """Container states of a pod whose agent has ended with this word, and was started again."""
-    word = {"version": 1, "uid": job["metadata"]["uid"], "result": result, "reason": reason, "message": "said so", "attempt": 1}
-    terminated = {"exitCode": 0 if result == "Succeeded" else 1, "message": json.dumps(word)}
+    """Returns container states of a pod whose agent ended with this outcome and was restarted."""
+    report = {
+        "version": 1,
+        "uid": job["metadata"]["uid"],
+        "result": result,
+        "reason": reason,
+        "message": "said so",
+        "attempt": 1,
+    }
+    terminated = {"exitCode": 0 if result == "Succeeded" else 1, "message": json.dumps(report)}
     return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
 
 
 def kinds(calls: list[Any]) -> Counter[str]:
-    """`verb resource/subresource` of audit events, counted."""
+    """Returns the audit events as counts of `verb resource/subresource`."""
     refs = [(call["verb"], call["objectRef"]) for call in calls]
-    return Counter(f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs)
+    return Counter(
+        f"{verb} {ref['resource']}" + (f"/{ref['subresource']}" if "subresource" in ref else "") for verb, ref in refs
+    )
 
 
-def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_it_is_counted(
+def test_job_gets_its_children_and_completes_with_every_write_counted(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     operator = start_operator().ready()
     ready_after = time.monotonic() - operator.started
     idle = operator.rss_mib()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=5)
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    agents.statuses[job["metadata"]["uid"]] = running(step=5)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     for plural, name in (("statefulsets", "j"), ("services", "j"), ("secrets", "j-dtj-agent")):
         metadata = objects.get(plural, name)["metadata"]
         owner = metadata["ownerReferences"]
-        assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [(job["metadata"]["uid"], True, False)]
+        assert [(o["uid"], o["controller"], o["blockOwnerDeletion"]) for o in owner] == [
+            (job["metadata"]["uid"], True, False)
+        ]
         assert "finalizers" not in metadata
         assert set(metadata.get("annotations", {})) <= {names.ANNOTATION_SPEC_HASH, names.ANNOTATION_AGENT_IMAGE}
     assert all("annotations" not in pod["metadata"] for pod in objects.list("pods"))
@@ -64,27 +78,26 @@ def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_
     assert stored["status"]["progress"]["step"] == 5
     assert agents.refused == 0
     start = kinds(operator.writes())
-    print(
-        f"ready in {ready_after:.1f} s; RSS idle {idle:.0f} MiB, with a job {operator.rss_mib():.0f} MiB; writes: {dict(start)}"
-    )
+    memory = f"RSS idle {idle:.0f} MiB, with a job {operator.rss_mib():.0f} MiB"
+    print(f"ready in {ready_after:.1f} s; {memory}; writes: {dict(start)}")
     made = {"patch secrets": 1, "patch services": 1, "patch statefulsets": 1}
     assert {key: start[key] for key in made} == made
-    assert start[f"patch {JOBS}/status"] <= 3, "made, pods run, group runs"
+    assert start[f"patch {JOBS}/status"] <= 3, "created, pods running, group running"
     assert start["create events"] <= 3
 
     before, asked = len(operator.calls()), agents.asked
-    time.sleep(8)  # the measure is a time in which nothing happens
+    time.sleep(8)  # observes that nothing happens
     quiet = operator.calls()[before:]
     print(f"8 s without news: {dict(kinds(quiet))}, {agents.asked - asked} questions to the agent")
     assert not [call for call in quiet if call["verb"] not in ("get", "list", "watch")], "no writes"
-    assert len(quiet) <= 8, "its objects are not read at each look"
+    assert len(quiet) <= 8, "the objects are not read at each poll"
     assert agents.asked - asked >= 3
 
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    done = eventually("it is complete", lambda: objects.condition("j", "Complete"))
+    done = wait_until("the job is complete", lambda: objects.condition("j", "Complete"))
     assert done["reason"] == "AllWorkersSucceeded"
-    eventually("its pods are gone", lambda: not objects.list("pods"))
-    assert objects.get("services", "j"), "what costs nothing goes with the job"
+    wait_until("its pods are gone", lambda: not objects.list("pods"))
+    assert objects.get("services", "j"), "what costs nothing is deleted with the job"
     end = kinds(operator.writes()) - start
     print(f"writes of its end: {dict(end)}")
     assert end[f"patch {JOBS}/status"] <= 2
@@ -95,25 +108,27 @@ def test_a_job_gets_its_children_runs_and_completes_and_all_that_is_written_for_
     assert {reason: count for reason, count in counted.items() if count} == {"AllWorkersSucceeded": 1}
     phases = {s.labels["phase"]: s.value for s in families["dtj_jobs"].samples}
     assert (phases["Complete"], sum(phases.values())) == (1, 1)
-    codes = {(s.labels["verb"], s.labels["resource"], s.labels["code"]) for s in families["dtj_kube_client_requests"].samples}
+    codes = {
+        (s.labels["verb"], s.labels["resource"], s.labels["code"]) for s in families["dtj_kube_client_requests"].samples
+    }
     assert ("apply", "statefulsets", "201") in codes
     assert operator.get("/healthz") == (200, "ok\n")
     assert operator.terminate() == 0
     assert operator.lines()[-1]["message"] == "stopped"
 
 
-def test_the_next_operator_writes_nothing_for_jobs_that_need_nothing(
+def test_next_operator_writes_nothing_for_settled_jobs(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     first = start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    agents.statuses[job["metadata"]["uid"]] = running()
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     assert first.terminate() == 0
     before = len(first.writes())
     second = start_operator().ready()
     asked = agents.asked
-    eventually("it looks at the job", lambda: agents.asked >= asked + 3)
+    wait_until("the operator reconciles the job", lambda: agents.asked >= asked + 3)
     assert len(second.writes()) == before
 
 
@@ -122,23 +137,23 @@ def test_deleting_a_job_leaves_nothing_and_needs_no_operator(
 ) -> None:
     operator = start_operator().ready()
     submit()
-    eventually("the pods are there", lambda: len(objects.list("pods")) == 2)
+    wait_until("the pods exist", lambda: len(objects.list("pods")) == 2)
     operator.kill()
     objects.plane.request("DELETE", objects.path(JOBS, "j"))
-    # The garbage collector learns of a new kind only every 30 s.
+    # The garbage collector discovers a new kind only every 30 s.
     for plural in ("statefulsets", "services", "pods"):
-        eventually(f"no {plural}", lambda plural=plural: not objects.list(plural), seconds=60)
-    eventually("no secret", lambda: not objects.get("secrets", "j-dtj-agent"))
+        wait_until(f"no {plural}", lambda plural=plural: not objects.list(plural), timeout=60)
+    wait_until("no secret", lambda: not objects.get("secrets", "j-dtj-agent"))
     assert not objects.list(JOBS)
 
 
-def test_suspend_takes_the_pods_away_and_resume_brings_them_back(
+def test_suspend_deletes_the_pods_and_resume_recreates_them(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(attempt=3)
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    agents.statuses[job["metadata"]["uid"]] = running(attempt=3)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         stored = objects.get(JOBS, "j")
@@ -146,49 +161,52 @@ def test_suspend_takes_the_pods_away_and_resume_brings_them_back(
         objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
 
     suspend(True)
-    condition = eventually("it is suspended", lambda: objects.condition("j", "Suspended"))
+    condition = wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"))
     assert condition["observedGeneration"] == objects.get(JOBS, "j")["metadata"]["generation"]
     assert not objects.list("pods")
     suspend(False)
-    eventually("the pods are back", lambda: len(objects.list("pods")) == 2)
+    wait_until("the pods exist again", lambda: len(objects.list("pods")) == 2)
     floor = {
         entry["name"]: entry.get("value")
         for container in objects.get("statefulsets", "j")["spec"]["template"]["spec"]["containers"]
         for entry in container.get("env", [])
     }[names.ENV_ATTEMPT_FLOOR]
-    assert int(floor) == 4, "attempts go on above those before"
+    assert int(floor) == 4, "attempt numbers continue to rise"
 
 
-def test_a_deadline_fails_the_job_and_its_time_to_live_deletes_it(
+def test_deadline_fails_the_job_and_its_ttl_deletes_it(
     start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     start_operator().ready()
     submit(activeDeadlineSeconds=1)
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"))
+    failed = wait_until("the job has failed", lambda: objects.condition("j", "Failed"))
     assert failed["reason"] == "DeadlineExceeded"
     submit("k", activeDeadlineSeconds=1, ttlSecondsAfterFinished=1)
-    eventually("it is gone", lambda: objects.get(JOBS, "k") is None)
+    wait_until("the job is gone", lambda: objects.get(JOBS, "k") is None)
 
 
-def test_what_a_person_deletes_or_scales_is_put_right(
+def test_deleted_or_scaled_children_are_restored(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet
 ) -> None:
     start_operator().ready()
     submit()
-    first = eventually("the set is there", lambda: objects.get("statefulsets", "j"))
+    first = wait_until("the StatefulSet exists", lambda: objects.get("statefulsets", "j"))
     objects.plane.request("DELETE", objects.path("statefulsets", "j"))
-    eventually(
+    wait_until(
         "another set",
         lambda: (objects.get("statefulsets", "j") or first)["metadata"]["uid"] != first["metadata"]["uid"],
-        seconds=60,  # the pods of the first one must be gone, and the garbage collector takes its time
+        # The pods of the first job must be gone, and the garbage collector takes its time.
+        timeout=60,
     )
     scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": {"name": "j", "namespace": objects.namespace}}
     objects.plane.request("PUT", objects.path("statefulsets", "j") + "/scale", scale | {"spec": {"replicas": 5}})
-    eventually("2 again", lambda: objects.get("statefulsets", "j")["spec"]["replicas"] == 2)
+    wait_until("2 again", lambda: objects.get("statefulsets", "j")["spec"]["replicas"] == 2)
 
 
 TYPO = {"spec": {"containers": [{"name": "trainer", "imagePullPolcy": "Always"}]}}
-INVALID = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}]}}
+INVALID = {
+    "spec": {"containers": [{"name": "trainer", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}]}
+}
 
 
 @pytest.mark.parametrize(
@@ -198,26 +216,26 @@ INVALID = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {
         pytest.param(INVALID, "less than or equal to cpu limit", id="invalid"),
     ],
 )
-def test_a_template_that_is_invalid_fails_the_job_with_the_servers_words_and_is_not_tried_again(
+def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
     template: Any, says: str, start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     operator = start_operator().ready()
     began = time.monotonic()
     submit(template=template)
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"))
+    failed = wait_until("the job has failed", lambda: objects.condition("j", "Failed"))
     print(f"failed after {time.monotonic() - began:.2f} s: {failed['message']}")
     assert failed["reason"] == "TemplateRejected"
     assert says in failed["message"]
     assert objects.get("statefulsets", "j") is None
-    events = eventually("there is an event", lambda: objects.list("events"))
+    events = wait_until("an event exists", lambda: objects.list("events"))
     assert "TemplateRejected" in {event["reason"] for event in events}
     before = len(operator.writes())
-    time.sleep(3)  # the measure is a time in which nothing happens
+    time.sleep(3)  # observes that nothing happens
     assert len(operator.writes()) == before
     assert len([call for call in operator.calls() if "dryRun" in call["requestURI"]]) == 1
 
 
-def test_a_quota_that_is_full_delays_a_job_and_fails_none(
+def test_full_quota_delays_a_job_and_fails_none(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
     quota = objects.plane.request(
@@ -226,13 +244,15 @@ def test_a_quota_that_is_full_delays_a_job_and_fails_none(
         {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}},
     )
     where = f"/api/v1/namespaces/{objects.namespace}/resourcequotas/q"
-    eventually("the quota counts", lambda: objects.plane.request("GET", where)["status"].get("hard"))
+    wait_until("the quota counts", lambda: objects.plane.request("GET", where)["status"].get("hard"))
     start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("the status says it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused")
+    agents.statuses[job["metadata"]["uid"]] = running()
+    wait_until(
+        "the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused"
+    )
     assert not objects.condition("j", "Failed")
     quota = objects.plane.request("GET", where)
     quota["spec"]["hard"]["pods"] = "10"
     objects.plane.request("PUT", where, quota)
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)

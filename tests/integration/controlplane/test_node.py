@@ -1,4 +1,7 @@
-"""A node that is down, on a real API server with the real pod garbage collector: who removes the pod that was on it, and when."""
+"""A node that is down, on a real API server with the real pod garbage collector.
+
+The tests check who deletes the node's pod, and when.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import running
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 NODES = "/api/v1/nodes"
-GARBAGE_COLLECTOR_SECONDS = 240  # it looks every 20 s, and waits 40 s before it believes that a node is gone
+# The garbage collector runs every 20 s, and waits 40 s until it considers a node gone.
+GARBAGE_COLLECTOR_SECONDS = 240
 
 
 @pytest.fixture
 def node(objects: Objects) -> Iterator[str]:
-    """A Node that is not ready; its name."""
+    """Creates a Node that is not ready, and returns its name."""
     name = f"{objects.namespace}-w1"
     objects.plane.request("POST", NODES, {"metadata": {"name": name}})
 
@@ -28,7 +32,7 @@ def node(objects: Objects) -> Iterator[str]:
         objects.plane.request("PUT", f"{NODES}/{name}/status", found)
         return True
 
-    eventually("the node is marked as not ready", is_down)
+    wait_until("the node is marked as not ready", is_down)
     yield name
     if any(each["metadata"]["name"] == name for each in objects.plane.request("GET", NODES)["items"]):
         objects.plane.request("DELETE", f"{NODES}/{name}")
@@ -41,7 +45,7 @@ def taint(objects: Objects, node: str) -> None:
         objects.plane.request("PUT", f"{NODES}/{node}", found | {"spec": found["spec"] | {"taints": taints}})
         return True
 
-    eventually("the node is tainted", tainted)
+    wait_until("the node is tainted", tainted)
 
 
 def delete(objects: Objects, node: str) -> None:
@@ -55,13 +59,15 @@ def allow(objects: Objects, node: str) -> None:
         objects.plane.request("PUT", objects.path("distributedtrainingjobs", "j"), job)
         return True
 
-    eventually("the job allows it while it is not suspended", allowed)
+    wait_until("the schema allows the change", allowed)
 
 
 @pytest.mark.parametrize(
-    ("confirm", "by_operator"), [(taint, False), (delete, False), (allow, True)], ids=["taint", "node deleted", "Always"]
+    ("confirm", "by_operator"),
+    [(taint, False), (delete, False), (allow, True)],
+    ids=["taint", "node deleted", "Always"],
 )
-def test_a_pod_of_a_plain_script_on_a_dead_node_is_removed_once_somebody_confirms(
+def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     start_operator: Callable[..., Operator],
     submit: Callable[..., Any],
     objects: Objects,
@@ -72,27 +78,33 @@ def test_a_pod_of_a_plain_script_on_a_dead_node_is_removed_once_somebody_confirm
     by_operator: bool,
 ) -> None:
     operator = start_operator(program=IMPATIENT).ready()
-    agents.words[submit()["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    agents.statuses[submit()["metadata"]["uid"]] = running()
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     pod = objects.get("pods", "j-1")
     kubelet.held = {pod["metadata"]["uid"]}
     objects.plane.request(
-        "POST", objects.path("pods", "j-1") + "/binding", {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": node}}
+        "POST",
+        objects.path("pods", "j-1") + "/binding",
+        {"metadata": {"name": "j-1"}, "target": {"kind": "Node", "name": node}},
     )
-    agents.words.clear()  # pod 0's agent waits for its peer, and says nothing new
+    agents.statuses.clear()  # pod 0's agent only waits for its peer
     objects.plane.request("DELETE", objects.path("pods", "j-1"), {"gracePeriodSeconds": 1})
-    waits = eventually(
+    waits = wait_until(
         "what a person has to do is in the condition",
         lambda: (c := objects.condition("j", "Restarting")) and "out-of-service" in c["message"] and c,
-        seconds=60,
+        timeout=60,
     )
     assert node in waits["message"]
-    assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], "two of one name could write at once"
+    assert objects.get("pods", "j-1")["metadata"]["uid"] == pod["metadata"]["uid"], (
+        "two pods of one name could write at once"
+    )
     confirm(objects, node)
-    eventually(
+    wait_until(
         "another pod is there",
         lambda: (new := objects.get("pods", "j-1")) and new["metadata"]["uid"] != pod["metadata"]["uid"],
-        seconds=GARBAGE_COLLECTOR_SECONDS,
+        timeout=GARBAGE_COLLECTOR_SECONDS,
     )
-    deleted = [call for call in operator.writes() if call["verb"] == "delete" and call["objectRef"]["resource"] == "pods"]
+    deleted = [
+        call for call in operator.writes() if call["verb"] == "delete" and call["objectRef"]["resource"] == "pods"
+    ]
     assert bool(deleted) is by_operator

@@ -1,4 +1,7 @@
-"""Real quotas, limit ranges, policies and pod security in the way of a child: a condition says so, and heals when they do."""
+"""Real quotas, limit ranges, policies and pod security that reject a child.
+
+A condition reports the rejection, and recovers when the obstacle is gone.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,25 @@ import pytest
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import running
 
 JOBS = names.PLURAL
 
 
 def set_quota(plane: ControlPlane, namespace: str, what: str, number: int) -> None:
-    """And wait until the API server's admission has it. Each namespace has a ConfigMap and perhaps a Secret of its own."""
+    """Sets the quota, and waits until the API server's admission knows it.
+
+    Each namespace has a ConfigMap, and perhaps a Secret, that the tests did not create.
+    """
     base = f"/api/v1/namespaces/{namespace}/resourcequotas"
     body = {"metadata": {"name": "q"}, "spec": {"hard": {what: str(number)}}}
     plane.request("POST", base, body)
-    eventually("the quota is counted", lambda: plane.request("GET", base + "/q").get("status", {}).get("used"))
+    wait_until("the quota is counted", lambda: plane.request("GET", base + "/q").get("status", {}).get("used"))
 
 
 @pytest.mark.parametrize("what", ["secrets", "services", "count/statefulsets.apps"])
-def test_a_quota_on_a_child_is_a_condition_with_the_servers_words_and_heals(
+def test_quota_on_a_child_is_a_condition_with_the_message_and_recovers(
     what: str,
     plane: ControlPlane,
     namespace: str,
@@ -38,52 +44,52 @@ def test_a_quota_on_a_child_is_a_condition_with_the_servers_words_and_heals(
     operator = start_operator().ready()
     submit()
 
-    def told() -> Any:
+    def not_running() -> Any:
         conditions = (objects.get(JOBS, "j").get("status") or {}).get("conditions") or []
         return next((c for c in conditions if c["reason"] == "ChildRefused"), None)
 
-    said = eventually("the status says it", told)
-    assert (said["type"], said["status"]) == ("Running", "False")
-    assert f"exceeded quota: q, requested: {what}=1, used: {what}=0, limited: {what}=0" in said["message"]
+    condition = wait_until("the status reports it", not_running)
+    assert (condition["type"], condition["status"]) == ("Running", "False")
+    assert f"exceeded quota: q, requested: {what}=1, used: {what}=0, limited: {what}=0" in condition["message"]
     assert objects.get("statefulsets", "j") is None
-    eventually("so does an event", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
+    wait_until("an event reports it, too", lambda: [e for e in objects.list("events") if e["reason"] == "ChildRefused"])
     status = objects.get(JOBS, "j")["status"]
     assert (status["phase"], "startTime" in status) == ("Pending", True)
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=60)
-    refused = [line for line in operator.lines() if "refuses" in line["message"]]
-    assert 1 <= len(refused) <= 8, "asked again later and later"
+    wait_until("the job continues by itself", lambda: len(objects.list("pods")) == 2, timeout=60)
+    refused = [line for line in operator.lines() if "rejects" in line["message"]]
+    assert 1 <= len(refused) <= 8, "retried with a growing delay"
 
 
-def test_a_repair_that_a_quota_refuses_is_not_tried_at_every_poll(
+def test_repair_rejected_by_a_quota_is_not_retried_at_every_poll(
     plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any],
     objects: Objects, kubelet: Kubelet, agents: Agents,
 ) -> None:  # fmt: skip
-    """The agent is asked every 2 seconds; the Service is tried after 1, 2, 4, ... 60."""
+    """The agent is polled every 2 seconds; the Service is retried after 1, 2, 4, ... 60."""
     operator = start_operator("--resync-seconds", "1").ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    agents.statuses[job["metadata"]["uid"]] = running()
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     set_quota(plane, namespace, "services", 0)
     plane.request("DELETE", objects.path("services", "j"))
-    refused = lambda: [line for line in operator.lines() if "refuses" in line["message"]]  # noqa: E731
-    eventually("refused twice", lambda: len(refused()) >= 2)
+    refused = lambda: [line for line in operator.lines() if "rejects" in line["message"]]  # noqa: E731
+    wait_until("rejected twice", lambda: len(refused()) >= 2)
     asked = agents.asked
-    eventually("many looks later", lambda: agents.asked >= asked + 10)
-    assert len(refused()) <= 7, "that many take a minute"
-    assert objects.condition("j", "Running"), "the training goes on"
+    wait_until("many polls later", lambda: agents.asked >= asked + 10)
+    assert len(refused()) <= 7, "seven retries take a minute"
+    assert objects.condition("j", "Running"), "the training continues"
     plane.request("DELETE", f"/api/v1/namespaces/{namespace}/resourcequotas/q")
-    eventually("it is repaired", lambda: objects.get("services", "j"), seconds=60)
+    wait_until("the Service is repaired", lambda: objects.get("services", "j"), timeout=60)
 
 
 def refused(objects: Objects, name: str = "j") -> Any:
-    """The condition ChildRefused; None while there is none."""
+    """Returns the condition ChildRefused, or None."""
     conditions = (objects.get(JOBS, name).get("status") or {}).get("conditions") or []
     return next((c for c in conditions if c["type"] == "Running" and c["reason"] == "ChildRefused"), None)
 
 
 def change(plane: ControlPlane, path: str, make: Callable[[Any], None]) -> None:
-    """Write an object anew, once more if somebody else has written it meanwhile."""
+    """Writes an object, and tries again if somebody else has written it meanwhile."""
 
     def once() -> bool:
         whole = plane.request("GET", path)
@@ -91,16 +97,19 @@ def change(plane: ControlPlane, path: str, make: Callable[[Any], None]) -> None:
         plane.request("PUT", path, whole)
         return True
 
-    eventually(f"{path} is changed", once)
+    wait_until(f"{path} is changed", once)
 
 
-def is_refused(plane: ControlPlane, namespace: str, container: Any, words: str) -> bool:
-    """The API server's admission knows of the obstacle, which it learns of a moment after it was made."""
+def is_refused(plane: ControlPlane, namespace: str, container: Any, message: str) -> bool:
+    """Returns whether the API server's admission knows of the obstacle.
+
+    Admission learns of an obstacle a moment after its creation.
+    """
     body = {"metadata": {"name": "dry-run"}, "spec": {"containers": [{"image": "i"} | container]}}
     try:
         plane.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
     except ClusterError as error:
-        return words in str(error)
+        return message in str(error)
     return False
 
 
@@ -121,7 +130,7 @@ def limit_range(plane: ControlPlane, namespace: str) -> Callable[[], None]:
 
 
 def webhook(plane: ControlPlane, namespace: str, port: int = 1) -> Callable[[], None]:
-    """One that nobody answers for."""
+    """Creates a webhook that nobody answers for."""
     base = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     hook = {
@@ -140,7 +149,10 @@ def webhook(plane: ControlPlane, namespace: str, port: int = 1) -> Callable[[], 
 def policy(plane: ControlPlane, namespace: str) -> Callable[[], None]:
     base = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    spec = {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": "false", "message": "not today"}]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "false", "message": "not today"}],
+    }
     plane.request("POST", base + "ies", {"metadata": {"name": namespace}, "spec": spec})
     selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": selector}
@@ -149,7 +161,7 @@ def policy(plane: ControlPlane, namespace: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "words"),
+    ("obstacle", "message"),
     [
         (pod_security, "violates PodSecurity"),
         (limit_range, "minimum memory usage per Container is 100Gi"),
@@ -157,9 +169,9 @@ def policy(plane: ControlPlane, namespace: str) -> Callable[[], None]:
         (policy, "not today"),
     ],
 )
-def test_what_may_pass_is_a_condition_with_the_servers_words_and_heals(
+def test_temporary_rejection_is_a_condition_with_the_message_and_recovers(
     obstacle: Callable[[ControlPlane, str], Callable[[], Any]],
-    words: str,
+    message: str,
     plane: ControlPlane,
     namespace: str,
     start_operator: Callable[..., Operator],
@@ -169,64 +181,76 @@ def test_what_may_pass_is_a_condition_with_the_servers_words_and_heals(
     start_operator().ready()
     heal = obstacle(plane, namespace)
     container = {"name": "trainer", "securityContext": {"privileged": True}, "resources": {"limits": {"memory": "8Gi"}}}
-    eventually("it is in the way", lambda: is_refused(plane, namespace, container, words), seconds=60)
+    wait_until("the obstacle is effective", lambda: is_refused(plane, namespace, container, message), timeout=60)
     submit(template={"spec": {"containers": [container]}})
-    said = eventually("the status says it", lambda: refused(objects))
-    assert words in said["message"]
+    condition = wait_until("the status reports it", lambda: refused(objects))
+    assert message in condition["message"]
     assert objects.get("statefulsets", "j") is None
     heal()
-    eventually("it goes on by itself", lambda: len(objects.list("pods")) == 2, seconds=90)
+    wait_until("the job continues by itself", lambda: len(objects.list("pods")) == 2, timeout=90)
     assert not objects.condition("j", "Failed")
 
 
-def test_a_webhook_that_hangs_as_long_as_it_may_is_a_condition_too(
-    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+def test_hanging_webhook_is_a_condition(
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
 ) -> None:
-    """Kubernetes gives a webhook 10 seconds where its configuration says nothing."""
+    """Kubernetes gives a webhook 10 seconds if its configuration sets no timeout."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         heal = webhook(plane, namespace, silent.getsockname()[1])
         container = {"name": "trainer"}
-        eventually("it is in the way", lambda: is_refused(plane, namespace, container, "failed calling webhook"), seconds=60)
+        wait_until(
+            "the obstacle is effective",
+            lambda: is_refused(plane, namespace, container, "failed calling webhook"),
+            timeout=60,
+        )
         hooks = f"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/{namespace}"
         change(plane, hooks, lambda whole: whole["webhooks"][0].update(timeoutSeconds=10))
         start_operator().ready()
         submit()
-        said = eventually("the status says it", lambda: refused(objects), seconds=60)
-        assert "failed calling webhook" in said["message"]
+        condition = wait_until("the status reports it", lambda: refused(objects), timeout=60)
+        assert "failed calling webhook" in condition["message"]
         heal()
 
 
-def test_a_refusal_that_lasts_is_bounded_by_the_deadline(
-    plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any], objects: Objects
+def test_lasting_rejection_is_bounded_by_the_deadline(
+    plane: ControlPlane,
+    namespace: str,
+    start_operator: Callable[..., Operator],
+    submit: Callable[..., Any],
+    objects: Objects,
 ) -> None:
     set_quota(plane, namespace, "services", 0)
     start_operator().ready()
     submit(activeDeadlineSeconds=4)
-    eventually("the status says why", lambda: refused(objects))
-    failed = eventually("it has failed", lambda: objects.condition("j", "Failed"), seconds=60)
+    wait_until("the status reports the reason", lambda: refused(objects))
+    failed = wait_until("the job has failed", lambda: objects.condition("j", "Failed"), timeout=60)
     assert failed["reason"] == "DeadlineExceeded"
 
 
-def test_a_training_that_has_run_is_not_ended_by_a_refusal_when_it_is_resumed(
+def test_rejection_on_resume_does_not_fail_a_job_that_has_run(
     plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator], submit: Callable[..., Any],
     objects: Objects, kubelet: Kubelet, agents: Agents,
 ) -> None:  # fmt: skip
     start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"))
+    agents.statuses[job["metadata"]["uid"]] = running()
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
         change(plane, objects.path(JOBS, "j"), lambda whole: whole["spec"].update(suspend=value))
 
     suspend(True)
-    eventually("it is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
+    wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
     heal = limit_range(plane, namespace)
-    words = "minimum memory usage per Container is 100Gi"
+    message = "minimum memory usage per Container is 100Gi"
     container = {"name": "trainer", "resources": {"requests": {"memory": "1Mi"}}}
-    eventually("it is in the way", lambda: is_refused(plane, namespace, container, words), seconds=60)
+    wait_until("the obstacle is effective", lambda: is_refused(plane, namespace, container, message), timeout=60)
     suspend(False)
-    said = eventually("it is refused", lambda: refused(objects))
-    assert words in said["message"]
+    condition = wait_until("the child is rejected", lambda: refused(objects))
+    assert message in condition["message"]
     heal()
-    eventually("it runs again", lambda: objects.condition("j", "Running"), seconds=90)
+    wait_until("the job runs again", lambda: objects.condition("j", "Running"), timeout=90)

@@ -1,4 +1,7 @@
-"""Operator and CRD become newer and older under a job that runs: it keeps its pods, and ends by its own outcome."""
+"""Operator and CRD are upgraded and rolled back under a running job.
+
+The job keeps its pods, and finishes with its own outcome.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import yaml
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ClusterError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import outcome, running
 
 Start = Callable[..., Operator]
@@ -29,7 +32,10 @@ Schema = dict[str, Any]
 
 @pytest.fixture
 def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], None]], None]]:
-    """Installs our CRD with its schema changed; the one of the repository is there again after the test."""
+    """Installs our CRD with a changed schema.
+
+    The CRD of the repository is restored after the test.
+    """
     [path] = (ROOT / "crds").glob("*.yaml")
     ours = yaml.safe_load(path.read_text())
 
@@ -39,8 +45,8 @@ def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], No
         change(schema)
         stored = plane.request("GET", CRD)
         plane.request("PUT", CRD, {**stored, "spec": wanted["spec"]})
-        # It is served some time after it is stored.
-        eventually("the schema is served", lambda: served(plane) == backends(schema), seconds=60)
+        # The API server serves a stored CRD only after a while.
+        wait_until("the schema is served", lambda: served(plane) == backends(schema), timeout=60)
 
     yield install
     install(lambda schema: None)
@@ -51,7 +57,7 @@ def backends(schema: Schema) -> set[str]:
 
 
 def served(plane: ControlPlane) -> set[str]:
-    """The backends that the API server takes now."""
+    """Returns the backends that the API server accepts now."""
     taken = set()
     for backend in ("auto", "nccl", "gloo", "mpi", "ucc"):
         spec = {"image": "i", "entrypoint": {"module": "m"}, "backend": backend}
@@ -72,7 +78,11 @@ def newer(schema: Schema) -> None:
     spec["backend"]["enum"].append("mpi")
     spec["restart"]["properties"]["maxRestarts"]["default"] = 20
     spec["restart"]["properties"]["backoffSeconds"] = {"type": "integer", "default": 5}
-    spec["communication"] = {"type": "object", "default": {"algorithm": "ring"}, "properties": {"algorithm": {"type": "string"}}}
+    spec["communication"] = {
+        "type": "object",
+        "default": {"algorithm": "ring"},
+        "properties": {"algorithm": {"type": "string"}},
+    }
 
 
 def older(schema: Schema) -> None:
@@ -87,7 +97,7 @@ def older(schema: Schema) -> None:
 
 
 class Life:
-    """What must not change while a job runs."""
+    """The facts that must not change while a job runs."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
@@ -105,14 +115,14 @@ class Life:
 
 
 def looked(operator: Operator, agents: Agents) -> None:
-    """Waits until the operator has looked at the job several times."""
+    """Waits until the operator has reconciled the job several times."""
     asked = agents.asked
     operator.ready()
-    eventually("it has looked", lambda: agents.asked >= asked + 3, seconds=60)
+    wait_until("the operator has reconciled", lambda: agents.asked >= asked + 3, timeout=60)
 
 
 @pytest.mark.timeout(400)
-def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_newer_one_alone(
+def test_rolled_back_operator_leaves_a_job_of_a_newer_crd_alone(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -123,28 +133,28 @@ def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_n
     install_crd(newer)
     first = start_operator(program=(OTHER, json.dumps(NEWER))).ready()
     job = submit(backend="mpi", restart={"maxRestarts": 1000, "backoffSeconds": 7})
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    agents.statuses[job["metadata"]["uid"]] = running()
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     first.kill()
 
     rolled_back = start_operator()
     looked(rolled_back, agents)
-    stalled = eventually("what can't be read is named", lambda: objects.condition("j", "Stalled"), seconds=60)
+    stalled = wait_until("the unreadable field is named", lambda: objects.condition("j", "Stalled"), timeout=60)
     assert "spec.backend" in stalled["message"]
     life.goes_on()
     rolled_back.kill()
 
     upgraded = start_operator(program=(OTHER, json.dumps(NEWER)))
     looked(upgraded, agents)
-    eventually("it can be read again", lambda: not objects.condition("j", "Stalled"), seconds=60)
+    wait_until("it can be read again", lambda: not objects.condition("j", "Stalled"), timeout=60)
     life.goes_on()
     upgraded.kill()
 
     start_operator().ready()
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)
-    eventually("its pods are gone", lambda: not objects.list("pods"), seconds=60)
+    wait_until("the job is complete", lambda: objects.condition("j", "Complete"), timeout=60)
+    wait_until("its pods are gone", lambda: not objects.list("pods"), timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +162,7 @@ def test_an_operator_that_is_rolled_back_under_a_newer_crd_leaves_a_job_of_the_n
     [(None, NEWER), (NEWER, None), (None, OLDER), (OLDER, None)],
     ids=["to newer", "from newer", "to older", "from older"],
 )
-def test_another_versions_defaults_and_bounds_restart_no_job(
+def test_defaults_and_bounds_of_another_version_restart_no_job(
     first: Any,
     then: Any,
     start_operator: Start,
@@ -164,8 +174,8 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
     program = {"program": (OTHER, json.dumps(first))} if first else {}
     before = start_operator(**program).ready()
     job = submit(replicas=1)
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    agents.statuses[job["metadata"]["uid"]] = running()
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     before.kill()
     program = {"program": (OTHER, json.dumps(then))} if then else {}
@@ -174,7 +184,7 @@ def test_another_versions_defaults_and_bounds_restart_no_job(
 
 
 @pytest.mark.timeout(400)
-def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
+def test_crd_upgrade_and_rollback_under_a_job_restart_nothing(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -184,8 +194,8 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
 ) -> None:
     operator = start_operator().ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    agents.statuses[job["metadata"]["uid"]] = running()
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
     for change in (newer, lambda schema: None):
         install_crd(change)
@@ -196,7 +206,7 @@ def test_a_crd_that_becomes_newer_and_older_under_a_job_restarts_nothing(
 
 
 @pytest.mark.timeout(400)
-def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
+def test_job_under_an_older_crd_runs_suspends_and_finishes(
     start_operator: Start,
     submit: Callable[..., Any],
     objects: Objects,
@@ -207,8 +217,8 @@ def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
     install_crd(older)
     operator = start_operator()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=9)
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    agents.statuses[job["metadata"]["uid"]] = running(step=9)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     looked(operator, agents)
     status = objects.get(JOBS, "j")["status"]
     assert status["progress"]["step"] == 9
@@ -218,10 +228,10 @@ def test_under_an_older_crd_a_job_runs_is_suspended_and_ends(
     stored = objects.get(JOBS, "j")
     stored["spec"]["suspend"] = True
     objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
-    eventually("it is suspended", lambda: objects.condition("j", "Suspended"), seconds=60)
+    wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
     stored = objects.get(JOBS, "j")
     stored["spec"]["suspend"] = False
     objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
-    eventually("it runs again", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("the job runs again", lambda: objects.condition("j", "Running"), timeout=60)
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)
+    wait_until("the job is complete", lambda: objects.condition("j", "Complete"), timeout=60)

@@ -1,4 +1,7 @@
-"""Two operators at once, one of them late or killed: a job that has ended stays ended, and nothing is made twice."""
+"""Two operators at once, one of them late or killed.
+
+A finished job stays finished, and no object is created twice.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 
 from dtj_contract import names
 from hack.cluster.shell import ClusterError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, eventually
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import outcome, running
 
 Start = Callable[..., Operator]
@@ -22,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 def made(objects: Objects, plural: str) -> int:
-    """How many objects of this kind were made in the namespace, by anybody, from the audit log."""
+    """Returns how many objects of this kind were created in the namespace, from the audit log."""
     return sum(
         1
         for call in objects.plane.audit_events()
@@ -34,16 +37,19 @@ def made(objects: Objects, plural: str) -> int:
 
 
 def reconciles(operator: Operator, result: str) -> float:
-    """How many reconciles of this operator have ended so."""
+    """Returns how many reconciles of this operator had this result."""
     found = re.search(rf'dtj_reconcile_total\{{result="{result}"\}} (\S+)', operator.get("/metrics")[1])
     return float(found[1]) if found else 0.0
 
 
 def finish(objects: Objects, kubelet: Kubelet, job: Any) -> Any:
-    """Ends the training; returns the job when it is Complete and its StatefulSet is gone."""
+    """Ends the training.
+
+    Returns the job when it is Complete and its StatefulSet is gone.
+    """
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
-    eventually("it is complete", lambda: objects.condition("j", "Complete"), seconds=60)
-    eventually("its StatefulSet is gone", lambda: not objects.get("statefulsets", "j"), seconds=60)
+    wait_until("the job is complete", lambda: objects.condition("j", "Complete"), timeout=60)
+    wait_until("its StatefulSet is gone", lambda: not objects.get("statefulsets", "j"), timeout=60)
     return objects.get(JOBS, "j")
 
 
@@ -53,7 +59,7 @@ def finish(objects: Objects, kubelet: Kubelet, job: Any) -> Any:
     [("apply", f"{JOBS}/status", '"attempt": 2'), ("create", "pods", "dry-run")],
     ids=["a status write", "the making of the StatefulSet"],
 )
-def test_a_write_that_is_late_by_a_whole_life_does_not_run_a_finished_job_again(
+def test_very_late_write_does_not_run_a_finished_job_again(
     verb: str,
     what: str,
     text: str,
@@ -67,30 +73,38 @@ def test_a_write_that_is_late_by_a_whole_life_does_not_run_a_finished_job_again(
     gate = tmp_path / "gate"
     late = start_operator(program=(str(HERE / "late.py"), verb, what, text, str(gate))).ready()
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(attempt=2)
-    eventually("the first operator's call waits", gate.with_suffix(".held").exists, seconds=60)
+    agents.statuses[job["metadata"]["uid"]] = running(attempt=2)
+    wait_until("the first operator's call waits", gate.with_suffix(".held").exists, timeout=60)
     other = start_operator().ready()
-    eventually("it runs", lambda: objects.condition("j", "Running"), seconds=60)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     before = finish(objects, kubelet, job)
     gate.touch()
-    eventually("the late call is dropped", lambda: reconciles(late, "conflict"), seconds=60)
+    wait_until("the late call is dropped", lambda: reconciles(late, "conflict"), timeout=60)
     late.kill()
     other.kill()
     third = start_operator().ready()
-    eventually("the next operator has looked", lambda: reconciles(third, "success"), seconds=60)
+    wait_until("the next operator has reconciled", lambda: reconciles(third, "success"), timeout=60)
     after = objects.get(JOBS, "j")
-    assert (after["status"], after["metadata"]["resourceVersion"]) == (before["status"], before["metadata"]["resourceVersion"])
+    assert (after["status"], after["metadata"]["resourceVersion"]) == (
+        before["status"],
+        before["metadata"]["resourceVersion"],
+    )
     assert not objects.get("statefulsets", "j")
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
 
 
 @pytest.mark.timeout(600)
-def test_two_operators_that_are_killed_in_turns_make_and_end_everything_once(
-    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents, tmp_path: Path
+def test_two_operators_killed_in_turns_create_and_finish_everything_once(
+    start_operator: Start,
+    submit: Callable[..., Any],
+    objects: Objects,
+    kubelet: Kubelet,
+    agents: Agents,
+    tmp_path: Path,
 ) -> None:
     journals = [tmp_path / "a.journal", tmp_path / "b.journal"]
     job = submit()
-    agents.words[job["metadata"]["uid"]] = running(step=7)
+    agents.statuses[job["metadata"]["uid"]] = running(step=7)
     pair = [start_operator(program=(str(HERE / "crashing.py"), str(journal))) for journal in journals]
     kills = 0
 
@@ -105,14 +119,14 @@ def test_two_operators_that_are_killed_in_turns_make_and_end_everything_once(
             kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
         return bool(objects.condition("j", "Complete")) and not objects.get("statefulsets", "j")
 
-    eventually("it is over", over, seconds=420)
+    wait_until("the run is over", over, timeout=420)
     assert kills >= 4
     assert (made(objects, "statefulsets"), made(objects, "pods")) == (1, 2)
     status = objects.get(JOBS, "j")["status"]
     assert (status["phase"], status["attempt"], status["restarts"]["total"]) == ("Complete", 1, 0)
-    told = [event["reason"] for event in objects.list("events") if event["regarding"]["kind"] == names.KIND]
+    reasons = [event["reason"] for event in objects.list("events") if event["regarding"]["kind"] == names.KIND]
     # An operator that is killed after its status write sends no event; none is sent twice.
-    assert all(told.count(reason) <= 1 for reason in ("ChildrenCreated", "AllWorkersSucceeded")), told
+    assert all(reasons.count(reason) <= 1 for reason in ("ChildrenCreated", "AllWorkersSucceeded")), reasons
 
 
 END = {"status": "True", "reason": "X", "message": "", "lastTransitionTime": "2026-11-21T00:00:00Z"}
@@ -129,7 +143,9 @@ BACK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", BACK)
-def test_the_api_server_refuses_the_way_back_from_an_end(case: str, submit: Callable[..., Any], objects: Objects) -> None:
+def test_api_server_rejects_leaving_a_terminal_condition(
+    case: str, submit: Callable[..., Any], objects: Objects
+) -> None:
     job = submit()
     path = objects.path(JOBS, "j") + "/status"
     ended = {"completionTime": TIME, "conditions": [END | {"type": "Complete"}]}
@@ -139,7 +155,7 @@ def test_the_api_server_refuses_the_way_back_from_an_end(case: str, submit: Call
     assert json.dumps(objects.get(JOBS, "j")["status"], sort_keys=True) == json.dumps(ended, sort_keys=True)
 
 
-def test_a_status_that_stays_ended_may_still_be_written(submit: Callable[..., Any], objects: Objects) -> None:
+def test_terminal_status_may_still_be_written(submit: Callable[..., Any], objects: Objects) -> None:
     job = submit()
     path = objects.path(JOBS, "j") + "/status"
     first = [END | {"type": "Running"}]

@@ -1,4 +1,4 @@
-"""The images of the last `make images`, run as a restricted pod would run them."""
+"""Runs the images of the last `make images` as a restricted pod would."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 
 from hack.images import build
 
-RESTRICTED = ["--read-only", "--user=65532:65532", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--network=none"]
+RESTRICTED = [
+    "--read-only",
+    "--user=65532:65532",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+    "--network=none",
+]
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +30,11 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run(references: dict[str, str]) -> Run:
-    """`run("trainer", "python3", "-c", …)`: in that image, with no entry point, /tmp writable and nothing else."""
+    """`run("trainer", "python3", "-c", …)` runs a command in that image, where only /tmp is writable."""
 
-    def call(image: str, *command: str, options: tuple[str, ...] = (), timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def call(
+        image: str, *command: str, options: tuple[str, ...] = (), timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         given = ["docker", "run", "--rm", *RESTRICTED, "--tmpfs=/tmp:mode=1777", *options, "--entrypoint", command[0]]
         return subprocess.run(
             [*given, references[image], *command[1:]], capture_output=True, text=True, timeout=timeout, check=False

@@ -1,4 +1,4 @@
-"""A tag follows the content, and nothing else. No Docker is needed for that."""
+"""A tag depends on the content alone, and needs no Docker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tag(image: Image, context: Path) -> str:
         (TRAINER, ".dockerignore"),
     ],
 )
-def test_a_changed_file_changes_the_tag(image: Image, file: str, tmp_path: Path) -> None:
+def test_changed_file_changes_the_tag(image: Image, file: str, tmp_path: Path) -> None:
     recipes.snapshot(image, tmp_path)
     before = tag(image, tmp_path)
     assert tag(image, tmp_path) == before
@@ -40,7 +40,7 @@ def test_a_changed_file_changes_the_tag(image: Image, file: str, tmp_path: Path)
     assert tag(image, tmp_path) != before
 
 
-def test_the_base_image_and_torchs_index_change_the_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_image_and_torch_index_change_the_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
     recipes.snapshot(TORCH, tmp_path)
     before = tag(TORCH, tmp_path)
@@ -49,13 +49,13 @@ def test_the_base_image_and_torchs_index_change_the_tag(tmp_path: Path, monkeypa
     assert tag(TORCH, tmp_path) != before
 
 
-def test_what_python_leaves_beside_the_sources_is_no_content(tmp_path: Path) -> None:
+def test_bytecode_beside_the_sources_is_left_out(tmp_path: Path) -> None:
     recipes.snapshot(TRAINER, tmp_path)
     assert not [p for p in tmp_path.rglob("*") if p.name == "__pycache__" or p.suffix == ".pyc"]
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.name)
-def test_the_build_gets_all_that_its_dockerfile_copies(image: Image, tmp_path: Path) -> None:
+def test_build_context_has_all_files_that_the_dockerfile_copies(image: Image, tmp_path: Path) -> None:
     recipes.snapshot(image, tmp_path)
     text = (ROOT / image.dockerfile).read_text()
     if image is TORCH:
@@ -65,21 +65,32 @@ def test_the_build_gets_all_that_its_dockerfile_copies(image: Image, tmp_path: P
     assert [name for name in copied if not (tmp_path / name).exists()] == []
 
 
-@pytest.mark.parametrize(("dockerfile", "project"), [("Dockerfile", "operator"), ("trainer-image/Dockerfile", "trainer-image")])
-def test_the_images_default_version_is_the_distributions(dockerfile: str, project: str) -> None:
+@pytest.mark.parametrize(
+    ("dockerfile", "project"), [("Dockerfile", "operator"), ("trainer-image/Dockerfile", "trainer-image")]
+)
+def test_default_version_of_an_image_is_its_distributions(dockerfile: str, project: str) -> None:
     version = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]["version"]
     assert f"ARG VERSION={version}\n" in (ROOT / dockerfile).read_text()
 
 
 @pytest.mark.parametrize("dockerfile", ["Dockerfile", "trainer-image/Dockerfile"])
-def test_the_classic_builder_can_build_it(dockerfile: str) -> None:
+def test_dockerfile_needs_only_the_classic_builder(dockerfile: str) -> None:
     text = (ROOT / dockerfile).read_text()
-    for only_buildkit in ("--mount", "--link", "--chmod", "--exclude", "--security", "<<", "# syntax", "TARGETPLATFORM"):
+    for only_buildkit in (
+        "--mount",
+        "--link",
+        "--chmod",
+        "--exclude",
+        "--security",
+        "<<",
+        "# syntax",
+        "TARGETPLATFORM",
+    ):
         assert only_buildkit not in text
     assert "ARG BASE_IMAGE=" in text.split("FROM")[0]
 
 
-def test_names_are_asked_for_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_before_the_first_build_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "STATE", tmp_path / "images.json")
     with pytest.raises(ClusterError, match="run `make images` first"):
         build.names()

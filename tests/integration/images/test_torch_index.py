@@ -1,4 +1,4 @@
-"""TORCH_INDEX_URL: torch comes from that index, everything else as it is locked. With a real pip and an index of two wheels."""
+"""TORCH_INDEX_URL names the index of torch; all else comes from the lock. pip is real, its indexes are local."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def wheel(folder: Path, name: str, version: str, *requires: str) -> str:
-    """A wheel with one empty module; its pip hash."""
+    """Writes a wheel with one empty module and returns its pip hash."""
     information = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-py3-none-any.whl"
     metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *[f"Requires-Dist: {r}" for r in requires]]
@@ -34,7 +34,7 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> str:
 
 
 def index(folder: Path, wheels: list[Path]) -> str:
-    """A simple repository (PEP 503) of these files; its URL."""
+    """Creates a simple repository (PEP 503) of these files and returns its URL."""
     for path in wheels:
         name = path.name.split("-")[0].replace("_", "-")
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def index(folder: Path, wheels: list[Path]) -> str:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
-    """install.sh among its locks, a Python without anything for it, and its two indexes. Returns (torch's index, folder)."""
+    """install.sh with locks, an empty Python environment and two indexes, as (torch's index, folder)."""
     folder = tmp_path / "build"
     folder.mkdir()
     shutil.copy(ROOT / "trainer-image/install.sh", folder)
@@ -69,7 +69,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]
     (folder / "torch.lock").write_text("".join(entries[n] for n in ("numlike==1.5", "nvidia-thing==3.0", "torch==2.0")))
     (folder / "trainer.lock").write_text("".join(entries.values()))
     venv.create(tmp_path / "venv", with_pip=False)
-    # The script calls `python3 -m pip`; this one installs into the empty environment.
+    # The script calls `python3 -m pip`; this stand-in installs into the empty environment.
     commands = tmp_path / "bin"
     commands.mkdir()
     (commands / "python3").write_text(
@@ -92,18 +92,18 @@ def installed(folder: Path, url: str) -> dict[str, str]:
     return dict(path.name.removesuffix(".dist-info").split("-") for path in found)
 
 
-def test_without_it_all_is_as_locked(install: tuple[str, Path]) -> None:
+def test_install_without_an_index_follows_the_lock(install: tuple[str, Path]) -> None:
     _, folder = install
     expected = {"torch": "2.0", "numlike": "1.5", "nvidia_thing": "3.0", "nvidia_ml_py": "9.0", "other": "4.0"}
     assert installed(folder, "") == expected
 
 
-def test_with_it_torch_is_that_indexs_build_without_cuda_and_the_rest_as_locked(install: tuple[str, Path]) -> None:
+def test_install_with_an_index_takes_torch_from_it_and_all_else_from_the_lock(install: tuple[str, Path]) -> None:
     url, folder = install
     assert installed(folder, url) == {"torch": "2.0+cpu", "numlike": "1.5", "nvidia_ml_py": "9.0", "other": "4.0"}
 
 
-def test_a_file_that_is_not_the_locked_one_is_refused(install: tuple[str, Path]) -> None:
+def test_install_rejects_a_file_with_another_hash(install: tuple[str, Path]) -> None:
     _, folder = install
     lock = folder / "trainer.lock"
     text = lock.read_text()
@@ -115,11 +115,14 @@ def test_a_file_that_is_not_the_locked_one_is_refused(install: tuple[str, Path])
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
-def test_what_is_installed_is_compiled_though_no_process_may_write_bytecode(
+def test_install_compiles_even_if_processes_must_not_write_bytecode(
     install: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as in the images: under a read-only root nothing is compiled later
+    # The images set this too, because nothing can be compiled later under a read-only root.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     _, folder = install
     installed(folder, "")
-    compiled = {path.name.partition(".")[0] for path in folder.parent.glob("venv/lib/python3*/site-packages/__pycache__/*.pyc")}
+    compiled = {
+        path.name.partition(".")[0] for path in folder.parent.glob("venv/lib/python3*/site-packages/__pycache__/*.pyc")
+    }
     assert compiled == {"torch", "numlike", "nvidia_thing", "nvidia_ml_py", "other"}

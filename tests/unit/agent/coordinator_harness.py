@@ -20,7 +20,9 @@ class CoordinatorHarness:
         self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **rules: Any
     ) -> None:
         self.time = 1000.0
-        self.coordinator = Coordinator(Rules("uid", replicas, 2, job="j", **rules), history or History(), final, self.now())
+        self.coordinator = Coordinator(
+            Rules("uid", replicas, 2, job="j", **rules), history or History(), final, self.now()
+        )
         self.sent: list[tuple[int, dict[str, Any]]] = []  # ordinal, message
         self.closed: list[int] = []
         self.leases: list[int] = []

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from dtj_contract import names
 from dtj_contract.status_token import status_token
 from tests.lib.ports import free_port
+from tests.lib.waiting import wait_until
 
 KEY = "5e" * 32
 # Nothing takes this long, and on a busy machine nothing is known to take less.
@@ -41,7 +42,8 @@ if planned("handle-sigterm"):
         sys.exit(0)
     signal.signal(signal.SIGTERM, end)
 if planned("report-on-sigterm"):
-    signal.signal(signal.SIGTERM, lambda *_: report(event={"type": "Warning", "reason": "LastWord", "message": "of %d" % rank}))
+    last = {"type": "Warning", "reason": "LastWord", "message": "of %d" % rank}
+    signal.signal(signal.SIGTERM, lambda *_: report(event=last))
 if planned("ignore-sigterm"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open(os.path.join(plan, "pid-%d" % rank), "w").write(str(os.getpid()))
@@ -70,22 +72,16 @@ print("rank", rank, "is done")
 """
 
 
-def wait_for(what: Callable[[], Any], seconds: float = PATIENCE, why: str = "") -> Any:
-    """Polls `what` and returns its first true value; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = what()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {why}"
-        time.sleep(0.01)
-
-
 class Group:
-    """The agents of one job. `start(i)` starts agent i, and starts it again after it has exited, as the kubelet would."""
+    """The agents of one job. `start(i)` starts agent i, and restarts it after it exited, as the kubelet would."""
 
     def __init__(
-        self, folder: Path, replicas: int, command: list[str] | None = None, program: list[str] | None = None, **environ: str
+        self,
+        folder: Path,
+        replicas: int,
+        command: list[str] | None = None,
+        program: list[str] | None = None,
+        **environ: str,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.replicas = folder, replicas
@@ -233,7 +229,7 @@ def running(
     finally:
         group.close()
         pids = [int(path.read_text() or 0) for path in group.plan.glob("pid-*")]
-        wait_for(lambda: not any(is_alive(pid) for pid in pids if pid), why="workers outlive their agents")
+        wait_until("the workers to end with their agents", lambda: not any(is_alive(pid) for pid in pids if pid))
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -36,12 +36,12 @@ def test_one_read_of_the_shortest_lines_fits_above_a_full_backlog() -> None:
     assert names.FULL_LOG_BACKLOG_BYTES + len(usual) < names.MAX_LOG_BACKLOG_BYTES
 
 
-# Workers reap every child, so they have a process of their own here.
+# The supervisor reaps every child, so it has a process of its own here.
 BURST = """
 import os, sys, time
 from dtj_agent.files.log_file import OutputSink, Valve, LogWriter
 from dtj_agent.net.loop import Loop
-from dtj_agent.workers.supervisor import Workers
+from dtj_agent.workers.supervisor import Supervisor
 
 class Slow(OutputSink):
     got = 0
@@ -52,7 +52,7 @@ class Slow(OutputSink):
 
 loop, sink = Loop(), Slow()
 writer, valve = LogWriter(sink, print), Valve(600.0)
-workers = Workers(loop, is_init=True)
+workers = Supervisor(loop, is_init=True)
 workers.on_output = writer.write
 workers.has_room = lambda: valve.is_open(writer.is_full, loop.clock())
 left = [0, 1]

@@ -75,8 +75,8 @@ def test_agent_imports_no_heavy_module() -> None:
 PURE = sorted([
     *(path for path in AGENT.glob("group/*.py") if path.name != "__init__.py"),
     *(AGENT / f"{name}.py" for name in (
-        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/worker_output", "workers/progress_board",
-        "workers/worker_env",
+        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/worker_output",
+        "workers/progress_board", "workers/worker_env",
     )),
 ])  # fmt: skip
 DOES_IO = {"os", "socket", "selectors", "threading", "time", "select", "sys", "shutil"}

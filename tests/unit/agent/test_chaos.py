@@ -8,19 +8,22 @@ import random
 import signal
 from pathlib import Path
 
-from tests.unit.agent.harness import Group, kill, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, kill, running
 
 FAULTS = int(os.environ.get("DTJ_CHAOS_FAULTS", "6"))
 SEED = int(os.environ.get("DTJ_CHAOS_SEED", "1"))
 
 
-def strike(group: Group, rng: random.Random, number: int, attempt: int) -> str:
+def inject(group: Group, rng: random.Random, number: int, attempt: int) -> str:
     """Injects one fault and returns its name. An agent that was killed is started again."""
     ordinal = rng.randrange(group.replicas)
     kind = rng.choice(["worker", "two workers", "agent", "pod", "two pods", "eviction", "frozen worker killed"])
     if "worker" in kind:
         group.wait_attempt(attempt)
-        for pid in [group.worker(rank) for rank in rng.sample(range(group.replicas), 2 if kind == "two workers" else 1)]:
+        for pid in [
+            group.worker(rank) for rank in rng.sample(range(group.replicas), 2 if kind == "two workers" else 1)
+        ]:
             for signal_ in [signal.SIGSTOP, signal.SIGKILL][not kind.startswith("frozen") :]:
                 with contextlib.suppress(ProcessLookupError):  # the second of two may be gone already
                     kill(pid, signal_)
@@ -40,12 +43,20 @@ def test_job_succeeds_despite_random_kills(tmp_path: Path) -> None:
     with running(tmp_path, 3, DTJ_MAX_RESTARTS="1000", DTJ_CHECKPOINT_DIR=str(tmp_path / "volume")) as group:
         done = []
         for number in range(FAULTS):
-            status = wait_for(lambda: (s := group.status()) and s["phase"] == "Running" and s, why=f"{done}\n{group.logs()}")
+            status = wait_until(
+                f"the group to run, after {done}",
+                lambda: (s := group.status()) and s["phase"] == "Running" and s,
+                detail=group.logs,
+            )
             before = status["attempt"]
             if rng.random() < 0.7:
                 group.wait_attempt(before)
-            done.append(strike(group, rng, number, before))
-            wait_for(lambda before=before: group.status().get("attempt", 0) > before, why=f"{done}\n{group.logs()}")
+            done.append(inject(group, rng, number, before))
+            wait_until(
+                f"the next attempt, after {done}",
+                lambda before=before: group.status().get("attempt", 0) > before,
+                detail=group.logs,
+            )
         group.wait_attempt(group.status()["attempt"])
         restarts = group.status()["restarts"]
         assert restarts["inPlace"] + restarts["pod"] >= FAULTS

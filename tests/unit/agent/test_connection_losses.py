@@ -56,7 +56,9 @@ def test_network_that_breaks_every_attempt_fails_the_job_with_evidence() -> None
     assert (final["reason"], final["restarts"]) == ("RestartBudgetSpent", {"inPlace": 0, "pod": 5, "counted": 2})
     assert final["failure"]["reason"] == "ConnectionLost"
     assert final["message"].endswith("the last failure: the connection to pod j-1 on node w1 was lost and restored")
-    assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"ConnectionLost"}, "no pod was lost"
+    assert {failure["reason"] for failure in harness.coordinator.history.failures} == {"ConnectionLost"}, (
+        "no pod was lost"
+    )
 
 
 def test_attempt_after_a_second_lost_connection_waits() -> None:

@@ -292,7 +292,9 @@ def test_productive_time_ends_with_a_checkpoint_or_success() -> None:
     harness = CoordinatorHarness(1).running()
     harness.receive(0, "progress", attempt=1, progress={"rank": 0, "resumedStep": 0, "phase": "training"})
     harness.time += 10
-    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 5, "checkpoint": {"step": 5, "path": "", "time": 0.0}})
+    harness.receive(
+        0, "progress", attempt=1, progress={"rank": 0, "step": 5, "checkpoint": {"step": 5, "path": "", "time": 0.0}}
+    )
     harness.time += 4
     assert harness.coordinator.goodput.productive_seconds(harness.now()) == pytest.approx(14)
     harness.fail(0)
@@ -366,7 +368,9 @@ def test_waiting_group_names_the_missing_pods_and_since_when() -> None:
     assert (harness.coordinator.phase_message(harness.now()), harness.coordinator.waiting_for) == (expected, [1, 3])
     assert not harness.logged(expected)
     harness.wait(18)
-    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod is terminating)"), "the log repeats it every half minute"
+    assert harness.logged("waiting for j-1 (left 30 s ago), j-3 (its pod is terminating)"), (
+        "the log repeats it every half minute"
+    )
     new = CoordinatorHarness(20)
     new.join(0)
     assert new.coordinator.phase_message(new.now()).endswith("j-8 (never seen), and 11 more")

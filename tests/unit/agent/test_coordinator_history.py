@@ -41,7 +41,9 @@ def test_longest_history_fits_a_message(character: str) -> None:
     history = History()
     for number in range(names.KEEP_EVENTS):
         history.event("Warning", "r" * 80, character * 500, WALL)
-        failure = dict.fromkeys(("pod", "node", "message"), character * 253) | {"logTail": character * names.LOG_TAIL_BYTES}
+        failure = dict.fromkeys(("pod", "node", "message"), character * 253) | {
+            "logTail": character * names.LOG_TAIL_BYTES
+        }
         history.failure({**failure, "reason": "WorkerFailed", "attempt": number, "ordinal": 0})
     size = len(json.dumps(history.to_json()))
     assert size < names.MAX_FRAME_BYTES / 2

@@ -45,7 +45,7 @@ class Caller:
 
 
 def test_dead_link_found_while_starting_stops_the_members_that_started() -> None:
-    """The stop must not overtake the start: a member that starts after its stop would run for ever, alone and unknown."""
+    """The stop must not overtake the start: a member that starts after its stop would run for ever, unknown."""
     loop = Loop()
     coordinator = Coordinator(Rules("uid", 2, 2), History(), None, Now(loop.clock(), 0.0))
     shell = CoordinatorShell(loop, coordinator, None, print)

@@ -90,7 +90,9 @@ RANKS = [((0, 0), "0"), ((0, 1), "1"), ((1, 0), "2"), ((2, 1), "5")]
 
 
 @pytest.mark.parametrize(("place", "rank"), RANKS)
-def test_rank_is_node_rank_times_processes_plus_local_rank(good: dict[str, str], place: tuple[int, int], rank: str) -> None:
+def test_rank_is_node_rank_times_processes_plus_local_rank(
+    good: dict[str, str], place: tuple[int, int], rank: str
+) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
     environment = worker_environment(
         found, {"PATH": "/bin", "DTJ_SECRET_FILE": "x"}, Spawn(4, place[0], 3, "10.0.0.5", 20001), place[1], "s", "e"
@@ -106,6 +108,9 @@ def test_rank_is_node_rank_times_processes_plus_local_rank(good: dict[str, str],
 
 def test_omp_num_threads_of_the_user_is_kept(good: dict[str, str]) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
-    assert worker_environment(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")["OMP_NUM_THREADS"] == "8"
+    assert (
+        worker_environment(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")["OMP_NUM_THREADS"]
+        == "8"
+    )
     one = settings(good)
     assert "OMP_NUM_THREADS" not in worker_environment(one, {}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")

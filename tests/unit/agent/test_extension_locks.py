@@ -33,7 +33,9 @@ def test_stale_locks_are_deleted_at_both_depths_and_nothing_else(tmp_path: Path)
 def test_lock_that_a_process_holds_open_stays(tmp_path: Path) -> None:
     path = lock(tmp_path / "op")
     code = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as builder:
         assert builder.stdout is not None
         builder.stdout.readline()
         assert extension_locks.remove_stale_locks(str(tmp_path)) == []
@@ -45,7 +47,9 @@ def test_lock_that_a_process_holds_open_stays(tmp_path: Path) -> None:
 def test_folder_on_a_network_volume_is_not_touched(tmp_path: Path, kind: str) -> None:
     path = lock(tmp_path / "shared" / "op")
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path}/shared {kind} rw 0 0\ntmpfs {tmp_path}/share tmpfs rw 0 0\n")
+    mounts.write_text(
+        f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path}/shared {kind} rw 0 0\ntmpfs {tmp_path}/share tmpfs rw 0 0\n"
+    )
     assert extension_locks.remove_stale_locks(str(tmp_path / "shared"), str(mounts)) == []
     assert path.exists()
 
@@ -55,7 +59,11 @@ def test_lock_that_is_a_link_is_not_followed_and_a_missing_folder_is_no_error(tm
     (tmp_path / "root" / "op").mkdir(parents=True)
     (tmp_path / "root" / "op" / "lock").symlink_to(tmp_path / "precious")
     assert extension_locks.remove_stale_locks(str(tmp_path / "root")) == []
-    assert [extension_locks.remove_stale_locks(root) for root in ("", "relative", str(tmp_path / "none"))] == [[], [], []]
+    assert [extension_locks.remove_stale_locks(root) for root in ("", "relative", str(tmp_path / "none"))] == [
+        [],
+        [],
+        [],
+    ]
     assert (tmp_path / "precious").exists()
 
 

@@ -34,7 +34,8 @@ AT_ONCE = {
     "behind torch's prefix": (1, f"[rank1]: {TRACEBACK}[rank1]: NameError: name 'x' is not defined\n", "ScriptError"),
     "before torch's last log": (
         1,
-        TRACEBACK + "NameError: name 'x' is not defined\n[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] WARNING: not destroyed\n",
+        TRACEBACK
+        + "NameError: name 'x' is not defined\n[W1122 10:00:00.1 ProcessGroupNCCL.cpp:1] WARNING: not destroyed\n",
         "ScriptError",
     ),
     "a wrong flag": (2, USAGE + "t.py: error: unrecognized arguments: --lrr 1\n", "UsageError"),
@@ -149,7 +150,8 @@ ENDS = {
     ),
     "no package": (
         1,
-        "/usr/bin/python3: Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
+        "/usr/bin/python3: Error while finding module specification for 'a.b'"
+        " (ModuleNotFoundError: No module named 'a')",
         False,
         False,
         "EntrypointNotFound",
@@ -245,7 +247,9 @@ def test_import_error_after_a_long_attempt_is_retried() -> None:
     fail(harness, "", after=names.EARLY_SECONDS + 1, exit_code=-9)
     fail(harness, IMPORT, after=1.0)
     assert harness.coordinator.outcome is None
-    again = CoordinatorHarness(1, history=type(harness.coordinator.history).from_json(harness.coordinator.history.to_json()))
+    again = CoordinatorHarness(
+        1, history=type(harness.coordinator.history).from_json(harness.coordinator.history.to_json())
+    )
     assert again.coordinator.history.established, "a replaced pod 0 knows it too"
 
 

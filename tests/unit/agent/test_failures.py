@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtj_contract import names
-from tests.unit.agent.harness import Group, kill, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, kill, running
 
 
 def ends(group: Group) -> dict:
@@ -87,7 +88,7 @@ def test_import_error_after_progress_is_not_permanent(tmp_path: Path) -> None:
         (tmp_path / "worker.py").rename(tmp_path / "away")
         (tmp_path / "worker.py").write_text("import torchh")
         kill(group.worker(0))
-        wait_for(lambda: len(group.status().get("failures", [])) >= 2)
+        wait_until("two failures", lambda: len(group.status().get("failures", [])) >= 2)
         assert group.status()["outcome"] is None
         assert group.status()["failures"][1]["reason"] == "WorkerFailed"
         assert "torchh" in group.status()["failures"][1]["message"]
@@ -122,7 +123,7 @@ def test_agent_that_finds_an_outcome_serves_it_and_starts_nothing(tmp_path: Path
         assert group.wait_exit(0) == 0
         assert json.loads((tmp_path / "t").read_text()) == group.outcome(1) == group.outcome(0)
         group.start(0, DTJ_STATE_DIR=str(tmp_path / "new-disk"))
-        status = wait_for(group.status)
+        status = wait_until("a status", group.status)
         assert (status["phase"], status["outcome"]["result"], status["waitingFor"]) == ("Finished", "Succeeded", [])
         assert group.status(1)["outcome"] == status["outcome"]
         assert not list(group.plan.glob("ran-*"))
@@ -149,7 +150,7 @@ def test_agent_with_a_wrong_secret_is_rejected_and_logged_once(tmp_path: Path) -
     try:
         group.start(0)
         group.start(1, **{names.ENV_SECRET_FILE: str(wrong)})
-        wait_for(lambda: "the peer does not have this job's secret" in group.log(1))
+        wait_until("the agent to log its reason", lambda: "the peer does not have this job's secret" in group.log(1))
         time.sleep(1.0)  # many calls
         assert group.status()["waitingFor"] == [1]
         both = group.log(0) + group.log(1)
@@ -164,7 +165,10 @@ def test_lease_that_cannot_be_written_is_the_reason_for_waiting(tmp_path: Path) 
     volume = tmp_path / "volume"
     volume.write_text("a file where the folder should be")
     with running(tmp_path, 1, DTJ_CHECKPOINT_DIR=str(volume / "ns" / "j")) as group:
-        status = wait_for(lambda: (s := group.status()) and s["phaseReason"] == "CheckpointVolumeUnavailable" and s)
+        status = wait_until(
+            "the reason in the status",
+            lambda: (s := group.status()) and s["phaseReason"] == "CheckpointVolumeUnavailable" and s,
+        )
         assert (status["phase"], status["events"][-1]["reason"]) == ("Rendezvous", "CheckpointVolumeUnavailable")
         assert "volume" in status["events"][-1]["message"]
         volume.unlink()

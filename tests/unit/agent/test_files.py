@@ -18,7 +18,7 @@ from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import cgroup
 from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
-from tests.unit.agent.harness import wait_for
+from tests.lib.waiting import wait_until
 
 
 def test_state_and_outcome_are_loaded_for_the_same_job_only(tmp_path: Path) -> None:
@@ -125,7 +125,11 @@ def test_log_rotates_once_and_continues_after_a_restart(tmp_path: Path) -> None:
 CGROUPS = {
     "version 2 in its own namespace": ("0::/\n", {"memory.events": "low 0\noom 3\noom_kill 2\n"}, 2),
     "version 2 below": ("0::/pod/c\n", {"pod/c/memory.events": "oom_kill 4\n", "memory.events": "oom_kill 9\n"}, 4),
-    "version 1": ("4:memory:/pod/c\n", {"memory/pod/c/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"}, 1),
+    "version 1": (
+        "4:memory:/pod/c\n",
+        {"memory/pod/c/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"},
+        1,
+    ),
     "version 1 as the container sees it": ("4:cpu,memory:/pod/c\n", {"memory/memory.oom_control": "oom_kill 5\n"}, 5),
     "both, memory in version 1": ("4:memory:/c\n0::/c\n", {"memory/c/memory.oom_control": "oom_kill 6\n"}, 6),
     "an old kernel": ("4:memory:/c\n", {"memory/c/memory.oom_control": "under_oom 0\n"}, 0),
@@ -155,7 +159,7 @@ def test_master_port_is_new_held_and_not_ephemeral() -> None:
     assert ports.renew() != first
     second = ports.port
     ports.release()
-    wait_for(lambda: _can_bind(second))
+    wait_until("the port to be free", lambda: _can_bind(second))
 
 
 def _can_bind(port: int) -> bool:

@@ -94,7 +94,9 @@ def dialling(running: Running, listener: socket.socket) -> tuple[Dialer, threadi
     return dialer, opened
 
 
-def test_hint_at_the_address_being_dialled_does_not_interrupt_the_call(running: Running, listeners: list[socket.socket]) -> None:
+def test_hint_at_the_address_being_dialled_does_not_interrupt_the_call(
+    running: Running, listeners: list[socket.socket]
+) -> None:
     """Every member that has found a slow coordinator hints at it once a second."""
     dialer, opened = dialling(running, listeners[0])
     conn, _ = listeners[0].accept()

@@ -73,7 +73,9 @@ print("served by the agent: " + served, flush=True)
     [("torchrun", {}), ("serves.py", {"TORCHELASTIC_USE_AGENT_STORE": "False"})],
     ids=["a launcher", "a script that sets it"],
 )
-def test_master_port_is_left_free_for_a_launcher_that_serves_it(tmp_path: Path, name: str, environ: dict[str, str]) -> None:
+def test_master_port_is_left_free_for_a_launcher_that_serves_it(
+    tmp_path: Path, name: str, environ: dict[str, str]
+) -> None:
     """As torchrun's static rendezvous does: on every address."""
     if not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("no IPv6 here")

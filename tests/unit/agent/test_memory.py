@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dtj_agent.build import build
-from tests.unit.agent.harness import Group, running, token, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, running, token
 
 LIMIT_KIB = 20 * 1024
 # The load of a busy hour: 100 thousand reports, 20 MB of log lines. The worker writes a file when
@@ -50,7 +51,9 @@ def test_agent_stays_within_20_mb_in_a_busy_hour(tmp_path: Path) -> None:
     group.program = [sys.executable, str(tmp_path / "agent.pyz")]
     try:
         group.start()
-        wait_for(lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), 150)
+        wait_until(
+            "both ranks to send", lambda: all((group.plan / f"sent-{rank}").exists() for rank in range(2)), timeout=150
+        )
         connection = http.client.HTTPConnection("127.0.0.1", group.ports[0], timeout=60)
         for _ in range(1000):
             connection.request("GET", "/status", headers={"Authorization": token()})

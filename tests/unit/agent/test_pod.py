@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dtj_contract import names
-from tests.unit.agent.harness import Group, is_alive, kill, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, is_alive, kill, running
 
 
 def test_sigterm_lets_all_workers_save_and_costs_no_budget(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_sigterm_lets_all_workers_save_and_costs_no_budget(tmp_path: Path) -> No
         group.wait_attempt(1)
         group.agents[1].terminate()
         assert group.wait_exit(1) == names.EXIT_TERMINATED
-        wait_for(lambda: "[rank 0] saving on SIGTERM" in group.log(0))
+        wait_until("the worker to save", lambda: "[rank 0] saving on SIGTERM" in group.log(0))
         assert "[rank 1] saving on SIGTERM" in group.log(1)
         group.start(1, DTJ_STATE_DIR=str(tmp_path / "new-disk"))
         status = group.wait_attempt(2)
@@ -69,7 +70,7 @@ def test_second_sigterm_ends_the_agent_at_once(tmp_path: Path) -> None:
         group.tell("ignore-sigterm")
         group.wait_attempt(1)
         group.agents[0].terminate()
-        wait_for(lambda: "SIGTERM: this pod is terminating" in group.log(0))
+        wait_until("the agent to log its end", lambda: "SIGTERM: this pod is terminating" in group.log(0))
         group.agents[0].terminate()
         assert group.wait_exit(0, 45) == names.EXIT_TERMINATED, "before the grace is over"
 
@@ -95,7 +96,10 @@ def test_no_child_of_a_worker_survives_and_no_zombie_stays(tmp_path: Path, finis
     script = tmp_path / "family.py"
     script.write_text(FAMILY)
     with running(tmp_path, 1, [sys.executable, str(script)]) as group:
-        pids = [int(wait_for(lambda n=n: (p := group.plan / f"pid-x{n}").exists() and p.read_text())) for n in "123"]
+        pids = [
+            int(wait_until(f"process {n}", lambda n=n: (p := group.plan / f"pid-x{n}").exists() and p.read_text()))
+            for n in "123"
+        ]
         agent = group.agents[0].pid
         if finish:
             group.tell("finish")
@@ -103,10 +107,10 @@ def test_no_child_of_a_worker_survives_and_no_zombie_stays(tmp_path: Path, finis
         else:
             worker = int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
             os.killpg(worker, signal.SIGKILL)
-            wait_for(lambda: group.status()["attempt"] == 2)
+            wait_until("attempt 2", lambda: group.status()["attempt"] == 2)
             group.agents[0].terminate()
             group.wait_exit(0)
-        wait_for(lambda: not any(is_alive(pid) for pid in pids), why=f"{pids} of the first attempt")
+        wait_until(f"{pids} of the first attempt to end", lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_orphans_are_reaped_while_the_worker_runs(tmp_path: Path) -> None:
@@ -123,9 +127,9 @@ def test_orphans_are_reaped_while_the_worker_runs(tmp_path: Path) -> None:
         def children() -> list[int]:
             return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
 
-        worker = wait_for(lambda: children())[0]
-        wait_for((group.plan / "made").exists)
-        wait_for(lambda: children() == [worker], why="orphans, or their zombies, are left")
+        worker = wait_until("a worker", children)[0]
+        wait_until("the orphans", (group.plan / "made").exists)
+        wait_until("the orphans and their zombies to go", lambda: children() == [worker])
 
 
 def test_every_worker_line_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path) -> None:
@@ -138,7 +142,9 @@ def test_every_worker_line_has_its_rank_and_the_volume_has_a_copy(tmp_path: Path
         for ordinal, ranks in ((0, (0, 1)), (1, (2, 3))):
             for text in (group.log(ordinal), (volume / names.LOG_FOLDER / f"j-{ordinal}.log").read_text()):
                 lines = text.splitlines()
-                assert all(line.startswith(("[agent] ", *(f"[rank {rank}] " for rank in ranks))) for line in lines), text
+                assert all(line.startswith(("[agent] ", *(f"[rank {rank}] " for rank in ranks))) for line in lines), (
+                    text
+                )
                 assert {f"[rank {rank}] {end}" for rank in ranks for end in ("out", "err", "no end")} <= set(lines)
 
 
@@ -146,7 +152,8 @@ def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> N
     """After kill -9 of `dtj run` its agents exit by themselves, with their workers."""
     group = Group(tmp_path, 1)
     starter = (
-        "import subprocess, sys, os, time; p = subprocess.Popen([sys.executable, '-m', 'dtj_agent', '--', *sys.argv[1:]]);"
+        "import subprocess, sys, os, time;"
+        "p = subprocess.Popen([sys.executable, '-m', 'dtj_agent', '--', *sys.argv[1:]]);"
         "open(os.path.join(os.environ['PLAN'], 'pid-agent'), 'w').write(str(p.pid)); time.sleep(600)"
     )
     environ = {
@@ -167,12 +174,12 @@ def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> N
             [sys.executable, "-c", starter, *group.command], env={**os.environ, **environ}, stdout=log, stderr=log
         )
     try:
-        wait_for(lambda: group.ran(1, 0))
+        wait_until("rank 0 of attempt 1", lambda: group.ran(1, 0))
         pids = [int((group.plan / "pid-agent").read_text()), group.worker(0)]
     finally:
         run.kill()
         run.wait()
-    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+    wait_until("all processes to end", lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
@@ -180,7 +187,7 @@ def test_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:
         group.wait_attempt(1)
         worker = group.worker(0)
         kill(group.agents[0].pid)
-        wait_for(lambda: not is_alive(worker))
+        wait_until("the worker to end", lambda: not is_alive(worker))
 
 
 # --- the environment ------------------------------------------------------------------------------
@@ -190,7 +197,13 @@ import json, os
 open(os.path.join(os.environ["SHOW"], os.environ["RANK"] + ".json"), "w").write(json.dumps(dict(os.environ)))
 """
 OF_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # torchrun configures its own agent with it, and leaks it
-OF_THE_RUN = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
+OF_THE_RUN = {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_MAX_RESTARTS",
+}
 # Composer and others read NODE_RANK, and have launchers of their own because torchrun does not set it.
 BEYOND = {"NODE_RANK"}
 
@@ -215,7 +228,10 @@ def test_worker_gets_the_environment_that_torchrun_gives(tmp_path: Path) -> None
     for rank in ("0", "1"):
         their, our = (json.loads((folder / f"{rank}.json").read_text()) for folder in (theirs, ours))
         known = set(clean) | OF_THE_AGENT | {"SHOW", "PLAN"} | {key for key in our if key.startswith("PYTEST_")}
-        our_new, their_new = {k: v for k, v in our.items() if k not in known}, {k: v for k, v in their.items() if k not in known}
+        our_new, their_new = (
+            {k: v for k, v in our.items() if k not in known},
+            {k: v for k, v in their.items() if k not in known},
+        )
         assert set(names.TORCHRUN_ENV) <= set(their_new)
         assert {key for key in our_new if not key.startswith("DTJ_")} == set(their_new) | BEYOND
         assert our_new["NODE_RANK"] == our_new["GROUP_RANK"]

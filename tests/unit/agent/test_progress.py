@@ -107,7 +107,14 @@ def test_event_is_reported_even_after_its_attempt_has_ended() -> None:
 def history() -> History:
     past = History()
     past.attempt, past.furthest, past.losses = 3, 5, [1.0]
-    past.progress = {"step": 5, "totalSteps": None, "loss": 0.25, "samplesPerSecond": None, "metrics": {'a"b': 1.0}, "time": 1.0}
+    past.progress = {
+        "step": 5,
+        "totalSteps": None,
+        "loss": 0.25,
+        "samplesPerSecond": None,
+        "metrics": {'a"b': 1.0},
+        "time": 1.0,
+    }
     past.checkpoint = {"step": 4, "path": "/c/step-00000004", "time": 2.0}
     return past
 
@@ -153,7 +160,9 @@ def test_termination_message_fits_the_limit_by_shortening_the_log_first(tail: st
 def test_far_too_long_termination_message_is_still_json() -> None:
     past = history()
     past.progress = {"metrics": {str(n) * 70: 1.0 for n in range(32)}}
-    final = outcome.build("uid", outcome.FAILED, "WorkerFailed", "m" * 9000, {"logTail": "", "message": "m" * 9000}, past, 9.0)
+    final = outcome.build(
+        "uid", outcome.FAILED, "WorkerFailed", "m" * 9000, {"logTail": "", "message": "m" * 9000}, past, 9.0
+    )
     kept = json.loads(outcome.termination_message(final))
     assert (kept["uid"], kept["result"], kept["reason"]) == ("uid", "Failed", "WorkerFailed")
 

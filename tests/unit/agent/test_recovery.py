@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.harness import free_ports, is_alive, kill, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import free_ports, is_alive, kill, running
 
 
 def test_killed_worker_restarts_the_group_in_place(tmp_path: Path) -> None:
@@ -24,9 +25,19 @@ def test_killed_worker_restarts_the_group_in_place(tmp_path: Path) -> None:
         assert before["restarts"] == {"inPlace": 0, "pod": 0, "counted": 0}
         assert status["restarts"] == {"inPlace": 1, "pod": 0, "counted": 1}
         failure = status["failures"][-1]
-        assert (failure["rank"], failure["signal"], failure["exitCode"], failure["reason"]) == (1, "SIGKILL", -9, "WorkerFailed")
+        assert (failure["rank"], failure["signal"], failure["exitCode"], failure["reason"]) == (
+            1,
+            "SIGKILL",
+            -9,
+            "WorkerFailed",
+        )
         recovery = status["recoveries"][-1]
-        assert (recovery["kind"], recovery["attempt"], recovery["counted"], recovery["resumedStep"]) == ("InPlace", 2, True, 0)
+        assert (recovery["kind"], recovery["attempt"], recovery["counted"], recovery["resumedStep"]) == (
+            "InPlace",
+            2,
+            True,
+            0,
+        )
         assert recovery["lastStep"] == recovery["lostSteps"] > 0
         assert sum(recovery["seconds"].values()) < 20, "no wait of the agents is in it"
         first, second = group.ran(1, 0), group.ran(2, 0)
@@ -45,7 +56,10 @@ def test_lost_steps_follow_the_checkpoint_and_a_new_one_refills_the_budget(tmp_p
         for attempt in (1, 2, 3):
             step = group.wait_attempt(attempt)["progress"]["step"]
             group.tell("save")
-            status = wait_for(lambda step=step: (s := group.status()) and (s["checkpoint"] or {}).get("step", 0) >= step and s)
+            status = wait_until(
+                f"the checkpoint of step {step}",
+                lambda step=step: (s := group.status()) and (s["checkpoint"] or {}).get("step", 0) >= step and s,
+            )
             saved = status["checkpoint"]["step"]
             group.wait_attempt(attempt, saved + 3)
             assert group.status()["productiveSeconds"] > 0
@@ -66,7 +80,7 @@ def test_lost_pod_comes_back_and_the_group_keeps_its_history(tmp_path: Path, ord
         workers = [group.worker(rank) for rank in range(3)]
         started = time.monotonic()
         group.agents[ordinal].kill()
-        wait_for(lambda: not any(is_alive(pid) for pid in workers), why="the survivors stop")
+        wait_until("the survivors to stop", lambda: not any(is_alive(pid) for pid in workers))
         print(f"agent SIGKILL -> all workers gone: {time.monotonic() - started:.3f} s")
         group.agents[ordinal].wait()
         started = time.monotonic()
@@ -75,7 +89,10 @@ def test_lost_pod_comes_back_and_the_group_keeps_its_history(tmp_path: Path, ord
         print(f"agent started again -> next step: {time.monotonic() - started:.3f} s")
         assert status["restarts"] == {"inPlace": 1, "pod": 1, "counted": 1}
         assert [failure["reason"] for failure in status["failures"]][:1] == ["WorkerFailed"]
-        assert [(r["kind"], r["reason"]) for r in status["recoveries"]] == [("InPlace", "WorkerFailed"), ("Pod", "PodLost")]
+        assert [(r["kind"], r["reason"]) for r in status["recoveries"]] == [
+            ("InPlace", "WorkerFailed"),
+            ("Pod", "PodLost"),
+        ]
         assert status["recoveries"][-1]["lastStep"] > 0
 
 
@@ -119,7 +136,10 @@ def test_replaced_member_with_a_stale_coordinator_name_asks_its_peers(tmp_path: 
         peers = group.peers.replace(str(group.ports[2]), str(free_ports(1)[0]))
         group.ports[0] = new
         group.start(
-            0, DTJ_PEERS=peers.replace(str(stale), str(new)), DTJ_LISTEN=f"127.0.0.1:{new}", DTJ_STATE_DIR=str(tmp_path / "d0")
+            0,
+            DTJ_PEERS=peers.replace(str(stale), str(new)),
+            DTJ_LISTEN=f"127.0.0.1:{new}",
+            DTJ_STATE_DIR=str(tmp_path / "d0"),
         )
         group.start(2, DTJ_STATE_DIR=str(tmp_path / "d2"))
         group.wait_attempt(2)
@@ -141,7 +161,7 @@ def test_frozen_agent_is_lost_after_missed_heartbeats(tmp_path: Path) -> None:
         group.wait_attempt(1)
         kill(group.agents[1].pid, signal.SIGSTOP)
         try:
-            wait_for(lambda: group.status().get("phase") == "Rendezvous")
+            wait_until("a rendezvous", lambda: group.status().get("phase") == "Rendezvous")
             assert group.status()["waitingFor"] == [1]
         finally:
             kill(group.agents[1].pid, signal.SIGCONT)
@@ -159,8 +179,12 @@ def test_last_report_of_a_worker_arrives_though_the_coordinator_is_away(tmp_path
         group.wait_attempt(2)
         group.agents[0].kill()
         group.wait_exit(0)
-        wait_for(lambda: "rank 1 exited" in group.log(1).rpartition("attempt 2")[2], why=group.log(1))
+        wait_until(
+            "the end of rank 1",
+            lambda: "rank 1 exited" in group.log(1).rpartition("attempt 2")[2],
+            detail=lambda: group.log(1),
+        )
         group.start(0)
         group.wait_attempt(3)
         heard = lambda: [(event["reason"], event["message"]) for event in group.status()["events"]]  # noqa: E731
-        wait_for(lambda: ("LastWord", "of 1") in heard(), why=group.logs())
+        wait_until("the last event of rank 1", lambda: ("LastWord", "of 1") in heard(), detail=group.logs)

@@ -18,7 +18,8 @@ import pytest
 
 from dtj_contract import names
 from tests.lib.ports import free_port
-from tests.unit.agent.harness import Group, is_alive, kill, token, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import Group, is_alive, kill, token
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on loopback")
 
@@ -70,7 +71,9 @@ class Named(Group):
     def start_old_pod_0(self) -> None:
         """Restarts the container of the replaced pod 0, as its kubelet would."""
         new = self.agents[0]
-        self.start(0, **{names.ENV_LISTEN: f"127.0.7.10:{self.port}", names.ENV_TERMINATION_LOG: str(self.folder / "old-end")})
+        self.start(
+            0, **{names.ENV_LISTEN: f"127.0.7.10:{self.port}", names.ENV_TERMINATION_LOG: str(self.folder / "old-end")}
+        )
         self.agents[0] = new
 
     def get(self, ordinal: int, path: str, authorization: str = "") -> bytes:
@@ -125,12 +128,14 @@ def running(folder: Path, replicas: int, **environ: str) -> Iterator[Named]:
     finally:
         group.close()
         pids = [int(path.read_text() or 0) for path in group.plan.glob("pid-*")]
-        wait_for(lambda: not any(is_alive(pid) for pid in pids if pid), why="workers outlive their agents")
+        wait_until("the workers to end with their agents", lambda: not any(is_alive(pid) for pid in pids if pid))
 
 
 def ends_well(group: Named, attempt: int) -> None:
     status = group.status()
-    assert (status["attempt"], status["phase"], len(status["members"])) == (attempt, "Running", group.replicas), group.logs()
+    assert (status["attempt"], status["phase"], len(status["members"])) == (attempt, "Running", group.replicas), (
+        group.logs()
+    )
     group.tell("finish")
     assert [group.wait_exit(ordinal) for ordinal in range(group.replicas)] == [0] * group.replicas
     assert [(group.outcome(o)["result"], group.outcome(o)["attempt"]) for o in range(group.replicas)] == [
@@ -144,7 +149,9 @@ def test_replaced_coordinator_that_is_alive_gets_no_member_back(tmp_path: Path) 
         group.replace_pod_0()
         group.wait_attempt(2)
         replaced = "another coordinator of this job has started attempt 2"
-        wait_for(lambda: group.old_status().get("phaseMessage") == replaced, why=group.logs())
+        wait_until(
+            "the old pod's message", lambda: group.old_status().get("phaseMessage") == replaced, detail=group.logs
+        )
         ends_well(group, 2)
 
 
@@ -164,8 +171,10 @@ def test_replaced_coordinator_that_restarts_gets_no_member_back(tmp_path: Path) 
             """Returns whether the old pod 0 has called its members, each of which resolves pod 0's name, and stays."""
             return all(group.asked(o) >= before + 3 for o, before in zip((1, 2), asked, strict=True))
 
-        wait_for(lambda: called() or group.old_status().get("attempt", 0) > 1, why=group.logs())
-        status = wait_for(group.old_status, why=group.logs())
+        wait_until(
+            "a call or an attempt", lambda: called() or group.old_status().get("attempt", 0) > 1, detail=group.logs
+        )
+        status = wait_until("the old pod's status", group.old_status, detail=group.logs)
         assert (status["attempt"], status["outcome"]) == (1, None)
         ends_well(group, 2)
 
@@ -179,8 +188,9 @@ def test_outcome_of_an_earlier_attempt_does_not_end_the_job(tmp_path: Path) -> N
         group.agents[1].kill()
         group.wait_exit(1)
         final = {
-            "version": 1, "uid": "uid-1", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "attempt": 1,
-            "restarts": {"inPlace": 0, "pod": 0, "counted": 0}, "failure": None, "progress": None, "checkpoint": None,
+            "version": 1, "uid": "uid-1", "result": "Failed", "reason": "RendezvousTimeout", "message": "m",
+            "attempt": 1, "restarts": {"inPlace": 0, "pod": 0, "counted": 0},
+            "failure": None, "progress": None, "checkpoint": None,
             "recoveries": [], "productiveSeconds": 0.0, "time": 0.0,
         }  # fmt: skip
         disk = tmp_path / "old-outcome"

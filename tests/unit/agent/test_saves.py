@@ -11,8 +11,9 @@ import pytest
 from dtj_agent.files import unreported_saves
 from dtj_agent.net.loop import Loop
 from dtj_contract import names
+from tests.lib.waiting import wait_until
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
-from tests.unit.agent.harness import running, wait_for
+from tests.unit.agent.harness import running
 
 
 def write(path: Path, time: float) -> None:
@@ -30,8 +31,8 @@ def test_newest_file_counts_at_any_depth(tmp_path: Path) -> None:
 
 
 NOT_SAVED = (
-    "attempt", "attempt.7", "logs/j-0.log", "metrics.jsonl", "config.json", "runs/events.out.tfevents.1.host", "train.log",
-    ".hydra/x.pt", ".model.pt.swp", "a/b/c/d/e/f/too-deep.pt",
+    "attempt", "attempt.7", "logs/j-0.log", "metrics.jsonl", "config.json", "runs/events.out.tfevents.1.host",
+    "train.log", ".hydra/x.pt", ".model.pt.swp", "a/b/c/d/e/f/too-deep.pt",
 )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def test_missing_folder_reports_nothing(tmp_path: Path) -> None:
     watch = unreported_saves.SavesWatch(loop, str(tmp_path / "none"), found.append)
     watch.look()
     watch.look()
-    wait_for(lambda: (loop.later(0.01, lambda: None), loop.run_once(), not watch._busy)[2])
+    wait_until("the watch to be idle", lambda: (loop.later(0.01, lambda: None), loop.run_once(), not watch._busy)[2])
     assert found == []
 
 
@@ -145,6 +146,6 @@ def test_agent_detects_the_saves_of_a_silent_script(tmp_path: Path) -> None:
     command, volume = [sys.executable, "-c", SAVES], tmp_path / "volume"
     with running(tmp_path, 1, command, DTJ_CHECKPOINT_DIR=str(volume)) as group:
         state = tmp_path / "state-0" / names.STATE_FILE
-        wait_for(lambda: state.exists() and '"counted": 1' in state.read_text(), 90)
-        wait_for(lambda: '"spent": []' in state.read_text(), 90)
-        assert wait_for(group.status)["attempt"] == 2
+        wait_until("one counted restart", lambda: state.exists() and '"counted": 1' in state.read_text())
+        wait_until("the refill of the budget", lambda: '"spent": []' in state.read_text())
+        assert wait_until("a status", group.status)["attempt"] == 2

@@ -19,7 +19,8 @@ from dtj_agent.net.loop import Loop
 from dtj_agent.store.host import TRIES, StoreHost
 from dtj_agent.store.key_store import MAX_VALUE_BYTES, KeyStore, ProtocolError, StoreClient
 from dtj_agent.store.master_port import PortHolder
-from tests.unit.agent.harness import is_alive, running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import is_alive, running
 
 PROLOGUE = """
 import datetime, json, os, sys, threading, time
@@ -66,7 +67,7 @@ class Served:
                     self.spared.pop(pid)(0)
             return what()
 
-        return wait_for(turn, 300)
+        return wait_until("the client", turn, timeout=300)
 
     def script(self, body: str, *arguments: str) -> Any:
         """Returns what a client script prints as its last line, as JSON."""
@@ -105,7 +106,8 @@ def everything(store):
     yield store.num_keys(), store.delete_key("new"), store.delete_key("new"), store.num_keys()
     yield store.append("log", "ab"), store.append("log", "cd"), store.get("log")
     yield store.multi_set(["m1", "m2"], ["v1", "v2"]), store.multi_get(["m2", "m1"])
-    yield store.queue_len("q"), store.queue_push("q", "x"), store.queue_push("q", "y"), store.queue_len("q"), store.check(["q"])
+    yield store.queue_len("q"), store.queue_push("q", "x"), store.queue_push("q", "y")
+    yield store.queue_len("q"), store.check(["q"])
     yield store.queue_pop("q"), store.queue_pop("q", False), store.queue_len("q"), store.check(["q"])
     yield outcome(lambda: store.queue_pop("q", False)),
     yield store.barrier("b", 1), store.get("b")
@@ -347,11 +349,13 @@ dist.all_reduce(total, group=group)
 print("local sum %d" % total.item(), flush=True)
 os._exit(0)
 """
+# gloo gives up a connection to the first group's address after five timeouts (measured: 20 s gave
+# 100 s), so the timeout must leave room for several attempts.
 TWICE = """
 import datetime, os, torch
 import torch.distributed as dist
 for turn in range(2):
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=300))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
     total = torch.ones(1)
     dist.all_reduce(total)
     print("turn %d sum %d" % (turn, total.item()), flush=True)

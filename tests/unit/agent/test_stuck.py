@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dtj_contract import names
+from tests.lib.waiting import wait_until
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
-from tests.unit.agent.harness import Group, kill, wait_for
+from tests.unit.agent.harness import Group, kill
 from tests.unit.agent.hung_volume import hung_volume, possible
 
 # An agent that is less patient than a real one; nothing else of it differs.
@@ -58,7 +59,11 @@ def test_group_resumes_in_a_new_pod_while_the_old_worker_is_stuck(tmp_path: Path
         try:
             pid = group.worker(1)
             kill(group.worker(0))
-            status = wait_for(lambda: (s := group.status()).get("phaseReason") == "WorkerStuck" and s, why=group.logs())
+            status = wait_until(
+                "the stuck worker in the status",
+                lambda: (s := group.status()).get("phaseReason") == "WorkerStuck" and s,
+                detail=group.logs,
+            )
             assert state_of(pid) in "DZ"
             assert [t for t in os.listdir(f"/proc/{pid}/task") if "D" in state_of(int(t))], "it sleeps uninterruptibly"
             assert (status["phase"], status["waitingFor"]) == ("Rendezvous", [1])
@@ -76,7 +81,7 @@ def test_group_resumes_in_a_new_pod_while_the_old_worker_is_stuck(tmp_path: Path
             assert (recovery["kind"], recovery["reason"], recovery["counted"]) == ("Pod", "WorkerStuck", True)
         finally:
             group.close()
-    wait_for(lambda: state_of(pid) in ("", "Z"), why="the volume has let go")
+    wait_until("the volume to let go", lambda: state_of(pid) in ("", "Z"))
     assert not (group.plan / "woke").exists(), "SIGKILL came before any further instruction"
 
 
@@ -86,7 +91,11 @@ def test_stuck_worker_that_is_released_in_time_costs_no_pod(tmp_path: Path) -> N
         group = stuck_group(tmp_path)
         try:
             kill(group.worker(0))
-            wait_for(lambda: group.status().get("phaseReason") == "WorkerStuck", why=group.logs())
+            wait_until(
+                "the stuck worker in the status",
+                lambda: group.status().get("phaseReason") == "WorkerStuck",
+                detail=group.logs,
+            )
             volume.kill()
             group.wait_attempt(2)
             assert group.agents[1].poll() is None

@@ -122,7 +122,9 @@ class Port:
             "/healthz": lambda request: http_response.text(200, "ok\n"),
             "/who": lambda request: http_response.text(200, request.authorization),
         }
-        self.server = AgentServer(self.loop, ("127.0.0.1", 0), SECRET, pages, lambda link, address: self.links.append(link))
+        self.server = AgentServer(
+            self.loop, ("127.0.0.1", 0), SECRET, pages, lambda link, address: self.links.append(link)
+        )
         self.server.on_rejected = self.rejected.append
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()

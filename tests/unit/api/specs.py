@@ -1,6 +1,7 @@
-"""Jobs that must be accepted and jobs that must be refused, by the API server and by Python alike.
+"""Jobs that the API server and Python must both accept, and jobs that both must reject.
 
-A case is a sentence; a spec is laid over MINIMAL (None removes a key); a bad one names the field that the message must name.
+Each case has a sentence and a spec, which is merged into MINIMAL (None removes a key). A bad case
+names the field that the message must name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ README: Object = {
 
 
 def job(spec: Object, name: str = "j", **metadata: Any) -> Object:
-    """A whole object; `spec` laid over MINIMAL."""
+    """Returns a whole object, with `spec` merged into MINIMAL."""
     merged = {key: value for key, value in (MINIMAL | spec).items() if value is not None}
     return {
         "apiVersion": "training.dtj.dev/v1alpha1",
@@ -34,12 +35,12 @@ def job(spec: Object, name: str = "j", **metadata: Any) -> Object:
 
 
 def template(pod: Object | None = None, **container: Any) -> Object:
-    """A pod template with one container."""
+    """Returns a pod template with one container."""
     return {"spec": {"containers": [{"name": "trainer", **container}], **(pod or {})}}
 
 
 def first(path: str) -> str:
-    """The field that a path begins with."""
+    """Returns the field that a path begins with."""
     return re.split(r"[.[]", path)[0]
 
 
@@ -53,10 +54,15 @@ GOOD: dict[str, Object] = {
     "the smallest job": {},
     "the job of the design": README,
     "a script instead of a module": {"entrypoint": {"script": "/app/train.py", "args": ["--lr", "1"]}},
-    "the template's own command": {"entrypoint": None, "template": template(command=["python3", "train.py"], args=["-x"])},
+    "the template's own command": {
+        "entrypoint": None,
+        "template": template(command=["python3", "train.py"], args=["-x"]),
+    },
     "the template's own image": {"image": None, "template": template(image="mine:1")},
     "a template for its labels alone": {"template": {"metadata": {"labels": {"team": "a"}, "annotations": {"x": "z"}}}},
-    "a template for its node selector alone": {"template": {"spec": {"nodeSelector": {"gpu": "a100"}, "containers": []}}},
+    "a template for its node selector alone": {
+        "template": {"spec": {"nodeSelector": {"gpu": "a100"}, "containers": []}}
+    },
     "a single container of any name": {"template": {"spec": {"containers": [{"name": "pytorch"}]}}},
     "a sidecar beside the trainer": {"template": {"spec": {"containers": TWO}}},
     "fields of the pod that nobody knows yet": {"template": template({"newIn2030": {"a": [1]}}, newInContainer=True)},
@@ -78,10 +84,21 @@ GOOD: dict[str, Object] = {
             {
                 "terminationGracePeriodSeconds": 60,
                 "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}],
-                "securityContext": {"runAsUser": 1000, "supplementalGroups": [1, 2], "sysctls": [{"name": "a", "value": "1"}]},
-                "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
-                "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
-                "volumes": [{"name": "d", "configMap": {"name": "c", "defaultMode": 420}}, {"name": "e", "emptyDir": {}}],
+                "securityContext": {
+                    "runAsUser": 1000,
+                    "supplementalGroups": [1, 2],
+                    "sysctls": [{"name": "a", "value": "1"}],
+                },
+                "affinity": {
+                    "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
+                },
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+                ],
+                "volumes": [
+                    {"name": "d", "configMap": {"name": "c", "defaultMode": 420}},
+                    {"name": "e", "emptyDir": {}},
+                ],
             },
             resources={"limits": {"cpu": 0.5, "memory": "1Gi", "nvidia.com/gpu": 1}, "requests": {"cpu": "500m"}},
             env=[{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
@@ -124,7 +141,8 @@ GOOD: dict[str, Object] = {
     "nccl without a GPU resource": {"backend": "nccl"},
 }
 
-# Slips in YAML: quotes around a number, none around a text, a list for a map, a map for a list, a text for an object.
+# Mistakes in YAML: quotes around a number, none around text, a list for a map, a map for a list,
+# text for an object.
 WRONG_IN_POD: tuple[tuple[str, Any], ...] = (
     ("terminationGracePeriodSeconds", "60"),
     ("terminationGracePeriodSeconds", 1.5),
@@ -201,7 +219,10 @@ BAD: dict[str, tuple[Object, str]] = {
     "a misspelt field": ({"replica": 3}, "spec.replica"),
     "a misspelt field inside": (checkpoint(every=3), "spec.checkpoint.every"),
     "no image": ({"image": None}, "spec.image"),
-    "no image in the template either": ({"image": None, "template": template(command=["x"]), "entrypoint": None}, "spec.image"),
+    "no image in the template either": (
+        {"image": None, "template": template(command=["x"]), "entrypoint": None},
+        "spec.image",
+    ),
     "an empty image": ({"image": ""}, "spec.image"),
     "two images": ({"template": template(image="other")}, "spec.image"),
     "nothing to run": ({"entrypoint": None}, "spec.entrypoint"),
@@ -212,18 +233,27 @@ BAD: dict[str, tuple[Object, str]] = {
     "an empty entrypoint": ({"entrypoint": {}}, "spec.entrypoint"),
     "script and module": ({"entrypoint": {"module": "a", "script": "b.py"}}, "spec.entrypoint"),
     "a module that is a path": ({"entrypoint": {"module": "src/train.py"}}, "spec.entrypoint.module"),
-    "a number among the arguments": ({"entrypoint": {"module": "a", "args": ["--epochs", 30]}}, "spec.entrypoint.args[1]"),
+    "a number among the arguments": (
+        {"entrypoint": {"module": "a", "args": ["--epochs", 30]}},
+        "spec.entrypoint.args[1]",
+    ),
     "arguments as one text": ({"entrypoint": {"module": "a", "args": "--epochs 30"}}, "spec.entrypoint.args"),
     "a checkpoint without a volume": ({"checkpoint": {"keep": 1}}, "spec.checkpoint.volume"),
     "a volume of no kind": (checkpoint(volume={}), "spec.checkpoint.volume"),
-    "a volume of two kinds": (checkpoint(volume={"claimName": "c", "hostPath": {"path": "/x"}}), "spec.checkpoint.volume"),
+    "a volume of two kinds": (
+        checkpoint(volume={"claimName": "c", "hostPath": {"path": "/x"}}),
+        "spec.checkpoint.volume",
+    ),
     "an empty claim name": (checkpoint(volume={"claimName": ""}), "spec.checkpoint.volume.claimName"),
     "a relative host path": (checkpoint(volume={"hostPath": {"path": "x"}}), "spec.checkpoint.volume.hostPath.path"),
     "a host path that is a socket": (
         checkpoint(volume={"hostPath": {"path": "/x", "type": "Socket"}}),
         "spec.checkpoint.volume.hostPath.type",
     ),
-    "an emptyDir for checkpoints": (checkpoint(volume={"source": {"emptyDir": {}}}), "spec.checkpoint.volume.source.emptyDir"),
+    "an emptyDir for checkpoints": (
+        checkpoint(volume={"source": {"emptyDir": {}}}),
+        "spec.checkpoint.volume.source.emptyDir",
+    ),
     "a source of two kinds": (checkpoint(volume={"source": {"nfs": {}, "csi": {}}}), "spec.checkpoint.volume.source"),
     "a source of no kind": (checkpoint(volume={"source": {}}), "spec.checkpoint.volume.source"),
     "a relative mount path": (checkpoint(mountPath="checkpoints"), "spec.checkpoint.mountPath"),
@@ -251,7 +281,8 @@ BAD: dict[str, tuple[Object, str]] = {
         "spec.checkpoint",
     ),
     "a mount of the template there, but for a slash of ours": (
-        checkpoint(mountPath="/checkpoints/") | {"template": template(volumeMounts=[{"name": "x", "mountPath": "/checkpoints"}])},
+        checkpoint(mountPath="/checkpoints/")
+        | {"template": template(volumeMounts=[{"name": "x", "mountPath": "/checkpoints"}])},
         "spec.checkpoint",
     ),
     "a mount path that the template uses": (
@@ -274,7 +305,10 @@ BAD: dict[str, tuple[Object, str]] = {
         {"template": {"spec": {"containers": [{"name": "a"}, {"name": "b"}]}}},
         "spec.template.spec.containers",
     ),
-    "a container without a name": ({"template": {"spec": {"containers": [{}]}}}, "spec.template.spec.containers[0].name"),
+    "a container without a name": (
+        {"template": {"spec": {"containers": [{}]}}},
+        "spec.template.spec.containers[0].name",
+    ),
     "a variable of ours": (
         {"template": template(env=[{"name": "A"}, {"name": "DTJ_JOB", "value": "x"}])},
         "spec.template.spec.containers[0].env",
@@ -291,7 +325,10 @@ BAD: dict[str, tuple[Object, str]] = {
         {"template": template({"initContainers": [{"name": "dtj-agent", "image": "x"}]})},
         "spec.template.spec.initContainers",
     ),
-    "a restart policy of the pod": ({"template": template({"restartPolicy": "OnFailure"})}, "spec.template.spec.restartPolicy"),
+    "a restart policy of the pod": (
+        {"template": template({"restartPolicy": "OnFailure"})},
+        "spec.template.spec.restartPolicy",
+    ),
     "our label on the pods": (
         {"template": {"metadata": {"labels": {"training.dtj.dev/job-name": "x"}}}},
         "spec.template.metadata.labels",
@@ -320,10 +357,16 @@ BAD: dict[str, tuple[Object, str]] = {
         {"template": {"metadata": {"annotations": {"sidecar.istio.io/inject": False}}}},
         "spec.template.metadata.annotations.sidecar.istio.io/inject",
     ),
-    "a label that is a number": ({"template": {"metadata": {"labels": {"team": 7}}}}, "spec.template.metadata.labels.team"),
+    "a label that is a number": (
+        {"template": {"metadata": {"labels": {"team": 7}}}},
+        "spec.template.metadata.labels.team",
+    ),
     "metadata that is text": ({"template": {"metadata": "a"}}, "spec.template.metadata"),
     "a pod spec that is a list": ({"template": {"spec": []}}, "spec.template.spec"),
-    "a container that is text": ({"template": {"spec": {"containers": ["trainer"]}}}, "spec.template.spec.containers[0]"),
+    "a container that is text": (
+        {"template": {"spec": {"containers": ["trainer"]}}},
+        "spec.template.spec.containers[0]",
+    ),
 }
 
 BAD_NAMES: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition is structural, small, and what the repository has in it."""
+"""The CustomResourceDefinition is structural and small, and the committed files are up to date."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def nodes(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_generated_files_are_up_to_date() -> None:
-    done = subprocess.run([sys.executable, ROOT / "hack/generate.py", "--check"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, ROOT / "hack/generate.py", "--check"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
-def test_check_fails_on_a_file_that_differs(tmp_path: Path) -> None:
+def test_check_fails_on_an_outdated_file(tmp_path: Path) -> None:
     copy = tmp_path / "crd.yaml"
     copy.write_text("old")
     command = [sys.executable, ROOT / "hack/generate.py", "--check", "--chart", copy]
@@ -41,19 +43,21 @@ def test_check_fails_on_a_file_that_differs(tmp_path: Path) -> None:
     assert copy.read_text() == "old"
 
 
-def test_the_crd_fits_into_the_annotation_of_kubectl_apply_many_times() -> None:
+def test_crd_fits_many_times_into_the_annotation_of_kubectl_apply() -> None:
     assert len(crd.render().encode()) <= 96 * 1024
 
 
-def test_the_schema_is_structural() -> None:
+def test_schema_is_structural() -> None:
     for node in nodes(crd.schema()):
         if "type" in node and isinstance(node["type"], str):
-            assert not {"$ref", "anyOf", "title", "additionalProperties"} & {k for k, v in node.items() if v in (True, False)}
+            assert not {"$ref", "anyOf", "title", "additionalProperties"} & {
+                k for k, v in node.items() if v in (True, False)
+            }
         assert "$ref" not in node
         assert "anyOf" not in node
 
 
-def test_every_list_and_text_that_a_rule_looks_at_is_bounded() -> None:
+def test_every_list_and_text_in_a_rule_is_bounded() -> None:
     spec = crd.schema()["properties"]["spec"]
     for node in nodes(spec):
         if node.get("type") == "array":
@@ -62,7 +66,7 @@ def test_every_list_and_text_that_a_rule_looks_at_is_bounded() -> None:
             assert {"maxLength", "enum"} & set(node) or node == {"type": "string"}, node
 
 
-def test_every_rule_has_a_message_that_reads_as_one_sentence() -> None:
+def test_every_rule_has_a_message_of_one_sentence() -> None:
     rules = [rule for node in nodes(crd.schema()) for rule in node.get(VALIDATIONS, ())]
     assert len(rules) > 20
     for rule in rules:
@@ -76,11 +80,11 @@ def test_conditions_are_a_list_map_by_type() -> None:
     assert conditions["x-kubernetes-list-map-keys"] == ["type"]
 
 
-def test_the_yaml_is_what_the_models_say() -> None:
+def test_yaml_matches_the_models() -> None:
     assert yaml.safe_load(crd.render()) == crd.crd()
 
 
-def test_the_reference_page_names_every_field() -> None:
+def test_reference_page_names_every_field() -> None:
     page = docs.render()
     for node in nodes(crd.schema()["properties"]["spec"]):
         for name in node.get("properties", ()) if isinstance(node.get("properties"), dict) else ():

@@ -1,4 +1,4 @@
-"""What `dtj run` accepts is what `kubectl apply` accepts; test_api.py asks the API server."""
+"""`dtj run` accepts what `kubectl apply` accepts; test_api.py checks the API server's verdict."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from tests.unit.api.specs import BAD, BAD_NAMES, GOOD, MINIMAL, job, template
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_accepted(case: str) -> None:
+def test_valid_job_is_accepted(case: str) -> None:
     assert violations(job(GOOD[case])) == ()
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_refused_with_the_field_that_is_wrong(case: str) -> None:
+def test_invalid_job_is_rejected_with_the_field(case: str) -> None:
     spec, field = BAD[case]
     assert field in [violation.path for violation in violations(job(spec))]
 
 
 @pytest.mark.parametrize("case", BAD_NAMES)
-def test_a_name_that_pods_and_services_can_not_have_is_refused(case: str) -> None:
+def test_name_invalid_for_pods_or_services_is_rejected(case: str) -> None:
     assert "metadata.name" in str(violations(job(MINIMAL, BAD_NAMES[case]))[0])
 
 
-def test_the_longest_name_is_accepted() -> None:
+def test_longest_name_is_accepted() -> None:
     assert violations(job(MINIMAL, "n" * 52)) == ()
 
 
@@ -33,25 +33,29 @@ def test_every_violation_is_reported_at_once() -> None:
     assert [violation.path for violation in found] == ["spec.image", "spec.entrypoint", "spec.checkpoint.volume"]
 
 
-def test_the_message_says_what_to_write_instead() -> None:
-    with pytest.raises(InvalidJob, match=r"spec\.image: no image: set spec\.image, or the image of the container"):
+def test_message_names_what_to_write_instead() -> None:
+    with pytest.raises(
+        InvalidJob, match=r"spec\.image: no image: set spec\.image, or the image of the trainer container"
+    ):
         validate(job({"image": None}))
 
 
-def test_a_stored_object_may_have_fields_that_an_older_operator_does_not_know() -> None:
+def test_stored_object_may_have_unknown_fields() -> None:
     stored = job({"newIn2030": {"x": 1}, "restart": {"maxRestarts": 2, "policy": "new"}})
     assert read(stored).spec.restart.max_restarts == 2
     assert {violation.path for violation in violations(stored)} == {"spec.newIn2030", "spec.restart.policy"}
 
 
-def test_a_stored_object_that_breaks_a_rule_is_refused_by_the_operator_too() -> None:
-    with pytest.raises(InvalidJob, match="begin with 'dtj-' belong to the operator"):
+def test_stored_object_that_breaks_a_rule_is_rejected() -> None:
+    with pytest.raises(InvalidJob, match="begin with 'dtj-' are reserved by the operator"):
         read(job({"template": template({"volumes": [{"name": "dtj-state"}]})}))
 
 
-def test_the_template_and_a_raw_volume_source_are_kept_as_written() -> None:
+def test_template_and_raw_volume_source_are_kept_as_written() -> None:
     written = template({"future": {"nested": [None, {"a": 1}]}}, image="x")
-    spec = read(job({"image": None, "template": written, "checkpoint": {"volume": {"source": {"nfs": {"new": [1]}}}}})).spec
+    spec = read(
+        job({"image": None, "template": written, "checkpoint": {"volume": {"source": {"nfs": {"new": [1]}}}}})
+    ).spec
     assert spec.template == written
     assert spec.checkpoint is not None
     assert spec.checkpoint.volume.source is not None
@@ -60,9 +64,13 @@ def test_the_template_and_a_raw_volume_source_are_kept_as_written() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "given", "processes", "backend"),
-    [({}, {}, 1, "gloo"), ({"nvidia.com/gpu": 8}, {}, 8, "nccl"), ({"nvidia.com/gpu": "4"}, {"processesPerPod": 2}, 2, "nccl")],
+    [
+        ({}, {}, 1, "gloo"),
+        ({"nvidia.com/gpu": 8}, {}, 8, "nccl"),
+        ({"nvidia.com/gpu": "4"}, {"processesPerPod": 2}, 2, "nccl"),
+    ],
 )
-def test_one_process_a_gpu_and_nccl_where_there_are_gpus(
+def test_gpus_set_one_process_each_and_nccl(
     gpus: dict[str, object], given: dict[str, object], processes: int, backend: str
 ) -> None:
     spec = read(job({"template": template(resources={"limits": gpus}), **given})).spec

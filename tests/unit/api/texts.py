@@ -1,4 +1,4 @@
-"""Texts that programs print and people write, and that an encoder may stumble over."""
+"""Texts that programs print and people write, and that are hard to encode."""
 
 from __future__ import annotations
 
@@ -22,5 +22,7 @@ ANY_TEXT = {
 
 
 def as_stored(text: str) -> str:
-    """The same as the API server stores it: halves of a surrogate pair joined, a half without the other one U+FFFD."""
+    """Returns `text` as the API server stores it: surrogate pairs joined, lone halves replaced by
+    U+FFFD.
+    """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

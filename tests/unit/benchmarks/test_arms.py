@@ -1,4 +1,4 @@
-"""Every arm of the throughput benchmark trains, and has the bare loop's losses."""
+"""Every arm of the throughput benchmark trains and has the losses of the bare loop."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def short_trial() -> None:
     from dtj_trainer.trainer import Trainer
 
     with Trainer(TrainerConfig(steps=1)) as trainer:
-        rows = throughput.measure_in(trainer, 0, mlp(8, steps=10))  # the round before the first trial; raises where losses differ
+        # With 0 trials only the warm-up round runs; it raises if losses differ.
+        rows = throughput.measure_in(trainer, 0, mlp(8, steps=10))
         assert list(rows) == installed()
 
 
 @pytest.mark.torch
-def test_all_arms_do_the_same_work(tmp_path: Path) -> None:
+def test_all_arms_have_the_same_losses(tmp_path: Path) -> None:
     finished(2, short_trial, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark's whole plan runs: here with a toy model on the CPU, for want of a GPU."""
+"""The whole plan of the GPU benchmark runs, here with a toy model on the CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = {
 
 
 @pytest.mark.torch
-def test_every_table_has_all_its_rows_with_real_numbers(tmp_path: Path) -> None:
+def test_every_table_has_all_its_rows_with_finite_numbers(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     arguments = ["--toy", "--trials", "1", "--peak-flops", "1e12", "--out", str(out), "--volume", str(tmp_path)]
     printed = finished(1, ["benchmarks.gpu", *arguments], tmp_path)
@@ -47,7 +47,7 @@ def test_every_table_has_all_its_rows_with_real_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_it_says_so_and_measures_nothing(tmp_path: Path) -> None:
+def test_benchmark_without_a_gpu_is_an_error_and_measures_nothing(tmp_path: Path) -> None:
     with ranks(1, ["benchmarks.gpu"], tmp_path) as group:
         assert group.wait() == [2], group.everything()
         assert "torch sees no CUDA device here" in group.output()

@@ -1,8 +1,7 @@
-"""How the benchmarks' figures are told: ratios trial by trial, targets in the right direction, no figure typed by hand."""
+"""The benchmarks' report: ratios per trial, targets in the right direction, no figure typed by hand."""
 
 from __future__ import annotations
 
-import json
 import math
 from types import ModuleType
 
@@ -11,15 +10,17 @@ import torch
 
 import benchmarks.gpu.results
 import benchmarks.trainer.results
-from benchmarks.report import Ratio, Table, put, ratios, render, rendered
+from benchmarks.report import Ratio, Table, put, ratios, render
 from benchmarks.trainer.throughput import turn
 from benchmarks.trainer.workloads import same_losses
 
 
-def test_a_disturbance_that_lasts_for_a_trial_falls_out_of_the_ratio() -> None:
+def test_disturbance_that_lasts_a_whole_trial_cancels_in_the_ratio() -> None:
     rows = {"bare": [10.0, 40.0, 10.0], "ours": [10.0, 40.0, 20.0]}
     assert ratios(rows, "ours", "bare", "throughput") == [1.0, 1.0, 0.5]
-    text = render(Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare"}, target={"ours": 0.99}), rows, "here")
+    text = render(
+        Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare"}, target={"ours": 0.99}), rows, "here"
+    )
     assert "| ours | 20.0 | 40.0 | **1.00x** | 0.75 to 1.00 | bare | ≥ 0.99x: met |" in text
 
 
@@ -38,20 +39,22 @@ def test_a_disturbance_that_lasts_for_a_trial_falls_out_of_the_ratio() -> None:
         ("none", False, 1.1, "≤ 1: missed"),
     ],
 )
-def test_a_target_knows_its_direction(ratio: Ratio, more: bool, ours: float, verdict: str) -> None:
+def test_target_is_met_on_the_right_side(ratio: Ratio, more: bool, ours: float, verdict: str) -> None:
     table = Table(title="t", unit="u", ratio=ratio, more_is_better=more, beside={"*": "bare"}, target={"ours": 1.0})
     assert verdict in render(table, {"bare": [10.0], "ours": [ours]}, "here")
 
 
 @pytest.mark.parametrize("of", [benchmarks.trainer.results, benchmarks.gpu.results], ids=["trainer", "gpu"])
-def test_the_readme_has_what_the_results_say(of: ModuleType) -> None:
-    results = json.loads(of.RESULTS.read_text()) if of.RESULTS.exists() else {}
-    readme = of.README.read_text()
-    assert rendered(readme, of.TABLES, results) == readme, f"run python -m {of.__name__.rpartition('.')[0]} --render"
+def test_readme_has_the_figures_of_the_results(of: ModuleType) -> None:
+    assert of.REPORT.rendered() == of.REPORT.readme.read_text(), (
+        f"run python -m {of.__name__.rpartition('.')[0]} --render"
+    )
 
 
-def test_arm_whose_reference_was_not_measured_is_judged_by_nothing() -> None:
-    table = Table(title="t", unit="ms", ratio="throughput", beside={"*": "bare", "ours": "tuned"}, target={"ours": 0.99})
+def test_arm_without_a_measured_reference_has_no_verdict() -> None:
+    table = Table(
+        title="t", unit="ms", ratio="throughput", beside={"*": "bare", "ours": "tuned"}, target={"ours": 0.99}
+    )
     text = render(table, {"bare": [10.0], "ours": [9.0]}, "2026-11-22: here.")
     assert "| ours | 9.00 | 9.00 | not measured yet |  | tuned | not measured yet |" in text
     assert "| tuned | not measured yet |" in text
@@ -59,26 +62,26 @@ def test_arm_whose_reference_was_not_measured_is_judged_by_nothing() -> None:
     assert "2026-11-22" in text, "what was measured keeps its date"
 
 
-def test_a_marker_that_is_gone_is_named() -> None:
+def test_missing_marker_is_named_in_the_error() -> None:
     with pytest.raises(ValueError, match="<!-- stall -->"):
         put("no markers here", "stall", "table")
 
 
-def test_the_order_of_a_trial_turns_and_is_reversed_every_second_time() -> None:
+def test_order_of_the_arms_rotates_and_is_reversed_every_second_trial() -> None:
     names = ["a", "b", "c"]
     assert [turn(names, trial) for trial in (1, 2, 3)] == [["a", "c", "b"], ["c", "a", "b"], ["c", "b", "a"]]
 
 
 @pytest.mark.parametrize(
-    ("got", "says"),
+    ("got", "message"),
     [
         ([2.0, 1.0, 0.5001], "loss 0.5001 in step 2"),
         ([2.0, math.nan, 0.5], "loss nan in step 1"),
         ([2.0, 1.0], "did 2 steps and the bare loop 3"),
     ],
 )
-def test_an_arm_that_does_less_work_is_no_arm(got: list[float], says: str) -> None:
+def test_arm_with_other_losses_is_rejected(got: list[float], message: str) -> None:
     wanted = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
     same_losses("peer", wanted + 9e-6, wanted)
-    with pytest.raises(RuntimeError, match=says):
+    with pytest.raises(RuntimeError, match=message):
         same_losses("peer", torch.tensor(got, dtype=torch.float64), wanted)

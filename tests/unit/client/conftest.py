@@ -1,4 +1,8 @@
-"""`start`: a `dtj run` in a folder of its own, ended with all its processes when the test is; `cluster`: a real API server."""
+"""Fixtures of the client's tests.
+
+`start` runs `dtj run` in its own folder, and ends it with all its processes after the test.
+`cluster` is a real API server.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
 from tests.integration.controlplane.conftest import install_crds
-from tests.unit.client.support import JOBS, LocalRun, eventually, job_yaml
+from tests.lib.waiting import wait_until
+from tests.unit.client.support import JOBS, LocalRun, job_yaml
 
 
 @pytest.fixture
@@ -37,19 +42,19 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def bare(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
-    """The API server, perhaps without the CRD."""
+    """Returns the API server, perhaps without the CRD."""
     monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig))
     return plane
 
 
 @pytest.fixture
 def cluster(bare: ControlPlane) -> Iterator[ControlPlane]:
-    """The API server with the CRD, and without jobs afterwards."""
+    """Returns the API server with the CRD; deletes all jobs after the test."""
     if not bare.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
         install_crds(bare)
     yield bare
     bare.request("DELETE", JOBS)
-    eventually("no job is left", lambda: not bare.request("GET", JOBS)["items"])
+    wait_until("no job is left", lambda: not bare.request("GET", JOBS)["items"])
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dtj(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """(exit code, standard output, standard error) of a command."""
+    """Returns a function that runs a command and returns (exit code, standard output, standard error)."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         code = main([str(argument) for argument in arguments])

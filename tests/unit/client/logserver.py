@@ -1,4 +1,4 @@
-"""The part of a kubelet that the API server asks for container logs, as a real HTTPS server on loopback."""
+"""The log endpoint of a kubelet, for the API server: a real HTTPS server on loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ STEP_SECONDS = 30
 
 
 class LogServer:
-    """`logs[pod]` holds lines `<RFC 3339 time> <text>`; a follower gets new ones until `ended` has the pod."""
+    """Serves the lines of `logs[pod]`, each of the form `<RFC 3339 time> <text>`.
+
+    A follower receives new lines until `ended` contains the pod.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.logs: dict[str, list[str]] = {}
@@ -69,7 +72,7 @@ class LogServer:
             self.news.notify_all()
 
     def end(self, pod: str) -> None:
-        """Its container has ended: nobody follows it any more."""
+        """Ends the pod's container: nobody follows it any more."""
         with self.news:
             self.ended.add(pod)
             self.news.notify_all()
@@ -78,7 +81,9 @@ class LogServer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for pod in self.logs:
             self.end(pod)
         self._server.shutdown()

@@ -1,8 +1,9 @@
-"""A script of depth 1: nothing of ours in it. It keeps a count of its own and goes on from it, as a torchrun script does.
+"""A script of depth 1, which uses no library of ours.
 
-    script.py STEPS [fail]
+script.py STEPS [fail]
 
-Rank 0 writes. With `fail` the first attempt ends with exit code 1, and those after it never end.
+It keeps its own count and resumes from it, as a torchrun script does. Rank 0 writes. With `fail`
+the first attempt ends with exit code 1, and the later ones never end.
 """
 
 from __future__ import annotations

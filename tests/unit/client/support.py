@@ -1,4 +1,4 @@
-"""`dtj run` as a process, as a user starts it, and what it leaves behind."""
+"""`dtj run` as a process, as a user starts it, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from hack.cluster.controlplane import ControlPlane
+from tests.lib.waiting import wait_until
 
-T = TypeVar("T")
 JOBS = "/apis/training.dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"
 WORKER = Path(__file__).with_name("worker.py")
 SCRIPT = Path(__file__).with_name("script.py")
@@ -41,18 +41,8 @@ spec:
 """
 
 
-def eventually(what: str, probe: Callable[[], T], *, seconds: float = 60) -> T:
-    """The first true answer of `probe`; fails with `what` after the deadline."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if answer := probe():
-            return answer
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds:g} s: {what}")
-
-
 class Screen:
-    """A terminal of 120 columns and 40 rows, read by a thread so that nobody who draws on it waits."""
+    """A terminal of 120 columns and 40 rows. A thread reads it, so that no writer blocks."""
 
     def __init__(self) -> None:
         self._master, self.terminal = os.openpty()
@@ -72,7 +62,7 @@ class Screen:
         try:
             while data := os.read(self._master, 65536):
                 self._drawn += data
-        except OSError:  # EIO: nobody has the other end any more
+        except OSError:  # EIO: the other end is closed
             pass
         finally:
             os.close(self._master)
@@ -93,11 +83,22 @@ class LocalRun:
         self.folder = folder
         self.mark = f"{os.getpid()}-{time.monotonic_ns()}"
         (folder / "job.yaml").write_text(job or job_yaml(**spec))
-        command = [sys.executable, "-m", "dtj.main", "run", "job.yaml", "-o", "json", "--run-dir", f"run-{self.mark}", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "dtj.main",
+            "run",
+            "job.yaml",
+            "-o",
+            "json",
+            "--run-dir",
+            f"run-{self.mark}",
+            *flags,
+        ]
         self.out, self.err = folder / f"{self.mark}.out", folder / f"{self.mark}.err"
         self._screen = Screen() if tty else None
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            # A variable of our own finds every descendant, whatever dtj does to find them.
+            # The variable finds every descendant, independently of how dtj finds them.
             env = {**os.environ, "TEST_RUN": self.mark, "TERM": "xterm", **(environ or {})}
             self.process = subprocess.Popen(
                 command,
@@ -119,21 +120,23 @@ class LocalRun:
         return self.err.read_text().splitlines()
 
     def screen(self) -> str:
-        """All that was drawn so far on the terminal that standard error is, without colours and cursor movements."""
+        """Returns everything drawn so far on the terminal, without colours and cursor movements."""
         assert self._screen
         return self._screen.text()
 
     def status(self) -> dict[str, Any]:
-        """The job's status as the run folder has it now; {} before there is one."""
+        """Returns the job's status as saved in the run folder, or {}."""
         path = self.run_dir / "status.json"
         found: dict[str, Any] = json.loads(path.read_text()).get("status", {}) if path.exists() else {}
         return found
 
     def until_step(self, step: int) -> None:
-        eventually(f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step)
+        wait_until(
+            f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step
+        )
 
     def wait(self, seconds: float = 90) -> tuple[int, dict[str, Any]]:
-        """(exit code, the job that -o json printed)."""
+        """Waits for the end. Returns (exit code, the job that -o json printed)."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -145,14 +148,14 @@ class LocalRun:
         self.process.send_signal(number)
 
     def living(self) -> dict[int, str]:
-        """Command line by process id of everything that this run has started and that lives, dtj itself included."""
+        """Returns pid and command line of every living process of this run, dtj itself included."""
         return dict(_marked(f"TEST_RUN={self.mark}".encode()))
 
     def agents(self) -> dict[int, str]:
         return {pid: text for pid, text in self.living().items() if "dtj_agent" in text}
 
     def end(self) -> None:
-        """For the end of a test, whatever it came to."""
+        """Ends the run after a test, whatever its result."""
         for pid in self.living():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -161,7 +164,10 @@ class LocalRun:
         self.process.wait(10)
 
     def losses(self) -> dict[int, str]:
-        """Loss by step as rank 0 printed it, of all attempts: a step done twice must have given the same twice."""
+        """Returns the loss of each step as rank 0 printed it, over all attempts.
+
+        A repeated step must have printed the same loss again.
+        """
         found: dict[int, str] = {}
         for path in sorted(self.run_dir.glob("*.log")):
             for step, value in re.findall(r"^\[rank 0\] step (\d+) loss (\S+)$", path.read_text(), re.MULTILINE):
@@ -179,20 +185,20 @@ def job_yaml(
     args: str = "",
     more: str = "",
 ) -> str:
-    words = [str(steps), *args.split()]
+    arguments = [str(steps), *args.split()]
     return JOB.format(
         replicas=replicas,
         processes=processes,
         every=every,
         max_restarts=max_restarts,
         worker=WORKER,
-        args=json.dumps(words),
+        args=json.dumps(arguments),
         more=more,
     )
 
 
 def script_job(*args: str, **volume: object) -> str:
-    """A job whose script saves what it likes, with no report and no checkpoint of ours."""
+    """Returns a job whose script saves its own files, without reports or checkpoints of ours."""
     job = yaml.safe_load(job_yaml(replicas=2))
     job["spec"]["entrypoint"] = {"script": str(SCRIPT), "args": list(args)}
     if volume:
@@ -211,7 +217,7 @@ def _marked(mark: bytes) -> Iterator[tuple[int, str]]:
 
 
 def set_status(plane: ControlPlane, kind: str | None, **status: Any) -> None:
-    """Write the status of the job `count`, as the operator would."""
+    """Writes the status of the job `count`, as the operator would."""
     job = plane.request("GET", f"{JOBS}/count")
     conditions = [] if kind is None else [condition(kind)]
     job["status"] = {"phase": kind, "conditions": conditions, **status}
@@ -221,4 +227,10 @@ def set_status(plane: ControlPlane, kind: str | None, **status: Any) -> None:
 def condition(kind: str) -> dict[str, str]:
     message = "rank 1 was ended by SIGSEGV" if kind == "Failed" else "all ranks ended with 0"
     reason = "RestartBudgetSpent" if kind == "Failed" else "AllWorkersSucceeded"
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }

@@ -1,4 +1,7 @@
-"""`dtj run` of a job whose accelerator decides neither ranks nor backend ends at once: a cluster would wait for an answer."""
+"""`dtj run` of a job whose accelerator leaves ranks and backend undecided ends at once.
+
+On a cluster the job would wait for an answer.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,15 @@ from dtj.errors import InputError
 from dtj.local.command import command
 
 
-def test_a_local_run_with_an_undecided_accelerator_is_refused(tmp_path: Path) -> None:
+def test_local_run_with_an_undecided_accelerator_is_rejected(tmp_path: Path) -> None:
     container = {"name": "trainer", "image": "i", "resources": {"limits": {"habana.ai/gaudi": 8}}}
     spec = {"entrypoint": {"module": "train"}, "template": {"spec": {"containers": [container]}}}
-    job = {"apiVersion": "training.dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "metadata": {"name": "j"}, "spec": spec}
+    job = {
+        "apiVersion": "training.dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "j"},
+        "spec": spec,
+    }
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job))
     with pytest.raises(InputError, match=r"habana\.ai/gaudi: set spec\.processesPerPod and spec\.backend"):

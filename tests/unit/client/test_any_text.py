@@ -1,4 +1,4 @@
-"""A job file in JSON or YAML gives the texts that kubectl would send."""
+"""A job file in JSON or YAML gives the same texts that kubectl would send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("text", ANY_TEXT.values(), ids=ANY_TEXT)
-def test_any_text_of_a_json_file_is_read_as_the_api_server_reads_it(text: str, tmp_path: Path) -> None:
+def test_json_text_is_read_as_the_api_server_reads_it(text: str, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps(JOB | {"spec": {"image": "i", "entrypoint": {"script": "/train.py", "args": [text]}}}))
     job = jobfile.load_one(str(file))
@@ -28,7 +28,7 @@ def test_any_text_of_a_json_file_is_read_as_the_api_server_reads_it(text: str, t
     jobfile.check(job, str(file))
 
 
-def test_an_unquoted_date_of_a_yaml_file_is_a_text(tmp_path: Path) -> None:
+def test_unquoted_yaml_date_is_a_string(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(JOB).replace('"metadata": {', '"metadata": {"annotations": {"since": 2026-11-22}, '))
     assert jobfile.load_one(str(file))["metadata"]["annotations"] == {"since": "2026-11-22"}

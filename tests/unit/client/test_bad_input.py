@@ -1,4 +1,7 @@
-"""`dtj run` refuses what the API server would refuse, with exit code 2 and the field's name, before anything is started."""
+"""`dtj run` rejects whatever the API server would reject, before it starts anything.
+
+The exit code is 2, and the message names the field.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ JOBS = {
     "unknown field": (job_yaml(more="  replica: 3"), "spec.replica: unknown field; did you mean replicas?"),
     "a number as an argument": (
         job_yaml().replace('["60"]', "[--epochs, 30]"),
-        'spec.entrypoint.args[1]: must be a text, not 30; quote it: "30"',
+        'spec.entrypoint.args[1]: must be a string, not 30; quote it: "30"',
     ),
     "another backend": (job_yaml().replace("gloo", "mpi"), "'gloo', not 'mpi'"),
     "resources in the spec": (
@@ -30,7 +33,10 @@ JOBS = {
         "spec.checkpoint.volume.emptyDir: unknown field; an emptyDir is lost with its pod",
     ),
     "out of range": (job_yaml(more="  activeDeadlineSeconds: 0"), "spec.activeDeadlineSeconds: "),
-    "a rule": (job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"), "metadata.name must have at most 52 characters"),
+    "a rule": (
+        job_yaml().replace("{name: count}", "{name: " + TOO_LONG + "}"),
+        "metadata.name must have at most 52 characters",
+    ),
     "suspended": (job_yaml(more="  suspend: true"), "spec.suspend: the job would never start"),
     "no YAML": ("a: [", "not valid YAML: line 1, column 5: "),
     "a tab": ("a:\n\tb: 1", "not valid YAML: line 2, column 1: found character '\\t'"),
@@ -65,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("text", "message"), JOBS.values(), ids=JOBS.keys())
-def test_a_bad_job_is_exit_code_2_and_the_field(
+def test_bad_job_exits_with_2_and_the_field(
     folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
     Path("job.yaml").write_text(text)
@@ -74,22 +80,22 @@ def test_a_bad_job_is_exit_code_2_and_the_field(
     assert err.startswith("dtj: job.yaml: ")
     assert message in err
     assert out == ""
-    assert [path.name for path in folder.iterdir()] == ["job.yaml"], "nothing was made"
+    assert [path.name for path in folder.iterdir()] == ["job.yaml"], "no file was created"
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_fault_that_can_not_be_is_exit_code_2(capsys: pytest.CaptureFixture[str], fault: str, message: str) -> None:
+def test_impossible_fault_exits_with_2(capsys: pytest.CaptureFixture[str], fault: str, message: str) -> None:
     Path("job.yaml").write_text(job_yaml())
     assert main(["run", "job.yaml", "--kill", fault]) == 2
     assert f"dtj: --kill {fault}: {message}" in capsys.readouterr().err
 
 
-def test_a_missing_file_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "none.yaml"]) == 2
     assert capsys.readouterr().err == "dtj: none.yaml: No such file or directory\n"
 
 
-def test_all_that_is_wrong_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_violations_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(job_yaml(more="  replica: 3\n  ttl: 4"))
     assert main(["run", "job.yaml"]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -97,7 +103,7 @@ def test_all_that_is_wrong_is_said_at_once(capsys: pytest.CaptureFixture[str]) -
     assert all(line.startswith("dtj: job.yaml: spec.") for line in lines)
 
 
-def test_a_file_that_is_not_utf_8_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_that_is_not_utf_8_is_named_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_bytes(job_yaml().encode() + b"# caf\xe9\n")
     assert main(["run", "job.yaml"]) == 2
     line = 1 + job_yaml().count("\n")

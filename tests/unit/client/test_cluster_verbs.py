@@ -1,4 +1,7 @@
-"""`dtj submit | get | wait | delete` with a real API server; there is no kubelet, so the tests write the status."""
+"""`dtj submit | get | wait | delete` with a real API server.
+
+There is no kubelet, so the tests write the status.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ pytestmark = pytest.mark.controlplane
 NAME = "distributedtrainingjob.training.dtj.dev/count"
 
 
-def test_without_the_crd_every_verb_says_to_install_the_chart(bare: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_verbs_without_the_crd_suggest_to_install_the_chart(bare: ControlPlane, dtj: Any, job_file: Path) -> None:
     for verb in (["get"], ["submit", "-f", job_file], ["wait", "count"], ["logs", "count"], ["delete", "count"]):
         code, _, err = dtj(*verb)
         assert code == 1
-        assert "does not know DistributedTrainingJob; install the chart: helm install dtj " in err
+        assert "does not serve DistributedTrainingJob; install the chart: helm install dtj " in err
         assert err.count("\n") == 1
 
 
-def test_submit_says_created_then_unchanged_then_configured(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_submit_prints_created_then_unchanged_then_configured(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     assert dtj("submit", "-f", job_file) == (0, f"{NAME} created\n", "")
     assert dtj("submit", "-f", job_file) == (0, f"{NAME} unchanged\n", "")
     job_file.write_text(job_yaml(more="  activeDeadlineSeconds: 60"))
@@ -35,7 +38,7 @@ def test_submit_says_created_then_unchanged_then_configured(cluster: ControlPlan
     assert dtj("submit", "-f", job_file, "-o", "name") == (0, f"{NAME}\n", "")
 
 
-def test_submit_refuses_a_bad_file_as_run_does_before_any_job_is_created(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_submit_rejects_a_bad_file_before_any_job_is_created(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     for bad, message in (
         (job_yaml(replicas=0), "spec.replicas: "),
         (job_yaml(more="  replica: 2"), "spec.replica: unknown field"),
@@ -48,7 +51,7 @@ def test_submit_refuses_a_bad_file_as_run_does_before_any_job_is_created(cluster
     assert not cluster.request("GET", JOBS)["items"], "the first job of the file was not created either"
 
 
-def test_what_is_not_there_is_reported_with_its_place(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_missing_namespace_or_job_is_reported(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     code, _, err = dtj("submit", job_file, "-n", "nowhere")
     assert code == 1
     assert 'namespaces "nowhere" not found' in err
@@ -58,10 +61,10 @@ def test_what_is_not_there_is_reported_with_its_place(cluster: ControlPlane, dtj
     assert "not found in namespace default" in err
 
 
-def test_a_namespace_in_the_file_and_another_in_the_flags_is_refused(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_conflicting_namespaces_in_file_and_flags_are_rejected(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     job_file.write_text(job_yaml().replace("{name: count}", "{name: count, namespace: default}"))
     code, _, err = dtj("submit", "-f", job_file, "-n", "other")
-    assert (code, err) == (2, "dtj: metadata.namespace is default, -n other: leave one of the two out\n")
+    assert (code, err) == (2, "dtj: metadata.namespace is default, -n other: omit one of the two\n")
 
 
 def test_get_prints_the_columns_of_the_crd(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
@@ -82,14 +85,14 @@ def test_get_prints_the_columns_of_the_crd(cluster: ControlPlane, dtj: Any, job_
     assert yaml.safe_load(dtj("get", "-o", "yaml")[1])["items"][0]["metadata"]["name"] == "count"
 
 
-def test_wait_returns_when_the_condition_comes(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_wait_returns_when_the_condition_holds(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     threading.Timer(0.5, set_status, (cluster, "Complete")).start()
     assert dtj("wait", "count", "--for", "complete", "--timeout", "60s") == (0, f"{NAME} condition met\n", "")
     assert dtj("wait", "count", "--for=condition=Complete")[0] == 0
 
 
-def test_wait_does_not_wait_for_what_can_not_come_any_more(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_wait_ends_when_the_condition_is_no_longer_possible(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     threading.Timer(0.5, set_status, (cluster, "Failed")).start()
     code, _, err = dtj("wait", "count", "--timeout", "60s")
@@ -97,7 +100,7 @@ def test_wait_does_not_wait_for_what_can_not_come_any_more(cluster: ControlPlane
     assert dtj("wait", "count", "--for", "Failed")[0] == 0
 
 
-def test_wait_gives_up_with_124_and_notices_a_deletion(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_wait_times_out_with_124_and_notices_a_deletion(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
     dtj("submit", "-f", job_file)
     code, _, err = dtj("wait", "count", "--timeout", "1s")
     assert code == 124
@@ -107,15 +110,17 @@ def test_wait_gives_up_with_124_and_notices_a_deletion(cluster: ControlPlane, dt
     assert dtj("wait", "count")[0] == 1
 
 
-def test_wait_for_a_job_that_nobody_serves_asks_for_the_operator(
+def test_wait_for_an_unserved_job_suggests_to_check_the_operator(
     cluster: ControlPlane, dtj: Any, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtj("submit", job_file)
-    assert "is the operator running" not in dtj("wait", "count", "--timeout", "1s")[2]
+    assert "check that the operator is running" not in dtj("wait", "count", "--timeout", "1s")[2]
     monkeypatch.setattr(wait, "UNSERVED_SECONDS", 0.0)
     code, _, err = dtj("wait", "count", "--timeout", "1s")
     assert code == 124
-    assert err.count("is the operator running? kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
+    assert (
+        err.count("check that the operator is running: kubectl get pods -A -l app.kubernetes.io/name=dtj-operator") == 1
+    )
 
 
 def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
@@ -129,7 +134,11 @@ def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: An
     assert "kubectl get pods -l training.dtj.dev/job-name=count" in err
     cluster.request("DELETE", f"{pods}/count-0")
     dtj("submit", "-f", job_file)
-    assert dtj("delete", "count") == (0, 'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n', "")
+    assert dtj("delete", "count") == (
+        0,
+        'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n',
+        "",
+    )
     with pytest.raises(ClusterError, match="404"):
         cluster.request("GET", f"{JOBS}/count")
     code, _, err = dtj("delete", "count")
@@ -137,7 +146,7 @@ def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: An
     assert "not found" in err
 
 
-def test_who_may_not_is_told_so_in_one_line(cluster: ControlPlane, dtj: Any) -> None:
+def test_denied_request_is_reported_in_one_line(cluster: ControlPlane, dtj: Any) -> None:
     code, _, err = dtj("get", "--kubeconfig", cluster.kubeconfig_for("jane", ["staff"]))
     assert code == 1
     assert 'User "jane" cannot list resource' in err
@@ -145,15 +154,15 @@ def test_who_may_not_is_told_so_in_one_line(cluster: ControlPlane, dtj: Any) -> 
     assert err.count("\n") == 1
 
 
-def test_no_cluster_is_told_in_one_line(dtj: Any, tmp_path: Path, bare: ControlPlane) -> None:
+def test_unreachable_cluster_is_reported_in_one_line(dtj: Any, tmp_path: Path, bare: ControlPlane) -> None:
     nowhere = tmp_path / "nowhere"
     nowhere.write_text(bare.kubeconfig.read_text().replace(bare.url, "https://127.0.0.1:1"))
-    for flags, words in (
+    for flags, message in (
         (["--kubeconfig", nowhere], "no answer from https://127.0.0.1:1 "),
         (["--kubeconfig", tmp_path / "none"], "no usable kubeconfig"),
         (["--context", "moon"], "--context moon: not in the kubeconfig"),
     ):
         code, _, err = dtj("get", *flags)
         assert code in (1, 2)
-        assert words in err
+        assert message in err
         assert err.count("\n") == 1

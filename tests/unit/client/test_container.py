@@ -1,4 +1,4 @@
-"""A pod of the planner's becomes a process of this machine: the same words, other places."""
+"""The translation of a planned pod into a process of this machine."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ WRITTEN: dict[str, Any] = {
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> container.Machine:
-    return container.Machine(
+def machine(tmp_path: Path) -> container.HostEnvironment:
+    return container.HostEnvironment(
         job_uid="job-uid",
         python="/venv/bin/python",
         node="laptop",
@@ -48,65 +48,73 @@ def machine(tmp_path: Path) -> container.Machine:
     )
 
 
-def rendered(machine: container.Machine, ordinal: int = 1, **trainer: Any) -> container.Container:
+def rendered(machine: container.HostEnvironment, ordinal: int = 1, **trainer: Any) -> container.LocalContainer:
     written = {**WRITTEN, "spec": {**WRITTEN["spec"], "template": {"spec": {}}}}
     pod_spec = written["spec"]["template"]["spec"]
     pod_spec["containers"] = [{"name": "only", **trainer.pop("container", {})}]
     pod_spec |= trainer
-    job = Job.of(admitted(written))
+    job = Job.from_object(admitted(written))
     child = stateful_set(job, Settings(agent_image="", master_key=b"k"), attempt_floor=1)
     child["metadata"]["uid"] = "set-uid"
     pod = pods.new_pod(child, ordinal, uid="pod-uid-0001", node=machine.node, now=NOW)
     return container.container(pod, machine, PORTS)
 
 
-def test_the_agent_runs_from_this_python_and_so_does_the_worker(machine: container.Machine) -> None:
+def test_agent_and_worker_run_with_this_python(machine: container.HostEnvironment) -> None:
     argv = rendered(machine).argv
     assert argv[:4] == ("/venv/bin/python", "-m", "dtj_agent", "--")
     assert argv[4:8] == ("/venv/bin/python", "-u", "-m", "train")
 
 
-def test_mount_paths_become_folders_in_arguments_and_in_the_environment(machine: container.Machine) -> None:
+def test_mount_paths_become_folders_in_arguments_and_environment(machine: container.HostEnvironment) -> None:
     mount = {"volumeMounts": [{"name": "data", "mountPath": "/data", "subPath": "v1"}]}
-    result = rendered(machine, container=mount, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "big"}}])
+    result = rendered(
+        machine, container=mount, volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "big"}}]
+    )
     shared = machine.volumes_dir / "shared"
-    assert result.argv[8:] == (f"--data={machine.volumes_dir}/big/v1/train", "--out", f"{shared}/more", "--name", "/checkpointsx")
+    assert result.argv[8:] == (
+        f"--data={machine.volumes_dir}/big/v1/train",
+        "--out",
+        f"{shared}/more",
+        "--name",
+        "/checkpointsx",
+    )
     assert result.environment["DTJ_CHECKPOINT_DIR"] == f"{shared}/team/digits"
     assert result.environment["DTJ_SECRET_FILE"] == f"{machine.scratch_dir}/secret/key"
     assert {shared, machine.volumes_dir / "big/v1"} <= set(result.folders)
 
 
-def test_two_lives_of_a_pod_do_not_share_an_emptydir(machine: container.Machine) -> None:
+def test_two_lives_of_a_pod_do_not_share_an_emptydir(machine: container.HostEnvironment) -> None:
     state = rendered(machine).environment["DTJ_STATE_DIR"]
     assert state.startswith(f"{machine.scratch_dir}/1-pod-uid-")
     assert len("/tmp/dtj-12345678/1023-12345678/dtj-state/agent.sock") < 108, "a unix socket's path"
 
 
-def test_addresses_are_loopback_ports(machine: container.Machine) -> None:
+def test_peer_addresses_are_loopback_ports(machine: container.HostEnvironment) -> None:
     environment = rendered(machine, ordinal=1).environment
     assert environment["DTJ_PEERS"] == "127.0.0.1:5000,127.0.0.1:5001"
     assert environment["DTJ_LISTEN"] == "127.0.0.1:5001"
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-def test_the_downward_api_answers(machine: container.Machine) -> None:
+def test_downward_api_values_are_filled_in(machine: container.HostEnvironment) -> None:
     environment = rendered(machine, ordinal=1).environment
     names = ("DTJ_ORDINAL", "DTJ_POD_NAME", "DTJ_POD_IP", "DTJ_NODE_NAME", "DTJ_LOCAL_POD")
     assert [environment[name] for name in names] == ["1", "digits-1", "127.0.0.1", "laptop", "job-uid/pod-uid-0001"]
 
 
-def test_what_an_outer_torchrun_or_dtj_has_set_is_not_inherited(machine: container.Machine) -> None:
+def test_variables_of_an_outer_torchrun_or_dtj_are_not_inherited(machine: container.HostEnvironment) -> None:
     environment = rendered(machine).environment
     assert "RANK" not in environment
     assert "DTJ_ATTEMPT" not in environment
 
 
-def test_references_are_expanded_as_the_kubelet_does(machine: container.Machine) -> None:
+def test_variable_references_are_expanded_as_the_kubelet_does(machine: container.HostEnvironment) -> None:
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)-$(NONE)-$$(A)"}]
     assert rendered(machine, container={"env": env}).environment["B"] == "1-$(NONE)-$(A)"
 
 
-def test_a_value_from_a_secret_is_taken_from_the_environment_or_asked_for(machine: container.Machine) -> None:
+def test_secret_value_comes_from_the_environment_or_is_requested(machine: container.HostEnvironment) -> None:
     def item(name: str, **more: Any) -> dict[str, Any]:
         return {"name": name, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", **more}}}
 
@@ -116,7 +124,7 @@ def test_a_value_from_a_secret_is_taken_from_the_environment_or_asked_for(machin
         rendered(machine, container={"env": [item("OTHER")]})
 
 
-def test_what_this_machine_does_not_give_is_said() -> None:
+def test_ignored_template_fields_are_reported() -> None:
     spec = {
         "nodeSelector": {"gpu": "yes"},
         "initContainers": [{"name": "fetch"}],
@@ -131,11 +139,11 @@ def test_what_this_machine_does_not_give_is_said() -> None:
         ],
         "volumes": [{"name": "config", "configMap": {"name": "c"}}],
     }
-    assert container.not_honoured(spec, {}) == [
+    assert container.ignored_fields(spec, {}) == [
         "nodeSelector is ignored",
         "container sidecar is not started",
         "init container fetch is not run",
-        "resource nvidia.com/gpu: 2 is not set apart",
-        "envFrom is not read: export those variables before dtj run",
+        "resource nvidia.com/gpu: 2 is not reserved",
+        "envFrom is ignored: export those variables before dtj run",
         "volume config (configMap) is not mounted",
     ]

@@ -1,4 +1,7 @@
-"""The promise of a recovery, on a real training: the losses are those of a run that nobody disturbed, to the last bit."""
+"""The promise of a recovery, on a real training.
+
+The losses equal those of an undisturbed run, to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ STEPS = 67  # 3 epochs of 1437 samples, 64 at a time
 
 
 def digits() -> str:
-    """The demo's job, smaller, with every step's loss in the log."""
+    """Returns the demo's job, smaller, with every step's loss in the log."""
     job = yaml.safe_load(DEMO.read_text())
     job["spec"]["replicas"] = 2
     job["spec"]["entrypoint"]["args"] = ["--epochs", "3", "--step-time-ms", "20", "--log-every", "1"]
@@ -24,7 +27,7 @@ def digits() -> str:
 
 
 def losses(run: LocalRun) -> list[tuple[int, str]]:
-    """(step, loss as printed) in the order of the log: steps done twice stand there twice."""
+    """Returns (step, loss as printed) in the order of the log; repeated steps appear twice."""
     return [
         (int(step), loss)
         for step, loss in re.findall(r" step=(\d+) (?:.* )?loss=(\S+)", (run.run_dir / "demo-0.log").read_text())
@@ -33,7 +36,7 @@ def losses(run: LocalRun) -> list[tuple[int, str]]:
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-def test_a_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+def test_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     for name in ("calm", "rough"):
         (tmp_path / name).mkdir()
     calm = start(folder=tmp_path / "calm", job=digits())
@@ -55,6 +58,7 @@ def test_a_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., Loca
     assert [pair for pair in seen if pair[1] != expected[pair[0]]] == []
     assert len(seen) > len(expected) or recovery["lostSteps"] == 0
     final = [
-        float(accuracy) for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "demo-0.log").read_text())
+        float(accuracy)
+        for accuracy in re.findall(r"final step=67 .* accuracy=(\S+)", (rough.run_dir / "demo-0.log").read_text())
     ]
     assert final[0] > 0.8

@@ -1,4 +1,4 @@
-"""The commands of README and docs are commands that there are, in an order that works, on files that are there."""
+"""The commands of README and docs exist, work in their order, and use files that exist."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ MISPLACED = re.compile(r"\binstall\s+(?:-\S+\s+)*[\"']?dtj(?![/\w.]*/)")
 
 
 def commands(page: Path) -> list[str]:
-    """Each shell command of a page, without comments, in reading order."""
+    """Returns each shell command of a page, without comments, in reading order."""
     lines = "\n".join(FENCE.findall(page.read_text())).replace("\\\n", " ").splitlines()
     return [found for line in lines if (found := _uncommented(line))]
 
 
 def _uncommented(line: str) -> str:
-    words: list[str] = []
-    for word in line.split(" "):
-        if word.startswith("#"):
+    tokens: list[str] = []
+    for token in line.split(" "):
+        if token.startswith("#"):
             break
-        words.append(word)
-    return " ".join(words).strip()
+        tokens.append(token)
+    return " ".join(tokens).strip()
 
 
-def of_all_pages(*programs: str) -> list[tuple[str, str]]:
-    """(page, command) of every command line that starts one of these programs."""
+def commands_of_pages(*programs: str) -> list[tuple[str, str]]:
+    """Returns (page, command) of every command line that starts one of these programs."""
     found = []
     for page in PAGES:
         for command in commands(page):
-            words = command.split()
-            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
-                words = words[1:]
-            if words and words[0] in programs:
-                found.append((str(page.relative_to(ROOT)), " ".join(words)))
+            tokens = command.split()
+            while tokens and re.fullmatch(r"[A-Z_]+=\S*", tokens[0]):
+                tokens = tokens[1:]
+            if tokens and tokens[0] in programs:
+                found.append((str(page.relative_to(ROOT)), " ".join(tokens)))
     return found
 
 
@@ -53,41 +53,41 @@ def targets() -> set[str]:
 
 
 def claims(path: Path) -> set[str]:
-    """The claims that a file of Kubernetes objects makes."""
+    """Returns the claims that a file of Kubernetes objects creates."""
     objects = yaml.safe_load_all(path.read_text())
     return {one["metadata"]["name"] for one in objects if one and one.get("kind") == "PersistentVolumeClaim"}
 
 
 def needs(path: Path) -> set[str]:
-    """The claims that the jobs of a file save to."""
+    """Returns the claims that the jobs of a file save to."""
     jobs = [one for one in yaml.safe_load_all(path.read_text()) if one and one.get("kind") == "DistributedTrainingJob"]
     found = {job["spec"].get("checkpoint", {}).get("volume", {}).get("claimName") for job in jobs}
     return {claim for claim in found if claim}
 
 
-def test_there_are_commands_to_look_at() -> None:
-    assert len(of_all_pages("make")) >= 4
-    assert len(of_all_pages("dtj", ".venv/bin/dtj")) >= 6
-    assert len(of_all_pages("kubectl")) >= 6
+def test_docs_contain_commands() -> None:
+    assert len(commands_of_pages("make")) >= 4
+    assert len(commands_of_pages("dtj", ".venv/bin/dtj")) >= 6
+    assert len(commands_of_pages("kubectl")) >= 6
 
 
-@pytest.mark.parametrize(("page", "command"), of_all_pages("make"))
+@pytest.mark.parametrize(("page", "command"), commands_of_pages("make"))
 def test_every_make_target_of_the_docs_exists(page: str, command: str) -> None:
-    words = [word for word in command.split()[1:] if "=" not in word and not word.startswith("-")]
-    assert set(words) <= targets(), page
+    tokens = [token for token in command.split()[1:] if "=" not in token and not token.startswith("-")]
+    assert set(tokens) <= targets(), page
 
 
-@pytest.mark.parametrize(("page", "command"), of_all_pages("dtj", ".venv/bin/dtj"))
+@pytest.mark.parametrize(("page", "command"), commands_of_pages("dtj", ".venv/bin/dtj"))
 def test_every_dtj_command_of_the_docs_parses(page: str, command: str) -> None:
     flags = parser().parse_args(shlex.split(command)[1:])
     for path in (getattr(flags, "file", None), getattr(flags, "filename", None)):
         assert path is None or (ROOT / path).exists(), page
 
 
-@pytest.mark.parametrize(("page", "command"), of_all_pages("kubectl", "helm", "sed"))
+@pytest.mark.parametrize(("page", "command"), commands_of_pages("kubectl", "helm", "sed"))
 def test_every_file_of_a_cluster_command_exists(page: str, command: str) -> None:
-    for word in re.findall(r"(?:^|[ =])((?:examples|charts|crds)/[\w./-]*)", command):
-        assert (ROOT / word).exists(), page
+    for token in re.findall(r"(?:^|[ =])((?:examples|charts|crds)/[\w./-]*)", command):
+        assert (ROOT / token).exists(), page
 
 
 def _before(page: Path) -> Iterator[tuple[str, list[str]]]:
@@ -97,22 +97,28 @@ def _before(page: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/tutorial.md"], ids=["README", "tutorial"])
-def test_a_cluster_is_used_after_its_exports_and_a_job_after_its_claim(page: Path) -> None:
+def test_docs_use_a_cluster_after_its_exports_and_a_job_after_its_claim(page: Path) -> None:
     exports = 'eval "$(make -s cluster-env)"'
     assert any("cluster-up" in command for command in commands(page))
     for command, before in _before(page):
         if command.startswith(("kubectl", ".venv/bin/dtj wait", ".venv/bin/dtj logs")):
             assert exports in before, command
         for name in re.findall(r"kubectl apply -f (\S+\.yaml)", command):
-            made = {claim for line in before for at in re.findall(r"apply -f (\S+)", line) for claim in claims(ROOT / at)}
-            assert needs(ROOT / name) <= made, f"{command}: the claim is not made before"
+            made = {
+                claim for line in before for at in re.findall(r"apply -f (\S+)", line) for claim in claims(ROOT / at)
+            }
+            assert needs(ROOT / name) <= made, f"{command}: the claim is not created before"
 
 
-def test_nothing_that_people_read_sends_them_to_a_package_that_is_not_ours() -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+def test_docs_never_name_a_package_of_strangers() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     wrong = []
     for name in tracked.splitlines():
-        if name.startswith("tests/") or not name.endswith((".md", ".py", ".sh", ".yaml", ".txt", ".toml", "file", ".mk", ".tpl")):
+        if name.startswith("tests/") or not name.endswith(
+            (".md", ".py", ".sh", ".yaml", ".txt", ".toml", "file", ".mk", ".tpl")
+        ):
             continue
         for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
             if "pip" in line and MISPLACED.search(line):
@@ -123,17 +129,17 @@ def test_nothing_that_people_read_sends_them_to_a_package_that_is_not_ours() -> 
 @pytest.mark.parametrize(
     "line", ["pip install dtj", "pip install -U dtj", "pip3 install --upgrade 'dtj'", "pip install dtj-client"]
 )
-def test_the_search_for_strangers_packages_finds_them(line: str) -> None:
+def test_search_for_strangers_packages_finds_them(line: str) -> None:
     assert MISPLACED.search(line)
     assert not MISPLACED.search("pip install ./trainer-image ./operator ./client")
 
 
-def test_no_two_examples_share_a_name_on_a_claim() -> None:
+def test_examples_on_one_claim_have_distinct_names() -> None:
     found: dict[tuple[str, str], str] = {}
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         for job in (one for one in yaml.safe_load_all(path.read_text()) if one.get("kind") == "DistributedTrainingJob"):
             claim = job["spec"].get("checkpoint", {}).get("volume", {}).get("claimName", "")
             key = (job["metadata"]["name"], claim)
-            assert key not in found, f"{path.name} and {found[key]}: the second would go on where the first has ended"
+            assert key not in found, f"{path.name} and {found[key]}: the second would resume where the first has ended"
             found[key] = path.name
     assert found

@@ -1,4 +1,4 @@
-"""The example of three lines in a loop of one's own, on this machine: `dtj run` from the top of the repository."""
+"""The example of three added lines in a user's own loop, with `dtj run` from the top of the repository."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-def test_three_lines_bring_a_loop_back_from_a_killed_worker_and_show_how_far_it_is(
-    start: Callable[..., LocalRun], tmp_path: Path
-) -> None:
+def test_three_added_lines_recover_a_loop_and_show_its_progress(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(EXAMPLES)
     run = start("--kill", "worker:1@step=70", job=(EXAMPLES / "own-loop.yaml").read_text())
     code, job = run.wait(240)
     assert code == 0, run.lines()
     status = job["status"]
     assert status["attempt"] == 2
-    assert status["recoveries"][0]["resumedStep"] >= 50, "it went on from a checkpoint"
+    assert status["recoveries"][0]["resumedStep"] >= 50, "the script resumed from a checkpoint"
     progress = status["progress"]
     assert progress["step"] == progress["totalSteps"] == status["checkpoint"]["step"] == 400
     assert progress["loss"] < 0.5
@@ -34,4 +32,4 @@ def test_three_lines_bring_a_loop_back_from_a_killed_worker_and_show_how_far_it_
         record = json.loads(line)
         losses.setdefault(record["step"], []).append(record["loss"])
     assert sorted(losses) == list(range(10, 401, 10))
-    assert all(len(set(twice)) == 1 for twice in losses.values()), "a step that was done twice had the same loss twice"
+    assert all(len(set(twice)) == 1 for twice in losses.values()), "a repeated step had the same loss again"

@@ -1,4 +1,7 @@
-"""`dtj run --fresh` begins anew whatever kind of script ran before, and removes nothing that is not the job's own."""
+"""`dtj run --fresh` starts over, whatever kind of script ran before.
+
+Only the job's own files are removed.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,31 @@ Start = Callable[..., LocalRun]
 
 
 def begun(run: LocalRun) -> list[str]:
-    """Where rank 0, which alone writes, began: another rank may look after it has written."""
-    return re.findall(r"^\[rank 0\] attempt (\d+ begins at \d+)$", (run.run_dir / "count-0.log").read_text(), re.MULTILINE)
+    """Returns where rank 0 began in each attempt.
+
+    Only rank 0 writes, so another rank may read the count after rank 0 has written.
+    """
+    return re.findall(
+        r"^\[rank 0\] attempt (\d+ begins at \d+)$", (run.run_dir / "count-0.log").read_text(), re.MULTILINE
+    )
 
 
-def test_fresh_removes_what_a_script_saved_by_itself_and_the_count_of_attempts(start: Start) -> None:
+def test_fresh_removes_files_of_the_script_and_the_count_of_attempts(start: Start) -> None:
     assert start(job=script_job("10")).wait()[0] == 0
     second = start(job=script_job("10"))
-    assert second.wait()[1]["status"]["attempt"] == 2, "the lease of the first run stands"
+    assert second.wait()[1]["status"]["attempt"] == 2, "the lease of the first run remains"
     assert begun(second) == ["2 begins at 10"]
-    assert any("an earlier run left files in" in line for line in second.lines())
+    assert any("an earlier run left files" in line for line in second.lines())
 
     third = start("--fresh", job=script_job("10"))
     code, job = third.wait()
     assert code == 0, third.lines()
     assert job["status"]["attempt"] == 1
     assert begun(third) == ["1 begins at 0"]
-    assert any("--fresh: removed all that earlier runs left in" in line for line in third.lines())
+    assert any("--fresh: removed everything that earlier runs left in" in line for line in third.lines())
 
 
-def test_fresh_of_a_first_run_has_nothing_to_remove(start: Start) -> None:
+def test_fresh_on_a_first_run_removes_nothing(start: Start) -> None:
     run = start("--fresh", steps=5)
     assert run.wait()[0] == 0
     assert not any("--fresh" in line for line in run.lines())
@@ -67,7 +75,7 @@ def test_fresh_removes_nothing_behind_a_link(tmp_path: Path, linked: str) -> Non
     assert (elsewhere / "count").is_dir()
 
 
-def test_fresh_takes_a_claim_that_lies_on_another_disk(tmp_path: Path) -> None:
+def test_fresh_clears_a_claim_on_another_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     (disk / "default/count").mkdir(parents=True)
     (tmp_path / "volumes").mkdir()

@@ -1,4 +1,4 @@
-"""A kubeconfig that is none is one line that names the file."""
+"""An invalid kubeconfig results in one line that names the file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ GARBAGE = {
         "current-context: a\nclusters: {a: 1}\nusers: []\ncontexts: [{name: a, context: {cluster: a, user: a}}]"
     ),
     "a certificate that is none": (
-        "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority-data: '%%'}}]\n"
+        "current-context: a\n"
+        "clusters: [{name: a, cluster: {server: 'https://127.0.0.1:1', certificate-authority-data: '%%'}}]\n"
         "users: [{name: a, user: {}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]"
     ),
     "a user that is a list": (
-        "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]\nusers: [{name: a, user: [1]}]\n"
-        "contexts: [{name: a, context: {cluster: a, user: a}}]"
+        "current-context: a\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]\n"
+        "users: [{name: a, user: [1]}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]"
     ),
     "empty": "",
 }
@@ -41,7 +42,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", GARBAGE.values(), ids=GARBAGE.keys())
-def test_a_garbage_kubeconfig_is_one_line_that_names_the_file(
+def test_garbage_kubeconfig_is_one_line_that_names_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     path = tmp_path / "config"
@@ -52,7 +53,7 @@ def test_a_garbage_kubeconfig_is_one_line_that_names_the_file(
     assert str(path) in line or "check --kubeconfig" in line
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(
+def test_missing_kubeconfig_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nope"))

@@ -1,4 +1,4 @@
-"""`dtj run`: the whole job with real processes on this machine."""
+"""`dtj run`: whole jobs with real processes on this machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from dtj.local.logs import LogTail
-from tests.unit.client.support import WORKER, LocalRun, eventually, job_yaml, script_job
+from dtj.local.log_tail import LogTail
+from tests.lib.waiting import wait_until
+from tests.unit.client.support import WORKER, LocalRun, job_yaml, script_job
 
 Start = Callable[..., LocalRun]
 UNDISTURBED = {step: repr(1.0 / (1 + step)) for step in range(1, 61)}
@@ -23,7 +24,7 @@ def conditions(job: dict[str, Any]) -> dict[str, str]:
     return {one["type"]: one["status"] for one in job["status"]["conditions"]}
 
 
-def test_three_pods_end_complete_with_exit_code_0_and_nothing_left(start: Start) -> None:
+def test_three_pods_complete_with_exit_code_0_and_leave_no_process(start: Start) -> None:
     run = start(steps=40)
     code, job = run.wait()
     assert code == 0, run.lines()
@@ -38,11 +39,11 @@ def test_three_pods_end_complete_with_exit_code_0_and_nothing_left(start: Start)
     assert sorted(path.name for path in run.run_dir.glob("*.log")) == ["count-0.log", "count-1.log", "count-2.log"]
 
 
-def test_a_killed_worker_is_recovered_in_place_and_no_agent_is_touched(start: Start) -> None:
+def test_killed_worker_is_restarted_in_place_and_no_agent_is_touched(start: Start) -> None:
     run = start("--kill", "worker:1@step=25", steps=60, replicas=2, processes=2, args="--hold-at 30")
-    eventually("both agents run", lambda: len(run.agents()) == 2)
+    wait_until("both agents run", lambda: len(run.agents()) == 2)
     agents = set(run.agents())
-    eventually("the second attempt", lambda: run.status().get("attempt") == 2)
+    wait_until("the second attempt", lambda: run.status().get("attempt") == 2)
     assert set(run.agents()) == agents
     code, job = run.wait()
     assert code == 0, run.lines()
@@ -58,7 +59,7 @@ def test_a_killed_worker_is_recovered_in_place_and_no_agent_is_touched(start: St
 
 
 @pytest.mark.parametrize("ordinal", [0, 1, 2])
-def test_a_lost_pod_comes_back_and_the_group_goes_on_from_the_checkpoint(start: Start, ordinal: int) -> None:
+def test_lost_pod_is_recreated_and_the_group_resumes_from_the_checkpoint(start: Start, ordinal: int) -> None:
     run = start("--kill", f"pod:{ordinal}@step=25", steps=60, args="--hold-at 30")
     code, job = run.wait()
     assert code == 0, run.lines()
@@ -72,7 +73,7 @@ def test_a_lost_pod_comes_back_and_the_group_goes_on_from_the_checkpoint(start: 
     assert run.living() == {}
 
 
-def test_a_failed_job_is_exit_code_1_with_the_evidence(start: Start) -> None:
+def test_failed_job_exits_with_1_and_the_evidence(start: Start) -> None:
     run = start(steps=40, max_restarts=0, args="--fail-at 15 --exit-code 3")
     code, job = run.wait()
     assert code == 1
@@ -84,7 +85,7 @@ def test_a_failed_job_is_exit_code_1_with_the_evidence(start: Start) -> None:
     assert run.living() == {}
 
 
-def test_the_deadline_of_the_spec_holds_here_too(start: Start) -> None:
+def test_local_run_enforces_the_active_deadline(start: Start) -> None:
     run = start(steps=100_000, more="  activeDeadlineSeconds: 2")
     code, job = run.wait()
     assert code == 1
@@ -94,7 +95,7 @@ def test_the_deadline_of_the_spec_holds_here_too(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_with_nothing_left(start: Start, number: signal.Signals, code: int) -> None:
+def test_signal_ends_the_run_and_leaves_no_process(start: Start, number: signal.Signals, code: int) -> None:
     run = start(steps=100_000)
     run.until_step(3)
     assert len(run.agents()) == 3
@@ -103,44 +104,44 @@ def test_a_signal_ends_the_run_with_nothing_left(start: Start, number: signal.Si
     assert run.living() == {}
 
 
-def test_a_second_signal_ends_at_once_what_does_not_listen_to_the_first(start: Start) -> None:
+def test_second_signal_kills_workers_that_ignore_the_first(start: Start) -> None:
     run = start(steps=100_000, more="  template: {spec: {terminationGracePeriodSeconds: 600}}", args="--deaf")
     run.until_step(3)
     run.signal(signal.SIGINT)
-    eventually("dtj says that it waits", lambda: any("ending all workers" in line for line in run.lines()))
+    wait_until("dtj reports the signal", lambda: any("stopping all workers" in line for line in run.lines()))
     assert len(run.agents()) == 3
     run.signal(signal.SIGINT)
     assert run.wait()[0] == 130
     assert run.living() == {}
 
 
-def test_nothing_outlives_a_dtj_that_is_killed(start: Start) -> None:
+def test_no_process_outlives_a_killed_dtj(start: Start) -> None:
     run = start(steps=100_000)
     run.until_step(3)
     run.signal(signal.SIGKILL)
-    eventually("all processes are gone", lambda: not run.living())
+    wait_until("all processes are gone", lambda: not run.living())
 
 
-def test_what_a_worker_starts_and_hides_in_a_session_of_its_own_ends_with_a_killed_dtj(start: Start) -> None:
+def test_process_in_another_session_ends_with_a_killed_dtj(start: Start) -> None:
     run = start(steps=100_000, args="--child")
-    eventually("all three are there", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
+    wait_until("all three children run", lambda: sum("SIG_IGN" in text for text in run.living().values()) == 3)
     run.signal(signal.SIGKILL)
-    eventually("all processes are gone", lambda: not run.living())
+    wait_until("all processes are gone", lambda: not run.living())
     assert run.living() == {}
 
 
-def test_a_second_run_goes_on_from_the_checkpoints_of_the_first_and_fresh_begins_anew(start: Start) -> None:
+def test_second_run_resumes_from_checkpoints_and_fresh_starts_over(start: Start) -> None:
     assert start(steps=20).wait()[0] == 0
     second = start(steps=40)
     assert second.wait()[0] == 0
-    assert any("goes on from step 20" in line for line in second.lines())
+    assert any("resuming from step 20" in line for line in second.lines())
     assert min(second.losses()) == 21
     third = start("--fresh", steps=20)
     assert third.wait()[0] == 0
     assert min(third.losses()) == 1
 
 
-def test_a_fault_that_never_came_is_said(start: Start) -> None:
+def test_fault_that_was_never_injected_is_reported(start: Start) -> None:
     run = start("--kill", "worker:0@step=500", steps=20)
     assert run.wait()[0] == 0
     assert "--kill worker:0@step=500: the job ended before that step" in run.lines()
@@ -158,7 +159,9 @@ TORCHRUN_SCRIPT = """\
 
 
 def test_any_command_runs_without_checkpoints_or_reports(start: Start) -> None:
-    lines = [line for line in job_yaml(replicas=2).splitlines() if not re.match(r"  (entrypoint|checkpoint|backend):", line)]
+    lines = [
+        line for line in job_yaml(replicas=2).splitlines() if not re.match(r"  (entrypoint|checkpoint|backend):", line)
+    ]
     run = start("--logs", job="\n".join(lines) + "\n" + TORCHRUN_SCRIPT, environ={"HOME": "/home/jane"})
     code, job = run.wait()
     assert code == 0, run.lines()
@@ -169,13 +172,13 @@ def test_any_command_runs_without_checkpoints_or_reports(start: Start) -> None:
         assert f"count-{rank} [rank {rank}] {rank} of 2, you, {backend}, /home/jane" in run.lines()
 
 
-def test_logs_shows_what_workers_write(start: Start) -> None:
+def test_logs_flag_shows_the_output_of_workers(start: Start) -> None:
     run = start("--logs", steps=20)
     assert run.wait()[0] == 0
     assert f"count-0 [rank 0] step 20 loss {1 / 21!r}" in run.lines()
 
 
-def test_a_second_run_of_the_same_job_can_not_write_to_the_same_checkpoints(start: Start) -> None:
+def test_second_run_of_a_job_cannot_write_to_the_same_checkpoints(start: Start) -> None:
     first = start(steps=100_000)
     first.until_step(3)
     second = start(steps=10)
@@ -186,7 +189,7 @@ def test_a_second_run_of_the_same_job_can_not_write_to_the_same_checkpoints(star
     assert any(line.startswith("count: interrupted while Running after") for line in first.lines())
 
 
-def test_a_second_run_at_the_same_time_has_ports_of_its_own(start: Start, tmp_path: Path) -> None:
+def test_concurrent_run_has_its_own_ports(start: Start, tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
@@ -195,29 +198,33 @@ def test_a_second_run_at_the_same_time_has_ports_of_its_own(start: Start, tmp_pa
 
 
 def own_output(run: LocalRun) -> list[str]:
-    """The lines of workers that the run shows."""
+    """Returns the lines of workers that the run shows."""
     return [line for line in run.lines() if "[rank " in line or "[agent]" in line]
 
 
-def test_what_rank_0_writes_is_shown_by_default_and_no_other_rank(start: Start) -> None:
+def test_default_output_is_that_of_rank_0(start: Start) -> None:
     run = start(job=script_job("10"))
     assert run.wait()[0] == 0
-    assert own_output(run) == ["[rank 0] attempt 1 begins at 0", "[rank 0] step 10"], "a progress bar shows its last state"
+    assert own_output(run) == ["[rank 0] attempt 1 begins at 0", "[rank 0] step 10"], (
+        "a progress bar shows its last state"
+    )
 
 
 @pytest.mark.parametrize(("flags", "shown"), [(("--rank", "1"), ["[rank 1] "]), (("--no-logs",), [])])
-def test_a_flag_chooses_another_rank_or_none(start: Start, flags: tuple[str, ...], shown: list[str]) -> None:
+def test_flag_selects_another_rank_or_none(start: Start, flags: tuple[str, ...], shown: list[str]) -> None:
     run = start(*flags, job=script_job("10"))
     assert run.wait()[0] == 0
     assert {line[: len("[rank 1] ")] for line in own_output(run)} == set(shown)
 
 
-def test_more_output_than_a_terminal_takes_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_excess_output_is_omitted_and_counted(tmp_path: Path) -> None:
     log = tmp_path / "count-0.log"
     tail = LogTail(tmp_path, 0)
-    log.write_text("".join(f"[rank 0] line {n}\n[rank 1] line {n}\n" for n in range(200)) + "[rank 0] " + "x" * 10_000 + "\n")
+    log.write_text(
+        "".join(f"[rank 0] line {n}\n[rank 1] line {n}\n" for n in range(200)) + "[rank 0] " + "x" * 10_000 + "\n"
+    )
     shown = tail.lines()
-    assert shown[0] == f"[rank 0] ... 151 lines left out; all are in {log}"
+    assert shown[0] == f"[rank 0] ... 151 lines omitted; all are in {log}"
     assert shown[1:-1] == [f"[rank 0] line {n}" for n in range(151, 200)]
     assert len(shown[-1]) <= 500
     with log.open("a") as file:
@@ -229,63 +236,63 @@ def test_more_output_than_a_terminal_takes_is_left_out_and_counted(tmp_path: Pat
     assert tail.lines() == []
 
 
-def test_an_interrupted_run_shows_the_error_that_made_it_restart(start: Start) -> None:
+def test_interrupted_run_shows_the_error_that_made_it_restart(start: Start) -> None:
     run = start(job=script_job("10", "fail"))
-    eventually("the second attempt", lambda: run.status().get("attempt", 0) >= 2)
+    wait_until("the second attempt", lambda: run.status().get("attempt", 0) >= 2)
     run.signal(signal.SIGINT)
     assert run.wait()[0] == 130
     text = "\n".join(run.lines()).rpartition("count: interrupted while")[2]
     assert "| RuntimeError: the table of samples is not whole" in text
 
 
-def test_the_restarts_of_the_table_are_those_of_the_group(start: Start) -> None:
+def test_table_shows_the_restarts_of_the_group(start: Start) -> None:
     run = start("--kill", "worker:1@step=25", steps=100_000, replicas=2, args="--hold-at 30", tty=True)
     restarted = re.compile(r"count-0 +Running +\d+ .* 1 *\r?\n")
-    eventually("pod 0 was restarted with the group", lambda: restarted.search(run.screen()), seconds=60)
+    wait_until("pod 0 was restarted with the group", lambda: restarted.search(run.screen()), timeout=60)
     run.signal(signal.SIGINT)
     assert run.process.wait(60) == 130
 
 
-def test_a_dumb_terminal_gets_lines(start: Start) -> None:
+def test_dumb_terminal_gets_lines(start: Start) -> None:
     run = start(steps=40, environ={"TERM": "dumb"}, tty=True)
     assert run.process.wait(60) == 0
-    eventually("the summary", lambda: "count: Complete" in run.screen())
+    wait_until("the summary", lambda: "count: Complete" in run.screen())
     assert "count Running attempt 1" in run.screen()
     assert "[rank 0] step 40 loss" in run.screen()
 
 
-def test_a_terminal_shows_no_pod_as_running_after_the_end(start: Start) -> None:
+def test_terminal_shows_no_running_pod_after_the_end(start: Start) -> None:
     run = start(steps=40, tty=True)
     assert run.process.wait(60) == 0
-    eventually("the summary", lambda: "count: Complete" in run.screen())
+    wait_until("the summary", lambda: "count: Complete" in run.screen())
     assert "count-0" not in run.screen().rpartition("count  Complete")[2].partition("count: Complete")[0]
 
 
-def test_an_entrypoint_that_is_not_there_names_the_folder_it_was_looked_for_in(start: Start) -> None:
+def test_missing_entrypoint_names_the_folder_it_was_looked_up_in(start: Start) -> None:
     job = job_yaml(replicas=1).replace(str(WORKER), "none.py")
     run = start(job=job)
     assert run.wait()[0] == 1
     assert f"  advice       a relative path in entrypoint starts at {run.folder}, where dtj was started" in run.lines()
 
 
-def test_a_failed_import_names_the_python_that_lacks_it(start: Start, tmp_path: Path) -> None:
+def test_failed_import_names_the_python_that_lacks_it(start: Start, tmp_path: Path) -> None:
     (tmp_path / "lacking.py").write_text("import nothing_of_this_name\n")
     run = start(job=job_yaml(replicas=1).replace(str(WORKER), str(tmp_path / "lacking.py")))
     assert run.wait()[0] == 1
     assert any(line.startswith(f"  advice       the workers run in {sys.executable}: ") for line in run.lines())
 
 
-def test_a_second_signal_still_ends_with_the_summary_and_the_logs(start: Start) -> None:
+def test_second_signal_still_prints_the_summary_and_the_logs(start: Start) -> None:
     run = start(steps=100_000, more="  template: {spec: {terminationGracePeriodSeconds: 600}}", args="--deaf")
     run.until_step(3)
     run.signal(signal.SIGINT)
-    eventually("dtj says that it waits", lambda: any("ending all workers" in line for line in run.lines()))
+    wait_until("dtj reports the signal", lambda: any("stopping all workers" in line for line in run.lines()))
     run.signal(signal.SIGINT)
     assert run.wait()[0] == 130
     assert any(line.startswith("  logs         ") for line in run.lines())
 
 
-def test_the_folder_of_runs_keeps_itself_out_of_git(tmp_path: Path) -> None:
+def test_folder_of_runs_is_ignored_by_git(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(job_yaml(steps=3, replicas=1))
     command = [sys.executable, "-m", "dtj.main", "run", "job.yaml"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)

@@ -1,4 +1,7 @@
-"""`dtj logs`: all pods of a job through a real API server, with the kubelet's part played by a small HTTPS server."""
+"""`dtj logs` of all pods of a job, through a real API server.
+
+A small HTTPS server takes the kubelet's place.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ import pytest
 
 from dtj.cluster import logs
 from hack.cluster.controlplane import ControlPlane
+from tests.lib.waiting import wait_until
 from tests.unit.client.logserver import LogServer
-from tests.unit.client.support import eventually, set_status
+from tests.unit.client.support import set_status
 
 pytestmark = pytest.mark.controlplane
 PODS = "/api/v1/namespaces/default/pods"
@@ -20,7 +24,7 @@ PODS = "/api/v1/namespaces/default/pods"
 
 @pytest.fixture
 def node(cluster: ControlPlane, tmp_path: Path) -> Iterator[LogServer]:
-    """A node whose kubelet is a LogServer; its pods are gone afterwards."""
+    """Returns a node whose kubelet is a LogServer; deletes its pods after the test."""
     with LogServer(tmp_path / "pki") as server:
         status = {
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
@@ -37,7 +41,14 @@ def make_pod(plane: ControlPlane, ordinal: int) -> None:
     labels = {"training.dtj.dev/job-name": "count", "apps.kubernetes.io/pod-index": str(ordinal)}
     spec = {"nodeName": "n1", "containers": [{"name": "trainer", "image": "x"}]}
     pod = plane.request("POST", PODS, {"metadata": {"name": f"count-{ordinal}", "labels": labels}, "spec": spec})
-    running = {"name": "trainer", "image": "x", "imageID": "", "ready": True, "restartCount": 0, "state": {"running": {}}}
+    running = {
+        "name": "trainer",
+        "image": "x",
+        "imageID": "",
+        "ready": True,
+        "restartCount": 0,
+        "state": {"running": {}},
+    }
     pod["status"] = {"phase": "Running", "containerStatuses": [running]}
     plane.request("PUT", f"{PODS}/count-{ordinal}/status", pod)
 
@@ -50,7 +61,7 @@ def at(second: int, text: str) -> str:
     return f"2026-01-01T00:00:{second:02d}.000000000Z {text}"
 
 
-def test_lines_of_all_pods_come_in_order_of_time_with_the_pod_in_front(
+def test_logs_of_all_pods_are_ordered_by_time_with_the_pod_in_front(
     cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path
 ) -> None:
     dtj("submit", "-f", job_file)
@@ -71,7 +82,7 @@ def test_lines_of_all_pods_come_in_order_of_time_with_the_pod_in_front(
     assert node.queries[-1][1]["sinceSeconds"] == ["120"]
 
 
-def test_following_goes_on_through_a_replaced_pod_until_the_job_has_ended(
+def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dtj("submit", "-f", job_file)
@@ -79,14 +90,14 @@ def test_following_goes_on_through_a_replaced_pod_until_the_job_has_ended(
     make_pod(cluster, 0)
 
     def happen() -> None:
-        eventually("the first pod is followed", lambda: node.queries)
+        wait_until("the first pod is followed", lambda: node.queries)
         node.write("count-0", at(2, "[rank 0] b"))
         node.end("count-0")
         delete_pod(cluster, "count-0")
         node.logs["count-0"] = [at(3, "[rank 0] c")]
         node.ended.clear()
         make_pod(cluster, 0)
-        eventually("the second pod is followed", lambda: len(node.queries) == 2)
+        wait_until("the second pod is followed", lambda: len(node.queries) == 2)
         node.write("count-0", at(4, "[rank 0] d"))
         set_status(cluster, "Complete")
 
@@ -96,20 +107,22 @@ def test_following_goes_on_through_a_replaced_pod_until_the_job_has_ended(
     events.join(10)
     assert code == 0
     assert out.splitlines() == [f"count-0 [rank 0] {letter}" for letter in "abcd"]
-    assert "tailLines" not in node.queries[1][1], "--tail is about what was there when the command began"
+    assert "tailLines" not in node.queries[1][1], "--tail applies to output from before the command"
 
 
-def test_following_goes_on_where_a_stream_was_cut_off(cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path) -> None:
+def test_following_resumes_where_a_stream_was_cut_off(
+    cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     node.logs = {"count-0": [at(1, "[rank 0] a")]}
     make_pod(cluster, 0)
 
     def happen() -> None:
-        eventually("the pod is followed", lambda: node.queries)
-        node.end("count-0")  # the container runs on: it was somebody between
+        wait_until("the pod is followed", lambda: node.queries)
+        node.end("count-0")  # a proxy ended it; the container still runs
         node.write("count-0", at(2, "[rank 0] b"))
         seen = len(node.queries)
-        eventually("the pod is followed again, and again", lambda: len(node.queries) >= seen + 2)
+        wait_until("the pod is followed again, and again", lambda: len(node.queries) >= seen + 2)
         set_status(cluster, "Complete")
 
     events = threading.Thread(target=happen)
@@ -121,14 +134,21 @@ def test_following_goes_on_where_a_stream_was_cut_off(cluster: ControlPlane, nod
     assert "sinceTime" in node.queries[-1][1]
 
 
-def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
+def test_logs_without_pods_show_the_evidence_and_where_the_logs_are(
     cluster: ControlPlane, dtj: Any, job_file: Path
 ) -> None:
     dtj("submit", "-f", job_file)
     code, _, err = dtj("logs", "count")
     assert code == 0
     assert "no pod of count has started yet" in err
-    failure = {"attempt": 4, "rank": 1, "pod": "count-1", "reason": "WorkerFailed", "message": "it broke", "logTail": "one\ntwo"}
+    failure = {
+        "attempt": 4,
+        "rank": 1,
+        "pod": "count-1",
+        "reason": "WorkerFailed",
+        "message": "it broke",
+        "logTail": "one\ntwo",
+    }
     set_status(cluster, "Failed", attempt=4, failures=[failure])
     for flags in ([], ["-f"]):
         code, out, err = dtj("logs", "count", *flags)
@@ -137,23 +157,25 @@ def test_logs_of_a_job_whose_pods_are_gone_are_the_evidence_and_the_place(
         assert "claim shared, in default/count/logs/" in err
 
 
-def test_logs_of_a_job_that_never_ran_are_its_reason_and_exit_code_1(cluster: ControlPlane, dtj: Any, job_file: Path) -> None:
+def test_logs_of_a_job_that_never_ran_exit_with_1_and_the_reason(
+    cluster: ControlPlane, dtj: Any, job_file: Path
+) -> None:
     dtj("submit", "-f", job_file)
     set_status(cluster, "Failed")
     for flags in ([], ["-f"]):
         code, out, err = dtj("logs", "count", *flags)
         assert (code, out) == (1, "")
-        assert "no worker of it ever ran: RestartBudgetSpent: rank 1 was ended by SIGSEGV" in err
+        assert "no worker ever ran: RestartBudgetSpent: rank 1 was ended by SIGSEGV" in err
 
 
-def test_following_a_job_without_pods_reports_what_it_waits_for(
+def test_following_a_job_without_pods_reports_the_wait(
     cluster: ControlPlane, dtj: Any, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtj("submit", "-f", job_file)
     look = logs._look
 
     def asked(*which: Any) -> str:
-        set_status(cluster, "Complete", attempt=1)  # not before it was looked at
+        set_status(cluster, "Complete", attempt=1)  # only after the first look
         return look(*which)
 
     monkeypatch.setattr(logs, "_look", asked)

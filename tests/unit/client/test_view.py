@@ -1,4 +1,4 @@
-"""What a person is shown: pure functions of the job and the pods."""
+"""The views: pure functions of the job and the pods."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.text import Text
 from dtj import durations
 from dtj.errors import InputError
 from dtj.local import activity
-from dtj.local.pace import Pace
-from dtj.view.model import PodRow, Sight, seconds_left
+from dtj.local.progress_estimator import ProgressEstimator
+from dtj.view.model import PodRow, Snapshot, seconds_left
 from dtj.view.plain import PlainView, line
 from dtj.view.summary import PHASES, summary
 from dtj.view.table import fitted
@@ -26,37 +26,56 @@ NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 STATUS: dict[str, Any] = {
     "phase": "Running",
     "attempt": 2,
-    "progress": {"step": 130, "totalSteps": 900, "loss": 0.31234, "samplesPerSecond": 5120.4, "eta": "2026-01-01T12:03:05Z"},
+    "progress": {
+        "step": 130,
+        "totalSteps": 900,
+        "loss": 0.31234,
+        "samplesPerSecond": 5120.4,
+        "eta": "2026-01-01T12:03:05Z",
+    },
     "checkpoint": {"step": 100},
 }
 
 
-def sight(**status: Any) -> Sight:
+def snapshot(**status: Any) -> Snapshot:
     job = {"metadata": {"name": "digits"}, "status": {**STATUS, **status}}
     row = PodRow(name="digits-0", state="Running", pid=41, workers={0: 51, 1: 52}, restarts=3)
-    return Sight(job=job, now=NOW, rows=[row])
+    return Snapshot(job=job, now=NOW, rows=[row])
 
 
-def test_one_line_says_all() -> None:
-    assert line(sight()) == "digits Running attempt 2 step 130/900 loss 0.3123 5120 samples/s 3 m 05 s left"
-    assert line(Sight(job={"metadata": {"name": "digits"}}, now=NOW, rows=())) == "digits Pending"
+def test_line_shows_the_whole_state() -> None:
+    assert line(snapshot()) == "digits Running attempt 2 step 130/900 loss 0.3123 5120 samples/s 3 m 05 s left"
+    assert line(Snapshot(job={"metadata": {"name": "digits"}}, now=NOW, rows=())) == "digits Pending"
 
 
-def test_the_table_has_a_row_for_each_pod() -> None:
+def test_table_has_a_row_for_each_pod() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=120, height=40)
-    console.print(fitted(console, sight(), []))
+    console.print(fitted(console, snapshot(), []))
     text = stream.getvalue()
-    for word in ("digits", "Running", "attempt 2", "step 130/900", "checkpoint 100", "digits-0", "41", "0 (51)  1 (52)", "3"):
-        assert word in text
+    for expected in (
+        "digits",
+        "Running",
+        "attempt 2",
+        "step 130/900",
+        "checkpoint 100",
+        "digits-0",
+        "41",
+        "0 (51)  1 (52)",
+        "3",
+    ):
+        assert expected in text
 
 
 def test_plain_lines_come_with_a_change_of_phase_and_every_five_seconds_of_progress() -> None:
     stream = io.StringIO()
     view = PlainView(stream)
     for second, step, attempt in ((0, 1, 1), (1, 2, 1), (6, 3, 1), (7, 3, 2), (20, 3, 2)):
-        job = {"metadata": {"name": "j"}, "status": {"phase": "Running", "attempt": attempt, "progress": {"step": step}}}
-        view.show(Sight(job=job, now=NOW.replace(second=second), rows=()))
+        job = {
+            "metadata": {"name": "j"},
+            "status": {"phase": "Running", "attempt": attempt, "progress": {"step": step}},
+        }
+        view.show(Snapshot(job=job, now=NOW.replace(second=second), rows=()))
     assert [text.partition(":")[2] for text in stream.getvalue().splitlines()] == [
         "00:00 j Running attempt 1 step 1",
         "00:06 j Running attempt 1 step 3",
@@ -64,56 +83,64 @@ def test_plain_lines_come_with_a_change_of_phase_and_every_five_seconds_of_progr
     ]
 
 
-def test_the_summary_tells_each_recovery_and_its_cost() -> None:
+def test_summary_shows_each_recovery_and_its_cost() -> None:
     recovery = {
         "attempt": 2, "kind": "InPlace", "reason": "WorkerFailed", "lastStep": 120, "resumedStep": 100, "lostSteps": 20,
         "seconds": {"detect": 0.01, "stop": 0.3, "schedule": 0.0, "rendezvous": 0.02, "load": 2.1, "firstStep": 0.2},
     }  # fmt: skip
-    status = {**STATUS, "phase": "Complete", "recoveries": [recovery], "restarts": {"inPlace": 1, "pod": 0}, "goodput": 0.9}
+    status = {
+        **STATUS,
+        "phase": "Complete",
+        "recoveries": [recovery],
+        "restarts": {"inPlace": 1, "pod": 0},
+        "goodput": 0.9,
+    }
     status["progress"] = {**STATUS["progress"], "metrics": {"lr": 0.1, "validation_accuracy": 0.9667}}
-    lines = summary({"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c"))
+    lines = summary(
+        {"metadata": {"name": "digits"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=Path("/c")
+    )
     assert lines[1:] == [
         "digits: Complete after 75 s",
         "  reached      step 130/900, loss 0.3123, validation_accuracy 0.9667",
         "  restarts     1 (1 in place, 0 with a new pod); the last attempt was 2",
-        "  recovery     WorkerFailed (InPlace) -> attempt 2: 20 steps done again, from step 100",
-        "               2.63 s: noticing 0.01 s, stopping the workers 0.30 s, meeting again 0.02 s, "
+        "  recovery     WorkerFailed (InPlace) -> attempt 2: 20 steps repeated from step 100",
+        "               2.63 s: detecting 0.01 s, stopping the workers 0.30 s, rendezvous 0.02 s, "
         "importing and loading 2.10 s, first step 0.20 s",
-        "  goodput      90.0 % of the time went into steps that count",
+        "  goodput      90.0 % of the time was spent on steps that count",
         "  logs         /r/*.log; status.json beside them",
         "  checkpoints  /c (newest: step 100)",
     ]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("500ms", 0.5)])
-def test_durations_are_as_kubectl_takes_them(text: str, seconds: float) -> None:
+def test_durations_are_parsed_as_kubectl_does(text: str, seconds: float) -> None:
     assert durations.parse(text, "--timeout") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "10 m", "m", "1d", "-", "-5", "nan", "inf", "1e3"])
-def test_a_wrong_duration_names_the_flag(text: str) -> None:
+def test_wrong_duration_names_the_flag(text: str) -> None:
     with pytest.raises(InputError, match=f"--timeout {text}"):
         durations.parse(text, "--timeout")
 
 
-def test_the_time_left_comes_from_the_speed_of_this_attempt() -> None:
-    pace = Pace()
+def test_time_left_follows_from_the_speed_of_this_attempt() -> None:
+    estimator = ProgressEstimator()
     job = {"metadata": {"name": "j"}, "status": {"attempt": 1, "progress": {"step": 3, "totalSteps": 100}}}
 
     def left(attempt: int, time: float, step: int) -> float | None:
         agent = {"attempt": attempt, "progress": {"step": step, "totalSteps": 100, "time": time, "loss": None}}
-        shown = pace.apply({**job, "status": {**job["status"], "attempt": attempt}}, agent)
+        shown = estimator.apply({**job, "status": {**job["status"], "attempt": attempt}}, agent)
         return seconds_left(shown, datetime.fromtimestamp(time, UTC))
 
     assert left(1, 1000.0, 10) is None
     assert left(1, 1001.5, 40) == pytest.approx(3.0)
-    assert left(2, 1010.0, 30) is None, "another attempt has another beginning"
+    assert left(2, 1010.0, 30) is None, "another attempt starts over"
     assert left(2, 1012.0, 50) == pytest.approx(5.0)
-    assert pace.apply(job, None) == job
+    assert estimator.apply(job, None) == job
 
 
-def drawn(shown: Sight, events: list[str], *, height: int, width: int = 100) -> list[str]:
-    """The lines of the live table in a terminal of this size."""
+def drawn(shown: Snapshot, events: list[str], *, height: int, width: int = 100) -> list[str]:
+    """Returns the lines of the live table in a terminal of this size."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, height=height)
     console.print(fitted(console, shown, [Text(text, overflow="fold") for text in events]))
@@ -121,62 +148,65 @@ def drawn(shown: Sight, events: list[str], *, height: int, width: int = 100) -> 
 
 
 def many(count: int, **other: str) -> list[PodRow]:
-    """Pods that run, but for those whose state is given by name."""
+    """Returns running pods, except those whose state is given by name."""
     names = [f"digits-{ordinal}" for ordinal in range(count)]
     return [PodRow(name=name, state=other.get(name, "Running"), pid=1, workers={0: 2}, restarts=0) for name in names]
 
 
 @pytest.mark.parametrize("height", [10, 18, 24])
 @pytest.mark.parametrize("pods", [40, 200])
-def test_more_pods_than_rows_are_folded_and_events_stay_visible(height: int, pods: int) -> None:
+def test_excess_pods_are_folded_and_events_stay_visible(height: int, pods: int) -> None:
     rows = many(pods, **{"digits-13": "Terminating"})
-    lines = drawn(Sight(job=sight().job, now=NOW, rows=rows), [f"event {n}" for n in range(8)], height=height)
+    lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=rows), [f"event {n}" for n in range(8)], height=height)
     assert len(lines) <= height
     assert lines[-3:] == ["event 5", "event 6", "event 7"]
     text = "\n".join(lines)
-    assert "digits-13 " in text, "a pod that does not run is shown before those that do"
+    assert "digits-13 " in text, "pods that do not run come first"
     shown = sum(line.startswith("digits-") for line in lines)
     assert f"{pods - shown} more" in text
     assert f"{pods - shown} Running" in text
 
 
 def test_few_pods_are_all_shown_with_all_events() -> None:
-    lines = drawn(Sight(job=sight().job, now=NOW, rows=many(4)), [f"event {n}" for n in range(8)], height=24)
+    lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=many(4)), [f"event {n}" for n in range(8)], height=24)
     assert sum(line.startswith("digits-") for line in lines) == 4
     assert sum(line.startswith("event") for line in lines) == 8
     assert "more" not in "\n".join(lines)
 
 
 @pytest.mark.parametrize("width", [45, 80, 200])
-def test_wide_rows_and_long_events_keep_to_the_height(width: int) -> None:
+def test_wide_rows_and_long_events_fit_the_height(width: int) -> None:
     rows = [
-        PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0) for n in range(2)
+        PodRow(name=f"digits-{n}", state="Running", pid=1, workers={r: 24284 + r for r in range(8)}, restarts=0)
+        for n in range(2)
     ]
-    lines = drawn(Sight(job=sight().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
+    lines = drawn(Snapshot(job=snapshot().job, now=NOW, rows=rows), ["long " * 60] * 8, height=20, width=width)
     assert len(lines) <= 20
     assert sum(line.startswith("digits-") for line in lines) == 2
 
 
-def recovering() -> Sight:
-    return replace(sight(), activity="stopping the workers", activity_seconds=12.0)
+def recovering() -> Snapshot:
+    return replace(snapshot(), activity="stopping the workers", activity_seconds=12.0)
 
 
-def test_a_recovery_shows_its_phase_instead_of_the_old_rates() -> None:
+def test_recovery_shows_its_phase_instead_of_stale_rates() -> None:
     for text in (line(recovering()), drawn(recovering(), [], height=24)[0]):
         assert "stopping the workers (12 s)" in text
         for old in ("loss", "samples/s", "left"):
             assert old not in text
-    for text in (line(sight(phase="Restarting")), drawn(sight(phase="Restarting"), [], height=24)[0]):
+    for text in (line(snapshot(phase="Restarting")), drawn(snapshot(phase="Restarting"), [], height=24)[0]):
         assert "Restarting" in text
         assert "samples/s" not in text
 
 
-def test_plain_lines_go_on_while_no_step_is_done() -> None:
+def test_plain_lines_continue_while_no_step_is_done() -> None:
     stream = io.StringIO()
     view = PlainView(stream)
     for second in range(0, 60, 5):
         job = {"metadata": {"name": "j"}, "status": {"phase": "Running", "attempt": 1}}
-        moment = Sight(job=job, now=NOW.replace(second=second), rows=(), activity="no step reported yet", activity_seconds=second)
+        moment = Snapshot(
+            job=job, now=NOW.replace(second=second), rows=(), activity="no step reported yet", activity_seconds=second
+        )
         view.show(moment)
     assert [text.partition(" ")[2] for text in stream.getvalue().splitlines()] == [
         f"j Running attempt 1 no step reported yet ({second} s)" for second in (0, 15, 30, 45)
@@ -196,7 +226,7 @@ OLD, LOADED, TRAINED = ({"step": 120, "time": 99.0}, {"step": 100, "time": 130.0
     ("agent", "text"),
     [
         (None, "starting the agents"),
-        ({"phase": "Rendezvous", "phaseMessage": ""}, "waiting for the agents to meet"),
+        ({"phase": "Rendezvous", "phaseMessage": ""}, "waiting for all agents to join"),
         ({"phase": "Rendezvous", "phaseMessage": "waiting for j-1 (left 2 s ago)"}, "waiting for j-1 (left 2 s ago)"),
         ({"phase": "Stopping"}, "stopping the workers"),
         ({"phase": "Running", "attempt": 1, "progress": None}, "no step reported yet"),
@@ -214,15 +244,24 @@ OLD, LOADED, TRAINED = ({"step": 120, "time": 99.0}, {"step": 100, "time": 130.0
         ({"phase": "Finished", "attempt": 2}, ""),
     ],
 )
-def test_the_activity_is_what_the_group_does_instead_of_training(agent: dict[str, Any] | None, text: str) -> None:
-    assert activity.of(agent) == text
+def test_activity_describes_the_group_while_it_does_not_train(agent: dict[str, Any] | None, text: str) -> None:
+    assert activity.group_activity(agent) == text
 
 
-FLAPPING = {"attempt": 7, "rank": 1, "pod": "j-1", "reason": "WorkerFailed", "exitCode": 1, "logTail": "FileNotFoundError: x.csv"}
+FLAPPING = {
+    "attempt": 7,
+    "rank": 1,
+    "pod": "j-1",
+    "reason": "WorkerFailed",
+    "exitCode": 1,
+    "logTail": "FileNotFoundError: x.csv",
+}
 
 
-@pytest.mark.parametrize(("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)])
-def test_the_summary_of_a_run_that_did_not_complete_shows_what_failed(phase: str, shown: bool) -> None:
+@pytest.mark.parametrize(
+    ("phase", "shown"), [("Restarting", True), ("Running", True), ("Failed", True), ("Complete", False)]
+)
+def test_summary_of_an_incomplete_run_shows_the_failure(phase: str, shown: bool) -> None:
     job = {"metadata": {"name": "j"}, "status": {"phase": phase, "reason": "WorkerFailed", "failures": [FLAPPING]}}
     text = "\n".join(summary(job, seconds=3, run_dir=Path("/r"), checkpoint_dir=None))
     assert ("    | FileNotFoundError: x.csv" in text) is shown
@@ -230,5 +269,5 @@ def test_the_summary_of_a_run_that_did_not_complete_shows_what_failed(phase: str
     assert ("  cause        FileNotFoundError: x.csv (rank 1)" in text) is (phase == "Failed")
 
 
-def test_every_phase_of_a_recovery_has_words() -> None:
+def test_every_recovery_phase_has_a_label() -> None:
     assert tuple(PHASES) == names.RECOVERY_PHASES

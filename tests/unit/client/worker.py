@@ -1,8 +1,9 @@
-"""A worker of the standard library: counts steps, reports them, keeps its state as a trainer does. No torch, starts in 30 ms.
+"""A worker that uses only the standard library, and starts in 30 ms because it needs no torch.
 
-    worker.py STEPS [--step-seconds S] [--hold-at STEP] [--fail-at STEP --exit-code N] [--child] [--deaf]
+worker.py STEPS [--step-seconds S] [--hold-at STEP] [--fail-at STEP --exit-code N] [--child] [--deaf]
 
-Its `loss` is a function of the step alone, so a resumed run must print what an undisturbed one prints.
+It counts steps, reports them, and keeps its state like a trainer. Its `loss` is a function of the
+step alone, so a resumed run must print what an undisturbed one prints.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def main() -> int:
     parser.add_argument("--hold-at", type=int, help="in the first attempt, go no further: the test's fault will come")
     parser.add_argument("--fail-at", type=int)
     parser.add_argument("--exit-code", type=int, default=1)
-    parser.add_argument("--child", action="store_true", help="start a process that leaves the session and hears no SIGTERM")
+    parser.add_argument(
+        "--child", action="store_true", help="start a process that leaves the session and hears no SIGTERM"
+    )
     parser.add_argument("--deaf", action="store_true", help="hear no SIGTERM")
     args = parser.parse_args()
     if args.deaf:
@@ -41,18 +44,24 @@ def main() -> int:
     while step < args.steps:
         time.sleep(args.step_seconds)
         step += 1
-        said = {"phase": "training", "step": step, "totalSteps": args.steps, "loss": loss(step), "metrics": {"accuracy": 0.5}}
+        fields = {
+            "phase": "training",
+            "step": step,
+            "totalSteps": args.steps,
+            "loss": loss(step),
+            "metrics": {"accuracy": 0.5},
+        }
         if step == args.fail_at:
             print(f"rank {rank}: the data loader found a hole at step {step}", flush=True)
             return args.exit_code
         if rank == 0:
             print(f"step {step} loss {loss(step)!r}", flush=True)
             if step % every == 0:
-                said["checkpoint"] = {"step": step, "path": str(save(folder, step, attempt)), "time": time.time()}
-        report(rank, attempt, **said)
+                fields["checkpoint"] = {"step": step, "path": str(save(folder, step, attempt)), "time": time.time()}
+        report(rank, attempt, **fields)
         while step == args.hold_at and attempt == 1:
             time.sleep(0.05)
-            report(rank, attempt, **said)  # the first one may have been dropped
+            report(rank, attempt, **fields)  # the first one may have been dropped
     return 0
 
 
@@ -72,13 +81,15 @@ def save(folder: Path, step: int, attempt: int) -> Path:
     return whole
 
 
-def report(rank: int, attempt: int, **said: object) -> None:
+def report(rank: int, attempt: int, **fields: object) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.setblocking(False)
         try:
-            channel.sendto(json.dumps({"rank": rank, "attempt": attempt, **said}).encode(), os.environ["DTJ_AGENT_SOCKET"])
+            channel.sendto(
+                json.dumps({"rank": rank, "attempt": attempt, **fields}).encode(), os.environ["DTJ_AGENT_SOCKET"]
+            )
         except (BlockingIOError, FileNotFoundError, ConnectionRefusedError):
-            pass  # as the trainer's: a report that can't be had now is dropped
+            pass  # the trainer drops a report, too, if the socket is busy
 
 
 if __name__ == "__main__":

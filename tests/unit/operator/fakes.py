@@ -1,4 +1,7 @@
-"""A client that keeps what it is asked, and answers from a dict. What they mean is tested on a real one."""
+"""A client that records requests and answers from a dict.
+
+The meaning of the requests is tested on a real API server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ NAMESPACE = "ns"
 class FakeClient:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Any] = {}
-        """By plural and name: what get and list answer. One that names no namespace is in NAMESPACE."""
+        """The objects that get and list return, by plural and name.
+
+        The namespace is NAMESPACE unless the object names another.
+        """
         self.calls: list[Call] = []
         self.bodies: list[Any] = []
         self.refuse: dict[Call, errors.KubeError] = {}
@@ -34,7 +40,7 @@ class FakeClient:
         self._called("get", resource.plural, name)
         found = self.objects.get((resource.plural, name))
         if found is None or _namespace(found) != namespace:
-            raise errors.NotFound("no", status=404)
+            raise errors.ObjectNotFound("no", status=404)
         return found
 
     async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Any]:
@@ -62,7 +68,9 @@ class FakeClient:
         self._called("patch", resource.plural, name, stored)
         return stored
 
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
         self._called("delete", resource.plural, name, {"uid": uid, "grace": grace_seconds})
 
 
@@ -72,11 +80,16 @@ def _namespace(obj: Any) -> str:
 
 def _matches(obj: Any, selector: str | None) -> bool:
     labels = obj.get("metadata", {}).get("labels", {})
-    return all(labels.get(key) == value for key, _, value in (one.partition("=") for one in (selector or "").split(",") if one))
+    return all(
+        labels.get(key) == value for key, _, value in (one.partition("=") for one in (selector or "").split(",") if one)
+    )
 
 
 def _sent(body: Any) -> Any:
-    """`body` as the API server reads it: halves of surrogate pairs are joined, or replaced where one is alone."""
+    """Returns `body` as the API server reads it.
+
+    Surrogate pairs are joined, and an unpaired surrogate is replaced.
+    """
     text = json.dumps(body, ensure_ascii=False)
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 

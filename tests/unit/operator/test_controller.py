@@ -1,4 +1,7 @@
-"""A reconcile's ways to end: done, again later, gone, refused, failed, and a bug of ours that must not hide or spread."""
+"""The outcomes of a reconcile: done, requeued, gone, rejected, failed, and a bug.
+
+No bug may stay hidden or affect other jobs.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller
-from dtj_operator.kube.executor import World
+from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.metrics import Metrics
 from dtj_operator.workqueue import WorkQueue
+from tests.lib.waiting import wait_until_async
 from tests.unit.operator.fakes import FakeClient, job
-from tests.unit.operator.test_apply import SET, Recorded
+from tests.unit.operator.test_executor import SET, Recorded
 
 SETTINGS = Settings(agent_image="i", master_key=b"k" * 32)
 KEY = ("ns", "j")
@@ -32,22 +36,20 @@ class Shell:
         self.queue: WorkQueue[Key] = WorkQueue(self.metrics, first_backoff=0.01)
         self.agents = AgentClient(SETTINGS)
         observer = Observer(client, self.agents)  # type: ignore[arg-type]
-        world = World(client, observer, Recorded(client))  # type: ignore[arg-type]
-        self.controller = Controller(self.queue, observer, world, planner, SETTINGS, self.metrics, now=lambda: 7.0)
+        executor = PlanExecutor(client, observer, Recorded(client))  # type: ignore[arg-type]
+        self.controller = Controller(self.queue, observer, executor, planner, SETTINGS, self.metrics, now=lambda: 7.0)
 
     def results(self) -> dict[str, float]:
         samples = next(iter(self.metrics.reconcile.collect())).samples
         return {s.labels["result"]: s.value for s in samples if s.value}
 
     async def until(self, done: Callable[[], bool], *keys: Key) -> None:
-        """Work on these keys until `done`."""
+        """Works on these keys until `done`."""
         for key in keys or (KEY,):
             self.queue.add(key)
         worker = asyncio.ensure_future(self.controller.work())
         try:
-            async with asyncio.timeout(60):
-                while not done():
-                    await asyncio.sleep(0.001)
+            await wait_until_async("the work", done, every=0.001)
         finally:
             self.queue.close()
             await worker
@@ -61,7 +63,7 @@ def client_with(*jobs: Any) -> FakeClient:
     return client
 
 
-def test_the_planner_gets_what_there_is_and_the_time_and_its_plan_is_carried_out() -> None:
+def test_planner_gets_observation_and_time_and_its_plan_is_executed() -> None:
     client, seen = client_with(), []
 
     def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
@@ -78,7 +80,7 @@ def test_the_planner_gets_what_there_is_and_the_time_and_its_plan_is_carried_out
     assert client.calls[-1] == ("apply", "distributedtrainingjobs/status", "j")
 
 
-def test_a_plan_with_0_seconds_is_looked_at_again_at_once() -> None:
+def test_plan_with_0_seconds_is_requeued_at_once() -> None:
     client = client_with()
 
     async def main() -> None:
@@ -89,7 +91,7 @@ def test_a_plan_with_0_seconds_is_looked_at_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("there", [[], [job(deletionTimestamp="now")]])
-def test_a_job_that_is_gone_or_going_is_left_alone(there: list[Any]) -> None:
+def test_deleted_or_terminating_job_is_left_alone(there: list[Any]) -> None:
     client = client_with(*there) if there else FakeClient()
 
     async def main() -> None:
@@ -101,13 +103,13 @@ def test_a_job_that_is_gone_or_going_is_left_alone(there: list[Any]) -> None:
     assert client.calls == [("get", "distributedtrainingjobs", "j")]
 
 
-def test_a_child_that_is_invalid_is_planned_again_at_once_with_the_servers_words() -> None:
+def test_invalid_child_is_planned_again_at_once_with_the_servers_message() -> None:
     client = client_with()
     client.refuse["apply", "statefulsets", "j"] = errors.Invalid('StatefulSet "j" is invalid: spec', status=422)
-    told = []
+    observed_rejections = []
 
     def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
-        told.append(observed.rejection)
+        observed_rejections.append(observed.rejection)
         return Plan(status={"phase": "Failed"}) if observed.rejection else Plan(actions=(Apply(body=SET),))
 
     async def main() -> None:
@@ -116,31 +118,31 @@ def test_a_child_that_is_invalid_is_planned_again_at_once_with_the_servers_words
         assert shell.results() == {"requeue": 1}
 
     asyncio.run(main())
-    assert told == [None, 'StatefulSet "j" is invalid: spec']
+    assert observed_rejections == [None, 'StatefulSet "j" is invalid: spec']
     assert client.bodies[-1]["status"] == {"phase": "Failed"}
 
 
-def test_what_is_refused_for_now_is_said_at_each_look_and_asked_again_later_and_later() -> None:
+def test_temporary_rejection_is_reported_each_time_and_retried_with_back_off() -> None:
     client = client_with()
     client.refuse["apply", "statefulsets", "j"] = errors.Forbidden("exceeded quota: q", status=403)
-    told: list[str | None] = []
+    observed_rejections: list[str | None] = []
 
     def planner(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
-        told.append(observed.refusal)
+        observed_rejections.append(observed.refusal)
         return Plan(actions=() if observed.refusal else (Apply(body=SET),), requeue_after=0)
 
     async def main() -> None:
         shell = Shell(client, planner)
         await shell.until(lambda: shell.results().get("requeue", 0) >= 20)
-        assert shell.results().keys() == {"requeue"}, "no error: it is known what is wrong"
+        assert shell.results().keys() == {"requeue"}, "no error: the cause is known"
 
     asyncio.run(main())
     tries = client.calls.count(("apply", "statefulsets", "j"))
-    assert (told[0], tries) == (None, 1), "20 looks within a second ask the API server once"
-    assert set(told[1:]) == {"exceeded quota: q"}
+    assert (observed_rejections[0], tries) == (None, 1), "20 reconciles within a second try the API server once"
+    assert set(observed_rejections[1:]) == {"exceeded quota: q"}
 
 
-def test_an_error_is_one_line_and_tried_again_until_it_works(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_is_one_log_line_and_retried_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     client = client_with()
     client.refuse["get", "distributedtrainingjobs", "j"] = errors.Transient("no answer in 10 s")
 
@@ -162,7 +164,7 @@ def test_an_error_is_one_line_and_tried_again_until_it_works(caplog: pytest.LogC
     assert all(record.exc_info is None for record in lines)
 
 
-def test_a_bug_is_shown_with_its_traceback_once_and_stops_no_other_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_bug_is_logged_with_one_traceback_and_stops_no_other_job(caplog: pytest.LogCaptureFixture) -> None:
     client = client_with(job(), job(name="k"))
 
     def planner(obj: Object, *_: Any) -> Plan:

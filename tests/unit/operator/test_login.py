@@ -1,4 +1,4 @@
-"""Logging in has a deadline too."""
+"""Logging in has a deadline, too."""
 
 from __future__ import annotations
 
@@ -27,8 +27,13 @@ sys.exit(app.main())
 """
 
 
-def test_a_login_plugin_that_never_answers_ends_the_operator_with_a_word_about_it(tmp_path: Path) -> None:
-    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["2"], "interactiveMode": "Never"}
+def test_silent_login_plugin_ends_the_operator_with_an_error(tmp_path: Path) -> None:
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sleep",
+        "args": ["2"],
+        "interactiveMode": "Never",
+    }
     config = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -41,23 +46,25 @@ def test_a_login_plugin_that_never_answers_ends_the_operator_with_a_word_about_i
     kubeconfig.write_text(json.dumps(config))
     key.write_text("k" * 32)
     flags = ["--agent-image", "i", "--master-key-file", str(key), "--kubeconfig", str(kubeconfig)]
-    done = subprocess.run([sys.executable, "-c", IMPATIENT, *flags], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, *flags], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2, done.stderr
     assert "no way to log in to the API server: no answer in 0.3 s" in done.stderr
 
 
 class ExpiredLogin:
-    """A login that was good once and can't be renewed: its exec plugin fails."""
+    """A login that was valid once and can't be renewed, because its exec plugin fails."""
 
     def __init__(self) -> None:
         self.configuration = Configuration(host="http://127.0.0.1:1")
 
     async def load(self) -> None:
-        raise errors.ConfigError("no way to log in to the API server: exec plugin ended with 1")
+        raise errors.OptionError("no way to log in to the API server: exec plugin ended with 1")
 
 
 class Refusing(Client):
-    """A client whose API server answers 401 to everything."""
+    """A client whose API server answers 401 to every request."""
 
     def __init__(self) -> None:
         super().__init__(ExpiredLogin(), lambda *_: None)  # type: ignore[arg-type]
@@ -70,11 +77,13 @@ class Refusing(Client):
         self._api.call_api = call_api  # type: ignore[method-assign]
 
 
-def test_a_login_that_can_not_be_renewed_is_an_error_of_the_api_and_no_bug() -> None:
+def test_failed_login_renewal_is_an_api_error_and_no_bug() -> None:
     async def main() -> None:
         client = Refusing()
         try:
-            with pytest.raises(errors.NotAuthenticated, match=r"Unauthorized.*could not be renewed.*exec plugin ended with 1"):
+            with pytest.raises(
+                errors.NotAuthenticated, match=r"Unauthorized.*could not be renewed.*exec plugin ended with 1"
+            ):
                 await client.get(JOB, "ns", "j")
         finally:
             await client.close()
@@ -82,7 +91,7 @@ def test_a_login_that_can_not_be_renewed_is_an_error_of_the_api_and_no_bug() -> 
     asyncio.run(main())
 
 
-def test_a_reconcile_whose_login_can_not_be_renewed_is_counted_as_an_error_and_tried_again() -> None:
+def test_reconcile_with_a_failed_login_renewal_counts_as_error_and_is_retried() -> None:
     async def main() -> None:
         client = Refusing()
         shell = Shell(client, lambda *_: pytest.fail("nothing to plan"))  # type: ignore[arg-type]

@@ -1,4 +1,8 @@
-"""A StatefulSet whose pods are missing: the server's words if they are refused, else an annotation that wakes its controller."""
+"""A StatefulSet whose pods are missing.
+
+If the pods would be rejected, the server's message is reported. Otherwise an annotation wakes the
+StatefulSet controller.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from dtj_contract import names
 from dtj_core.plan.model import Nudge, Plan, Settings
 from dtj_operator import errors
 from dtj_operator.agent_client import AgentClient
-from dtj_operator.kube.executor import Rejected, World
+from dtj_operator.kube.executor import PlanExecutor, Rejected
 from dtj_operator.kube.observer import Observer
 from tests.unit.operator.fakes import FakeClient, job
-from tests.unit.operator.test_apply import Recorded
+from tests.unit.operator.test_executor import Recorded
 
 TIME = "2026-09-21T14:13:20Z"
 SET: Any = {
@@ -30,15 +34,15 @@ def carried_out(client: FakeClient) -> None:
     async def main() -> None:
         agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
         try:
-            world = World(client, Observer(client, agents), Recorded(client))  # type: ignore[arg-type]
-            await world.carry_out(job(), Plan(actions=(Nudge(stateful_set=SET, time=TIME),)))
+            executor = PlanExecutor(client, Observer(client, agents), Recorded(client))  # type: ignore[arg-type]
+            await executor.execute(job(), Plan(actions=(Nudge(stateful_set=SET, time=TIME),)))
         finally:
             await agents.close()
 
     asyncio.run(main())
 
 
-def test_a_nudge_whose_pod_is_taken_writes_an_annotation_and_nothing_else() -> None:
+def test_nudge_with_an_admitted_pod_writes_only_an_annotation() -> None:
     client = FakeClient()
     carried_out(client)
     assert client.calls == [DRY_RUN, PATCH]
@@ -54,12 +58,12 @@ def test_a_nudge_whose_pod_is_taken_writes_an_annotation_and_nothing_else() -> N
         errors.Transient("Internal error occurred: failed calling webhook x", status=500),
     ],
 )
-def test_a_nudge_whose_pod_is_refused_is_refused_for_now_with_the_words(error: errors.KubeError) -> None:
+def test_nudge_with_a_rejected_pod_is_a_temporary_rejection_with_the_message(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse[DRY_RUN] = error
     with pytest.raises(Rejected) as refused:
         carried_out(client)
-    assert (str(refused.value), refused.value.for_good) == (error.message, False)
+    assert (str(refused.value), refused.value.permanent) == (error.message, False)
     assert client.calls == [DRY_RUN]
 
 
@@ -71,30 +75,30 @@ def test_a_nudge_whose_pod_is_refused_is_refused_for_now_with_the_words(error: e
         errors.Forbidden('pods is forbidden: User "u" cannot create resource', status=403),
     ],
 )
-def test_a_nudge_that_learns_nothing_wakes_the_controller_all_the_same(error: errors.KubeError) -> None:
+def test_nudge_with_an_inconclusive_dry_run_still_wakes_the_controller(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse[DRY_RUN] = error
     carried_out(client)
     assert client.calls == [DRY_RUN, PATCH]
 
 
-@pytest.mark.parametrize("error", [errors.NotFound("no", status=404), errors.Conflict("another uid", status=409)])
-def test_a_nudge_of_a_set_that_is_gone_is_no_error(error: errors.KubeError) -> None:
+@pytest.mark.parametrize("error", [errors.ObjectNotFound("no", status=404), errors.Conflict("another uid", status=409)])
+def test_nudge_of_a_deleted_set_is_no_error(error: errors.KubeError) -> None:
     client = FakeClient()
     client.refuse[PATCH] = error
     carried_out(client)
 
 
-def test_a_nudge_whose_annotation_is_refused_is_a_refusal_for_now_so_that_the_status_is_written_on() -> None:
+def test_nudge_with_a_rejected_annotation_is_a_temporary_rejection() -> None:
     client = FakeClient()
     client.refuse[PATCH] = errors.Forbidden("admission webhook x denied the request: sets are frozen", status=403)
     with pytest.raises(Rejected, match="sets are frozen") as refused:
         carried_out(client)
-    assert not refused.value.for_good
+    assert not refused.value.permanent
 
 
 @pytest.mark.parametrize("call", [DRY_RUN, PATCH])
-def test_a_nudge_without_an_answer_is_no_refusal(call: Any) -> None:
+def test_nudge_without_a_response_is_no_rejection(call: Any) -> None:
     client = FakeClient()
     client.refuse[call] = errors.Transient("no connection")
     with pytest.raises(errors.Transient):

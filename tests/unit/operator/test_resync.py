@@ -1,4 +1,7 @@
-"""A resync that finds what no watch has told of calls the watches dead; a job that merely went on is no reason to."""
+"""A resync that finds a change which no watch has reported marks the watches as stale.
+
+A job that merely changed again is no reason to.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +14,39 @@ import pytest
 from dtj_operator.kube.observer import Observer
 from dtj_operator.metrics import Metrics
 from dtj_operator.resync import Resync
-from dtj_operator.watches import Watches
+from dtj_operator.watches import WatchState
 from dtj_operator.workqueue import WorkQueue
 from tests.unit.operator.fakes import FakeClient, job
 
 JOB = ("distributedtrainingjobs", "j")
 
 
-def deleted(client: FakeClient, watches: Watches) -> None:
+def deleted(client: FakeClient, watches: WatchState) -> None:
     del client.objects[JOB]
-    watches.job("ADDED", job())  # as when kopf's first list is later than ours
-    watches.job("DELETED", job())
+    watches.on_job_event("ADDED", job())  # kopf's first list came later than ours
+    watches.on_job_event("DELETED", job())
 
 
-def changed(client: FakeClient, watches: Watches) -> None:
+def changed(client: FakeClient, watches: WatchState) -> None:
     client.objects[JOB] = job(generation=2)
-    watches.job("MODIFIED", job(generation=2))
+    watches.on_job_event("MODIFIED", job(generation=2))
 
 
-def told(client: FakeClient, watches: Watches) -> None:
-    watches.job(None, job())
+def reported(client: FakeClient, watches: WatchState) -> None:
+    watches.on_job_event(None, job())
 
 
-def silent(client: FakeClient, watches: Watches) -> None:
-    """Nothing is heard of it."""
+def silent(client: FakeClient, watches: WatchState) -> None:
+    """Changes nothing, and no event arrives."""
 
 
-@pytest.mark.parametrize(("happens", "missed"), [(deleted, 0), (changed, 0), (told, 0), (silent, 1)])
-def test_watches_are_called_dead_for_a_job_that_is_as_it_was_and_was_never_told_of(
-    happens: Callable[[FakeClient, Watches], None], missed: int
+@pytest.mark.parametrize(("happens", "missed"), [(deleted, 0), (changed, 0), (reported, 0), (silent, 1)])
+def test_watches_are_stale_after_an_unreported_and_unchanged_job(
+    happens: Callable[[FakeClient, WatchState], None], missed: int
 ) -> None:
     client, metrics = FakeClient(), Metrics("1")
     client.objects[JOB] = job()
-    watches = Watches(lambda key: None, lambda plural: None)
+    watches = WatchState(lambda key: None, lambda plural: None)
 
     async def main() -> None:
         observer = Observer(client, Mock())  # type: ignore[arg-type]

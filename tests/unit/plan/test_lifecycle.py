@@ -1,4 +1,4 @@
-"""A job from creation to its end: what is written, when, and how often."""
+"""A job from creation to its end: its writes, their time and their number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from dtj_core.plan import plan
 from dtj_core.plan.model import Apply, Delete, Observed
-from tests.unit.plan.build import (
+from tests.unit.plan.objects import (
     NOW,
     SETTINGS,
     World,
@@ -25,19 +25,26 @@ from tests.unit.plan.build import (
 
 
 def run_to_completion(seconds: int) -> World:
-    """A job of 3 pods that trains for so long, looked at as the shell would."""
+    """Runs a job of 3 pods that trains for so many seconds, with reconciles as the operator would
+    run them.
+    """
     world = World(job())
     world.settle(NOW)
     uid = world.set_uid
-    for up in range(3):  # the pods come up one by one, and each is an event
+    # Each pod that starts is an event.
+    for up in range(3):
         states = [pod(o, owner=uid) if o < up else pod(o, owner=uid, phase="Pending") for o in range(3)]
         world.see(pods=tuple(states))
         world.settle(NOW + 1 + up)
-    world.see(pods=tuple(pod(o, owner=uid) for o in range(3)), agent=agent(attempt=0, phase="Rendezvous", startTime=None))
+    world.see(
+        pods=tuple(pod(o, owner=uid) for o in range(3)), agent=agent(attempt=0, phase="Rendezvous", startTime=None)
+    )
     world.settle(NOW + 4)
     for second in range(5, 5 + seconds, 2):
         world.see(
-            agent=agent(progress={"step": second, "totalSteps": 1000, "time": NOW + second}, productiveSeconds=second - 4.5)
+            agent=agent(
+                progress={"step": second, "totalSteps": 1000, "time": NOW + second}, productiveSeconds=second - 4.5
+            )
         )
         world.settle(NOW + second)
     done = container(restarts=1, last=ended(outcome(progress={"step": 1000, "totalSteps": 1000, "time": NOW})))
@@ -46,7 +53,7 @@ def run_to_completion(seconds: int) -> World:
     return world
 
 
-def test_an_agent_that_the_operator_can_not_reach_is_told_in_the_condition() -> None:
+def test_agent_that_never_answered_is_named_in_the_condition() -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=pods())
     status = plan(stored, seen, NOW + 31, SETTINGS).status
@@ -54,7 +61,7 @@ def test_an_agent_that_the_operator_can_not_reach_is_told_in_the_condition() -> 
     assert "NetworkPolicy" in condition(status, "Running")["message"]
 
 
-def test_a_short_job_of_three_pods_costs_ten_writes() -> None:
+def test_short_job_of_three_pods_costs_ten_writes() -> None:
     world = run_to_completion(20)
     assert world.writes == [
         "apply Secret",
@@ -71,11 +78,11 @@ def test_a_short_job_of_three_pods_costs_ten_writes() -> None:
     assert true_conditions(world.status) == ["Complete"]
 
 
-def test_a_longer_job_costs_one_more_write_for_each_half_minute() -> None:
+def test_longer_job_costs_one_more_write_per_half_minute() -> None:
     assert len(run_to_completion(20 + 120).writes) == 10 + 4
 
 
-def test_the_end_is_written_before_the_pods_go() -> None:
+def test_outcome_is_written_before_pods_are_deleted() -> None:
     stored, child = started()
     done = tuple(pod(o, phase="Running", containerStatuses=[container(last=ended(outcome()))]) for o in range(3))
     seen = Observed(stateful_set=child, service=service(), pods=done)
@@ -87,7 +94,7 @@ def test_the_end_is_written_before_the_pods_go() -> None:
     assert second.actions == (Delete(kind="StatefulSet", name="digits", uid="set-uid"),)
 
 
-def test_a_finished_job_shows_its_end_in_every_condition() -> None:
+def test_finished_job_shows_its_result_in_every_condition() -> None:
     world = run_to_completion(20)
     assert world.status["phase"] == "Complete"
     assert world.status["reason"] == "AllWorkersSucceeded"
@@ -99,7 +106,7 @@ def test_a_finished_job_shows_its_end_in_every_condition() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 29])
-def test_while_nothing_but_progress_changes_nothing_is_written_for_thirty_seconds(seconds: float) -> None:
+def test_progress_alone_is_not_written_within_thirty_seconds(seconds: float) -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent())
     running = plan(stored, seen, NOW, SETTINGS)
@@ -120,12 +127,12 @@ def test_while_nothing_but_progress_changes_nothing_is_written_for_thirty_second
 def test_progress_is_written_after_thirty_seconds() -> None:
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
-    said = agent(progress={"step": 7, "time": NOW})
-    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=said)
+    report = agent(progress={"step": 7, "time": NOW})
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=report)
     assert plan(job(running.status), seen, NOW + 30, SETTINGS).status["progress"]["step"] == 7
 
 
-def test_the_first_look_makes_all_children_and_says_so() -> None:
+def test_first_reconcile_creates_all_children_and_an_event() -> None:
     first = plan(job(), Observed(), NOW, SETTINGS)
     assert [a.body["kind"] for a in first.actions if isinstance(a, Apply)] == ["Secret", "Service", "StatefulSet"]
     assert [event.reason for event in first.events] == ["ChildrenCreated"]
@@ -133,24 +140,24 @@ def test_the_first_look_makes_all_children_and_says_so() -> None:
     assert first.status["startTime"] == "2026-09-21T14:13:20Z"
 
 
-def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+def test_terminating_job_is_left_alone() -> None:
     body = job({"phase": "Running"})
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     gone = plan(body, Observed(), NOW, SETTINGS)
     assert (gone.actions, gone.status, gone.requeue_after) == ((), {"phase": "Running"}, None)
 
 
-def test_what_the_api_server_refuses_fails_the_job_with_the_server_s_words() -> None:
-    said = 'StatefulSet.apps "digits" is invalid: spec.template.spec.containers[0].image: Required value'
-    end = plan(job(), Observed(rejection=said), NOW, SETTINGS)
+def test_rejected_template_fails_the_job_with_the_servers_message() -> None:
+    message = 'StatefulSet.apps "digits" is invalid: spec.template.spec.containers[0].image: Required value'
+    end = plan(job(), Observed(rejection=message), NOW, SETTINGS)
     assert condition(end.status, "Failed")["reason"] == "TemplateRejected"
-    assert condition(end.status, "Failed")["message"] == said
+    assert condition(end.status, "Failed")["message"] == message
     assert end.actions == ()
     after = plan(job(end.status), Observed(), NOW, SETTINGS)
     assert (after.actions, after.requeue_after) == ((), None)
 
 
-def test_a_stored_spec_that_breaks_a_rule_fails_the_job_and_names_the_field() -> None:
+def test_stored_spec_that_breaks_a_rule_fails_the_job_with_the_field() -> None:
     body = job(template={"spec": {"volumes": [{"name": "dtj-state", "emptyDir": {}}]}})
     end = plan(body, Observed(), NOW, SETTINGS)
     assert condition(end.status, "Failed")["reason"] == "InvalidSpec"

@@ -1,15 +1,15 @@
-"""`kubectl delete statefulset --cascade=orphan`: pods that nobody owns and that train on."""
+"""`kubectl delete statefulset --cascade=orphan` leaves pods without an owner that keep training."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dtj_contract import names
-from tests.unit.plan.build import NOW, UID, World, agent, job, pod, true_conditions
+from tests.unit.plan.objects import NOW, UID, World, agent, job, pod, true_conditions
 
 
 def orphaned(uid: str = UID) -> tuple[World, tuple[Any, ...]]:
-    """A job that ran, its StatefulSet gone, and its pods left behind."""
+    """Returns a job that ran, without its StatefulSet, and the pods left behind."""
     world = World(job())
     world.settle(NOW)
     world.see(pods=tuple(pod(o, owner=world.set_uid) for o in range(3)), agent=agent())
@@ -28,7 +28,7 @@ def suspend(world: World) -> None:
     world.job["metadata"]["generation"] += 1
 
 
-def test_a_suspended_job_ends_its_orphaned_pods_before_it_reports_that_it_has_none() -> None:
+def test_suspended_job_deletes_orphaned_pods_before_it_is_suspended() -> None:
     world, _ = orphaned()
     suspend(world)
     world.reconcile(NOW + 2)
@@ -39,7 +39,7 @@ def test_a_suspended_job_ends_its_orphaned_pods_before_it_reports_that_it_has_no
     assert true_conditions(world.status) == ["Suspended"]
 
 
-def test_an_orphaned_pod_that_is_still_ending_keeps_a_job_from_being_suspended() -> None:
+def test_terminating_orphan_keeps_a_job_from_being_suspended() -> None:
     world, left = orphaned()
     left[1]["metadata"]["deletionTimestamp"] = "2200-01-01T00:00:00Z"
     world.see(pods=left[1:2])
@@ -49,7 +49,7 @@ def test_an_orphaned_pod_that_is_still_ending_keeps_a_job_from_being_suspended()
     assert true_conditions(world.status) == []
 
 
-def test_a_pod_without_an_owner_that_is_not_the_jobs_is_left_alone() -> None:
+def test_foreign_pod_without_an_owner_is_left_alone() -> None:
     world, _ = orphaned(uid="another")
     suspend(world)
     world.settle(NOW + 2)
@@ -57,7 +57,7 @@ def test_a_pod_without_an_owner_that_is_not_the_jobs_is_left_alone() -> None:
     assert true_conditions(world.status) == ["Suspended"]
 
 
-def test_orphaned_pods_of_a_job_that_is_to_run_are_left_to_its_next_statefulset() -> None:
+def test_active_job_leaves_orphans_to_its_next_statefulset() -> None:
     world, _ = orphaned()
     world.settle(NOW + 2)
     assert "delete Pod" not in world.writes

@@ -1,4 +1,4 @@
-"""The end is what the agents say, wherever they say it; garbage is not an end."""
+"""Agents report the outcome in several places. Garbage is no outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dtj_core.plan import plan
 from dtj_core.plan.model import Observed, Plan
-from tests.unit.plan.build import (
+from tests.unit.plan.objects import (
     NOW,
     SETTINGS,
     agent,
@@ -35,10 +35,10 @@ FAILURE = {
 }
 
 
-def seen_with(*containers: Any, said: Any = None, **spec: Any) -> Plan:
+def seen_with(*containers: Any, status: Any = None, **spec: Any) -> Plan:
     stored, child = started(**spec)
     found = tuple(pod(o, phase="Running", containerStatuses=[c]) for o, c in enumerate(containers))
-    return plan(stored, Observed(stateful_set=child, service=service(), pods=found, agent=said), NOW + 9, SETTINGS)
+    return plan(stored, Observed(stateful_set=child, service=service(), pods=found, agent=status), NOW + 9, SETTINGS)
 
 
 @pytest.mark.parametrize("where", ["the last state", "the state", "a pod that is not the first", "/status"])
@@ -48,49 +48,52 @@ def test_success_is_found_in(where: str) -> None:
         "the last state": lambda: seen_with(container(restarts=1, last=end)),
         "the state": lambda: seen_with(container(terminated=end)),
         "a pod that is not the first": lambda: seen_with(container(), container(restarts=1, last=end)),
-        "/status": lambda: seen_with(container(), said=agent(phase="Finished", outcome=outcome())),
+        "/status": lambda: seen_with(container(), status=agent(phase="Finished", outcome=outcome())),
     }
     assert true_conditions(plans[where]().status) == ["Complete"]
 
 
-SAID = {"phase": "Running", "attempt": 6, "startTime": NOW - 100}
+REPORTED = {"phase": "Running", "attempt": 6, "startTime": NOW - 100}
 
 
-def told(now: Any, last: Any) -> Plan:
-    """The agents of attempt 6 were heard, then a pod ended with the outcome `last`; `now`: what the agents say then."""
+def plan_after_outcome(now: Any, last: Any) -> Plan:
+    """Returns the plan after a report of attempt 6 and a pod with the outcome `last`.
+
+    `now`: what the agents report then.
+    """
     stored, child = started()
     found = tuple(pod(o, phase="Running", containerStatuses=[container()]) for o in range(3))
-    heard = Observed(stateful_set=child, service=service(), pods=found, agent=agent(**SAID))
+    heard = Observed(stateful_set=child, service=service(), pods=found, agent=agent(**REPORTED))
     status = plan(stored, heard, NOW + 1, SETTINGS).status
     found = (*found[:2], pod(2, phase="Running", containerStatuses=[container(restarts=1, last=ended(last))]))
     seen = Observed(stateful_set=child, service=service(), pods=found, agent=now and agent(**now))
     return plan({**stored, "status": status}, seen, NOW + 9, SETTINGS)
 
 
-@pytest.mark.parametrize("begun", [SAID["startTime"], None], ids=["of the same memory", "before its first attempt"])
-def test_an_outcome_of_an_earlier_attempt_is_no_end(begun: Any) -> None:
-    """A pod 0 that was replaced lives on, and told it to a pod that knew no better."""
+@pytest.mark.parametrize("begun", [REPORTED["startTime"], None], ids=["of the same memory", "before its first attempt"])
+def test_outcome_of_an_earlier_attempt_is_ignored(begun: Any) -> None:
+    """A pod 0 that was replaced lives on, and has reported its outcome to another pod."""
     last = outcome("Failed", reason="RendezvousTimeout", attempt=1, startTime=begun)
-    assert true_conditions(told(SAID, last).status) == ["Running"]
-    assert "Failed" not in true_conditions(told(None, last).status), "whether the agents answer or not"
+    assert true_conditions(plan_after_outcome(REPORTED, last).status) == ["Running"]
+    assert "Failed" not in true_conditions(plan_after_outcome(None, last).status), "even if the agents do not answer"
 
 
-def test_an_outcome_of_agents_that_crashed_before_any_attempt_is_the_end() -> None:
+def test_outcome_of_agents_that_crashed_before_any_attempt_counts() -> None:
     last = outcome("Failed", reason="RestartBudgetSpent", attempt=0, startTime=None)
-    assert true_conditions(told(None, last).status) == ["Failed"]
+    assert true_conditions(plan_after_outcome(None, last).status) == ["Failed"]
 
 
-def test_an_outcome_of_agents_that_had_lost_their_memory_is_the_end() -> None:
+def test_outcome_of_agents_that_lost_their_memory_counts() -> None:
     last = outcome(attempt=1, startTime=NOW - 10)
-    assert true_conditions(told(None, last).status) == ["Complete"]
+    assert true_conditions(plan_after_outcome(None, last).status) == ["Complete"]
 
 
-def test_of_two_outcomes_the_later_attempts_holds() -> None:
+def test_outcome_of_the_later_attempt_wins() -> None:
     first, second = (ended(outcome(end, attempt=number)) for end, number in (("Failed", 1), ("Succeeded", 2)))
     assert true_conditions(seen_with(container(last=first), container(last=second)).status) == ["Complete"]
 
 
-def test_a_failure_comes_with_its_evidence() -> None:
+def test_failure_is_stored_with_its_evidence() -> None:
     end = outcome("Failed", failure=FAILURE, attempt=4, restarts={"inPlace": 3, "pod": 0, "counted": 3})
     status = seen_with(container(restarts=1, last=ended(end, 1))).status
     assert true_conditions(status) == ["Failed"]
@@ -114,30 +117,52 @@ def test_a_failure_comes_with_its_evidence() -> None:
         "",
         "Traceback (most recent call last):",
     ],
-    ids=["another uid", "cut short", "another version", "another result", "a list", "very deep", "null", "nothing", "a trace"],
+    ids=[
+        "another uid",
+        "cut short",
+        "another version",
+        "another result",
+        "a list",
+        "very deep",
+        "null",
+        "nothing",
+        "a trace",
+    ],
 )
-def test_no_end_is_seen_in(message: str) -> None:
+def test_invalid_outcome_is_ignored(message: str) -> None:
     assert true_conditions(seen_with(container(restarts=1, last=ended(message))).status) == []
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"restarts": "many", "progress": [], "checkpoint": 3, "recoveries": {"a": 1}, "failure": "x", "productiveSeconds": "y"},
-        {"restarts": {"inPlace": -1.5, "pod": True, "counted": 1e400}, "attempt": None, "message": 5, "reason": "two words"},
+        {
+            "restarts": "many",
+            "progress": [],
+            "checkpoint": 3,
+            "recoveries": {"a": 1},
+            "failure": "x",
+            "productiveSeconds": "y",
+        },
+        {
+            "restarts": {"inPlace": -1.5, "pod": True, "counted": 1e400},
+            "attempt": None,
+            "message": 5,
+            "reason": "two words",
+        },
         {"progress": {"step": 10**30, "loss": float("nan"), "time": -1, "metrics": {"a": "b", "c": 1}}, "reason": None},
         {"failure": {"time": 1e18, "logTail": "x" * 100_000, "exitCode": "9", "signal": 9}},
     ],
     ids=["wrong types", "wrong numbers", "numbers that are none", "too much"],
 )
-def test_garbage_inside_an_outcome_is_left_out(fields: dict[str, Any]) -> None:
+def test_garbage_fields_of_an_outcome_are_dropped(fields: dict[str, Any]) -> None:
     status = seen_with(container(restarts=1, last=ended(outcome(**fields)))).status
     assert true_conditions(status) == ["Complete"]
     assert condition(status, "Complete")["reason"] == "AllWorkersSucceeded"
     assert len(json.dumps(status, allow_nan=False)) < 10_000
 
 
-def test_a_sidecar_s_termination_message_is_not_the_job_s() -> None:
+def test_termination_message_of_a_sidecar_is_ignored() -> None:
     sidecar = container("sidecar", restarts=1, last=ended(outcome()))
     template = {"spec": {"containers": [{"name": "trainer"}, {"name": "sidecar", "image": "s"}]}}
     stored, child = started(template=template)
@@ -146,13 +171,13 @@ def test_a_sidecar_s_termination_message_is_not_the_job_s() -> None:
     assert true_conditions(status) == []
 
 
-def test_the_trainer_may_have_any_name_if_it_is_alone() -> None:
+def test_single_container_of_any_name_is_the_trainer() -> None:
     template = {"spec": {"containers": [{"name": "pytorch"}]}}
     status = seen_with(container("pytorch", restarts=1, last=ended(outcome())), template=template).status
     assert true_conditions(status) == ["Complete"]
 
 
-def test_an_end_that_came_before_the_deadline_was_noticed_counts() -> None:
+def test_outcome_takes_precedence_over_the_deadline() -> None:
     stored, child = started(activeDeadlineSeconds=10)
     found = (pod(0, phase="Running", containerStatuses=[container(restarts=1, last=ended(outcome()))]),)
     status = plan(stored, Observed(stateful_set=child, service=service(), pods=found), NOW + 99, SETTINGS).status
@@ -160,10 +185,17 @@ def test_an_end_that_came_before_the_deadline_was_noticed_counts() -> None:
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
-def test_terminal_is_terminal(end: str) -> None:
-    """Whatever is observed and whatever becomes of its spec, a finished job is never started again."""
+def test_finished_job_is_never_started_again(end: str) -> None:
+    """No observation and no change of the spec starts a finished job again."""
     over = seen_with(container(restarts=1, last=ended(outcome(end)))).status
-    for spec in ({}, {"suspend": True}, {"replicas": 5}, {"image": "b"}, {"entrypoint": None}, {"activeDeadlineSeconds": 1}):
+    for spec in (
+        {},
+        {"suspend": True},
+        {"replicas": 5},
+        {"image": "b"},
+        {"entrypoint": None},
+        {"activeDeadlineSeconds": 1},
+    ):
         for observed in (Observed(), Observed(service=service()), Observed(rejection="no"), Observed(pods=(pod(0),))):
             after = plan(job(over, generation=7, **spec), observed, NOW + 9999, SETTINGS)
             assert after.actions == ()
@@ -171,7 +203,7 @@ def test_terminal_is_terminal(end: str) -> None:
 
 
 @pytest.mark.parametrize("owners", [[], [{"kind": "ReplicaSet", "uid": "x"}]], ids=["nobody's", "a Deployment's"])
-def test_an_outcome_in_a_pod_that_no_statefulset_has_made_is_not_believed(owners: Any) -> None:
+def test_outcome_in_a_pod_of_no_statefulset_is_ignored(owners: Any) -> None:
     stored, child = started()
     stranger = pod(0, phase="Running", containerStatuses=[container(restarts=1, last=ended(outcome()))])
     stranger["metadata"]["ownerReferences"] = owners

@@ -1,4 +1,4 @@
-"""Why pods do not run, why one was lost, and when no agent will ever start."""
+"""Reasons of pods that do not run or were lost, and of agents that will never start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ import pytest
 
 from dtj_core.plan import plan
 from dtj_core.plan.model import Observed, Plan
-from tests.unit.plan.build import NOW, SETTINGS, agent, condition, container, job, pod, pods, service, started, true_conditions
+from tests.unit.plan.objects import (
+    NOW,
+    SETTINGS,
+    agent,
+    condition,
+    container,
+    job,
+    pod,
+    pods,
+    service,
+    started,
+    true_conditions,
+)
 
 Object = dict[str, Any]
 
@@ -24,17 +36,19 @@ def waiting(reason: str, message: str = "") -> Object:
 
 
 WAITING: dict[str, tuple[Object, str, str]] = {
-    "no node has room": (
-        unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "Unschedulable", "Insufficient nvidia.com/gpu",
+    "no node has capacity": (
+        unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        "Unschedulable", "Insufficient nvidia.com/gpu",
     ),
-    "the claim is not there": (
-        unscheduled('persistentvolumeclaim "shared" not found'), "VolumeClaimNotFound", "no PersistentVolumeClaim shared",
+    "the claim does not exist": (
+        unscheduled('persistentvolumeclaim "shared" not found'), "VolumeClaimNotFound", "Claim shared does not exist",
     ),
     "the image can't be pulled": (waiting("ImagePullBackOff", "not found"), "ImagePullFailed", "image trainer:cpu"),
-    "a ConfigMap is not there": (
-        waiting("CreateContainerConfigError", 'configmap "c" not found'), "ContainerConfigError", 'configmap "c" not found',
+    "a ConfigMap does not exist": (
+        waiting("CreateContainerConfigError", 'configmap "c" not found'),
+        "ContainerConfigError", 'configmap "c" not found',
     ),
-    "the container is being made": (waiting("ContainerCreating"), "PodsPending", "is being started"),
+    "the container is being created": (waiting("ContainerCreating"), "PodsPending", "digits-1 is starting"),
     "the init container's image can't be pulled": (
         pod(
             1, phase="Pending", initContainerStatuses=[container("dtj-agent", waiting={"reason": "ErrImagePull"})],
@@ -46,7 +60,7 @@ WAITING: dict[str, tuple[Object, str, str]] = {
 
 
 @pytest.mark.parametrize("case", WAITING)
-def test_why_a_job_has_not_begun(case: str) -> None:
+def test_pending_job_reports_why_its_pods_do_not_run(case: str) -> None:
     stuck, reason, message = WAITING[case]
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=(pod(0), stuck, pod(2)))
@@ -60,19 +74,21 @@ def test_why_a_job_has_not_begun(case: str) -> None:
     assert plan(job(after.status), seen, NOW + 61, SETTINGS).events == ()
 
 
-def test_pods_that_are_not_even_made_point_at_the_stateful_set() -> None:
+def test_missing_pods_point_to_the_statefulset() -> None:
     stored, child = started()
     status = plan(stored, Observed(stateful_set=child, service=service()), NOW + 60, SETTINGS).status
     assert "kubectl describe statefulset digits" in condition(status, "Running")["message"]
 
 
-# As the node controller of 1.36 leaves them (MarkPodsNotReady): it sets this status, and gives no reason.
+# As set by the node controller of 1.36 (MarkPodsNotReady), which gives no reason.
 NOT_READY = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
 
 
 def lost(reason: str, message: str = "because") -> Object:
     gone = pod(1, deleted=True)
-    gone["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}]
+    gone["status"]["conditions"] = [
+        {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    ]
     return gone
 
 
@@ -83,24 +99,25 @@ LOST: dict[str, tuple[Object | None, str]] = {
     "its node is tainted": (lost("DeletionByTaintManager"), "NodeLost"),
     "evicted by the kubelet": (lost("TerminationByKubelet"), "PodEvicted"),
     "failed and evicted": (pod(1, phase="Failed", reason="Evicted", message="low on memory"), "PodEvicted"),
-    "its node does not answer": (
+    "its node does not respond": (
         pod(1, phase="Running", containerStatuses=[container()], conditions=NOT_READY), "NodeLost",
     ),
     "killed for memory": (
-        pod(1, phase="Running", containerStatuses=[container(terminated={"exitCode": 137, "reason": "OOMKilled"})]), "OOMKilled",
+        pod(1, phase="Running", containerStatuses=[container(terminated={"exitCode": 137, "reason": "OOMKilled"})]),
+        "OOMKilled",
     ),
     "gone": (None, "PodLost"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LOST)
-def test_why_a_pod_was_lost(case: str) -> None:
+def test_restarting_job_reports_why_a_pod_was_lost(case: str) -> None:
     gone, reason = LOST[case]
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
     now = tuple(p for p in (pod(0), gone, pod(2)) if p)
-    said = agent(phase="Rendezvous", phaseReason="PodLost", waitingFor=[1])
-    seen = Observed(stateful_set=child, service=service(), pods=now, agent=said)
+    report = agent(phase="Rendezvous", phaseReason="PodLost", waitingFor=[1])
+    seen = Observed(stateful_set=child, service=service(), pods=now, agent=report)
     after = plan(job(running.status), seen, NOW + 9, SETTINGS)
     assert condition(after.status, "Restarting")["status"] == "True"
     assert condition(after.status, "Restarting")["reason"] == reason
@@ -108,7 +125,12 @@ def test_why_a_pod_was_lost(case: str) -> None:
     assert after.status["phase"] == "Restarting"
     assert [event.reason for event in after.events] == [reason]
 
-    back = plan(job(after.status), Observed(stateful_set=child, service=service(), pods=pods(), agent=said), NOW + 12, SETTINGS)
+    back = plan(
+        job(after.status),
+        Observed(stateful_set=child, service=service(), pods=pods(), agent=report),
+        NOW + 12,
+        SETTINGS,
+    )
     expected = reason if reason != "PodLost" else "PodLost"
     assert condition(back.status, "Restarting")["reason"] == expected, "the reason outlives the pod that showed it"
 
@@ -119,7 +141,7 @@ def test_why_a_pod_was_lost(case: str) -> None:
     assert condition(runs.status, "Restarting")["status"] == "False"
 
 
-def test_the_pod_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
+def test_lost_pod_may_be_the_one_of_the_polled_agent() -> None:
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
     seen = Observed(stateful_set=child, service=service(), pods=(pod(0, deleted=True), pod(1), pod(2)))
@@ -130,13 +152,16 @@ def test_the_pod_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
 @pytest.mark.parametrize(
     "conditions",
     [
-        [{"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"}, {"type": "ContainersReady", "status": "True"}],
+        [
+            {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"},
+            {"type": "ContainersReady", "status": "True"},
+        ],
         [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "False"}],
         [{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"}],
     ],
     ids=["a readiness gate", "a container that is not ready", "all is well"],
 )
-def test_a_pod_whose_kubelet_reports_is_not_on_a_lost_node(conditions: Any) -> None:
+def test_pod_with_a_reporting_kubelet_is_not_on_a_lost_node(conditions: Any) -> None:
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
     gated = pod(0)
@@ -145,8 +170,8 @@ def test_a_pod_whose_kubelet_reports_is_not_on_a_lost_node(conditions: Any) -> N
     assert true_conditions(plan(job(running.status), seen, NOW + 50, SETTINGS).status) == ["Running"]
 
 
-def test_the_node_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
-    """Its pod still reads as running: nobody is there to say otherwise but the node controller."""
+def test_lost_node_may_be_the_one_of_the_polled_agent() -> None:
+    """The pod still reads as running: only the node controller can report otherwise."""
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
     cut_off = pod(0)
@@ -157,7 +182,7 @@ def test_the_node_of_the_agent_that_we_ask_may_be_the_lost_one() -> None:
     assert "w0" in condition(after.status, "Restarting")["message"]
 
 
-def test_an_agent_that_can_not_be_asked_for_a_moment_changes_nothing() -> None:
+def test_agent_that_is_silent_for_a_moment_changes_nothing() -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent())
     running = plan(stored, seen, NOW, SETTINGS)
@@ -165,12 +190,20 @@ def test_an_agent_that_can_not_be_asked_for_a_moment_changes_nothing() -> None:
     assert plan(job(running.status), silent, NOW + 40, SETTINGS).status == running.status
 
 
-def test_a_failed_worker_is_the_reason_that_the_agent_gives() -> None:
+def test_failed_worker_is_reported_with_the_agents_reason() -> None:
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
-    failure = {"attempt": 1, "rank": 1, "ordinal": 1, "reason": "WorkerFailed", "message": "rank 1 was ended by SIGKILL"}
-    said = agent(phase="Stopping", phaseReason="WorkerFailed", failures=[failure])
-    after = plan(job(running.status), Observed(stateful_set=child, service=service(), pods=pods(), agent=said), NOW, SETTINGS)
+    failure = {
+        "attempt": 1,
+        "rank": 1,
+        "ordinal": 1,
+        "reason": "WorkerFailed",
+        "message": "rank 1 was ended by SIGKILL",
+    }
+    report = agent(phase="Stopping", phaseReason="WorkerFailed", failures=[failure])
+    after = plan(
+        job(running.status), Observed(stateful_set=child, service=service(), pods=pods(), agent=report), NOW, SETTINGS
+    )
     restarting = condition(after.status, "Restarting")
     assert (restarting["reason"], restarting["message"]) == ("WorkerFailed", "rank 1 was ended by SIGKILL")
     assert [(e.type, e.reason, e.message) for e in after.events] == [
@@ -189,37 +222,37 @@ def crashed(restarts: int, *, seconds: int = 1, reason: str = "Error", message: 
     return plan(stored, Observed(stateful_set=child, service=service(), pods=found), NOW + 300, SETTINGS)
 
 
-def test_an_agent_that_crashes_as_it_starts_fails_the_job_after_five_more_tries() -> None:
+def test_agent_that_crashes_at_startup_fails_the_job_after_six_crashes() -> None:
     assert true_conditions(crashed(5).status) == []
     assert condition(crashed(5).status, "Running")["reason"] == "AgentCrashed"
     after = crashed(6, message="ModuleNotFoundError: no module named ssl")
     failed = condition(after.status, "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "RestartBudgetSpent")
-    assert "crashed 6 times as it started (exit code 1" in failed["message"]
+    assert "crashed 6 times during startup (exit code 1" in failed["message"]
     assert "ModuleNotFoundError" in failed["message"]
     assert after.status["restarts"] == {"total": 6, "inPlace": 6, "pod": 0, "counted": 6}
     (evidence,) = after.status["failures"]
     assert (evidence["pod"], evidence["exitCode"], evidence["reason"]) == ("digits-0", 1, "AgentCrashed")
 
 
-def test_an_agent_that_is_killed_for_memory_says_so() -> None:
+def test_agent_killed_for_memory_is_reported_as_such() -> None:
     assert crashed(6, reason="OOMKilled", code=137).status["failures"][0]["reason"] == "OOMKilled"
 
 
-def test_an_agent_that_ran_for_long_is_not_a_crash_loop() -> None:
+def test_agent_that_ran_for_long_is_not_in_a_crash_loop() -> None:
     assert true_conditions(crashed(50, seconds=61).status) == []
 
 
-def test_an_image_without_python_fails_at_once() -> None:
-    told = 'exec: "python3": executable file not found in $PATH'
-    after = crashed(1, reason="StartError", message=told, code=128)
+def test_image_without_python_fails_the_job_at_once() -> None:
+    detail = 'exec: "python3": executable file not found in $PATH'
+    after = crashed(1, reason="StartError", message=detail, code=128)
     failed = condition(after.status, "Failed")
     assert failed["reason"] == "EntrypointNotFound"
-    assert told in failed["message"]
-    assert "needs python3" in failed["message"]
+    assert detail in failed["message"]
+    assert "must have python3" in failed["message"]
 
 
-def test_pods_of_an_earlier_run_are_not_looked_at() -> None:
+def test_pods_of_an_earlier_run_are_ignored() -> None:
     stored, child = started()
     old = tuple(pod(o, owner="earlier-set", deleted=True) for o in range(3))
     after = plan(stored, Observed(stateful_set=child, service=service(), pods=old), NOW, SETTINGS)
@@ -227,24 +260,38 @@ def test_pods_of_an_earlier_run_are_not_looked_at() -> None:
     assert after.status["ready"] == "0/3"
 
 
-def test_who_is_missing_is_in_the_condition_while_the_agents_look_for_each_other() -> None:
+def test_missing_members_are_in_the_condition_during_rendezvous() -> None:
     stored, child = started()
-    word = agent(phase="Rendezvous", attempt=0, phaseMessage="waiting for digits-2 (never seen)")
-    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=word)
-    assert condition(plan(stored, seen, NOW + 31, SETTINGS).status, "Running")["message"] == "waiting for digits-2 (never seen)"
+    report = agent(phase="Rendezvous", attempt=0, phaseMessage="waiting for digits-2 (never seen)")
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=report)
+    assert (
+        condition(plan(stored, seen, NOW + 31, SETTINGS).status, "Running")["message"]
+        == "waiting for digits-2 (never seen)"
+    )
 
 
-def test_who_is_missing_stands_once_behind_why_a_pod_was_lost() -> None:
+def test_missing_members_follow_the_loss_once_in_the_condition() -> None:
     stored, child = started()
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
-    word = agent(phase="Rendezvous", phaseReason="PodLost", phaseMessage="waiting for digits-1 (left 2 s ago)")
-    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), pod(1, deleted=True), pod(2)), agent=word)
+    report = agent(phase="Rendezvous", phaseReason="PodLost", phaseMessage="waiting for digits-1 (left 2 s ago)")
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), pod(1, deleted=True), pod(2)), agent=report)
     first = plan(job(running.status), seen, NOW + 2, SETTINGS)
-    told = condition(first.status, "Restarting")
-    assert (told["reason"], told["message"]) == ("PodDeleted", "digits-1 was deleted; now waiting for digits-1 (left 2 s ago)")
-    word = word | {"phaseMessage": "waiting for digits-1 (left 40 s ago)"}
-    later = plan(job(first.status), replace(seen, pods=pods(), agent=word), NOW + 40, SETTINGS)
-    told = condition(later.status, "Restarting")
-    assert (told["reason"], told["message"]) == ("PodDeleted", "digits-1 was deleted; now waiting for digits-1 (left 40 s ago)")
-    soon = plan(job(later.status), replace(seen, pods=pods(), agent=word | {"phaseMessage": "waiting for x"}), NOW + 42, SETTINGS)
-    assert soon.status == later.status, "that time goes on is no reason to write"
+    restarting = condition(first.status, "Restarting")
+    assert (restarting["reason"], restarting["message"]) == (
+        "PodDeleted",
+        "pod digits-1 was deleted; now waiting for digits-1 (left 2 s ago)",
+    )
+    report = report | {"phaseMessage": "waiting for digits-1 (left 40 s ago)"}
+    later = plan(job(first.status), replace(seen, pods=pods(), agent=report), NOW + 40, SETTINGS)
+    restarting = condition(later.status, "Restarting")
+    assert (restarting["reason"], restarting["message"]) == (
+        "PodDeleted",
+        "pod digits-1 was deleted; now waiting for digits-1 (left 40 s ago)",
+    )
+    soon = plan(
+        job(later.status),
+        replace(seen, pods=pods(), agent=report | {"phaseMessage": "waiting for x"}),
+        NOW + 42,
+        SETTINGS,
+    )
+    assert soon.status == later.status, "the passing of time is no reason to write"

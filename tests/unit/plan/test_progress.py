@@ -1,4 +1,4 @@
-"""Step, percentage, expected end, and goodput."""
+"""Step, percentage, expected end and goodput."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from dtj_core.plan import progress
-from dtj_core.plan.agent_report import from_agent
+from dtj_core.plan.agent_report import report_from_status
 from dtj_core.plan.times import rfc3339
-from tests.unit.plan.build import NOW, UID, agent
+from tests.unit.plan.objects import NOW, UID, agent
 
 Object = dict[str, Any]
 
 
 def merged(status: Object, now: float = NOW, **fields: Any) -> Object:
-    report = from_agent(agent(**fields), UID)
+    report = report_from_status(agent(**fields), UID)
     assert report is not None
     return progress.merge(status, report, now)
 
@@ -24,7 +24,7 @@ def at(step: int, seconds: float, total: int | None = 1000) -> Object:
     return {"step": step, "totalSteps": total, "time": NOW + seconds}
 
 
-def test_percentage_and_expected_end_come_from_the_speed_since_the_last_write() -> None:
+def test_percentage_and_eta_follow_from_the_speed_since_the_last_write() -> None:
     status = merged({}, progress=at(100, 0))
     assert status["progress"]["percent"] == 10.0
     assert "eta" not in status["progress"]
@@ -33,7 +33,7 @@ def test_percentage_and_expected_end_come_from_the_speed_since_the_last_write() 
     assert status["progress"]["eta"] == rfc3339(NOW + 30 + 60)
 
 
-def test_after_a_restart_the_old_speed_stands_until_there_is_a_new_one() -> None:
+def test_old_speed_stands_after_a_restart_until_there_is_a_new_one() -> None:
     status = merged(merged({}, progress=at(100, 0)), progress=at(400, 30))
     status = merged(status, progress=at(350, 35))
     assert (status["progress"]["step"], status["progress"]["stepsPerSecond"]) == (350, 10.0)
@@ -45,16 +45,16 @@ def test_after_a_restart_the_old_speed_stands_until_there_is_a_new_one() -> None
     [(None, None), (0, None), (-5, None), (50, 100.0)],
     ids=["unknown", "zero", "negative", "less than done"],
 )
-def test_a_percentage_is_never_nonsense(total: int | None, percent: float | None) -> None:
+def test_percentage_is_between_0_and_100_or_missing(total: int | None, percent: float | None) -> None:
     assert merged({}, progress=at(100, 0, total))["progress"].get("percent") == percent
 
 
-def test_no_end_is_expected_in_more_than_ten_years() -> None:
+def test_eta_beyond_ten_years_is_left_out() -> None:
     status = merged(merged({}, progress=at(0, 0, 10**15)), progress=at(1, 100, 10**15))
     assert "eta" not in status["progress"]
 
 
-def test_an_attempt_with_nothing_left_to_do_keeps_the_loss_of_the_last_step() -> None:
+def test_attempt_with_no_steps_left_keeps_the_last_loss() -> None:
     status = merged({}, progress=at(1000, 0) | {"loss": 0.5, "metrics": {"accuracy": 0.9}})
     status = merged(status, progress=at(1000, 60) | {"metrics": {}})
     assert (status["progress"]["loss"], status["progress"]["metrics"]) == (0.5, {"accuracy": 0.9})
@@ -62,19 +62,19 @@ def test_an_attempt_with_nothing_left_to_do_keeps_the_loss_of_the_last_step() ->
     assert "loss" not in status["progress"], "an earlier step has another loss"
 
 
-def test_a_checkpoint_never_goes_back() -> None:
+def test_checkpoint_step_never_decreases() -> None:
     status = merged({}, checkpoint={"step": 100, "path": "/c/step-00000100", "time": NOW})
     assert status["checkpoint"] == {"step": 100, "path": "/c/step-00000100", "time": rfc3339(NOW)}
     assert merged(status, checkpoint={"step": 50, "path": "/c/step-00000050"}) == status
     assert merged(status, checkpoint=None) == status
 
 
-def test_goodput_is_the_share_of_the_active_time_that_was_of_use() -> None:
+def test_goodput_is_the_productive_share_of_the_active_time() -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0, "activeSeconds": 20.0}
     assert progress.with_goodput(status, NOW + 80)["goodput"] == 0.6
 
 
-def test_goodput_of_a_script_that_reports_nothing_is_unknown() -> None:
+def test_goodput_of_a_script_without_reports_is_unknown() -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 0.0}
     assert "goodput" not in progress.with_goodput(status, NOW + 80)
     assert progress.with_goodput({**status, "progress": {"step": 3}}, NOW + 80)["goodput"] == 0.0
@@ -82,6 +82,6 @@ def test_goodput_of_a_script_that_reports_nothing_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("now", [NOW, NOW - 50], ids=["at the start", "with a clock that was set back"])
-def test_goodput_is_not_computed_of_no_time(now: float) -> None:
+def test_goodput_of_no_time_is_unknown(now: float) -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0}
     assert progress.with_goodput(status, now) == status

@@ -1,6 +1,6 @@
-"""Whatever happens in whatever order, with a crash after any step: what the planner promises at all times.
+"""Invariants of the planner under any sequence of changes, with a crash after any step.
 
-A seed that fails is printed by hypothesis and replays.
+Hypothesis prints a failing seed, which replays.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dtj_contract import names
 from dtj_core.api.status import FAILURES, RECOVERIES, Status
 from dtj_core.plan import plan
 from dtj_core.plan.model import Object
-from dtj_core.plan.status_throttle import urgent
-from tests.unit.plan.build import NOW, World, agent, container, ended, job, outcome, pod, service, true_conditions
+from dtj_core.plan.status_throttle import significant_fields
+from tests.unit.plan.objects import NOW, World, agent, container, ended, job, outcome, pod, service, true_conditions
 
 garbage = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -26,7 +26,9 @@ garbage = st.recursive(
     max_leaves=6,
 )
 counts = st.integers(0, 4)
-failure = st.fixed_dictionaries({"attempt": counts, "rank": counts, "reason": st.sampled_from(["WorkerFailed", "OOMKilled"])})
+failure = st.fixed_dictionaries(
+    {"attempt": counts, "rank": counts, "reason": st.sampled_from(["WorkerFailed", "OOMKilled"])}
+)
 recovery = st.fixed_dictionaries({"attempt": counts, "kind": st.just("Pod"), "seconds": st.just({"firstStep": 0.1})})
 status_page = st.fixed_dictionaries(
     {
@@ -36,7 +38,8 @@ status_page = st.fixed_dictionaries(
         "startTime": st.sampled_from([NOW, NOW + 500, None]),
         "restarts": st.fixed_dictionaries({"inPlace": counts, "pod": counts, "counted": counts}),
         "productiveSeconds": st.floats(0, 1000),
-        "progress": st.none() | st.fixed_dictionaries({"step": counts, "totalSteps": counts, "time": st.floats(NOW, NOW + 9999)}),
+        "progress": st.none()
+        | st.fixed_dictionaries({"step": counts, "totalSteps": counts, "time": st.floats(NOW, NOW + 9999)}),
         "failures": st.lists(failure, max_size=7),
         "recoveries": st.lists(recovery, max_size=7),
     }
@@ -75,7 +78,7 @@ steps = st.one_of(
 
 
 class Run:
-    """A world that random steps are done to, and what must hold after each."""
+    """Applies random steps to a world, and checks the invariants after each."""
 
     def __init__(self) -> None:
         self.world = World(job())
@@ -120,20 +123,24 @@ class Run:
         status = self.world.status
         if self.world.job is None:
             return
-        # What is written, the API server takes.
+        # The API server accepts the status.
         Status.model_validate(json.loads(json.dumps(status, allow_nan=False)), by_alias=True, by_name=False)
         assert len(status.get("failures", ())) <= FAILURES
         assert len(status.get("recoveries", ())) <= RECOVERIES
-        # At most one of the conditions is true, and the phase says which. Stalled stands beside it.
+        # At most one condition is true, and it is the phase. Stalled may be true beside it.
         true = [kind for kind in true_conditions(status) if kind != names.STALLED]
         assert len(true) <= 1, true
         assert not status or status["phase"] == (true[0] if true else "Pending")
-        # Nothing that only grows ever shrinks.
-        sums = {**status.get("restarts", {}), "attempt": status.get("attempt", 0), "kept": status.get("productiveSeconds", 0.0)}
+        # Counters never decrease.
+        sums = {
+            **status.get("restarts", {}),
+            "attempt": status.get("attempt", 0),
+            "kept": status.get("productiveSeconds", 0.0),
+        }
         for name, value in sums.items():
             assert value >= self.counters.get(name, 0), name
         self.counters = sums
-        # The end is the end.
+        # Terminal conditions are final.
         end = [c for c in status.get("conditions", ()) if c["type"] in (names.COMPLETE, names.FAILED)]
         if self.ended is not None:
             assert end == self.ended
@@ -142,7 +149,7 @@ class Run:
             self.ended, self.runs_at_end = deepcopy(end), self.world.runs
 
     def check_fixpoint(self) -> None:
-        """Carried out, a plan leaves nothing to do: no action, no write, no event."""
+        """Checks that an executed plan leaves nothing to do: no action, no write, no event."""
         self.world.settle(self.now)
         self.check()
         if self.world.job is None:
@@ -155,7 +162,7 @@ class Run:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(steps, max_size=25))
-def test_the_promises_of_the_planner_hold_after_every_step(script: list[tuple[str, Any]]) -> None:
+def test_planner_invariants_hold_after_every_step(script: list[tuple[str, Any]]) -> None:
     run = Run()
     for kind, value in script:
         run.step(kind, value)
@@ -164,10 +171,11 @@ def test_the_promises_of_the_planner_hold_after_every_step(script: list[tuple[st
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(steps, max_size=12), st.lists(st.integers(0, 3), max_size=8))
-def test_crashes_on_the_way_change_nothing_about_where_a_job_arrives(script: list[tuple[str, Any]], crashes: list[int]) -> None:
+def test_crashes_do_not_change_the_final_state_of_a_job(script: list[tuple[str, Any]], crashes: list[int]) -> None:
     straight, crashing = Run(), Run()
     for kind, value in script:
-        if kind in ("look", "rejection"):  # both worlds are looked at in the same places
+        # Both worlds are reconciled at the same steps.
+        if kind in ("look", "rejection"):
             continue
         straight.step(kind, value)
         crashing.step(kind, value)
@@ -176,6 +184,6 @@ def test_crashes_on_the_way_change_nothing_about_where_a_job_arrives(script: lis
     straight.check_fixpoint()
     crashing.check_fixpoint()
     assert (crashing.world.job is None) == (straight.world.job is None)
-    # What is held back for a while, and the wording, depend on when it was first seen; nothing else does.
-    assert urgent(crashing.world.status) == urgent(straight.world.status)
+    # Only throttled fields and texts depend on when a change was first observed.
+    assert significant_fields(crashing.world.status) == significant_fields(straight.world.status)
     assert crashing.world.observed == straight.world.observed

@@ -1,4 +1,6 @@
-"""The API server refuses a child for now (a quota): the job says so, in the server's words, and goes on when it may."""
+"""The API server rejects a child for now (a quota): the job reports it, and continues once
+admitted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 
 from dtj_core.plan import plan
 from dtj_core.plan.model import Observed
-from tests.unit.plan.build import (
+from tests.unit.plan.objects import (
     NOW,
     SETTINGS,
     World,
@@ -23,7 +25,10 @@ from tests.unit.plan.build import (
     true_conditions,
 )
 
-QUOTA = 'secrets "digits-dtj-agent" is forbidden: exceeded quota: q, requested: secrets=1, used: secrets=3, limited: secrets=3'
+QUOTA = (
+    'secrets "digits-dtj-agent" is forbidden: exceeded quota: q, requested: secrets=1, used: secrets=3, '
+    "limited: secrets=3"
+)
 
 UNKNOWN = 'pods "digits-dry-run" is forbidden: status unknown for quota: q, resources: pods'
 WEBHOOK = 'admission webhook "images.example.org" denied the request: not scanned yet'
@@ -31,7 +36,7 @@ LIMITS = 'pods "digits-dry-run" is forbidden: minimum memory usage per Container
 PSS = 'pods "digits-dry-run" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes'
 
 
-def test_a_job_whose_children_are_refused_is_pending_and_says_why_once() -> None:
+def test_job_with_refused_children_is_pending_with_one_event() -> None:
     world = World(job())
     world.see(refusal=QUOTA)
     world.settle(NOW)
@@ -46,10 +51,10 @@ def test_a_job_whose_children_are_refused_is_pending_and_says_why_once() -> None
     assert again.requeue_after == 30
 
 
-@pytest.mark.parametrize("words", [QUOTA, WEBHOOK, UNKNOWN, LIMITS, PSS])
-def test_a_refusal_that_lasts_is_bounded_by_the_jobs_deadline_alone(words: str) -> None:
+@pytest.mark.parametrize("refusal", [QUOTA, WEBHOOK, UNKNOWN, LIMITS, PSS])
+def test_lasting_refusal_is_bounded_by_the_deadline_alone(refusal: str) -> None:
     world = World(job(activeDeadlineSeconds=100_000))
-    world.see(refusal=words)
+    world.see(refusal=refusal)
     world.settle(NOW)
     looks = world.reconcile(NOW + 99_990)
     assert looks is not None
@@ -59,7 +64,7 @@ def test_a_refusal_that_lasts_is_bounded_by_the_jobs_deadline_alone(words: str) 
     assert world.runs == 0
 
 
-def test_without_a_deadline_a_refusal_ends_no_job() -> None:
+def test_refusal_without_a_deadline_fails_no_job() -> None:
     world = World(job())
     world.see(refusal=WEBHOOK)
     for day in range(30):
@@ -70,7 +75,7 @@ def test_without_a_deadline_a_refusal_ends_no_job() -> None:
 
 @pytest.mark.parametrize("kind", ["rejection", "refusal"])
 @pytest.mark.parametrize("suspended", [True, False], ids=["resumed", "its set was deleted"])
-def test_a_training_that_has_run_is_never_ended_by_a_refusal(kind: str, suspended: bool) -> None:
+def test_refusal_never_fails_a_job_that_has_run(kind: str, suspended: bool) -> None:
     world = World(job())
     world.settle(NOW)
     world.see(service=service(), pods=tuple(pod(o, owner=world.set_uid) for o in range(3)), agent=agent(attempt=4))
@@ -94,7 +99,7 @@ def test_a_training_that_has_run_is_never_ended_by_a_refusal(kind: str, suspende
     assert (world.runs, condition(world.status, "Failed")) == (2, {})
 
 
-def test_a_job_that_has_never_run_and_is_invalid_is_failed_with_the_servers_words() -> None:
+def test_rejected_new_job_fails_with_the_servers_message() -> None:
     world = World(job())
     world.see(rejection="spec.template.spec.containers[0].image: Required value")
     world.settle(NOW)
@@ -105,7 +110,7 @@ def test_a_job_that_has_never_run_and_is_invalid_is_failed_with_the_servers_word
     )
 
 
-def test_it_begins_when_it_is_let_and_not_before() -> None:
+def test_refused_job_starts_once_it_is_admitted() -> None:
     world = World(job())
     world.see(refusal=QUOTA)
     world.settle(NOW)
@@ -114,10 +119,13 @@ def test_it_begins_when_it_is_let_and_not_before() -> None:
     world.see(refusal=None)
     world.settle(NOW + 101)
     assert world.runs == 1
-    assert (world.status["reason"], [e.reason for e in world.events]) == ("PodsPending", ["ChildRefused", "ChildrenCreated"])
+    assert (world.status["reason"], [e.reason for e in world.events]) == (
+        "PodsPending",
+        ["ChildRefused", "ChildrenCreated"],
+    )
 
 
-def test_a_resumed_job_that_is_refused_is_not_called_suspended() -> None:
+def test_resumed_job_that_is_refused_is_not_suspended() -> None:
     world = World(job(suspend=True))
     world.settle(NOW)
     assert true_conditions(world.status) == ["Suspended"]
@@ -131,7 +139,7 @@ def test_a_resumed_job_that_is_refused_is_not_called_suspended() -> None:
     assert (world.runs, world.status["reason"]) == (1, "PodsPending")
 
 
-def test_a_stateful_set_that_was_deleted_and_may_not_be_made_again_is_told_as_a_restart() -> None:
+def test_deleted_statefulset_that_is_refused_is_reported_as_restarting() -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=agent())
     running = plan(stored, seen, NOW, SETTINGS)
@@ -142,7 +150,7 @@ def test_a_stateful_set_that_was_deleted_and_may_not_be_made_again_is_told_as_a_
 
 
 @pytest.mark.parametrize("kind", ["rejection", "refusal"])
-def test_a_training_that_runs_goes_on_without_a_repair_that_is_refused(kind: str) -> None:
+def test_running_job_continues_without_a_refused_repair(kind: str) -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=None, pods=pods(), agent=agent())
     assert len(plan(stored, seen, NOW, SETTINGS).actions) == 1
@@ -152,7 +160,7 @@ def test_a_training_that_runs_goes_on_without_a_repair_that_is_refused(kind: str
 
 
 @pytest.mark.parametrize("resources", [{"cpu": "1", "memory": "1Gi"}, {}], ids=str)
-def test_the_agents_resources_are_the_installations_so_that_a_limit_range_can_be_met(resources: dict[str, str]) -> None:
+def test_agent_resources_come_from_the_settings(resources: dict[str, str]) -> None:
     made = stateful_set(plan(job(), Observed(), NOW, replace(SETTINGS, agent_resources=resources)))
     installer = made["spec"]["template"]["spec"]["initContainers"][0]
     assert installer.get("resources", {}) == ({"requests": resources, "limits": resources} if resources else {})

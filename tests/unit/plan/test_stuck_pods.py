@@ -1,4 +1,4 @@
-"""Force deletion: only of pods that are fenced, unless the job decides otherwise; and what a person has to do is reported."""
+"""Overdue pods on a dead node are removed, never earlier; pods with stuck workers are replaced."""
 
 from __future__ import annotations
 
@@ -9,83 +9,117 @@ import pytest
 from dtj_core.plan import plan
 from dtj_core.plan.model import Delete, Observed
 from dtj_core.plan.times import rfc3339
-from tests.unit.plan.build import NOW, SETTINGS, World, agent, condition, job, pod, pods, service, started
+from tests.unit.plan.objects import NOW, SETTINGS, agent, condition, job, pod, pods, service, started
 
-VOLUME = {"volume": {"claimName": "shared"}}
-LATE = NOW + 10_000
+FENCED: dict[str, Any] = {"checkpoint": {"volume": {"claimName": "shared"}}}
 REMOVED = (Delete(kind="Pod", name="digits-1", uid="pod-1", grace_seconds=0),)
 
 
-def going(ordinal: int = 1, owner: str = "set-uid", **metadata: Any) -> dict[str, Any]:
-    """A pod on a dead node, that was to be gone at NOW + 30."""
-    gone = pod(ordinal, owner=owner)
+def going(owner: str = "set-uid", **metadata: Any) -> dict[str, Any]:
+    """Returns a pod whose grace period ended at NOW + 30."""
+    gone = pod(1, owner=owner)
     gone["metadata"] |= {"deletionTimestamp": rfc3339(NOW + 30)} | metadata
     return gone
 
 
-def look(now: float = LATE, *, failures: Any = (), gone: Any = None, **spec: Any) -> Any:
-    stored, child = started(**spec)
+@pytest.mark.parametrize(
+    ("seconds", "actions"), [(0, ()), (30, ()), (59, ()), (60, REMOVED), (10_000, REMOVED)],
+    ids=["just deleted", "its grace period is over", "nearly overdue", "overdue", "long overdue"],
+)  # fmt: skip
+def test_terminating_pod_is_force_deleted_once_it_is_overdue(seconds: float, actions: tuple[Delete, ...]) -> None:
+    stored, child = started(**FENCED)
     running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
-    status = running.status | {"failures": list(failures)}
-    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), gone or going(), pod(2)))
-    return plan(job(status, **spec), seen, now, SETTINGS)
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0, deleted=False), going(), pod(2)))
+    assert plan(job(running.status, **FENCED), seen, NOW + seconds, SETTINGS).actions == actions
 
 
-SPECS: dict[str, tuple[Any, tuple[Delete, ...]]] = {
-    "a plain script": ({}, ()),
-    "a plain script, told to": ({"forceDeletePods": "Always"}, REMOVED),
-    "the checkpoint library": ({"checkpoint": VOLUME}, REMOVED),
-    "the checkpoint library, told not to": ({"checkpoint": VOLUME, "forceDeletePods": "Never"}, ()),
-    "said to be fenced, and is not": ({"forceDeletePods": "WhenFenced"}, ()),
+def test_terminating_pod_is_checked_again_when_it_is_overdue() -> None:
+    stored, child = started(**FENCED)
+    waiting = tuple(pod(o, phase="Pending") | {"spec": {}} for o in (0, 2))
+    seen = Observed(stateful_set=child, service=service(), pods=(waiting[0], going(), waiting[1]))
+    assert plan(stored, seen, NOW + 1, SETTINGS).requeue_after == 29  # progress; then:
+    assert plan(plan_again(stored, seen), seen, NOW + 35, SETTINGS).requeue_after == 25
+
+
+def plan_again(stored: dict[str, Any], seen: Observed) -> dict[str, Any]:
+    return job(plan(stored, seen, NOW + 30, SETTINGS).status, **FENCED)
+
+
+def test_dead_node_blocks_no_suspension_and_no_resumption() -> None:
+    stopping = Observed(service=service(), pods=(going(owner="earlier"),))
+    stored, _ = started(**FENCED)
+    for spec in ({"suspend": True}, {}):
+        assert plan(job(stored["status"], **FENCED, **spec), stopping, NOW + 60, SETTINGS).actions == REMOVED
+
+
+def test_pod_with_a_finalizer_is_not_force_deleted() -> None:
+    stored, child = started(**FENCED)
+    seen = Observed(stateful_set=child, service=service(), pods=(going(finalizers=["x/y"]),))
+    assert plan(stored, seen, NOW + 99, SETTINGS).actions == ()
+
+
+def member(ordinal: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "ordinal": ordinal,
+        "pod": f"digits-{ordinal}",
+        "node": "w",
+        "address": f"10.0.0.{ordinal}",
+        "state": "idle",
+    } | fields
+
+
+MEMBERS = {
+    "all is well": ([], ()),
+    "a worker that does not die": (
+        [member(1, state="stuck")],
+        (Delete(kind="Pod", name="digits-1", uid="pod-1", grace_seconds=1),),
+    ),
+    "pod 0's own": ([member(0, state="stuck")], (Delete(kind="Pod", name="digits-0", uid="pod-0", grace_seconds=1),)),
+    "of the pod before this one": ([member(1, state="stuck", address="10.9.9.9")], ()),
+    "no such pod": ([member(7, state="stuck")], ()),
+    "nonsense": ([{"state": "stuck"}, {"pod": 1, "state": "stuck"}, "stuck", None], ()),
 }
 
 
-@pytest.mark.parametrize(("spec", "actions"), SPECS.values(), ids=SPECS)
-def test_an_overdue_pod_is_removed_only_where_its_job_is_fenced(spec: Any, actions: tuple[Delete, ...]) -> None:
-    assert look(**spec).actions == actions
+@pytest.mark.parametrize(("members", "actions"), MEMBERS.values(), ids=MEMBERS)
+def test_pod_that_its_agent_reports_as_stuck_is_deleted(members: Any, actions: tuple[Delete, ...]) -> None:
+    stored, child = started(**FENCED)
+    everybody = [member(ordinal) for ordinal in range(3)] + members
+    report = agent(phase="Rendezvous", phaseReason="WorkerStuck", members=everybody)
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=report)
+    wanted = plan(stored, seen, NOW, SETTINGS)
+    assert wanted.actions == actions
+    assert wanted.requeue_after == SETTINGS.status_poll_seconds, "its agent is polled in any case"
 
 
-def test_an_overdue_pod_of_a_job_of_one_pod_is_not_removed() -> None:
-    spec = {"replicas": 1, "checkpoint": VOLUME}
-    stored, child = started(**spec)
-    seen = Observed(stateful_set=child, service=service(), pods=(going(0),))
-    assert plan(stored, seen, LATE, SETTINGS).actions == ()
+def test_stuck_pod_is_deleted_once_then_force_deleted() -> None:
+    stored, child = started(**FENCED)
+    report = agent(phase="Rendezvous", members=[member(1, state="stuck")])
+    gone = pod(1)
+    gone["metadata"]["deletionTimestamp"] = rfc3339(NOW + 1)
+    seen = Observed(stateful_set=child, service=service(), pods=(pod(0), gone, pod(2)), agent=report)
+    assert plan(stored, seen, NOW + 2, SETTINGS).actions == ()
+    assert plan(stored, seen, NOW + 31, SETTINGS).actions == REMOVED
 
 
-def test_a_pod_that_is_held_is_reported_with_its_node_and_the_ways_out() -> None:
-    said = condition(look().status, "Restarting")["message"]
-    for word in ("digits-1", "w1", "node.kubernetes.io/out-of-service", "spec.forceDeletePods"):
-        assert word in said
-    assert "out-of-service" not in condition(look(NOW + 31).status, "Restarting")["message"], "its kubelet may still end it"
-    assert "out-of-service" not in condition(look(checkpoint=VOLUME).status, "Restarting")["message"]
-
-
-def test_a_pod_that_is_held_is_reported_in_a_suspension_and_before_the_next_run() -> None:
-    world = World(job())
-    world.settle(NOW)
-    world.see(pods=(going(0, owner=world.set_uid or ""),))
-    assert world.job is not None
-    world.job["spec"]["suspend"] = True
-    world.settle(LATE)
-    assert "out-of-service" in condition(world.status, "Running")["message"]
-    assert "delete Pod" not in world.writes
-    world.job["spec"]["suspend"] = False
-    wanted = world.reconcile(LATE + 1)
-    assert wanted is not None
-    assert wanted.actions == ()
-
-
-def test_a_pod_whose_workers_got_sigkill_is_removed_though_its_script_is_plain() -> None:
-    failure = {"attempt": 1, "pod": "digits-1", "reason": "WorkerStuck"}
-    stuck = going(deletionGracePeriodSeconds=1)
-    assert look(failures=[failure], gone=stuck).actions == REMOVED
-    assert look(failures=[failure], gone=going()).actions == (), "it was deleted by somebody else, and not for that"
-    assert look(gone=stuck).actions == ()
-    assert look(failures=[failure], gone=stuck, forceDeletePods="Never").actions == ()
-
-
-@pytest.mark.parametrize(("spec", "removed"), [({}, False), ({"checkpoint": VOLUME}, True), ({"replicas": "garbage"}, False)])
-def test_pods_of_a_finished_job_on_a_dead_node_are_released_by_the_same_rule(spec: Any, removed: bool) -> None:
-    ended = {"conditions": [{"type": "Complete", "status": "True", "reason": "x", "message": ""}], "completionTime": rfc3339(NOW)}
-    wanted = plan(job(ended, **spec), Observed(pods=(going(),)), LATE, SETTINGS)
-    assert wanted.actions == (REMOVED if removed else ())
+def test_stuck_worker_is_in_the_condition_with_pod_and_process() -> None:
+    stored, child = started(**FENCED)
+    message = (
+        "the workers of pod digits-1 on node w can't be killed; the pod must be replaced: "
+        "processes 7 do not die of SIGKILL"
+    )
+    failure = {
+        "attempt": 1,
+        "rank": 1,
+        "ordinal": 1,
+        "pod": "digits-1",
+        "reason": "WorkerStuck",
+        "message": message,
+        "time": NOW,
+    }
+    running = plan(stored, Observed(stateful_set=child, service=service(), pods=pods(), agent=agent()), NOW, SETTINGS)
+    report = agent(phase="Rendezvous", phaseReason="WorkerStuck", failures=[failure])
+    seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=report)
+    status = plan(job(running.status, **FENCED), seen, NOW + 40, SETTINGS).status
+    restarting = condition(status, "Restarting")
+    assert (restarting["status"], restarting["reason"], restarting["message"]) == ("True", "WorkerStuck", message)

@@ -1,10 +1,10 @@
-"""Suspended: no pods, nothing forgotten. Resumed: above all attempts before, with the spec as it is now."""
+"""Suspension deletes the pods and forgets nothing; resumption starts above all earlier attempts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.plan.build import NOW, World, agent, condition, job, pod, true_conditions
+from tests.unit.plan.objects import NOW, World, agent, condition, job, pod, true_conditions
 
 
 def running_world(**spec: Any) -> World:
@@ -36,7 +36,7 @@ def suspend(world: World, now: float) -> None:
     world.settle(now + 3)
 
 
-def test_a_job_that_is_made_suspended_gets_no_pods() -> None:
+def test_job_created_suspended_gets_no_pods() -> None:
     world = World(job(suspend=True))
     world.settle(NOW)
     assert world.writes == ["status", "event JobSuspended"]
@@ -47,7 +47,7 @@ def test_a_job_that_is_made_suspended_gets_no_pods() -> None:
     assert len(world.writes) == 2
 
 
-def test_what_the_agents_know_is_written_before_their_pods_go() -> None:
+def test_agents_state_is_written_before_their_pods_are_deleted() -> None:
     world = running_world()
     change(world, suspend=True)
     world.see(agent=agent(attempt=4, productiveSeconds=41.0))
@@ -74,7 +74,7 @@ def test_suspended_is_true_once_the_last_pod_is_gone() -> None:
     assert [event.reason for event in world.events] == ["JobSuspended"]
 
 
-def test_a_resumed_job_begins_above_all_attempts_before() -> None:
+def test_resumed_job_starts_above_all_earlier_attempts() -> None:
     world = running_world()
     suspend(world, NOW + 51)
     change(world, suspend=False)
@@ -86,7 +86,7 @@ def test_a_resumed_job_begins_above_all_attempts_before() -> None:
     assert [event.reason for event in world.events] == ["JobSuspended", "JobResumed"]
 
 
-def test_the_time_suspended_counts_neither_for_the_deadline_nor_for_goodput() -> None:
+def test_suspended_time_counts_for_no_deadline_and_no_goodput() -> None:
     world = running_world(activeDeadlineSeconds=100)
     suspend(world, NOW + 57)
     assert "startTime" not in world.status
@@ -96,14 +96,15 @@ def test_the_time_suspended_counts_neither_for_the_deadline_nor_for_goodput() ->
     assert condition(world.status, "Failed") == {}
     uid = world.set_uid
     world.see(
-        pods=tuple(pod(o, owner=uid) for o in range(3)), agent=agent(attempt=4, startTime=NOW + 1000, productiveSeconds=26.0)
+        pods=tuple(pod(o, owner=uid) for o in range(3)),
+        agent=agent(attempt=4, startTime=NOW + 1000, productiveSeconds=26.0),
     )
     world.settle(NOW + 1050)
     assert world.status["productiveSeconds"] == 66.0
     assert world.status["goodput"] == 0.6
 
 
-def test_restarts_go_on_counting_after_a_suspension() -> None:
+def test_restart_counters_continue_after_a_suspension() -> None:
     world = running_world()
     world.see(agent=agent(attempt=3, restarts={"inPlace": 2, "pod": 0, "counted": 2}))
     world.settle(NOW + 51)
@@ -116,7 +117,7 @@ def test_restarts_go_on_counting_after_a_suspension() -> None:
     assert world.status["restarts"] == {"total": 3, "inPlace": 3, "pod": 0, "counted": 3}
 
 
-def test_a_spec_that_was_changed_while_suspended_shapes_the_new_pods() -> None:
+def test_spec_changed_while_suspended_shapes_the_new_pods() -> None:
     world = running_world()
     suspend(world, NOW + 51)
     change(world, image="trainer:2", replicas=4)
@@ -127,7 +128,7 @@ def test_a_spec_that_was_changed_while_suspended_shapes_the_new_pods() -> None:
     assert world.observed.stateful_set["spec"]["template"]["spec"]["containers"][0]["image"] == "trainer:2"
 
 
-def test_a_suspension_that_was_over_before_anybody_looked_still_changes_the_pods() -> None:
+def test_unobserved_suspension_with_a_changed_spec_recreates_the_pods() -> None:
     world = running_world()
     change(world, image="trainer:2")
     world.settle(NOW + 60)
@@ -141,7 +142,7 @@ def test_a_suspension_that_was_over_before_anybody_looked_still_changes_the_pods
     assert floor(world) == "4"
 
 
-def test_pods_of_the_last_run_are_gone_before_the_next_ones_are_made() -> None:
+def test_new_pods_wait_for_pods_of_the_previous_run() -> None:
     world = running_world()
     change(world, suspend=True)
     world.settle(NOW + 51)
@@ -150,17 +151,17 @@ def test_pods_of_the_last_run_are_gone_before_the_next_ones_are_made() -> None:
     assert world.observed.stateful_set is None
     world.see(pods=(pod(0, owner=None),))
     world.settle(NOW + 53)
-    assert world.observed.stateful_set is not None, "a pod without owner is adopted"
+    assert world.observed.stateful_set is not None, "a pod without an owner is adopted"
 
 
-def test_a_suspended_job_whose_deadline_is_over_still_only_waits() -> None:
+def test_suspended_job_ignores_its_deadline() -> None:
     world = running_world(activeDeadlineSeconds=100)
     suspend(world, NOW + 51)
     world.settle(NOW + 10_000)
     assert true_conditions(world.status) == ["Suspended"]
 
 
-def test_a_crash_between_writing_and_deleting_loses_nothing() -> None:
+def test_crash_between_write_and_delete_loses_nothing() -> None:
     world = running_world()
     change(world, suspend=True)
     world.reconcile(NOW + 51, crash_after=0)
@@ -172,7 +173,7 @@ def test_a_crash_between_writing_and_deleting_loses_nothing() -> None:
     assert world.status["attempt"] == 3
 
 
-def test_a_suspended_job_that_is_finished_stays_finished() -> None:
+def test_finished_job_that_is_suspended_stays_finished() -> None:
     world = running_world()
     world.see(agent=agent(phase="Finished", outcome={"version": 1, "uid": "job-uid", "result": "Succeeded"}))
     change(world, suspend=True)

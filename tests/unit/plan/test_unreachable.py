@@ -1,4 +1,4 @@
-"""An agent that leaves every question unanswered is reported, and asked later and later."""
+"""An agent that answers no request is reported, and polled less and less often."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.plan.build import NOW, SETTINGS, World, agent, condition, job, pod, true_conditions
+from tests.unit.plan.objects import NOW, SETTINGS, World, agent, condition, job, pod, true_conditions
 
 HOUR = 3600.0
 
@@ -23,7 +23,7 @@ def silent(world: World, seconds: float) -> None:
     world.settle(NOW + seconds)
 
 
-def test_a_running_job_whose_agent_is_silent_for_a_minute_is_reported_once() -> None:
+def test_running_job_with_a_silent_agent_is_reported_once() -> None:
     world = world_of_pods()
     world.see(agent=agent())
     world.settle(NOW)
@@ -31,26 +31,26 @@ def test_a_running_job_whose_agent_is_silent_for_a_minute_is_reported_once() -> 
     silent(world, 59)
     assert condition(world.status, "Running")["reason"] == "WorkersRunning"
     silent(world, 61)
-    said = condition(world.status, "Running")
-    assert (said["status"], said["reason"]) == ("True", "AgentUnreachable"), "a training may well go on"
-    assert "29400" in said["message"]
+    running = condition(world.status, "Running")
+    assert (running["status"], running["reason"]) == ("True", "AgentUnreachable"), "training may well continue"
+    assert "29400" in running["message"]
     written = len(world.writes)
     silent(world, 6 * HOUR)
-    assert len(world.writes) == written, "nothing new is written while it stays silent"
+    assert len(world.writes) == written, "nothing is written while it stays silent"
     assert [(event.type, event.reason) for event in world.events] == [("Warning", "AgentUnreachable")]
     world.see(agent=agent(), agent_silent_seconds=0.0)
     world.settle(NOW + 6 * HOUR + 1)
     assert condition(world.status, "Running")["reason"] == "WorkersRunning"
 
 
-def test_a_job_whose_agent_never_answers_is_reported_and_does_not_run() -> None:
+def test_job_with_an_agent_that_never_answers_is_reported_and_not_running() -> None:
     world = world_of_pods()
     silent(world, 61)
     assert true_conditions(world.status) == []
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "AgentUnreachable")
 
 
-def test_a_restarting_job_whose_agent_is_silent_still_restarts() -> None:
+def test_restarting_job_with_a_silent_agent_still_restarts() -> None:
     world = world_of_pods()
     world.see(agent=agent())
     world.settle(NOW)
@@ -61,7 +61,7 @@ def test_a_restarting_job_whose_agent_is_silent_still_restarts() -> None:
     assert world.status["reason"] == "AgentUnreachable"
 
 
-def test_a_lost_pod_goes_before_a_silent_agent() -> None:
+def test_lost_pod_takes_precedence_over_a_silent_agent() -> None:
     world = world_of_pods()
     world.see(agent=agent())
     world.settle(NOW)
@@ -71,7 +71,7 @@ def test_a_lost_pod_goes_before_a_silent_agent() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "wait"), [(0, 2), (3, 2), (10, 5), (60, 30), (600, 60), (HOUR, 60)])
-def test_next_look_at_a_silent_agent_is_later_and_later(seconds: float, wait: float) -> None:
+def test_polls_of_a_silent_agent_back_off(seconds: float, wait: float) -> None:
     assert SETTINGS.poll_seconds(seconds) == wait
     world = world_of_pods()
     silent(world, seconds)

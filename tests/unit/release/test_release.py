@@ -1,4 +1,4 @@
-"""Each release is one command, dry unless it is asked for, and what it builds carries names that are ours."""
+"""Each release is one command and a dry run by default, and builds distributions with our names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hack import release
+from hack import release, version
 
 ROOT = Path(__file__).parents[3]
 KINDS = ("wheels", "images", "chart")
@@ -28,7 +28,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("nothing_runs")
-def test_a_release_is_a_dry_run_unless_it_is_asked_for(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_is_a_dry_run_by_default(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert release.main([kind]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines
@@ -45,7 +45,7 @@ def test_make_has_one_command_for_each_release(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_build_runs_nothing_that_leaves_the_machine(
+def test_build_runs_no_step_that_leaves_the_machine(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[str] = []
@@ -60,12 +60,12 @@ def test_a_build_runs_nothing_that_leaves_the_machine(
 @pytest.mark.parametrize(
     ("status", "tags", "arguments", "why"),
     [
-        (" M README.md", "v0.1.0", ["chart", "--registry", "r"], "changes that are not committed"),
+        (" M README.md", "v0.1.0", ["chart", "--registry", "r"], "uncommitted changes"),
         ("", "v0.0.9", ["wheels"], "does not carry the tag v"),
         ("", "all", ["images"], "--registry"),
     ],
 )
-def test_publishing_is_refused_without_a_clean_tagged_tree_and_a_registry(
+def test_publish_without_a_clean_tagged_tree_and_a_registry_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     status: str,
@@ -75,30 +75,37 @@ def test_publishing_is_refused_without_a_clean_tagged_tree_and_a_registry(
 ) -> None:
     marks = f"v{release.version()}" if tags == "all" else tags
     monkeypatch.setattr(release, "_git", lambda verb, *_: status if verb == "status" else marks)
-    monkeypatch.setattr(release, "carry_out", lambda *_, **__: pytest.fail("something was published"))
+    monkeypatch.setattr(release, "execute", lambda *_, **__: pytest.fail("something was published"))
     assert release.main([*arguments, "--publish"]) == 1
     assert why in capsys.readouterr().err
 
 
-def test_a_command_that_fails_ends_the_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))])
+def test_failed_command_stops_the_release(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(
+        release, "chart", lambda _: [release.Step(command=(sys.executable, "-c", "raise SystemExit(3)"))]
+    )
     assert release.main(["chart", "--build"]) == 1
     assert "exit code 3" in capsys.readouterr().err
 
 
 def test_every_file_states_the_same_version() -> None:
-    assert len(set(release.versions().values())) == 1, release.versions()
+    for path, text in version.stamped().items():
+        assert path.read_text("utf-8") == text, path
 
 
-def test_the_distributions_have_names_that_are_ours() -> None:
+def test_distributions_have_our_names() -> None:
     projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in release.PROJECTS]
     assert {project["name"] for project in projects} == OURS
-    siblings = {word for project in projects for word in project["dependencies"] if word.startswith("dtj")}
+    siblings = {name for project in projects for name in project["dependencies"] if name.startswith("dtj")}
     assert siblings <= OURS
-    assert {command for project in projects for command in project.get("scripts", {})} >= {"dtj", "dtj-operator", "dtj-agent"}
+    assert {command for project in projects for command in project.get("scripts", {})} >= {
+        "dtj",
+        "dtj-operator",
+        "dtj-agent",
+    }
 
 
-def test_the_wheels_are_built_with_the_command_dtj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_of_the_client_has_the_command_dtj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "OUT", tmp_path)
     assert release.main(["wheels", "--build"]) == 0
     built = {path.name.partition("-")[0]: path for path in tmp_path.glob("*.whl")}

@@ -1,4 +1,4 @@
-"""Models of unusual shape, small ones: what strategies must train as if there were none."""
+"""Small models of unusual shape, which a strategy must train as one process without a strategy does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 6
 
 @dataclass
 class Output:
-    """Of a block that says more than one thing."""
+    """The output of a block that returns more than one tensor."""
 
     extra: torch.Tensor
     hidden: torch.Tensor
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Three blocks and a head; subclasses do with them what models do."""
+    """Three blocks and a head; subclasses use them as real models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,9 @@ class Forms(Net):
 
     def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         out = block(x)
-        hidden: torch.Tensor = out["hidden"] if isinstance(out, dict) else out[1] if isinstance(out, tuple) else out.hidden
+        hidden: torch.Tensor = (
+            out["hidden"] if isinstance(out, dict) else out[1] if isinstance(out, tuple) else out.hidden
+        )
         return hidden
 
 
@@ -175,7 +177,8 @@ class Recomputes(Net):
 
 
 class RecomputesTwice(Net):
-    """A block that is called again, later and at once, and computed again for each of its calls, in a backward of its own."""
+    """A block that is called again, later and at once, and computed again for each of its calls, in
+    a backward of its own."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.enter(x)
@@ -195,7 +198,10 @@ class Strided(Net):
 
 
 class Normalized(Net):
-    """Running statistics, of which each rank has its own. Not in NETS: a batch that is cut has other means than the whole."""
+    """Running statistics, of which each rank has its own.
+
+    Not in NETS: a batch that is cut has other means than the whole.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,5 +226,6 @@ class Dropped(Net):
 
 
 NETS: dict[str, type[Net]] = {
-    net.__name__: net for net in (Frozen, Shared, Twice, SameTwice, Forms, Unused, Dtypes, Nested, Buffers, Recomputes, Strided)
+    net.__name__: net
+    for net in (Frozen, Shared, Twice, SameTwice, Forms, Unused, Dtypes, Nested, Buffers, Recomputes, Strided)
 }

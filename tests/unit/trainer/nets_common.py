@@ -1,4 +1,4 @@
-"""Models of the shapes that people bring: look-alikes of timm's, torchvision's and transformers', a few parameters each."""
+"""Models of common shapes: look-alikes of timm's, torchvision's and transformers', a few parameters each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class ModelOutput(OrderedDict[str, Any]):
 
 
 register_pytree_node(
-    ModelOutput, lambda m: (list(m.values()), list(m)), lambda values, names: ModelOutput(zip(names, values, strict=True))
+    ModelOutput,
+    lambda m: (list(m.values()), list(m)),
+    lambda values, names: ModelOutput(zip(names, values, strict=True)),
 )
 
 
@@ -210,22 +212,23 @@ class BertEncoder(nn.Module):
 
 
 class MaskedLm(nn.Module):
-    """transformers' BertForMaskedLM: dicts in, a ModelOutput with the loss out, the decoder's weight is the embedding's."""
+    """transformers' BertForMaskedLM: dicts in, a ModelOutput with the loss out, the decoder's
+    weight is the embedding's."""
 
     VOCABULARY = 11
 
     def __init__(self) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(self.VOCABULARY, WIDTH)
+        self.token_embeddings = nn.Embedding(self.VOCABULARY, WIDTH)
         self.register_buffer("position_ids", torch.arange(32).unsqueeze(0), persistent=False)
         self.position_embeddings = nn.Embedding(32, WIDTH)
         self.encoder = BertEncoder()
         self.decoder = nn.Linear(WIDTH, self.VOCABULARY)
-        self.decoder.weight = self.word_embeddings.weight
+        self.decoder.weight = self.token_embeddings.weight
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> ModelOutput:
         positions = self.position_ids[:, : input_ids.shape[1]]  # type: ignore[index]
-        hidden = self.word_embeddings(input_ids) + self.position_embeddings(positions)
+        hidden = self.token_embeddings(input_ids) + self.position_embeddings(positions)
         logits = self.decoder(self.encoder(hidden, attention_mask)["last_hidden_state"])
         loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / labels.numel()
         return ModelOutput(loss=loss, logits=logits)
@@ -246,4 +249,6 @@ class Detector(nn.Module):
         return out
 
 
-IMAGES: dict[str, type[nn.Module]] = {net.__name__: net for net in (VisionTransformer, ResNet, EfficientNet, Staged, Inline)}
+IMAGES: dict[str, type[nn.Module]] = {
+    net.__name__: net for net in (VisionTransformer, ResNet, EfficientNet, Staged, Inline)
+}

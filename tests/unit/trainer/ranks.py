@@ -1,7 +1,8 @@
-"""Starts real ranks: processes with torchrun's environment, gloo on loopback, the agent's socket where a test wants one.
+"""Starts real ranks: processes with torchrun's environment, gloo on loopback, the agent's socket
+where a test wants one.
 
-They are forked from one server process that has imported torch, so that a group of ranks is up in a tenth of a second
-and not in the seconds that importing torch takes on a busy machine.
+The ranks are forked from one server process that has imported torch, so that a group is up in a
+tenth of a second and not in the seconds that importing torch takes on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from typing import Any
 
 from dtj_trainer.telemetry.record import Record
 from tests.lib.ports import free_port
+from tests.lib.waiting import wait_until
 
 DEADLINE = 300.0  # seconds for a whole group: generous, because the machine may be busy
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel", "dtj_trainer.examples.gpt"]
 _context = multiprocessing.get_context("forkserver")
 
 
-def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str) -> None:
-    """In the forked process: environment, output, then the module's main or the function."""
-    # A server's child would start its own children by a server too, and each loader's worker import torch anew, for a minute on
-    # a busy machine. A rank that torchrun starts has the platform's default.
+def _child(
+    target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ...], env: dict[str, str], log: str
+) -> None:
+    """Runs in the forked process: sets environment and output, then calls the module or function."""
+    # A server's child would start its own children by a server too, and each loader's worker would
+    # import torch again, for a minute on a busy machine. A rank that torchrun starts has the
+    # platform's default.
     multiprocessing.set_start_method(None, force=True)
     for name in [n for n in os.environ if n.startswith("DTJ_")]:
         del os.environ[name]
@@ -52,7 +57,7 @@ def _child(target: Sequence[str] | Callable[..., None], arguments: tuple[Any, ..
 
 @dataclass
 class Ranks:
-    """A running group."""
+    """A running group of ranks."""
 
     processes: list[ForkServerProcess]
     logs: list[Path]
@@ -64,20 +69,23 @@ class Ranks:
         return "\n".join(f"--- rank {r}\n{self.output(r)[-3000:]}" for r in range(len(self.logs)))
 
     def wait(self, seconds: float = DEADLINE) -> list[int | None]:
-        """Exit codes by rank; None for one that still runs at the deadline."""
+        """Returns the exit codes by rank; None for a rank that still runs at the deadline."""
         deadline = time.monotonic() + seconds
         for p in self.processes:
             p.join(max(0.0, deadline - time.monotonic()))
         return [p.exitcode for p in self.processes]
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
-        """Until `condition`, while at least one rank is alive."""
-        deadline = time.monotonic() + seconds
-        while not condition():
+    def wait_until(self, condition: Callable[[], bool], timeout: float = DEADLINE) -> None:
+        """Waits for `condition`. Raises AssertionError if all ranks end before it is met."""
+
+        def met() -> bool:
+            if condition():
+                return True
             alive = any(p.is_alive() for p in self.processes)
             assert alive or condition(), f"all ranks have ended\n{self.everything()}"
-            assert time.monotonic() < deadline, f"not within {seconds} s\n{self.everything()}"
-            time.sleep(0.002)
+            return False
+
+        wait_until("a condition on the ranks", met, timeout=timeout, every=0.002, detail=self.everything)
 
     def signal(self, number: signal.Signals) -> None:
         for p in self.processes:
@@ -86,8 +94,12 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def ranks(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> Iterator[Ranks]:
-    """`world` processes of `[module, argument...]` or of a function; whatever is left of them is killed at the end."""
+def ranks(
+    world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str
+) -> Iterator[Ranks]:
+    """Starts `world` processes of `[module, argument...]` or of a function; kills the rest at the
+    end.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
     _context.set_forkserver_preload(PRELOAD)
     port, run = free_port(), len(list(folder.glob("log-*-0.txt")))
@@ -112,7 +124,7 @@ def ranks(world: int, target: Sequence[str] | Callable[..., None], folder: Path,
 
 
 def finished(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> str:
-    """Runs a group to its end, all ranks with exit code 0; rank 0's output."""
+    """Runs a group to its end, where all ranks exit with 0. Returns rank 0's output."""
     with ranks(world, target, folder, *arguments, **env) as group:
         codes = group.wait()
         assert codes == [0] * world, f"exit codes {codes}\n{group.everything()}"
@@ -120,7 +132,7 @@ def finished(world: int, target: Sequence[str] | Callable[..., None], folder: Pa
 
 
 def history(directory: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl, over all attempts."""
+    """Reads metrics.jsonl, which covers all attempts."""
     try:
         lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     except FileNotFoundError:
@@ -143,7 +155,7 @@ class Records:
 
 @dataclass
 class AgentSocket:
-    """What an agent would hear: every datagram of every rank."""
+    """Stands in for an agent: receives every datagram of every rank."""
 
     path: Path
     heard: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the blocks of a model are, for the shapes that people bring."""
+"""The blocks of models of common shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.strategies import blocks
-from dtj_trainer.strategies.blocks import described
+from dtj_trainer.strategies.blocks import describe_blocks
 from tests.unit.trainer import nets, nets_common
 
 
@@ -31,12 +31,15 @@ from tests.unit.trainer import nets, nets_common
         (nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), {"Linear": 2}),
         (nn.Sequential(nets_common.Block(), nets_common.Block(), nn.Linear(8, 1)), {"Block": 2}),
         (nn.ModuleDict({"a": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}), {"Linear": 2}),
-        (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 3, enable_nested_tensor=False), {"TransformerEncoderLayer": 3}),
+        (
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 3, enable_nested_tensor=False),
+            {"TransformerEncoderLayer": 3},
+        ),
         (nn.Linear(2, 2), {}),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_blocks_of_a_known_shape_are_its_repeated_parts(model: nn.Module, found: dict[str, int]) -> None:
+def test_blocks_of_a_common_model_are_its_repeated_submodules(model: nn.Module, found: dict[str, int]) -> None:
     assert Counter(type(block).__name__ for block in blocks(model)) == found
 
 
@@ -46,24 +49,26 @@ def test_blocks_stand_in_the_order_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("like", "names"),
+    ("pattern", "names"),
     [
         ("Bottleneck", ["layer1.0", "layer1.1", "layer2.0", "layer3.0", "layer3.1", "layer3.2"]),
         ("layer[13].*", ["layer1.0", "layer1.1", "layer3.0", "layer3.1", "layer3.2"]),
         ("layer?", ["layer1", "layer2", "layer3"]),
     ],
 )
-def test_blocks_that_the_config_names_are_the_outermost_that_match(like: str, names: list[str]) -> None:
+def test_block_pattern_selects_the_outermost_modules_that_match(pattern: str, names: list[str]) -> None:
     model = nets_common.ResNet()
     by_module = {module: name for name, module in model.named_modules()}
-    assert [by_module[block] for block in blocks(model, like)] == names
+    assert [by_module[block] for block in blocks(model, pattern)] == names
 
 
-def test_blocks_that_a_model_does_not_have_are_refused_with_the_classes_it_has() -> None:
-    with pytest.raises(ConfigError, match=r"blocks='Blok': VisionTransformer has no such part.*\bBlock\b.*encoder\.layer"):
+def test_unknown_block_name_is_rejected_with_the_classes_of_the_model() -> None:
+    with pytest.raises(
+        ConfigError, match=r"blocks='Blok': VisionTransformer has no such submodule.*\bBlock\b.*encoder\.layer"
+    ):
         blocks(nets_common.VisionTransformer(), "Blok")
 
 
 def test_blocks_are_described_by_class_and_count() -> None:
-    assert described(blocks(nets_common.VisionTransformer(depth=12))) == "12 blocks of Block"
-    assert described([]) == "no blocks"
+    assert describe_blocks(blocks(nets_common.VisionTransformer(depth=12))) == "12 blocks of Block"
+    assert describe_blocks([]) == "no blocks"

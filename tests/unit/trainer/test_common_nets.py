@@ -1,4 +1,4 @@
-"""Models of the shapes that people bring train by every strategy as they do in one process."""
+"""Models of common shapes train by every strategy as they do in one process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from dtj_trainer.strategies.calls import Calls
+from dtj_trainer.strategies.scratch.call_order import CallOrder
 from tests.unit.trainer.nets_common import IMAGES
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.work_common import STRATEGIES, bytes_at_wrap, common_nets, from_meta, left_out, recomputed
+from tests.unit.trainer.ranks_common_nets import STRATEGIES, bytes_at_wrap, common_nets, from_meta, left_out, recomputed
 
 
 @pytest.mark.torch
 def test_common_nets_by_every_strategy_have_the_losses_of_one_process(tmp_path: Path) -> None:
-    told = {}
+    results = {}
     for world in (1, 2):
         finished(world, common_nets, tmp_path, str(tmp_path / f"{world}.json"))
-        told[world] = json.loads((tmp_path / f"{world}.json").read_text())
-    alone = told[1]["ddp"]
+        results[world] = json.loads((tmp_path / f"{world}.json").read_text())
+    alone = results[1]["ddp"]
     assert alone.keys() == {*IMAGES, "MaskedLm", "VisionTransformer again"}
-    for world, by_strategy in told.items():
+    for world, by_strategy in results.items():
         assert by_strategy.keys() == STRATEGIES.keys()
         for strategy, by_net in by_strategy.items():
             for net, losses in by_net.items():
@@ -37,36 +37,36 @@ def test_recompute_of_blocks_in_a_sequential_computes_each_twice(tmp_path: Path)
 
 
 @pytest.mark.torch
-def test_blocks_that_one_rank_leaves_out_train_as_under_torch_ddp(tmp_path: Path) -> None:
+def test_blocks_that_one_rank_skips_train_as_under_torch_ddp(tmp_path: Path) -> None:
     finished(2, left_out, tmp_path, str(tmp_path / "out.json"))
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert len(told) == 6
-    for name, losses in told.items():
-        assert losses == pytest.approx(told[f"ddp {name[-1]}"], abs=1e-6), name
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert len(results) == 6
+    for name, losses in results.items():
+        assert losses == pytest.approx(results[f"ddp {name[-1]}"], abs=1e-6), name
 
 
 @pytest.mark.torch
-def test_wrap_by_fsdp_scratch_frees_each_unit_before_the_next(tmp_path: Path) -> None:
+def test_wrap_by_fsdp_scratch_frees_each_flat_group_before_the_next(tmp_path: Path) -> None:
     finished(2, bytes_at_wrap, tmp_path, str(tmp_path / "out.json"))
     whole, *after = json.loads((tmp_path / "out.json").read_text())
     assert len(after) == 7, "six blocks and the root"
     assert after == sorted(after, reverse=True)
-    assert after[0] < whole, "the first unit is gone before the second is built"
+    assert after[0] < whole, "the first flat group is freed before the second is built"
     assert after[-1] == 0, "nothing is whole when the model is wrapped"
 
 
 @pytest.mark.torch
-def test_fsdp_of_a_model_that_rank_0_alone_has_built_trains_alike(tmp_path: Path) -> None:
+def test_fsdp_trains_a_model_that_rank_0_alone_has_built(tmp_path: Path) -> None:
     finished(2, from_meta, tmp_path, str(tmp_path / "out.json"))
     for net, (built, sent) in json.loads((tmp_path / "out.json").read_text()).items():
         assert sent == pytest.approx(built, abs=1e-6), net
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_fetched_blocks_have_one_order_whatever_each_rank_leaves_out(seed: int) -> None:
+def test_blocks_are_gathered_in_one_order_whatever_each_rank_skips(seed: int) -> None:
     draw = random.Random(seed)
     count, world = draw.randint(1, 6), draw.randint(1, 4)
-    ranks = [Calls(count) for _ in range(world)]
+    ranks = [CallOrder(count) for _ in range(world)]
     usual = draw.sample(range(count), count)
     for forward in range(4):
         fetched, rows = [], []

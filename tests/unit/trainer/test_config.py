@@ -1,4 +1,4 @@
-"""A wrong field is named before anything starts, with what to write instead."""
+"""A wrong field, flag or variable is named before anything starts, with what to write instead."""
 
 from __future__ import annotations
 
@@ -33,10 +33,16 @@ from tests.unit.trainer.ranks import finished, ranks
         ({"steps": 1, "precision": {"dtype": "fp8"}}, "precision.dtype='fp8': write fp32 or bf16 or fp16"),
         ({"steps": 1, "micro_batch_size": 0.5}, "micro_batch_size=0.5: write a whole number or auto"),
         ({"steps": 1, "optimizer": {"betas": [0.9]}}, "optimizer.betas=[0.9]: write a list of 2"),
-        ({"steps": 1, "optimizer": {"betas": [0.9, 1]}}, "optimizer.betas=(0.9, 1.0): write two numbers from 0 to below 1"),
+        (
+            {"steps": 1, "optimizer": {"betas": [0.9, 1]}},
+            "optimizer.betas=(0.9, 1.0): write two numbers from 0 to below 1",
+        ),
         ({"steps": 1, "optimizer": {"lr": float("nan")}}, "optimizer.lr=nan: write a number"),
         ({"steps": 1, "optimizer": {"lr": None}}, "optimizer.lr=None: write a number"),
-        ({"steps": 1, "optimizer": {"learning_rate": 1}}, "optimizer.learning_rate: no such field; fields are name, lr"),
+        (
+            {"steps": 1, "optimizer": {"learning_rate": 1}},
+            "optimizer.learning_rate: no such field; fields are name, lr",
+        ),
         ({"steps": 1, "strategy": {"kind": ["fsdp"]}}, "strategy={'kind': ['fsdp']}: write one of auto"),
         ({"steps": 1, "strategy": "fsdp_scratch", "optimizer": {"decay_vectors": False}}, "write strategy fsdp"),
         ({"epochs": -1}, "epochs=-1.0: write a number above 0"),
@@ -46,32 +52,43 @@ from tests.unit.trainer.ranks import finished, ranks
         ({"steps": 1, "recompute": "all"}, "recompute='all': write none or block or selective"),
         ({"steps": 1, "data": {"workers": -1}}, "data.workers=-1: write 0 or more"),
         ({"steps": 1, "ema_decay": 2}, "ema_decay=2.0: write a number between 0 and 1"),
-        ({"steps": 1, "state": {"checkpoint": {"every_steps": 0}}}, "checkpoint.every_steps=0: write a number of steps"),
-        ({"steps": 1, "state": {"checkpoint": {"retention": {"keep_last": 0}}}}, "checkpoint.keep_last=0: write 1 or more"),
+        (
+            {"steps": 1, "state": {"checkpoint": {"every_steps": 0}}},
+            "checkpoint.every_steps=0: write a number of steps",
+        ),
+        (
+            {"steps": 1, "state": {"checkpoint": {"retention": {"keep_last": 0}}}},
+            "checkpoint.keep_last=0: write 1 or more",
+        ),
         ({"steps": 1, "telemetry": {"mlflow": "file:/x"}}, "telemetry.mlflow='file:/x': write sqlite"),
     ],
 )  # fmt: skip
-def test_a_wrong_field_is_named_with_what_to_write(tree: dict[str, object], message: str) -> None:
+def test_wrong_field_is_named_with_what_to_write(tree: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as e:
         build(TrainerConfig, tree)
     assert message in str(e.value)
 
 
-def test_a_file_and_flags_make_one_config_and_the_flags_win(tmp_path: Path) -> None:
+def test_flags_override_the_fields_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text("epochs: 3\nstrategy: fsdp\noptimizer: {lr: 1e-3, betas: [0.9, 0.95]}\nmicro_batch_size: auto\n")
     tree = read_yaml(file)
     override(tree, ["--optimizer.lr", "0.5", "--strategy.cpu-offload=true", "--micro-batch-size", "4", "--clip_norm=1"])
     config = build(TrainerConfig, tree)
     assert config.strategy == FsdpConfig(cpu_offload=True)
-    assert (config.optimizer.lr, config.optimizer.betas, config.micro_batch_size, config.clip_norm) == (0.5, (0.9, 0.95), 4, 1.0)
+    assert (config.optimizer.lr, config.optimizer.betas, config.micro_batch_size, config.clip_norm) == (
+        0.5,
+        (0.9, 0.95),
+        4,
+        1.0,
+    )
     override(tree, ["--strategy", "{kind: hsdp, shard_size: 2}"])
     assert build(TrainerConfig, tree).strategy == HsdpConfig(shard_size=2)
     with pytest.raises(ConfigError, match="--seed: a value must follow"):
         override(tree, ["--seed"])
 
 
-def test_the_environment_is_read_as_torchrun_and_the_agent_give_it() -> None:
+def test_worker_env_reads_variables_of_torchrun_and_the_agent() -> None:
     assert WorkerEnv.read({}) == WorkerEnv()
     env = WorkerEnv.read(
         {"RANK": "1", "WORLD_SIZE": "2", "DTJ_ATTEMPT": "3", "DTJ_CHECKPOINT_DIR": "/c", "DTJ_CHECKPOINT_KEEP": "5"}
@@ -87,7 +104,7 @@ def test_the_environment_is_read_as_torchrun_and_the_agent_give_it() -> None:
         ({"DTJ_BACKEND": "mpi"}, "write gloo, nccl or auto"),
     ],
 )
-def test_a_wrong_variable_is_named(wrong: dict[str, str], message: str) -> None:
+def test_wrong_variable_is_named_with_what_to_write(wrong: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WorkerEnv.read(wrong)
 
@@ -99,7 +116,7 @@ TRAIN = "task: dtj_trainer.examples.digits:task\narguments: {model: mlp}\nsteps:
     ("file", "flags", "message"),
     [
         (TRAIN, ["--optimizer.lr", "0"], "optimizer.lr=0.0: write a rate above 0"),
-        (TRAIN, ["--optimizer.betas", "[0.9"], "--optimizer.betas: '[0.9' is no YAML; write a number"),
+        (TRAIN, ["--optimizer.betas", "[0.9"], "--optimizer.betas: '[0.9' is not valid YAML; write a number"),
         (TRAIN, ["--seed"], "--seed: a value must follow"),
         (TRAIN, ["steps", "3"], "'steps': write --field value"),
         (TRAIN, ["--epochs", "2"], "write either epochs or steps, not both"),
@@ -109,42 +126,46 @@ TRAIN = "task: dtj_trainer.examples.digits:task\narguments: {model: mlp}\nsteps:
             ["--arguments.modl", "cnn"],
             "arguments={'model': 'mlp', 'modl': 'cnn'}: got an unexpected keyword argument 'modl'",
         ),
-        (TRAIN, ["--task", "train.py"], "task='train.py': write module:function, such as dtj_trainer.examples.digits:task"),
+        (
+            TRAIN,
+            ["--task", "train.py"],
+            "task='train.py': write module:function, such as dtj_trainer.examples.digits:task",
+        ),
         (TRAIN, ["--task", "no_such:task"], "task='no_such:task': No module named 'no_such'"),
         (TRAIN, ["--task", "dtj_trainer.examples.digits:tusk"], "has no attribute 'tusk'"),
         (TRAIN, ["--task", "dtj_trainer.examples.digits:__doc__"], "is a str: write the name of a function"),
         (
             TRAIN,
             ["--task", "dtj_trainer.examples.digits:mlp", "--arguments", "{}"],
-            "digits:mlp' gave a Sequential: return a dtj_trainer.cli.Task",
+            "digits:mlp' gave a Sequential: return a dtj_trainer.Task",
         ),
         ("steps: 5\n", [], "task: no such line; write task: module:function"),
         ("- steps\n", [], "write a mapping of fields, such as epochs: 10"),
-        ("steps: [1\n", [], "train.yaml is no YAML"),
+        ("steps: [1\n", [], "train.yaml is not valid YAML"),
         (None, [], "--config /no/such/train.yaml: No such file or directory"),
         (None, ["--config"], "--config: a value must follow"),
     ],
 )
-def test_the_command_line_names_what_is_wrong_and_asks_for_no_restart(
+def test_command_line_error_is_one_line_and_exits_with_93(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str | None, flags: list[str], message: str
 ) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(file or "")
     given = ["--config", str(path)] if file else [] if flags else ["--config", "/no/such/train.yaml"]
     assert main([*given, *flags]) == 93
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.startswith("ConfigError: ")
-    assert said.count("\n") == 1, "one line"
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert stderr.startswith("ConfigError: ")
+    assert stderr.count("\n") == 1, "one line"
 
 
-def test_fewer_samples_than_ranks_are_refused_before_a_rank_waits_for_another() -> None:
+def test_batch_with_fewer_samples_than_ranks_is_rejected_before_any_rank_waits() -> None:
     with pytest.raises(ConfigError, match="global_batch_size=4 is less than the 8 ranks: write at least 8"):
         Trainer(TrainerConfig(steps=1, global_batch_size=4), WorkerEnv(world_size=8, launched=True))
 
 
 @pytest.mark.torch
-def test_dtj_train_trains_and_a_wrong_config_ends_with_the_exit_code_that_asks_for_no_restart(tmp_path: Path) -> None:
+def test_dtj_train_trains_and_exits_with_93_for_a_wrong_config(tmp_path: Path) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(TRAIN)
     command = ["dtj_trainer.cli", "--config", str(file)]

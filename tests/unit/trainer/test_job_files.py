@@ -1,4 +1,4 @@
-"""The example jobs are valid, and name modules and flags that are there."""
+"""The example jobs are valid, and name modules and flags that exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
-def test_an_example_job_is_valid_and_its_command_is_understood(job: dict[str, Any]) -> None:
+def test_example_job_is_valid_and_its_command_parses(job: dict[str, Any]) -> None:
     validate(job)
     entrypoint = job["spec"].get("entrypoint", {})
     arguments = [str(a) for a in entrypoint.get("args", [])]
@@ -45,22 +45,24 @@ def test_an_example_job_is_valid_and_its_command_is_understood(job: dict[str, An
 
 
 def mounted(job: dict[str, Any], path: str) -> Path:
-    """The file of this repository that `path` is, without a cluster and in a pod; the command in the job file mounts it."""
+    """Returns the file that `path` means, in a pod and locally; the job file's command mounts it."""
     (container,) = job["spec"]["template"]["spec"]["containers"]
     (mount,) = container["volumeMounts"]
     (volume,) = job["spec"]["template"]["spec"]["volumes"]
     assert str(Path(container["workingDir"], path).parent) == mount["mountPath"]
     says = f"#   kubectl create configmap {volume['configMap']['name']} --from-file={path} && "
-    assert any(line.startswith(says) for line in (EXAMPLES / f"{job['metadata']['name']}.yaml").read_text().splitlines()), says
+    assert any(
+        line.startswith(says) for line in (EXAMPLES / f"{job['metadata']['name']}.yaml").read_text().splitlines()
+    ), says
     return EXAMPLES.parent / path
 
 
-def test_the_loop_of_ones_own_is_a_bare_one_and_three_lines() -> None:
-    """Beside the import. The page that teaches it shows the same lines."""
+def test_own_loop_is_the_bare_loop_with_an_import_and_three_lines() -> None:
+    """The documentation shows the same lines."""
     before, after = ((EXAMPLES / "own_loop" / f).read_text().splitlines() for f in ("before.py", "train.py"))
     changed = [line for line in difflib.unified_diff(before, after, n=0, lineterm="") if re.match(r"[+-][ \w]", line)]
     assert [re.split(r" import |[(=]", line)[0].strip() for line in changed] == [
-        "+from dtj_trainer.state",
+        "+from dtj_trainer",
         "+state",
         "-for step in range",
         "+for step in state.steps",

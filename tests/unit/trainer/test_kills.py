@@ -1,4 +1,5 @@
-"""Whenever the writers of a checkpoint are killed, the newest checkpoint is whole, and never older than one told of."""
+"""Whenever the writers of a checkpoint are killed, the newest checkpoint is whole, and not older
+than a reported one."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ import pytest
 
 from dtj_trainer.checkpoint import folder
 from tests.unit.trainer.ranks import AgentSocket, ranks
-from tests.unit.trainer.work_saves import counted_saves
+from tests.unit.trainer.ranks_saves import counted_saves
 
 pytestmark = pytest.mark.torch
 SEED, KILLS = 11, 100
 
 
 def phase(directory: Path, step: int) -> str:
-    """How far the save of `step` had come when its writers were killed, as its folder shows."""
+    """Returns how far the save of `step` had come when its writers were killed, as its folder shows."""
     incomplete = list(directory.glob(f".incomplete-step-{step:08d}-*"))
     if not (directory / f"step-{step:08d}").is_dir():
         if not incomplete:
@@ -32,11 +33,14 @@ def phase(directory: Path, step: int) -> str:
 
 
 @pytest.mark.timeout(1200)
-def test_killed_at_100_random_instants_of_a_save_the_newest_checkpoint_is_whole_and_no_older_than_the_last_committed(
+def test_save_killed_at_100_random_instants_leaves_a_whole_newest_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """SIGKILL to both ranks, in any order. Half of the instants are drawn over the time that a save takes; the other half are
-    its file operations, all in turn, so that a phase of microseconds is hit too. Each next group loads and checks each number.
+    """Kills both ranks by SIGKILL, in any order.
+
+    Half of the instants are drawn over the time that a save takes; the other half are its file
+    operations, all in turn, so that a phase of microseconds is hit too. Each next group loads and
+    checks each number.
     """
     directory, chance = tmp_path / "checkpoints", random.Random(SEED)
     hit: collections.Counter[str] = collections.Counter()
@@ -47,10 +51,10 @@ def test_killed_at_100_random_instants_of_a_save_the_newest_checkpoint_is_whole_
         heard: list[dict[str, Any]] = agent.heard
         heard.clear()
         with ranks(2, counted_saves, tmp_path, str(directory), str(agent.path), at) as group:
-            group.wait_for(lambda: bool(heard))
+            group.wait_until(lambda: bool(heard))
             assert heard[0] == {"loaded": newest, "events": []}
             if not kill:
-                group.wait_for(lambda: len(heard) == 2)
+                group.wait_until(lambda: len(heard) == 2)
                 whole = heard[1]
             elif at is None:
                 time.sleep(chance.uniform(0, 1.1 * whole["seconds"]))  # the instant is what is drawn
@@ -67,7 +71,7 @@ def test_killed_at_100_random_instants_of_a_save_the_newest_checkpoint_is_whole_
             folder.verify(checkpoint, checkpoint.manifest.files)
         found = max(int(p.name.removeprefix("step-")) for p in folder.committed(directory))
         assert found in (newest, newest + 1)
-        assert found == newest + 1 or not any("committed" in h for h in heard), "told of, and then gone"
+        assert found == newest + 1 or not any("committed" in h for h in heard), "reported, and then gone"
         newest = found
 
     with AgentSocket(tmp_path / "agent") as agent:

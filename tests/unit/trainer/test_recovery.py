@@ -1,4 +1,4 @@
-"""A run that is killed or stopped goes on as if nothing had happened, to the last bit."""
+"""A run that is killed or stopped resumes to the last bit as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIGITS = ["dtj_trainer.examples.digits", "--epochs", "3", "--log-every", "1"]  #
 
 
 def losses(directory: Path) -> dict[int, float]:
-    """By step; a step that was done twice must have given the same loss twice."""
+    """Returns the losses by step; a step that was repeated must have the same loss twice."""
     out: dict[int, float] = {}
     for line in history(directory):
         assert out.setdefault(line["step"], line["loss"]) == line["loss"], f"another loss the second time: {line}"
@@ -22,13 +22,14 @@ def losses(directory: Path) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_run_killed_and_resumed_has_bit_for_bit_the_losses_of_an_undisturbed_one(tmp_path: Path, world: int) -> None:
+def test_killed_and_resumed_run_has_the_losses_of_an_undisturbed_one_to_the_bit(tmp_path: Path, world: int) -> None:
     undisturbed, broken = tmp_path / "a", tmp_path / "b"
     whole = finished(world, [*DIGITS, "--checkpoint-dir", str(undisturbed)], tmp_path)
     slow = [*DIGITS, "--checkpoint-dir", str(broken), "--checkpoint-every", "10", "--step-time-ms", "60"]
     with ranks(world, slow, tmp_path) as group:
-        # Whichever it is: on a busy machine a save is skipped while the one before is still being written.
-        group.wait_for(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
+        # Any checkpoint will do: on a busy machine a save is skipped while the previous one is
+        # still being written.
+        group.wait_until(lambda: any(broken.glob("step-*")) and len(history(broken)) > 25)
         group.signal(signal.SIGKILL)
         assert group.wait() == [-signal.SIGKILL] * world
     resumed = finished(world, [*DIGITS, "--checkpoint-dir", str(broken)], tmp_path)
@@ -37,21 +38,21 @@ def test_a_run_killed_and_resumed_has_bit_for_bit_the_losses_of_an_undisturbed_o
     assert resumed.splitlines()[-1] == whole.splitlines()[-1], "final loss and accuracy"
 
 
-def test_sigterm_to_one_rank_stops_all_after_the_step_saved_with_exit_code_143(tmp_path: Path) -> None:
+def test_sigterm_to_one_rank_saves_the_step_and_stops_all_ranks_with_143(tmp_path: Path) -> None:
     directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "1000", "--step-time-ms", "10"]
     with agent, ranks(2, command, tmp_path, DTJ_ATTEMPT="1", DTJ_AGENT_SOCKET=str(agent.path)) as group:
-        group.wait_for(lambda: len(history(directory)) > 5)
+        group.wait_until(lambda: len(history(directory)) > 5)
         group.processes[1].terminate()
         assert group.wait() == [143, 143]
     last = history(directory)[-1]["step"]
     path = directory / f"step-{last:08d}"
     assert (path / "manifest.json").is_file()
-    told = [h["checkpoint"] for h in agent.heard if "checkpoint" in h]
-    assert {(c["step"], c["path"]) for c in told} == {(last, str(path))}
+    committed = [h["checkpoint"] for h in agent.heard if "checkpoint" in h]
+    assert {(c["step"], c["path"]) for c in committed} == {(last, str(path))}
 
 
-def test_the_agent_hears_where_a_worker_began_each_step_and_the_end(tmp_path: Path) -> None:
+def test_worker_reports_its_start_each_step_and_its_end_to_the_agent(tmp_path: Path) -> None:
     agent = AgentSocket(tmp_path / "agent")
     with agent:
         finished(2, DIGITS, tmp_path, DTJ_ATTEMPT="1", DTJ_AGENT_SOCKET=str(agent.path))
@@ -61,16 +62,17 @@ def test_the_agent_hears_where_a_worker_began_each_step_and_the_end(tmp_path: Pa
     assert mine[0]["phase"] == "loading"
     assert mine[-1]["phase"] == "done"
     steps = [h for h in mine if h.get("phase") == "training"]
-    assert steps[0]["step"] == 1, "the first step is told at once"
+    assert steps[0]["step"] == 1, "the first step is reported at once"
     assert steps[0]["totalSteps"] == 67
     assert {"loss", "samplesPerSecond"} <= steps[0].keys()
 
 
-def test_a_torn_newest_checkpoint_is_reported_put_aside_and_the_one_before_it_taken(tmp_path: Path) -> None:
+def test_torn_newest_checkpoint_is_reported_and_the_previous_one_loaded(tmp_path: Path) -> None:
     directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "20"]
     finished(2, command, tmp_path)
-    # The first and the last are always there; one between is skipped while the one before is still being written.
+    # The first and the last are always there; a save between is skipped while the previous one is
+    # still being written.
     *_, before, newest = sorted(path.name for path in directory.glob("step-*"))
     assert newest == "step-00000067"
     file = next((directory / "step-00000067").glob("__1_*"))
@@ -89,7 +91,7 @@ def test_a_torn_newest_checkpoint_is_reported_put_aside_and_the_one_before_it_ta
     losses(directory)
 
 
-def test_a_checkpoint_of_another_model_is_refused_for_good_with_what_to_do(tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_is_rejected_with_what_to_do(tmp_path: Path) -> None:
     directory = str(tmp_path / "checkpoints")
     finished(2, [*DIGITS, "--checkpoint-dir", directory], tmp_path)
     with ranks(2, [*DIGITS, "--checkpoint-dir", directory, "--model", "cnn"], tmp_path) as group:
@@ -98,17 +100,17 @@ def test_a_checkpoint_of_another_model_is_refused_for_good_with_what_to_do(tmp_p
     assert "start in a new checkpoint folder" in group.output()
 
 
-def test_an_attempt_whose_lease_is_taken_commits_nothing_and_leaves(tmp_path: Path) -> None:
+def test_attempt_that_lost_its_lease_commits_nothing_and_exits(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     (directory / "attempt").write_text("1")
     command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "10", "--step-time-ms", "40"]
     with ranks(2, command, tmp_path, DTJ_ATTEMPT="1") as group:
-        group.wait_for(lambda: (directory / "step-00000010").is_dir())
+        group.wait_until(lambda: (directory / "step-00000010").is_dir())
         (directory / "attempt").write_text("2")
         taken_at = history(directory)[-1]["step"]
         codes = group.wait()
     assert all(code not in (0, None) for code in codes)
-    assert "attempt 2 owns" in group.output(), "whichever rank is the first to know it says so"
+    assert "attempt 2 owns" in group.output(), "the rank that notices first reports it"
     newest = max(int(p.name.removeprefix("step-")) for p in directory.glob("step-*"))
     assert newest <= taken_at

@@ -1,4 +1,4 @@
-"""The thread that writes a checkpoint is gone before anybody may end the interpreter."""
+"""The thread that writes a checkpoint has ended before the interpreter may exit."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import threading
 
 import pytest
 
-from dtj_trainer.checkpoint.task import Task
+from dtj_trainer.checkpoint.background_task import BackgroundTask
 
 
-def test_whoever_has_the_result_has_outlived_the_thread() -> None:
-    """Else the interpreter can end under a daemon thread that is inside torch, which aborts the process (SIGABRT)."""
+def test_result_waits_for_the_end_of_the_thread() -> None:
+    """Otherwise the interpreter can exit under a daemon thread that is inside torch, which aborts
+    the process (SIGABRT)."""
     release = threading.Event()
-    task = Task(lambda: release.wait(10))
+    task = BackgroundTask(lambda: release.wait(10))
     assert not task.done()
     release.set()
     assert task.result() is True
     assert not task._thread.is_alive()
 
 
-def test_an_error_of_the_thread_is_raised_to_whoever_takes_the_result() -> None:
+def test_result_raises_the_error_of_the_thread() -> None:
     def fail() -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        Task(fail).result()
+        BackgroundTask(fail).result()

@@ -1,4 +1,4 @@
-"""All strategies are one training: the same losses at any world size, ours from scratch as torch's."""
+"""All strategies train alike: the same losses at any world size, ours from scratch like torch's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dtj_trainer.strategies import AutoConfig, DdpConfig, Facts, FsdpConfig, HsdpConfig, choose
+from dtj_trainer.strategies import AutoConfig, DdpConfig, FsdpConfig, HsdpConfig, ModelFacts, choose
 from tests.unit.trainer.nets import NETS
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.work import STRATEGIES, all_strategies
-from tests.unit.trainer.work_strategies import SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed, unheld
+from tests.unit.trainer.ranks_shared import STRATEGIES, all_strategies
+from tests.unit.trainer.ranks_strategies import SCRATCH, SLOW, grouped, odd_models, slow_rank, twice_recomputed, unheld
 
 GIB = 2**30
 
@@ -34,8 +34,9 @@ def test_every_strategy_gives_the_same_losses_at_1_2_and_4_ranks(tmp_path: Path)
 
 
 @pytest.mark.torch
-def test_models_of_unusual_shape_train_as_without_a_strategy_and_so_does_a_backward_that_was_broken_off(tmp_path: Path) -> None:
-    """Frozen and shared weights, blocks called twice or not at all, outputs in dicts, dtypes, nested lists, buffers, ..."""
+def test_models_of_unusual_shape_train_as_without_a_strategy(tmp_path: Path) -> None:
+    """Frozen and shared weights, blocks called twice or not at all, outputs in dicts, dtypes,
+    nested lists, buffers, a backward that fails half-way, ..."""
     finished(2, odd_models, tmp_path, str(tmp_path / "out.json"))
     results = json.loads((tmp_path / "out.json").read_text())
     assert results.keys() == NETS.keys() | {"broken off"}
@@ -43,23 +44,23 @@ def test_models_of_unusual_shape_train_as_without_a_strategy_and_so_does_a_backw
         alone = runs.pop("alone")
         assert runs.keys() >= SCRATCH.keys()
         assert alone["losses"][-1] < alone["losses"][0]
-        for strategy, told in runs.items():
-            assert told["losses"] == pytest.approx(alone["losses"], abs=1e-6), (name, strategy)
-            assert told["evaluated"] == pytest.approx(alone["evaluated"], abs=1e-6), (name, strategy)
-            assert told["keys"] == runs["ddp_scratch"]["keys"], (name, strategy, "a checkpoint is the same for all")
+        for strategy, run in runs.items():
+            assert run["losses"] == pytest.approx(alone["losses"], abs=1e-6), (name, strategy)
+            assert run["evaluated"] == pytest.approx(alone["evaluated"], abs=1e-6), (name, strategy)
+            assert run["keys"] == runs["ddp_scratch"]["keys"], (name, strategy, "a checkpoint is the same for all")
 
 
 @pytest.mark.torch
-def test_a_block_called_twice_and_recomputed_reentrantly_loses_no_gradient_or_is_refused(tmp_path: Path) -> None:
+def test_block_recomputed_twice_reentrantly_trains_or_is_rejected(tmp_path: Path) -> None:
     finished(2, twice_recomputed, tmp_path, str(tmp_path / "out.json"))
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert told["fsdp_scratch"]["losses"] == pytest.approx(told["alone"]["losses"], abs=1e-6)
-    assert "two gradients in one backward" in told["ddp_scratch"]
-    assert "use_reentrant=False" in told["ddp_scratch"]
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert results["fsdp_scratch"]["losses"] == pytest.approx(results["alone"]["losses"], abs=1e-6)
+    assert "two gradients in one backward" in results["ddp_scratch"]
+    assert "use_reentrant=False" in results["ddp_scratch"]
 
 
 @pytest.mark.torch
-def test_parameters_that_the_optimizer_does_not_have_gather_no_gradients_from_step_to_step(tmp_path: Path) -> None:
+def test_parameters_outside_the_optimizer_accumulate_no_gradients_over_steps(tmp_path: Path) -> None:
     finished(2, unheld, tmp_path, str(tmp_path / "out.json"))
     for strategy, norms in json.loads((tmp_path / "out.json").read_text()).items():
         assert norms == pytest.approx([norms[0]] * 3, rel=1e-5), strategy
@@ -67,17 +68,17 @@ def test_parameters_that_the_optimizer_does_not_have_gather_no_gradients_from_st
 
 
 @pytest.mark.torch
-def test_parameter_groups_keep_their_own_options_through_a_checkpoint_of_fsdp_scratch(tmp_path: Path) -> None:
+def test_parameter_groups_keep_their_options_in_a_checkpoint_of_fsdp_scratch(tmp_path: Path) -> None:
     finished(2, grouped, tmp_path, str(tmp_path / "out.json"))
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert {rate for name, rate in told["rates"].items() if name.startswith("blocks.")} == {0.5}
-    assert {rate for name, rate in told["rates"].items() if not name.startswith("blocks.")} == {0.25}
-    assert told["loaded"] == [[0.5, 0.0], [0.25, 0.01]]
-    assert told["same"]
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert {rate for name, rate in results["rates"].items() if name.startswith("blocks.")} == {0.5}
+    assert {rate for name, rate in results["rates"].items() if not name.startswith("blocks.")} == {0.25}
+    assert results["loaded"] == [[0.5, 0.0], [0.25, 0.01]]
+    assert results["same"]
 
 
 @pytest.mark.torch
-def test_a_slow_rank_is_named_and_what_the_others_waited_for_it_is_communication_not_work(tmp_path: Path) -> None:
+def test_slow_rank_is_named_and_waits_for_it_count_as_communication(tmp_path: Path) -> None:
     finished(2, slow_rank, tmp_path, str(tmp_path / "out.json"))
     for strategy, record in json.loads((tmp_path / "out.json").read_text()).items():
         assert record["slowest_rank"] == 1, strategy
@@ -94,11 +95,11 @@ def test_a_slow_rank_is_named_and_what_the_others_waited_for_it_is_communication
 
 
 @pytest.mark.torch
-def test_a_group_of_one_tells_no_communication_and_no_nonsense(tmp_path: Path) -> None:
+def test_group_of_one_reports_no_communication(tmp_path: Path) -> None:
     finished(1, slow_rank, tmp_path, str(tmp_path / "out.json"))
-    told = json.loads((tmp_path / "out.json").read_text())
-    assert len(told) == 5
-    for record in told.values():
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert len(results) == 5
+    for record in results.values():
         assert record["imbalance"] == record["slowest_rank"] == 0
         assert not {"communication_seconds", "exposed_seconds", "communication_share", "overlap"} & record.keys()
         assert math.isfinite(sum(v for v in record.values() if isinstance(v, (int, float))))
@@ -115,10 +116,10 @@ def test_a_group_of_one_tells_no_communication_and_no_nonsense(tmp_path: Path) -
         (400_000_000_000, 16, 8, FsdpConfig(cpu_offload=True)),
     ],
 )
-def test_auto_takes_what_sends_least_of_what_fits_and_says_why(
+def test_auto_chooses_the_least_communication_that_fits_with_a_reason(
     parameters: int, world: int, local: int, expected: DdpConfig | FsdpConfig
 ) -> None:
-    facts = Facts(
+    facts = ModelFacts(
         parameters=parameters,
         parameter_bytes=4 * parameters,
         optimizer_bytes_per_parameter=8,
@@ -128,5 +129,5 @@ def test_auto_takes_what_sends_least_of_what_fits_and_says_why(
     )
     choice = choose(facts, AutoConfig())
     assert choice.config == expected
-    assert f"{parameters:,} parameters" in choice.why
-    assert "GiB" in choice.why
+    assert f"{parameters:,} parameters" in choice.reason
+    assert "GiB" in choice.reason

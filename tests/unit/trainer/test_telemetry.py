@@ -1,4 +1,4 @@
-"""What is told about a run, and that telling it can't end the run."""
+"""Records and reports of a run, none of which can end it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtj_trainer.errors import SinkError
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.telemetry.meter import summary
-from dtj_trainer.telemetry.progress import Progress
+from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 from tests.lib.ports import free_port
-from tests.unit.agent.harness import running, wait_for
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import running
 from tests.unit.trainer.ranks import AgentSocket, finished, ranks
-from tests.unit.trainer.work_telemetry import BATCH, SLOW, profiled, tracked, windows
+from tests.unit.trainer.ranks_telemetry import BATCH, SLOW, profiled, tracked, windows
 
 
 def record(step: int, loss: float = 0.1 + 0.2) -> Record:
-    return Record(step=step, total_steps=10, attempt=1, loss=loss, metrics={"lr": 0.5}, per_rank={"step_seconds": [1.0, 2.0]})
+    return Record(
+        step=step, total_steps=10, attempt=1, loss=loss, metrics={"lr": 0.5}, per_rank={"step_seconds": [1.0, 2.0]}
+    )
 
 
-def test_json_lines_keep_every_bit_of_a_loss_and_the_torn_line_of_a_writer_before_is_cut_off(tmp_path: Path) -> None:
+def test_json_lines_keep_every_bit_of_a_loss_and_truncate_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "a" / "metrics.jsonl"
     sink = JsonLines(path)
     sink.write(record(1))
@@ -49,14 +52,18 @@ def test_json_lines_keep_every_bit_of_a_loss_and_the_torn_line_of_a_writer_befor
 
 
 class Screen(io.StringIO):
-    """A terminal that remembers."""
+    """A terminal that keeps what is written."""
 
     def isatty(self) -> bool:
         return True
 
 
-@pytest.mark.parametrize(("out", "expected"), [(io.StringIO(), "step=5 loss=0.30000000000000004 lr=0.5\n"), (Screen(), "\r")])
-def test_a_log_gets_lines_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("out", "expected"), [(io.StringIO(), "step=5 loss=0.30000000000000004 lr=0.5\n"), (Screen(), "\r")]
+)
+def test_console_prints_lines_to_a_log_and_a_bar_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, out: io.StringIO, expected: str
+) -> None:
     monkeypatch.setattr(sys, "stdout", out)
     Console().write(record(5))
     assert out.getvalue().startswith(expected)
@@ -95,7 +102,7 @@ def test_mlflow_has_one_run_for_all_attempts_of_a_job(tmp_path: Path) -> None:
     assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == [1, 2]
 
 
-def test_a_sink_that_fails_says_so_at_the_next_record_and_never_blocks() -> None:
+def test_failed_sink_raises_at_the_next_record_and_never_blocks() -> None:
     failed = threading.Event()
 
     def make() -> TensorBoard:
@@ -125,7 +132,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_worker_forked_while_a_sink_is_imported_can_import_the_same(tmp_path: Path) -> None:
+def test_worker_forked_during_a_sinks_import_can_import_the_same_module(tmp_path: Path) -> None:
     package = tmp_path / "mlflow"
     package.mkdir()
     (package / "__init__.py").write_text("import time\ntime.sleep(1)\ndef MlflowClient(uri):\n    raise OSError(uri)\n")
@@ -135,9 +142,9 @@ def test_a_worker_forked_while_a_sink_is_imported_can_import_the_same(tmp_path: 
     assert ended.returncode == 0, "the worker waits for a lock that its parent's thread holds"
 
 
-def test_a_report_never_blocks_and_what_is_said_once_arrives_when_there_is_room_again(tmp_path: Path) -> None:
+def test_report_never_blocks_and_an_event_arrives_once_the_agent_listens(tmp_path: Path) -> None:
     agent = AgentSocket(tmp_path / "agent")
-    progress = Progress(agent.path, rank=0, attempt=2, min_interval=0.0)
+    progress = ProgressReporter(agent.path, rank=0, attempt=2, min_interval=0.0)
     progress.event("Warning", "CheckpointTorn", "no agent yet")
     for step in range(1000):
         progress.step(step, 1000, loss=math.inf, metrics={"a": math.nan, "b": 1.0})
@@ -145,8 +152,12 @@ def test_a_report_never_blocks_and_what_is_said_once_arrives_when_there_is_room_
     with agent:
         progress.step(1000, 1000, now=True)
         progress.close()
-    told, step = agent.heard[:2]
-    assert told == {"rank": 0, "attempt": 2, "event": {"type": "Warning", "reason": "CheckpointTorn", "message": "no agent yet"}}
+    event, step = agent.heard[:2]
+    assert event == {
+        "rank": 0,
+        "attempt": 2,
+        "event": {"type": "Warning", "reason": "CheckpointTorn", "message": "no agent yet"},
+    }
     assert step == {"rank": 0, "attempt": 2, "step": 1000, "totalSteps": 1000, "phase": "training"}
 
 
@@ -156,7 +167,7 @@ FIRST = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0, NAN]
 OTHER = [0.5, 2.0, 0.1, 0.5, 0.1, 1.5, 1.2, 0.0, 300.0, NAN]
 
 
-def test_a_window_is_the_arithmetic_of_what_the_ranks_measured() -> None:
+def test_rate_window_follows_from_what_the_ranks_measured() -> None:
     window = summary(torch.tensor([FIRST, OTHER], dtype=torch.float64), 16, tokens=128, flops=1e9, peak=4e9)
     assert window.loss == 1.5, "each rank's loss is its part of the mean"
     expected = {
@@ -169,15 +180,23 @@ def test_a_window_is_the_arithmetic_of_what_the_ranks_measured() -> None:
     assert window.per_rank["exposed_seconds"] == [0.5, 1.2]
 
 
-def test_what_is_not_measured_is_left_out_and_nothing_is_divided_by_zero() -> None:
+def test_unmeasured_metrics_are_left_out_and_nothing_is_divided_by_zero() -> None:
     row = [0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0, 1.0, 0.5]
     window = summary(torch.tensor([row], dtype=torch.float64), 16, tokens=128, flops=1e9, peak=4e9)
     parts = {f"{part}_seconds": 0.0 for part in ("step", "data", "compute", "checkpoint")}
-    assert window.metrics == parts | {"imbalance": 0.0, "slowest_rank": 0.0, "memory_bytes": 1.0, "gpu_utilization": 0.5}
+    assert window.metrics == parts | {
+        "imbalance": 0.0,
+        "slowest_rank": 0.0,
+        "memory_bytes": 1.0,
+        "gpu_utilization": 0.5,
+    }
 
 
-def test_the_gpts_flops_are_those_of_the_palm_paper() -> None:
-    """6 N + 12 L H Q T a token (Chowdhery et al. 2022, appendix B): N parameters without position embeddings, H Q the width."""
+def test_gpt_flops_are_those_of_the_palm_paper() -> None:
+    """Per token 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B).
+
+    N are the parameters without position embeddings, H Q is the width.
+    """
     width, layers, block, vocabulary = 8, 3, 16, 11
     model = Gpt(GptConfig(vocabulary=vocabulary, block=block, layers=layers, heads=2, width=width))
     matrices = 3 * width * width + width * width + 2 * 4 * width * width
@@ -187,18 +206,18 @@ def test_the_gpts_flops_are_those_of_the_palm_paper() -> None:
 
 
 @pytest.mark.torch
-def test_the_time_of_a_step_holds_neither_the_load_before_it_nor_a_validation(tmp_path: Path) -> None:
+def test_step_time_excludes_loading_and_validation(tmp_path: Path) -> None:
     finished(1, windows, tmp_path, str(tmp_path / "c"), str(tmp_path / "out.json"))
     for run, first in zip(json.loads((tmp_path / "out.json").read_text()), (3, 9), strict=True):
         assert [r["step"] for r in run] == [first, first + 3]
         for record in run:
             assert record["evaluation_seconds"] > 0.9 * SLOW
-            assert record["step_seconds"] < SLOW / 3, "three of these are less than one slow thing"
+            assert record["step_seconds"] < SLOW / 3, "three of these are less than one slow validation"
             assert record["samples_per_second"] > BATCH / (SLOW / 3)
 
 
 @pytest.mark.torch
-def test_a_profile_has_the_steps_of_its_window_on_its_ranks_and_a_run_that_begins_later_writes_none(tmp_path: Path) -> None:
+def test_profile_has_its_steps_and_ranks_and_a_run_past_its_window_writes_none(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     finished(2, profiled, tmp_path, str(tmp_path / "c"), str(traces), 6)
     assert [p.name for p in traces.iterdir()] == ["trace-rank1-2-5.json"]
@@ -210,8 +229,8 @@ def test_a_profile_has_the_steps_of_its_window_on_its_ranks_and_a_run_that_begin
 
 
 @pytest.mark.torch
-def test_prometheus_reads_a_trainings_numbers_at_the_agent(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "tests.unit.trainer.work_telemetry"]
+def test_prometheus_reads_the_metrics_of_a_training_from_the_agent(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "tests.unit.trainer.ranks_telemetry"]
     wanted = {"loss", "samples_per_second", "step", "total_steps"}
     named = {f"{part}_seconds" for part in ("step", "data", "compute", "checkpoint", "communication", "exposed")}
     named |= {"tokens_per_second", "mfu", "imbalance", "slowest_rank", "memory_bytes", "lr", "epoch", "validation_half"}
@@ -230,35 +249,44 @@ def test_prometheus_reads_a_trainings_numbers_at_the_agent(tmp_path: Path) -> No
             plain, metrics = scraped()
             return wanted <= plain.keys() and named <= metrics.keys()
 
-        wait_for(complete, 150, f"{wanted} {named}: {agent.logs()}")
+        wait_until(f"{wanted} and {named}", complete, timeout=150, detail=agent.logs)
         plain, metrics = scraped()
     assert plain["step"] >= 1
     assert plain["total_steps"] == 10**9
     assert metrics["validation_half"] == 0.5
     assert metrics["tokens_per_second"] == pytest.approx(10 * BATCH / metrics["step_seconds"])
     assert metrics["mfu"] == pytest.approx(1e6 * BATCH / metrics["step_seconds"] / 2 / 1e12)
-    parts = metrics["data_seconds"] + metrics["compute_seconds"] + metrics["exposed_seconds"] + metrics["checkpoint_seconds"]
+    parts = (
+        metrics["data_seconds"]
+        + metrics["compute_seconds"]
+        + metrics["exposed_seconds"]
+        + metrics["checkpoint_seconds"]
+    )
     assert 0 < parts <= metrics["step_seconds"]
 
 
 def refused_by(agent: AgentSocket) -> list[str]:
-    """Messages of the events that a sink has failed."""
+    """Returns the messages of the events that a sink has failed."""
     events = [h["event"] for h in list(agent.heard) if "event" in h]
     return [e["message"] for e in events if e["reason"] == "SinkFailed"]
 
 
-AWAY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "60", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0"}
+AWAY = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+}
 
 
 @pytest.mark.torch
-def test_a_training_goes_on_without_its_tracking_server_and_says_so_once(tmp_path: Path) -> None:
+def test_training_continues_without_its_tracking_server_and_warns_once(tmp_path: Path) -> None:
     uri = f"http://127.0.0.1:{free_port()}"  # where nobody listens
     with AgentSocket(tmp_path / "agent") as agent:
         socket = {"DTJ_AGENT_SOCKET": str(agent.path)}
         with ranks(1, tracked, tmp_path, uri, str(tmp_path / "enough"), **AWAY, **socket) as group:
-            group.wait_for(lambda: bool(refused_by(agent)))
+            group.wait_until(lambda: bool(refused_by(agent)))
             there = agent.heard[-1].get("step", 0)
-            group.wait_for(lambda: agent.heard[-1].get("step", 0) > there + 10)
+            group.wait_until(lambda: agent.heard[-1].get("step", 0) > there + 10)
             (tmp_path / "enough").touch()
             assert group.wait() == [0], group.everything()
     (message,) = refused_by(agent)
@@ -267,10 +295,19 @@ def test_a_training_goes_on_without_its_tracking_server_and_says_so_once(tmp_pat
 
 @pytest.mark.torch
 @pytest.mark.timeout(900)
-def test_mlflow_reads_the_records_at_its_server_which_may_go_away_in_mid_run(tmp_path: Path) -> None:
+def test_mlflow_server_gets_the_records_and_may_stop_during_the_run(tmp_path: Path) -> None:
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
-    command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{tmp_path}/m.db", "--port", str(port), "--workers", "1"]
+    command = [
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/m.db",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     with (tmp_path / "server.txt").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -289,7 +326,7 @@ def test_mlflow_reads_the_records_at_its_server_which_may_go_away_in_mid_run(tmp
             except OSError:
                 return False
 
-        wait_for(healthy, 200, "mlflow server")
+        wait_until("mlflow server", healthy, timeout=200)
         from mlflow import MlflowClient
 
         client = MlflowClient(uri)
@@ -299,15 +336,19 @@ def test_mlflow_reads_the_records_at_its_server_which_may_go_away_in_mid_run(tmp
 
                 def there() -> bool:
                     experiment = client.get_experiment_by_name("default")
-                    runs = client.search_runs([experiment.experiment_id], "tags.`dtj.job` = 'tracked'") if experiment else []
+                    runs = (
+                        client.search_runs([experiment.experiment_id], "tags.`dtj.job` = 'tracked'")
+                        if experiment
+                        else []
+                    )
                     return bool(runs and len(client.get_metric_history(runs[0].info.run_id, "loss")) >= 3)
 
-                group.wait_for(there)
+                group.wait_until(there)
                 assert refused_by(agent) == []
                 end(server)
-                group.wait_for(lambda: bool(refused_by(agent)))
+                group.wait_until(lambda: bool(refused_by(agent)))
                 last = agent.heard[-1].get("step", 0)
-                group.wait_for(lambda: agent.heard[-1].get("step", 0) > last + 10)
+                group.wait_until(lambda: agent.heard[-1].get("step", 0) > last + 10)
                 (tmp_path / "enough").touch()
                 assert group.wait() == [0], group.everything()
         assert len(refused_by(agent)) == 1
@@ -316,7 +357,7 @@ def test_mlflow_reads_the_records_at_its_server_which_may_go_away_in_mid_run(tmp
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
-    """The server and the processes that it started, which share its session."""
+    """Kills the server and the processes that it started, which share its session."""
     try:
         os.killpg(server.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Each use of torch that torch may change without notice, by name: what to mend when a new version of torch fails here."""
+"""Each use of torch's private API: a failure here names what a new version of torch changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import dtj_trainer
 from dtj_trainer import torch_private
 from dtj_trainer.checkpoint.files import HashedFiles
 from dtj_trainer.components import activation_checkpoint
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard
 
 PACKAGE = Path(dtj_trainer.__file__).parent
 PRIVATE = re.compile(
@@ -27,15 +27,15 @@ PRIVATE = re.compile(
 )
 
 
-def test_private_torch_stands_in_one_file_alone() -> None:
+def test_private_torch_is_used_in_one_file_only() -> None:
     found = {
         f"{path.name}: {use}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if path.name != "torch_private.py"
         for use in PRIVATE.findall(path.read_text())
     }
-    assert found == {"parts.py: torch.distributed._checkpointable._Checkpointable"}, (
-        "a comment: Part has the methods that this protocol names"
+    assert found == {"flat_shard.py: torch.distributed._checkpointable._Checkpointable"}, (
+        "a comment: FlatShard has the methods that this protocol names"
     )
 
 
@@ -53,7 +53,7 @@ def test_torch_world_of_groups_has_the_private_field(name: str) -> None:
 @pytest.mark.parametrize("name", ["__create_write_items__", "__create_chunk_list__"])
 def test_torch_checkpoints_ask_a_tensor_by_the_methods_that_part_has(name: str) -> None:
     assert hasattr(_Checkpointable, name)
-    assert hasattr(Part, name)
+    assert hasattr(FlatShard, name)
 
 
 @pytest.mark.parametrize("name", ["DefaultAllGather", "DefaultReduceScatter"])
@@ -77,7 +77,7 @@ def test_compiler_has_the_private_options(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch._dynamo.config.recompile_limit >= 1000
 
 
-def test_checkpoint_writer_takes_files_of_ours(tmp_path: Path) -> None:
+def test_checkpoint_writer_takes_our_files(tmp_path: Path) -> None:
     writer, files = FileSystemWriter(tmp_path), HashedFiles()
     torch_private.write_through(writer, files)
     assert writer.fs is files
@@ -88,7 +88,7 @@ def test_in_backward_outside_of_a_backward_is_false() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_unscale_divides_every_gradient_and_finds_what_is_not_finite(dtype: torch.dtype) -> None:
+def test_unscale_divides_every_gradient_and_finds_nonfinite_ones(dtype: torch.dtype) -> None:
     gradients = [torch.full((3,), 8.0, dtype=dtype), torch.ones(2), torch.ones(0)]
     found = torch_private.unscale(gradients, 4.0, torch.device("cpu"))
     assert found.item() == 0
@@ -101,4 +101,4 @@ def test_unscale_divides_every_gradient_and_finds_what_is_not_finite(dtype: torc
 @pytest.mark.parametrize("name", ["flash_attention", "efficient_attention", "flash_attention_for_cpu"])
 def test_attention_that_selective_recompute_keeps_has_the_name_of_an_operator(name: str) -> None:
     operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
-    assert operator in activation_checkpoint._DEAR
+    assert operator in activation_checkpoint._EXPENSIVE

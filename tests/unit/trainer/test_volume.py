@@ -1,4 +1,4 @@
-"""A full volume and one that does not answer are told of, waited for, and never stop a training silently: on real volumes."""
+"""A full volume and a volume that hangs are reported and never stop a training silently: on real volumes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from dtj_trainer.checkpoint import folder
 from tests.unit.trainer.ranks import AgentSocket, finished, history, ranks
+from tests.unit.trainer.ranks_saves import on_a_volume_that_fills, on_a_volume_that_hangs
 from tests.unit.trainer.volume import freezing_volume, small_volume
-from tests.unit.trainer.work_saves import on_a_volume_that_fills, on_a_volume_that_hangs
 
 pytestmark = pytest.mark.torch
 
@@ -19,14 +19,14 @@ def events(agent: AgentSocket) -> list[tuple[str, str]]:
 
 
 def whole(directory: Path) -> list[int]:
-    """The steps of all checkpoints; each has its checksums."""
+    """Returns the steps of all checkpoints, after verifying their checksums."""
     found = [folder.read(path) for path in folder.committed(directory)]
     for checkpoint in found:
         folder.verify(checkpoint, checkpoint.manifest.files)
     return [checkpoint.step for checkpoint in found]
 
 
-def test_a_volume_that_fills_is_reported_and_tried_again_and_used_again_when_there_is_room(tmp_path: Path) -> None:
+def test_full_volume_is_reported_retried_and_used_again_when_there_is_room(tmp_path: Path) -> None:
     with small_volume(tmp_path / "volume", 64) as volume, AgentSocket(tmp_path / "agent") as agent:
         env = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": str(agent.path)}
         finished(2, on_a_volume_that_fills, tmp_path, str(volume), 0, 4 << 20, 32, **env)
@@ -42,7 +42,7 @@ def test_a_volume_that_fills_is_reported_and_tried_again_and_used_again_when_the
     assert {h["checkpoint"]["step"] for h in agent.heard if "checkpoint" in h} == {10, 40}
 
 
-def test_a_volume_that_stays_full_ends_the_training_loudly_with_the_older_checkpoint_whole(tmp_path: Path) -> None:
+def test_volume_that_stays_full_ends_the_training_with_the_older_checkpoint(tmp_path: Path) -> None:
     with small_volume(tmp_path / "volume", 64) as volume, AgentSocket(tmp_path / "agent") as agent:
         env = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": str(agent.path)}
         with ranks(2, on_a_volume_that_fills, tmp_path, str(volume), 2, 0, 100, **env) as group:
@@ -53,18 +53,25 @@ def test_a_volume_that_stays_full_ends_the_training_loudly_with_the_older_checkp
         assert not list(directory.glob(".incomplete-*"))
         heard = [reason for reason, _ in events(agent)]
         assert [reason for reason in heard if reason != "SinkFailed"] == ["CheckpointFailed"] * 2
-        assert "No space left on device" in group.output()[group.output().index("metrics.jsonl: ") :], "nor was there for this"
+        assert "No space left on device" in group.output()[group.output().index("metrics.jsonl: ") :], (
+            "also for this file"
+        )
         (volume / "ballast").unlink()
-        assert "resumed from step-00000010" in finished(2, on_a_volume_that_fills, tmp_path, str(volume), 2, 0, 13, **env)
+        assert "resumed from step-00000010" in finished(
+            2, on_a_volume_that_fills, tmp_path, str(volume), 2, 0, 13, **env
+        )
         assert whole(directory) == [40, 30, 20]
         logged = [h["step"] for h in history(directory)]
         assert logged[-30:] == list(range(11, 41))
 
 
-def test_no_step_waits_for_a_volume_that_does_not_answer_which_is_told_of_once_and_ends_the_training_at_the_deadline(
+def test_hanging_volume_blocks_no_step_and_ends_the_training_at_the_deadline(
     tmp_path: Path,
 ) -> None:
-    """A frozen ext4: whatever is written to it waits in the kernel, where not even SIGKILL ends it."""
+    """A frozen ext4: a write to it blocks in the kernel, where not even SIGKILL ends it.
+
+    The hang is reported once.
+    """
     with freezing_volume(tmp_path / "volume", 64) as (volume, switch), AgentSocket(tmp_path / "agent") as agent:
 
         def steps() -> int:
@@ -78,17 +85,17 @@ def test_no_step_waits_for_a_volume_that_does_not_answer_which_is_told_of_once_a
 
         env = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": str(agent.path)}
         with ranks(2, on_a_volume_that_hangs, tmp_path, str(volume), str(tmp_path / "steps"), 25.0, **env) as group:
-            group.wait_for(lambda: committed() > 4)
+            group.wait_until(lambda: committed() > 4)
             before, slow_before = steps(), slow()
             switch()
-            group.wait_for(lambda: steps() > before + 40)
+            group.wait_until(lambda: steps() > before + 40)
             switch()
             assert slow() >= 1, "no save has come through for 40 steps"
-            assert slow() - slow_before <= 1, "told once, not at each of the 8 saves that were due"
+            assert slow() - slow_before <= 1, "reported once, not at each of the 8 saves that were due"
             count = committed()
-            group.wait_for(lambda: committed() > count + 1)
+            group.wait_until(lambda: committed() > count + 1)
             switch()
-            group.wait_for(lambda: events(agent)[-1][0] == "CheckpointFailed")
+            group.wait_until(lambda: events(agent)[-1][0] == "CheckpointFailed")
             switch()  # what hangs in the kernel can't end before
             assert group.wait() == [1, 1]
             assert "did not finish a save within 25 s: look at the volume" in events(agent)[-1][1]

@@ -1,4 +1,7 @@
-"""Real volumes that go wrong on demand: one that is full, one that stops answering. Each is gone with its holder process."""
+"""Real volumes that fail on demand: a full one, and one that hangs.
+
+Each is gone with its holder process.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ print("mounted", flush=True)
 while sys.stdin.readline():
     fcntl.ioctl(fd, FREEZE, 0)
     print("frozen", flush=True)
-    select.select([sys.stdin], [], [], LONGEST)  # the next line or its end, or else too long: a writer can't even be killed
+    # Thaw at the latest after LONGEST, because a writer can't even be killed meanwhile.
+    select.select([sys.stdin], [], [], LONGEST)
     sys.stdin.readline()
     fcntl.ioctl(fd, THAW, 0)
     print("thawed", flush=True)
@@ -27,7 +31,7 @@ while sys.stdin.readline():
 
 @contextlib.contextmanager
 def small_volume(mount_point: Path, mebibytes: int) -> Iterator[Path]:
-    """A tmpfs of that size in a mount namespace of its own: root or not, nothing else on the machine sees it."""
+    """Mounts a tmpfs of that size in a separate mount namespace: root or not, nothing else on the machine sees it."""
     mount_point.mkdir()
     script = f'mount -t tmpfs -o size={mebibytes}m dtj-test "$0" && echo mounted && exec cat'
     for flags in ("-Urm", "-m"):
@@ -40,7 +44,10 @@ def small_volume(mount_point: Path, mebibytes: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def freezing_volume(mount_point: Path, mebibytes: int) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """An ext4 on a loop device, and a function that stops it and, called again, lets it go on: FIFREEZE, for 60 s at most."""
+    """Mounts an ext4 on a loop device.
+
+    Yields it with a function that freezes and thaws it in turn: FIFREEZE, for 60 s at most.
+    """
     if os.geteuid() != 0:
         raise AssertionError("a volume that can be frozen needs a loop device: run this test as root")
     mount_point.mkdir()
@@ -63,12 +70,15 @@ def freezing_volume(mount_point: Path, mebibytes: int) -> Iterator[tuple[Path, C
 
 @contextlib.contextmanager
 def _holder(command: list[str]) -> Iterator[tuple[subprocess.Popen[str] | None, str]]:
-    """The process in whose mount namespace the volume is, once it is there; it ends when its stdin does."""
+    """Starts the process in whose mount namespace the volume is, and waits for the mount.
+
+    The process ends when its stdin does.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as holder:
         try:
-            said = _line(holder)
-            yield (holder, "") if said == "mounted" else (None, said)
+            line = _line(holder)
+            yield (holder, "") if line == "mounted" else (None, line)
         finally:
             assert holder.stdin
             with contextlib.suppress(BrokenPipeError):

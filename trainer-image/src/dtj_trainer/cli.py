@@ -1,6 +1,7 @@
-"""`dtj-train --config train.yaml [--field value …]`, and `dtj-train export`.
+"""Runs `dtj-train --config train.yaml [--field value …]` and `dtj-train export`.
 
-A train.yaml names a task, a function that gives model, data and loss, and beside it the fields of TrainerConfig:
+A train.yaml names a task, which is a function that returns model, data and loss, and the fields of
+TrainerConfig:
 
     task: dtj_trainer.examples.digits:task
     arguments: {model: cnn}
@@ -16,41 +17,22 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from dtj_contract import names
 from dtj_trainer.checkpoint.export import export
-from dtj_trainer.components.validation import Measure
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.config_parser import build, flags, override, read_yaml
-from dtj_trainer.data.loader import StreamData
 from dtj_trainer.distributed import config_check
 from dtj_trainer.errors import CheckpointInvalid, ConfigError, RankMismatch
-from dtj_trainer.trainer import Data, Loss, Trainer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """What is trained on what: the arguments of Trainer.fit."""
-
-    model: nn.Module
-    data: Data | StreamData
-    loss: Loss
-    validation: Data | None = None
-    measure: Measure | None = None
-    optimizer: Callable[[nn.Module], Optimizer] | None = None
-    flops_per_sample: float | None = None
-    tokens_per_sample: int | None = None
+from dtj_trainer.task import Task as Task
+from dtj_trainer.trainer import Trainer
 
 
 def find_task(spelled: object) -> Callable[..., Task]:
-    """The function that `task: module:function` names."""
+    """Returns the function that `task: module:function` names."""
     example = "such as dtj_trainer.examples.digits:task"
     if spelled is None:
         raise ConfigError(f"task: no such line; write task: module:function, {example}")
@@ -60,14 +42,16 @@ def find_task(spelled: object) -> Callable[..., Task]:
     try:
         found: Callable[..., Task] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as e:
-        raise ConfigError(f"task={spelled!r}: {e}; write a module that Python finds (PYTHONPATH) and its function") from e
+        raise ConfigError(
+            f"task={spelled!r}: {e}; write a module that Python finds (PYTHONPATH) and its function"
+        ) from e
     if not callable(found):
         raise ConfigError(f"task={spelled!r} is a {type(found).__name__}: write the name of a function")
     return found
 
 
 def make_task(spelled: object, arguments: object) -> Task:
-    """What the task's function gives for the arguments of train.yaml."""
+    """Calls the task's function with the arguments of train.yaml."""
     function = find_task(spelled)
     if not isinstance(arguments, dict):
         raise ConfigError(f"arguments={arguments!r}: write a mapping of the task's arguments, such as {{model: cnn}}")
@@ -76,20 +60,23 @@ def make_task(spelled: object, arguments: object) -> Task:
     except TypeError as e:
         raise ConfigError(f"arguments={arguments!r}: {e}; {spelled} takes {inspect.signature(function)}") from e
     task = function(**arguments)
-    if not all(hasattr(task, field.name) for field in fields(Task)):  # as a script this module is there twice, and so is Task
-        raise ConfigError(f"task={spelled!r} gave a {type(task).__name__}: return a dtj_trainer.cli.Task")
+    if not isinstance(task, Task):
+        raise ConfigError(f"task={spelled!r} gave a {type(task).__name__}: return a dtj_trainer.Task")
     return task
 
 
 def task_facts(spelled: object, arguments: object) -> dict[str, str]:
-    """What must be the same on every rank, beside the config: the task, its arguments and the file it stands in."""
+    """Returns what ranks must share beside the config: the task, its arguments and its source file."""
     source = inspect.getsourcefile(find_task(spelled))
-    digest = config_check.digest([Path(source)] if source else [])
+    digest = config_check.files_digest([Path(source)] if source else [])
     return {"task": str(spelled), "arguments": repr(arguments), f"code of {spelled}": digest}
 
 
 def train(config_file: Path, given: Sequence[str]) -> int:
-    """Trains as the file says. Raises ConfigError before the first collective if a field is wrong."""
+    """Trains as the file and the flags describe.
+
+    Raises ConfigError before the first collective if a field is wrong.
+    """
     import torch
 
     tree = read_yaml(config_file)
@@ -98,40 +85,59 @@ def train(config_file: Path, given: Sequence[str]) -> int:
     arguments: Any = tree.pop("arguments", {})
     config = build(TrainerConfig, tree)
     torch.manual_seed(config.seed)  # all ranks build the same model
-    task = make_task(spelled, arguments)
+    return run_task(make_task(spelled, arguments), config, facts=task_facts(spelled, arguments))
+
+
+def run_task(
+    task: Task,
+    config: TrainerConfig,
+    *,
+    after_step: Callable[[int], None] | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> int:
+    """Trains a task, and prints `final step=… loss=…` and its validation on rank 0.
+
+    Returns the exit code.
+
+    Args:
+        task: What is trained on what.
+        config: How it is trained.
+        after_step: Called with the step's number at the end of each step.
+        facts: By name, what must be the same on every rank beside the config.
+    """
     with Trainer(config) as trainer:
-        config_check.check(task_facts(spelled, arguments), trainer.group)
-        result = trainer.fit(
-            task.model,
-            task.data,
-            loss=task.loss,
-            validation=task.validation,
-            measure=task.measure,
-            optimizer=task.optimizer,
-            flops_per_sample=task.flops_per_sample,
-            tokens_per_sample=task.tokens_per_sample,
-        )
+        if facts:
+            config_check.check(facts, trainer.group)
+        result = trainer.fit(**task.arguments(), after_step=after_step)
         if trainer.group.rank == 0:
             measured = "".join(f" {k}={v!r}" for k, v in result.validation.items() if k != "loss")
             sys.stdout.write(f"final step={result.step} loss={result.loss!r}{measured}\n")
+            sys.stdout.flush()
     return 0
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Runs `main`; an error that a restart can't cure ends with the exit code that tells the agent so, and one line."""
+    """Runs `main` and returns its exit code, which makes the agent restart the group or not.
+
+    An error that no restart can cure is printed as one line and returns EXIT_NO_RESTART (93).
+    """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         return main()
     except (ConfigError, RankMismatch, CheckpointInvalid) as e:
         text = str(e)
-        if text.startswith("Caught "):  # torch's tale of an error in a worker of the loader: its last line is the error
+        # torch repeats the traceback of a loader's worker; its last line is the error.
+        if text.startswith("Caught "):
             text = text.rstrip().splitlines()[-1].partition(f"{type(e).__name__}: ")[2] or text
         sys.stderr.write(f"{type(e).__name__}: {text}\n")
         return names.EXIT_NO_RESTART
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Exit codes: 0 done, 143 stopped by SIGTERM after a save, 93 a wrong config, else an error."""
+    """Runs the command line.
+
+    Exit codes: 0 done, 143 stopped by SIGTERM after a save, 93 a wrong config, else an error.
+    """
     parser = argparse.ArgumentParser(
         prog="dtj-train",
         description="Train as a YAML file says; --field value overrides it.",
@@ -155,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def config_and_flags(given: Sequence[str]) -> tuple[Path, list[str]]:
-    """`--config train.yaml` out of the arguments, and the rest, which are fields."""
+    """Returns (the file of `--config`, the other arguments, which are fields)."""
     rest = list(given)
     for at, flag in enumerate(rest):
         name, equals, value = flag.partition("=")

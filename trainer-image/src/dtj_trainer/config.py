@@ -1,4 +1,4 @@
-"""The config of one run: every part's own config in one tree, as train.yaml spells it."""
+"""The config of one run: the config of each component in one tree, as train.yaml spells it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,31 @@ class TrainerConfig:
     epochs: float | None = None
     steps: int | None = None
     global_batch_size: int = 64
-    """Samples of one optimizer step over all ranks: steps and results don't depend on how many ranks there are."""
+    """Samples of one optimizer step over all ranks: steps and results don't depend on how many
+    ranks there are."""
     micro_batch_size: int | Literal["auto"] | None = None
-    """The most samples that go through the model at once on one rank; the rest of a step's share is accumulated.
-    auto: the largest that fits in memory, with a tenth to spare; on the CPU in this rank's part of the container's limit."""
+    """The most samples that go through the model at once on one rank; the rest of a step's share is
+    accumulated. auto: the largest size that fits in memory, with a tenth to spare; on the CPU in
+    this rank's share of the container's limit."""
     seed: int = 0
     shuffle: bool = True
     clip_norm: float | None = None
     validate_every_steps: int | None = None
-    """Beside the validation at the end."""
+    """Validate this often, besides at the end."""
     blocks: str | None = None
-    """Which parts of the model are sharded, compiled and recomputed one by one: the name of a class, or a pattern of module
-    names, such as encoder.layer.*; None: the repeated parts, which the log names."""
+    """The modules that are sharded, compiled and recomputed one by one: the name of a class, or a
+    pattern of module names, such as encoder.layer.*; None: the repeated modules, which the log
+    names."""
     recompute: Recompute = "none"
     compile: Compile = False
     """torch.compile, block by block. True is inductor, which needs a C++ compiler in the image."""
     ema_decay: float | None = None
     """Keep averaged weights and validate with them, e.g. 0.999."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time, which on a GPU are slower; an operation without one is an error."""
+    """Use only algorithms that give the same bits every time, which on a GPU are slower. An
+    operation that has no such algorithm is an error."""
     cpu_threads: int | None = None
-    """torch threads of one process on the CPU; None: as the environment says (OMP_NUM_THREADS)."""
+    """torch threads of one process on the CPU; None: as OMP_NUM_THREADS sets it."""
     data: LoaderConfig = field(default_factory=LoaderConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
@@ -57,7 +61,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise ConfigError("write either epochs or steps, not both and not neither")
+            raise ConfigError("write either epochs or steps, not both")
         if self.epochs is not None and self.epochs <= 0:
             raise ConfigError(f"epochs={self.epochs}: write a number above 0")
         for name in ("steps", "validate_every_steps", "cpu_threads", "global_batch_size"):
@@ -81,4 +85,6 @@ class TrainerConfig:
         if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):
             raise ConfigError("ema_decay does not work with strategy fsdp_scratch: write strategy fsdp")
         if not self.optimizer.decay_vectors and isinstance(self.strategy, FsdpScratchConfig):
-            raise ConfigError("optimizer.decay_vectors: false does not work with strategy fsdp_scratch: write strategy fsdp")
+            raise ConfigError(
+                "optimizer.decay_vectors: false does not work with strategy fsdp_scratch: write strategy fsdp"
+            )

@@ -1,4 +1,4 @@
-"""A config from a YAML file and flags: `--optimizer.lr 0.01` sets what the file calls `optimizer: {lr: …}`."""
+"""Builds a config from a YAML file and flags: `--optimizer.lr 0.01` sets `optimizer: {lr: …}`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dtj_trainer.strategies import KINDS
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The file as a mapping. Raises ConfigError that says where it is no YAML."""
+    """Returns the file as a mapping. Raises ConfigError, with the place, if it is not YAML."""
     try:
         tree = yaml.safe_load(path.read_text())
     except OSError as e:
         raise ConfigError(f"--config {path}: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(e).split())}") from None
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(e).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: write a mapping of fields, such as epochs: 10")
     return tree
@@ -50,11 +50,16 @@ def override(tree: dict[str, Any], flags: Sequence[str]) -> None:
         try:
             at[last] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise ConfigError(f"{flag}: {text!r} is no YAML; write a number, a word, [a, list] or {{a: mapping}}") from None
+            raise ConfigError(
+                f"{flag}: {text!r} is not valid YAML; write a number, a word, [a, list] or {{a: mapping}}"
+            ) from None
 
 
 def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
-    """A config dataclass from a mapping. Raises ConfigError that names the field and says what to write."""
+    """Returns a config dataclass built from a mapping.
+
+    Raises ConfigError, which names a wrong field and what to write.
+    """
     hints = get_type_hints(cls)
     known = [f.name for f in fields(cls) if f.init]
     values: dict[str, Any] = {}
@@ -67,10 +72,10 @@ def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
     return cls(**values)
 
 
-def convert(wanted: Any, value: Any, name: str) -> Any:
-    """`value` as the type that a field wants."""
-    if get_origin(wanted) in (Union, types.UnionType):
-        options = get_args(wanted)
+def convert(annotation: Any, value: Any, name: str) -> Any:
+    """Returns `value` as the type of a field."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        options = get_args(annotation)
         if value is None and type(None) in options:
             return None
         if set(KINDS.values()) <= set(options):
@@ -84,17 +89,17 @@ def convert(wanted: Any, value: Any, name: str) -> Any:
             except ConfigError:
                 continue
         raise ConfigError(f"{name}={value!r}: write {' or '.join(_spell(o) for o in options)}")
-    if get_origin(wanted) is Literal:
-        if value not in get_args(wanted):
-            raise ConfigError(f"{name}={value!r}: write {_spell(wanted)}")
+    if get_origin(annotation) is Literal:
+        if value not in get_args(annotation):
+            raise ConfigError(f"{name}={value!r}: write {_spell(annotation)}")
         return value
-    if is_dataclass(wanted):
+    if is_dataclass(annotation):
         if not isinstance(value, dict):
             raise ConfigError(f"{name}={value!r}: write a mapping of fields")
-        return build(cast("type[Any]", wanted), value, f"{name}.")
-    if wanted is Path and isinstance(value, str):
+        return build(cast("type[Any]", annotation), value, f"{name}.")
+    if annotation is Path and isinstance(value, str):
         return Path(value)
-    if wanted is float and not isinstance(value, bool):
+    if annotation is float and not isinstance(value, bool):
         try:
             number = float(value)  # YAML reads 1e-3 as text
         except (TypeError, ValueError):
@@ -102,23 +107,23 @@ def convert(wanted: Any, value: Any, name: str) -> Any:
         if not math.isfinite(number):
             raise ConfigError(f"{name}={value!r}: write a number")
         return number
-    if get_origin(wanted) in (list, tuple) and isinstance(value, list):
-        inner = [a for a in get_args(wanted) if a is not ...]
-        if get_origin(wanted) is tuple and ... not in get_args(wanted) and len(value) != len(inner):
+    if get_origin(annotation) in (list, tuple) and isinstance(value, list):
+        inner = [a for a in get_args(annotation) if a is not ...]
+        if get_origin(annotation) is tuple and ... not in get_args(annotation) and len(value) != len(inner):
             raise ConfigError(f"{name}={value!r}: write a list of {len(inner)}")
         items = [convert(inner[min(i, len(inner) - 1)], v, f"{name}[{i}]") for i, v in enumerate(value)]
-        return get_origin(wanted)(items)
-    if wanted in (int, str, bool) and type(value) is wanted:
+        return get_origin(annotation)(items)
+    if annotation in (int, str, bool) and type(value) is annotation:
         return value
-    raise ConfigError(f"{name}={value!r}: write {_spell(wanted)}")
+    raise ConfigError(f"{name}={value!r}: write {_spell(annotation)}")
 
 
 def flags(cls: type[Any], prefix: str = "--") -> list[str]:
-    """Returns a line for each field of a config: its flag, what it takes, its default."""
+    """Returns a line for each field of a config: its flag, its values, its default."""
     hints, lines = get_type_hints(cls), list[str]()
     for field in (f for f in fields(cls) if f.init):
-        wanted, name = hints[field.name], f"{prefix}{field.name}"
-        options = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
+        annotation, name = hints[field.name], f"{prefix}{field.name}"
+        options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
         if set(KINDS.values()) <= set(options):
             lines.append(f"{name}  {' | '.join(KINDS)}")
             for kind, config in KINDS.items():
@@ -130,12 +135,14 @@ def flags(cls: type[Any], prefix: str = "--") -> list[str]:
         if not inner:
             default = field.default_factory() if callable(field.default_factory) else field.default
             shown = "" if default is MISSING else f"  [{default}]"
-            lines.append(f"{name}  {' | '.join(dict.fromkeys(_spell(o) for o in options if o is not type(None)))}{shown}")
+            lines.append(
+                f"{name}  {' | '.join(dict.fromkeys(_spell(o) for o in options if o is not type(None)))}{shown}"
+            )
     return lines
 
 
 def _strategy(value: Any, name: str) -> Any:
-    """`strategy: fsdp`, or `strategy: {kind: fsdp, cpu_offload: true}`."""
+    """Builds `strategy: fsdp` or `strategy: {kind: fsdp, cpu_offload: true}`."""
     tree = {"kind": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
     kind = tree.pop("kind", "ddp" if tree else None)
     if not isinstance(kind, str) or kind not in KINDS:
@@ -143,10 +150,10 @@ def _strategy(value: Any, name: str) -> Any:
     return build(KINDS[kind], tree, f"{name}.")
 
 
-def _spell(wanted: Any) -> str:
-    if get_origin(wanted) is Literal:
-        return " or ".join(str(a) for a in get_args(wanted))
-    if get_origin(wanted) in (list, tuple):
-        return f"a list of {_spell(get_args(wanted)[0])}"
+def _spell(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " or ".join(str(a) for a in get_args(annotation))
+    if get_origin(annotation) in (list, tuple):
+        return f"a list of {_spell(get_args(annotation)[0])}"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
-    return names.get(wanted, str(wanted))
+    return names.get(annotation, str(annotation))

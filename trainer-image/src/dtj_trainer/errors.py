@@ -1,18 +1,19 @@
-"""Everything that this package raises on purpose.
+"""The exceptions that this package raises on purpose.
 
 TrainerError
-├── ConfigError            a field, flag or variable is wrong; the message names it and says what to write
-├── SinkError              a place for records (TensorBoard, MLflow) refused one
-├── NonFiniteLoss          the loss is NaN or infinite, and stays so: training on would only spoil what is saved
-├── RendezvousFailed       a rank did not come in time, or rank 0 can't be reached; the message names it
-├── RankMismatch           ranks that must agree (config, code, world) do not; the message names them
-├── OutOfMemory            a step found no room; another attempt may
+├── ConfigError            a field, flag or variable is wrong; the message names it and what to write
+├── SinkError              a place for records (TensorBoard, MLflow) rejected one
+├── NonFiniteLoss          the loss stays NaN or infinite; further training would only spoil the checkpoints
+├── RendezvousFailed       a rank did not join in time, or rank 0 can't be reached; the message names it
+├── RankMismatch           ranks differ in config, code or world size; the message names them
+├── OutOfMemory            a step ran out of memory after earlier steps had not; another attempt may succeed
 └── CheckpointError
     ├── CheckpointInvalid  a checkpoint is torn: a file is missing, short, or has another checksum
     ├── LeaseLost          a newer attempt owns the checkpoint folder; this one may not commit
     └── CheckpointStalled  the volume did not finish a save within its deadline
 
-Stopped is a SystemExit and no TrainerError, so that no `except Exception` of a user's loop can keep the process alive.
+Stopped is a SystemExit and not a TrainerError, so that no `except Exception` of a user's loop can
+keep the process alive.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class ConfigError(TrainerError, ValueError):
 
 
 class SinkError(TrainerError):
-    """A place for records can't take them; training goes on without it."""
+    """A place for records can't take them; training continues without it."""
 
 
 class NonFiniteLoss(TrainerError):
-    """So many losses in a row were not finite as `max_nonfinite` allows."""
+    """`max_nonfinite` logged losses in a row were not finite."""
 
 
 class RendezvousFailed(TrainerError):
-    """The ranks did not meet: one did not come within the group's timeout, or rank 0's address can't be reached."""
+    """A rank did not join within the group's timeout, or rank 0's address can't be reached."""
 
 
 class RankMismatch(TrainerError):
@@ -43,7 +44,7 @@ class RankMismatch(TrainerError):
 
 
 class Stopped(SystemExit):
-    """The group was asked to stop and has done so cleanly; uncaught, the process exits with 128 + SIGTERM."""
+    """The group stopped cleanly after SIGTERM; uncaught, the process exits with 128 + SIGTERM."""
 
     def __init__(self, step: int) -> None:
         super().__init__(143)
@@ -54,7 +55,7 @@ class Stopped(SystemExit):
 
 
 class OutOfMemory(TrainerError):
-    """A step ran out of memory after others had not."""
+    """A step ran out of memory after earlier steps had not."""
 
 
 class CheckpointError(TrainerError):

@@ -1,11 +1,12 @@
-"""Three lines in a loop of one's own: what is saved, the steps, the report.
+"""Three lines for your own training loop: what is saved, the steps, the report.
 
     state = State(model=model, optimizer=optimizer, scheduler=scheduler)    # 1: what a checkpoint holds
     for step in state.steps(1000):                                          # 2: resumes, saves, stops on SIGTERM
         loss = ...
         state.report(loss=loss, samples=64)                                 # 3: progress, to the agent and the log
 
-Without a checkpoint folder nothing is saved, without an agent nobody is told; the loop is the same.
+Without a checkpoint folder nothing is saved; without an agent nothing is reported to one. The loop
+is the same.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ import torch
 
 from dtj_contract import names
 from dtj_trainer.checkpoint.config import DEFAULT_EVERY_STEPS, CheckpointConfig
-from dtj_trainer.checkpoint.manager import Saves
+from dtj_trainer.checkpoint.manager import CheckpointManager
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.distributed.stop_consensus import Agreement, Signs
+from dtj_trainer.distributed.stop_consensus import RankStatus, StopConsensus
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
-from dtj_trainer.telemetry.progress import Progress
+from dtj_trainer.telemetry.meter import process_age
+from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
 from dtj_trainer.telemetry.sinks import Background
-from dtj_trainer.telemetry.startup import process_age
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
 class StateConfig:
-    """How a State behaves; the defaults suit a job under our agent."""
+    """How a State logs, saves and stops; the defaults suit a job under our agent."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log_every_steps: int = 10
     agree_seconds: float = 0.5
-    """About how often the ranks tell each other whether one was asked to stop."""
+    """About how often the ranks exchange whether one of them got a SIGTERM."""
     collective_timeout_seconds: float = 600.0
     max_nonfinite: int = 5
-    """So many logged losses in a row that are NaN or infinite, on any rank, end the training with NonFiniteLoss, and so does
-    one at the end of the run; 0: train on."""
+    """This many logged losses in a row that are NaN or infinite, on any rank, end the training with
+    NonFiniteLoss, and so does one at the end of the run; 0: continue."""
 
     def __post_init__(self) -> None:
         if self.log_every_steps < 1:
@@ -65,56 +66,59 @@ class StateConfig:
 
 
 class State:
-    """Parts of a run by name: modules, optimizers, and anything with state_dict and load_state_dict."""
+    """Holds the objects of a run by name, and saves and loads them.
 
-    def __init__(self, config: StateConfig | None = None, /, **parts: object) -> None:
-        """Joins the group if the script has not; `attach` gives an environment or group of one's own."""
+    Objects are modules, optimizers, and anything with state_dict and load_state_dict.
+    """
+
+    def __init__(self, config: StateConfig | None = None, /, **objects: object) -> None:
+        """Joins the group if the script has not; `attach` takes a given group instead."""
         env = WorkerEnv.read()
         config = config or StateConfig()
         group = Group.open(env, timeout=timedelta(seconds=config.collective_timeout_seconds))
-        self._attach(config, env, group, parts)
+        self._attach(config, env, group, objects)
 
     @classmethod
-    def attach(cls, config: StateConfig, env: WorkerEnv, group: Group, /, **parts: object) -> State:
-        """As the constructor, in a group that is there already."""
+    def attach(cls, config: StateConfig, env: WorkerEnv, group: Group, /, **objects: object) -> State:
+        """Returns a State in a group that is open already."""
         self = cls.__new__(cls)
-        self._attach(config, env, group, parts)
+        self._attach(config, env, group, objects)
         return self
 
-    def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, parts: dict[str, object]) -> None:
-        facts = config_check.facts(config, group, env, config.checkpoint)
-        config_check.check(facts | {"state parts": ", ".join(sorted(parts))}, group)
+    def _attach(self, config: StateConfig, env: WorkerEnv, group: Group, objects: dict[str, object]) -> None:
+        facts = config_check.startup_facts(config, group, env, config.checkpoint)
+        config_check.check(facts | {"state objects": ", ".join(sorted(objects))}, group)
         self.step = 0
         """Optimizer steps done."""
         self.total: int | None = None
         self.group = group
         self.env = env
         self.sinks: list[Sink] = []
-        """Rank 0's places for records; add your own."""
+        """Rank 0's sinks for records; add your own."""
         self.on_start: Callable[[State], None] | None = None
         """Called once by `steps`, after the load and before the first step."""
         self._config = config
-        self.parts = parts
-        self._progress = Progress(env.agent_socket, rank=group.rank, attempt=env.attempt)
+        self.objects = objects
+        self._progress = ProgressReporter(env.agent_socket, rank=group.rank, attempt=env.attempt)
         every = config.checkpoint.every_steps or env.checkpoint_every or DEFAULT_EVERY_STEPS
-        self._saves = Saves(
-            self._open_store(), config.checkpoint, parts,
+        self._saves = CheckpointManager(
+            self._open_store(), config.checkpoint, objects,
             every=every, first_rank=group.rank == 0, progress=self._progress, notify=self.notify,
         )  # fmt: skip
-        self._save_asked = False
-        self._in_hand = False
+        self._save_requested = False
+        self._in_step = False
         self._record: Record | None = None
         self._latest: dict[str, float] = {}
         self._latest_step = 0
         self._nonfinite = 0
-        self._told_nonfinite = False
+        self._reported_nonfinite = False
         self._samples = 0
         self._stop = threading.Event()
-        self._agreement = Agreement(group, config.agree_seconds)
+        self._stop_consensus = StopConsensus(group, config.agree_seconds)
         if group.rank == 0:
             self.sinks.append(Console())
             if self._saves.store:
-                # By a thread: a volume that does not answer would hold the training thread in the kernel.
+                # In a thread: a volume that hangs would hold the training thread in the kernel.
                 path = self._saves.store.directory / names.METRICS_FILE
                 self.sinks.append(Background(names.METRICS_FILE, partial(JsonLines, path)))
 
@@ -123,7 +127,9 @@ class State:
         directory = config.directory or env.checkpoint_dir
         if directory is None:
             return None
-        retention = replace(config.retention, keep_last=env.checkpoint_keep) if env.checkpoint_keep else config.retention
+        retention = (
+            replace(config.retention, keep_last=env.checkpoint_keep) if env.checkpoint_keep else config.retention
+        )
         return CheckpointStore(
             Path(directory), self.group, replace(config, retention=retention), attempt=env.attempt, notify=self.notify
         )
@@ -131,10 +137,11 @@ class State:
     # --- the loop ------------------------------------------------------------------------------------------------
 
     def steps(self, total: int) -> Iterator[int]:
-        """Resumes, then gives the number of every step still to do; saves on the way and at the end.
+        """Resumes, then yields the number of each step still to do; saves on the way and at the end.
 
-        A step is done when the loop comes back for the next one: one that is left by `break` is not counted, so leave by
-        `end`. Raises Stopped (exit code 143) after a SIGTERM to any rank, once the step is done and saved.
+        A step is done when the loop requests the next one. A step that is left by `break` is not
+        counted, so leave by `end`. Raises Stopped (exit code 143) after a SIGTERM to any rank, once
+        the step is done and saved.
         """
         self.total = total
         previous = _on_sigterm(self._stop)
@@ -145,32 +152,35 @@ class State:
             self._window_start = self._step_start = time.perf_counter()
             first = True
             while self.step < self.total:
-                self._in_hand = True
+                self._in_step = True
                 yield self.step
-                self._in_hand = False
+                self._in_step = False
                 self.step += 1
                 self._after_step(first)
                 first = False
             if not first:
-                at_the_end = self._agreement.meet(self.step, self._signs())
+                at_the_end = self._stop_consensus.exchange(self.step, self._rank_status())
                 self._check_loss(at_the_end.nonfinite, limit=min(1, self._config.max_nonfinite))
             self._saves.finish(self.step, self._metrics())
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
             if previous is not None:
                 signal.signal(signal.SIGTERM, previous)
-            self._in_hand = False
+            self._in_step = False
             self._progress.linger()
             self._saves.close()
             while self.sinks:
                 self.sinks.pop().close()
 
     def resume(self) -> int:
-        """Loads the newest valid checkpoint, if there is one. Gives the step it holds, 0 for a fresh start."""
+        """Loads the newest valid checkpoint, if there is one.
+
+        Returns its step, 0 for a fresh start.
+        """
         self._progress.phase("loading")
         if checkpoint := self._saves.load():
             self.step = checkpoint.step
-            self._say(f"resumed from {checkpoint.path.name}")
+            self._print(f"resumed from {checkpoint.path.name}")
         self._progress.resumed(self.step)
         return self.step
 
@@ -182,9 +192,16 @@ class State:
         per_rank: dict[str, list[float]] | None = None,
         **metrics: torch.Tensor | float,
     ) -> None:
-        """What the step in hand has given. `samples`: over all ranks. A tensor is read only when the step is logged."""
+        """Reports the current step. A tensor is read only if the step is logged.
+
+        Args:
+            loss: Mean loss of the step.
+            samples: Samples of the step over all ranks.
+            per_rank: One number per rank, by name.
+            metrics: Further numbers by name.
+        """
         self._samples += samples
-        if self.due:
+        if self.will_log:
             values = {k: _number(v) for k, v in metrics.items()}
             self._record = Record(
                 step=self.step + 1,
@@ -196,48 +213,58 @@ class State:
             )
 
     @property
-    def due(self) -> bool:
-        """The step in hand will be logged: every `log_every_steps`, the last, and one that is saved: its metrics are its own."""
-        return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total or self.saving
+    def will_log(self) -> bool:
+        """Whether the current step will be logged: at the interval, at the end, and when it is saved."""
+        return (self.step + 1) % self._config.log_every_steps == 0 or self.step + 1 == self.total or self.will_save
 
     @property
-    def saving(self) -> bool:
-        """The step in hand will be saved, unless the save before it is still being written."""
+    def will_save(self) -> bool:
+        """Whether the current step will be saved, unless the previous save is still being written."""
         return (
-            self._save_asked or self._saves.due(self.step + 1) or (self._saves.store is not None and self.step + 1 == self.total)
+            self._save_requested
+            or self._saves.due(self.step + 1)
+            or (self._saves.store is not None and self.step + 1 == self.total)
         )
 
-    def aside(self, seconds: float) -> None:
-        """So long was no training but, say, validation: it does not count in samples_per_second."""
+    def exclude_time(self, seconds: float) -> None:
+        """Excludes `seconds` (of a validation, for example) from samples_per_second."""
         self._window_start += seconds
 
-    def take_stall(self) -> float:
-        """Seconds that checkpoints have kept the training thread since the last call."""
-        return self._saves.take_stall()
+    def pop_stall_seconds(self) -> float:
+        """Returns the seconds that saves have held the training thread since the last call."""
+        return self._saves.pop_stall_seconds()
 
     def save(self) -> None:
-        """Saves in addition to every so many steps. Call it on all ranks at the same step.
+        """Saves, in addition to the saves at the interval. Call it on all ranks at the same step.
 
-        Within a step it is made when that step is done, and has its number; before or after the loop at once, and waited for.
-        Asked for before the step's `report`, it has the step's own metrics, by which `keep_best` ranks it.
+        Within a step, the save begins when that step is done, and has its number. Before or after
+        the loop, the save begins at once and is waited for. If called before the step's `report`,
+        the save has the step's own metrics, by which `keep_best` ranks it.
         """
-        if self._in_hand:
-            self._save_asked = True
+        if self._in_step:
+            self._save_requested = True
         else:
             self._saves.begin(self.step, self._metrics())
             self._saves.settle()
 
     def end(self) -> None:
-        """The step in hand is the last one (early stopping). Call it on all ranks in the same step."""
-        self.total = self.step + 1
+        """Makes the current step the last one (early stopping).
+
+        Call it on all ranks in the same step.
+        """
+        self.end_at(self.step + 1)
+
+    def end_at(self, step: int) -> None:
+        """Ends the run once `step` steps are done. Call it on all ranks in the same step."""
+        self.total = step
 
     def notify(self, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        """An event for a person: to the agent and to the log."""
+        """Reports an event to the agent and to the log."""
         log.log(logging.WARNING if type_ == "Warning" else logging.INFO, "%s: %s", reason, message)
         self._progress.event(type_, reason, message)
 
     def close(self) -> None:
-        """Closes the socket and the group that we made, after the last `steps`."""
+        """Closes the socket, and the group if this State opened it, after the last `steps`."""
         self._progress.close()
         self.group.close()
 
@@ -246,44 +273,46 @@ class State:
     def _after_step(self, first: bool) -> None:
         now = time.perf_counter()
         if first and (age := process_age()) is not None:
-            self._say(f"first step done {age:.2f} s after the process started")
+            self._print(f"first step done {age:.2f} s after the process started")
         else:
-            self._agreement.step_took(now - self._step_start)
+            self._stop_consensus.record_step_seconds(now - self._step_start)
         self._log(now, first)
         self._saves.poll()
-        asked, self._save_asked = self._save_asked, False
+        requested, self._save_requested = self._save_requested, False
         due = self._saves.due(self.step) and self.step != self.total
-        if due or asked or self._agreement.due(self.step):
-            any_rank = self._agreement.meet(self.step, self._signs())
+        if due or requested or self._stop_consensus.due(self.step):
+            any_rank = self._stop_consensus.exchange(self.step, self._rank_status())
             self._check_loss(any_rank.nonfinite, limit=self._config.max_nonfinite)
             if any_rank.stop:
                 self._saves.finish(self.step, self._metrics())
                 raise Stopped(self.step)
-            if asked:
+            if requested:
                 self._saves.begin(self.step, self._metrics())
             elif due:
                 self._saves.begin_unless(any_rank.busy, self.step, self._metrics(), overdue=any_rank.overdue)
         self._step_start = time.perf_counter()
 
     def _metrics(self) -> dict[str, float]:
-        """What a checkpoint of this step is ranked by: metrics of an older step would rank it by another one's."""
+        """Returns the metrics that rank a checkpoint of this step; {} if the latest are of another one."""
         return self._latest if self._latest_step == self.step else {}
 
-    def _signs(self) -> Signs:
+    def _rank_status(self) -> RankStatus:
         saves = self._saves
-        return Signs(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
+        return RankStatus(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
 
     def _check_loss(self, nonfinite: int, *, limit: int) -> None:
-        """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row that were not finite.
+        """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row
+        that were not finite.
 
-        The first of them is an event, of rank 0 for all.
+        Rank 0 reports the first of them as an event.
         """
-        if nonfinite and not self._told_nonfinite and self.group.rank == 0:
+        if nonfinite and not self._reported_nonfinite and self.group.rank == 0:
             self.notify("Warning", names.Reason.LOSS_NOT_FINITE, f"the loss is NaN or infinite at step {self.step}")
-        self._told_nonfinite = nonfinite > 0
+        self._reported_nonfinite = nonfinite > 0
         if limit and nonfinite >= limit:
             raise NonFiniteLoss(
-                f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: look at the learning "
+                f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: check "
+                "the learning "
                 "rate, the data and the precision (clip_norm helps), or raise max_nonfinite"
             )
 
@@ -318,11 +347,16 @@ class State:
         for sink in list(self.sinks):
             try:
                 sink.write(record)
-            except (OSError, SinkError) as e:  # a full volume must not end the training; the other sinks go on
-                self.notify("Warning", names.Reason.SINK_FAILED, f"{type(sink).__name__}: {e}; nothing more goes there")
+            # A full volume must not end the training; the other sinks continue.
+            except (OSError, SinkError) as e:
+                self.notify(
+                    "Warning",
+                    names.Reason.SINK_FAILED,
+                    f"{type(sink).__name__}: {e}; this sink gets no further records",
+                )
                 self.sinks.remove(sink)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.group.rank == 0:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
@@ -333,7 +367,10 @@ def _number(value: torch.Tensor | float) -> float:
 
 
 def _on_sigterm(stop: threading.Event) -> Any:
-    """Sets `stop` on SIGTERM and gives the handler before; None where we are not in the main thread and can't."""
+    """Sets `stop` on SIGTERM.
+
+    Returns the previous handler; None outside the main thread, where it can't be set.
+    """
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, lambda *_: stop.set())

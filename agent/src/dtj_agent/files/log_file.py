@@ -1,4 +1,4 @@
-"""Log output that never blocks the agent: a thread writes; bytes that it can't write in time are dropped and counted."""
+"""Log output that never blocks the agent: a thread writes, and drops and counts the excess."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class RotatingFileSink(OutputSink):
     Opened at the first write, by the writer's thread.
     """
 
-    def __init__(self, path: str, limit: int = names.LOG_ROTATE_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: str, limit: int = names.LOG_ROTATE_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = path
         self._limit = limit
         self._clock = clock
@@ -102,7 +104,9 @@ class Valve:
 class LogWriter:
     """Feeds a sink from its own thread. Calls `on_trouble(text)` from that thread, once for each kind of error."""
 
-    def __init__(self, sink: OutputSink, on_trouble: Callable[[str], None], limit: int = names.MAX_LOG_BACKLOG_BYTES) -> None:
+    def __init__(
+        self, sink: OutputSink, on_trouble: Callable[[str], None], limit: int = names.MAX_LOG_BACKLOG_BYTES
+    ) -> None:
         self._sink = sink
         self._on_trouble = on_trouble
         self._limit = limit

@@ -1,4 +1,4 @@
-"""The agent's state dir, which lives as long as the pod: its files survive restarts of the container, not of the pod."""
+"""The agent's state dir, which lives as long as the pod: its files survive container restarts, not the pod."""
 
 from __future__ import annotations
 

@@ -19,9 +19,10 @@ from dtj_agent.group.restart_policy import Decision, Fail, Restart, RestartPolic
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.rules import Rules
 from dtj_agent.group.stopping import AttemptStop
+from dtj_contract import agent_status
 from dtj_contract.names import Reason
 
-PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = "Rendezvous", "Running", "Stopping", "Finished"
+PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = agent_status.PHASES
 
 
 class AttemptLifecycle:

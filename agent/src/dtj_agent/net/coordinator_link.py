@@ -16,7 +16,9 @@ from dtj_contract import names
 class CoordinatorLink:
     """Calls `on_open`, `on_message` with each message, and `on_closed` with the seconds of silence before the end."""
 
-    def __init__(self, loop: Loop, resolver: Resolver, secret: bytes, address: Address, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, loop: Loop, resolver: Resolver, secret: bytes, address: Address, log: Callable[[str], None]
+    ) -> None:
         self.on_open: Callable[[], None] = lambda: None
         self.on_message: Callable[[Message], None] = lambda message: None
         self.on_closed: Callable[[float], None] = lambda silence: None

@@ -39,7 +39,9 @@ def render(status: AgentStatus) -> bytes:
     if last is not None:
         seconds: List[Sample] = [({"phase": phase}, value) for phase, value in last["seconds"].items()]
         families.append(("dtj_recovery_seconds", "gauge", "The last recovery by phase", seconds))
-        families.append(("dtj_recovery_lost_steps", "gauge", "Steps that the last recovery did again", [({}, last["lostSteps"])]))
+        families.append(
+            ("dtj_recovery_lost_steps", "gauge", "Steps that the last recovery did again", [({}, last["lostSteps"])])
+        )
     lines = []
     for name, kind, text, samples in families:
         shown = [(labels, value) for labels, value in samples if value is not None]

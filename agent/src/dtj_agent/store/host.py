@@ -25,7 +25,7 @@ PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dtj_agent.store
 class StoreHost:
     """Calls `on_failed(why)` if no process can be started for a store that is needed, and
     `on_ended(wait status)` if the process ends without being stopped. `spared`: see
-    `Workers.spared`.
+    `Supervisor.spared`.
     """
 
     def __init__(self, loop: Loop, environ: Mapping[str, str], spared: Dict[int, Callable[[int], None]]) -> None:
@@ -40,7 +40,7 @@ class StoreHost:
         self._tries = 0
 
     def open(self, bound: socket.socket) -> None:
-        """Ends the previous attempt's store and begins the next on a bound socket. Raises OSError if it can't listen."""
+        """Replaces the store by a new one on a bound socket. Raises OSError if it can't listen."""
         self.close()
         self._tries = 0
         try:

@@ -73,10 +73,12 @@ class KeyStore:
         if (yield 1)[0] != VALIDATE or _uint32((yield 4)) != MAGIC:
             raise ProtocolError("not a client of torch.distributed.TCPStore")
         handlers = {
-            SET: self._set, COMPARE_SET: self._compare_set, GET: self._get, ADD: self._add, CHECK: self._check,
-            WAIT: self._wait, COUNT: self._count, DELETE: self._delete, APPEND: self._append, MULTI_GET: self._multi_get,
-            MULTI_SET: self._multi_set, CANCEL_WAIT: self._cancel_wait, PING: self._ping, QUEUE_PUSH: self._queue_push,
-            QUEUE_POP: self._queue_pop, QUEUE_LENGTH: self._queue_length, LIST_KEYS: self._list_keys, BARRIER: self._barrier,
+            SET: self._set, COMPARE_SET: self._compare_set, GET: self._get, ADD: self._add,
+            CHECK: self._check, WAIT: self._wait, COUNT: self._count, DELETE: self._delete,
+            APPEND: self._append, MULTI_GET: self._multi_get, MULTI_SET: self._multi_set,
+            CANCEL_WAIT: self._cancel_wait, PING: self._ping, QUEUE_PUSH: self._queue_push,
+            QUEUE_POP: self._queue_pop, QUEUE_LENGTH: self._queue_length,
+            LIST_KEYS: self._list_keys, BARRIER: self._barrier,
         }  # fmt: skip
         while True:
             kind = (yield 1)[0]

@@ -16,7 +16,8 @@ MAX_ENTRIES = 1000  # per folder
 # On these, processes of other machines may hold a file open unseen. This also avoids a volume that
 # does not answer.
 REMOTE = (
-    "nfs", "cifs", "smb", "ceph", "gluster", "lustre", "gpfs", "beegfs", "9p", "afs", "fuse", "virtiofs", "pvfs", "wekafs",
+    "nfs", "cifs", "smb", "ceph", "gluster", "lustre", "gpfs", "beegfs", "9p", "afs", "fuse", "virtiofs", "pvfs",
+    "wekafs",
 )  # fmt: skip
 
 

@@ -46,10 +46,10 @@ class Worker:
         self.pipe: Optional[int] = pipe
         self.lines = WorkerOutput("[rank %d] " % rank)
         self.alive = True
-        self.requested = False
+        self.stop_requested = False
 
 
-class Workers:
+class Supervisor:
     """Calls `on_exit(list of WorkerExit)` as workers end, `on_gone()` once after `stop` when no process
     is left, `on_output(bytes)` with their output, and `on_stuck(text)` when SIGKILL does not end
     them.
@@ -107,7 +107,7 @@ class Workers:
             self._stopping = True
             for worker in self._workers.values():
                 if worker.alive:
-                    worker.requested = True
+                    worker.stop_requested = True
                     self._signal(worker.pid, signal.SIGTERM)
         self._kill_at = now + grace if self._kill_at is None else min(self._kill_at, now + grace)
         self._stuck_at = self._kill_at + names.STUCK_SECONDS
@@ -148,7 +148,7 @@ class Workers:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         self._read(worker, to_the_end=True)
         oom = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
-        return WorkerExit(worker.rank, code, worker.requested, worker.lines.tail, oom)
+        return WorkerExit(worker.rank, code, worker.stop_requested, worker.lines.tail, oom)
 
     def _sweep(self) -> None:
         """Kills processes whose grace is over while workers stop, and calls `on_gone` when none is left."""
@@ -197,7 +197,8 @@ class Workers:
             # The worker must not inherit the agent's signal handlers and masks.
             pid = os.posix_spawn(
                 arguments[0], arguments, environment, file_actions=actions, setsigmask=(),
-                setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ), **OWN_SESSION,
+                setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+                **OWN_SESSION,
             )  # fmt: skip
         except OSError:
             os.close(reader)

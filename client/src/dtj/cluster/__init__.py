@@ -1,1 +1,1 @@
-"""`dtj submit | get | logs | wait | delete`: a job on a cluster, with kubectl's flags and kubectl's words."""
+"""`dtj submit | get | logs | wait | delete`: a job on a cluster, with kubectl's flags and terms."""

@@ -1,7 +1,7 @@
-"""The calls that the cluster verbs make, on plain dicts, with errors that say what to do.
+"""The API calls of the cluster verbs, on plain dicts, with errors that include a remedy.
 
-`kubernetes` reads the kubeconfig and holds the connection; its typed models are left out, they drop what they don't know.
-It is imported late: `dtj run` needs none of it.
+`kubernetes` reads the kubeconfig and holds the connection. Its typed models are not used,
+because they drop fields that they don't know. The import is late, because `dtj run` does not need it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 import yaml
 
-from dtj.errors import ClusterError, InputError, NoCluster, NotFound, NotInstalled
+from dtj.errors import ClusterError, InputError, JobNotFound, NoCluster, NotInstalled
 from dtj_contract import names
 from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.plan.model import Object
@@ -26,27 +26,31 @@ FIELD_MANAGER = "dtj"
 INSTALL_HINT = "install the chart: helm install dtj charts/dtj-operator --namespace dtj-system --create-namespace"
 LOCAL_HINT = "check --kubeconfig and --context, or run the job on this machine: dtj run job.yaml"
 DEFAULT_KUBECONFIG = "~/.kube/config"
-# What the library's loader raises for a file that is no kubeconfig: it reads into whatever the YAML has become.
+# The library's loader raises any of these for a file that is no kubeconfig, because it reads
+# whatever the YAML contains without checking it.
 _UNREADABLE = (yaml.YAMLError, OSError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Cluster:
-    """One API server, as one context of a kubeconfig gives it. Every call has a deadline and raises ClusterError."""
+    """An API server, as selected by a context of a kubeconfig.
+
+    Every call has a deadline and raises ClusterError.
+    """
 
     def __init__(self, *, kubeconfig: str | None, context: str | None, namespace: str | None) -> None:
-        import kubernetes  # late: half a second that `dtj run` need not pay
+        import kubernetes  # takes half a second
 
         client: Any = kubernetes.client
         config: Any = kubernetes.config
-        # Looked up now: the library does so when it is imported, which may be long before.
+        # Read KUBECONFIG now; the library reads it when it is imported, which may be long before.
         kubeconfig = kubeconfig or os.environ.get("KUBECONFIG") or None
         try:
             contexts, active = config.list_kube_config_contexts(kubeconfig)
-            chosen = next((one for one in contexts if one["name"] == context), None) if context else active
+            chosen = next((known for known in contexts if known["name"] == context), None) if context else active
             if chosen is None:
-                known = ", ".join(one["name"] for one in contexts)
-                raise InputError(f"--context {context}: not in the kubeconfig; it has {known}")
+                available = ", ".join(known["name"] for known in contexts)
+                raise InputError(f"--context {context}: not in the kubeconfig; it has {available}")
             self._api = config.new_client_from_config(config_file=kubeconfig, context=context)
             default = chosen["context"].get("namespace")
         except config.ConfigException as error:
@@ -60,35 +64,41 @@ class Cluster:
 
     @staticmethod
     def _in_pod(client: Any, config: Any, why: Exception, path: str) -> Any:
-        """No kubeconfig: inside a pod, its service account's."""
+        """Logs in with the pod's service account, because there is no kubeconfig."""
         try:
             config.load_incluster_config()
         except config.ConfigException:
             raise NoCluster(f"no usable kubeconfig at {path} ({_one_line(str(why))}); {LOCAL_HINT}") from why
         return client.ApiClient()
 
-    # --- jobs --------------------------------------------------------------------------------------------------------
+    # --- jobs -------------------------------------------------------------------------------------
 
     def apply(self, job: Object, namespace: str, *, force: bool) -> tuple[Object, bool]:
-        """Server-side apply; the job as it is now, and whether it is new. A field that another manager owns is a conflict."""
+        """Applies the job on the server. Returns the stored job, and whether it is new.
+
+        A field that another manager owns is a conflict.
+        """
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true" if force else "false"}
         path = job_path(namespace, job["metadata"]["name"])
         status, text = self._call("PATCH", path, query, apply_body(job), content=APPLY_CONTENT)
         return json.loads(text), status == 201
 
     def get(self, name: str) -> Object:
-        """Raises NotFound."""
+        """Returns the job. Raises JobNotFound."""
         return self.json(job_path(self.namespace, name))
 
     def delete(self, name: str) -> Object:
-        """Background deletion, as kubectl's. Raises NotFound."""
+        """Deletes the job, its children in the background, as kubectl does. Raises JobNotFound."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         _, text = self._call("DELETE", job_path(self.namespace, name), {}, body)
         answer: Object = json.loads(text)
         return answer
 
     def versions(self, name: str, seconds: float) -> Iterator[Object | None]:
-        """The job as it is, then each of its versions for about `seconds`; None once it is deleted. Raises NotFound."""
+        """Yields the job, then each new version for about `seconds`, and None once it is deleted.
+
+        Raises JobNotFound.
+        """
         job = self.get(name)
         yield job
         query = {
@@ -100,18 +110,18 @@ class Cluster:
         for line in self.lines(job_path(self.namespace), query, quiet_seconds=seconds + ANSWER_SECONDS):
             event = json.loads(line)
             if event["type"] == "ERROR":
-                return  # the version is too old to go on from; the caller asks again
+                return  # the version is too old; the caller retries
             yield None if event["type"] == "DELETED" else event["object"]
 
-    # --- any path ------------------------------------------------------------------------------------------------------
+    # --- any path ---------------------------------------------------------------------------------
 
     def json(self, path: str, query: dict[str, str] | None = None, *, accept: str = "application/json") -> Object:
-        """GET of one object."""
+        """Returns the object at `path`."""
         answer: Object = json.loads(self._call("GET", path, query or {}, accept=accept)[1])
         return answer
 
     def lines(self, path: str, query: dict[str, str], *, quiet_seconds: float) -> Iterator[str]:
-        """GET of a stream, line by line; ends when the server ends it, or has said nothing for `quiet_seconds`."""
+        """Yields the lines of a stream until the server ends it or is silent for `quiet_seconds`."""
         import urllib3
 
         response = self._request("GET", path, query, None, "application/json", "*/*", quiet_seconds)
@@ -151,11 +161,15 @@ class Cluster:
         from kubernetes.client.exceptions import ApiException
 
         headers = {"Accept": accept, "Content-Type": content}
-        _, url, headers, _, _ = self._api.param_serialize(method, path, header_params=headers, auth_settings=["BearerToken"])
+        _, url, headers, _, _ = self._api.param_serialize(
+            method, path, header_params=headers, auth_settings=["BearerToken"]
+        )
         if query:
             url += "?" + urlencode(query)
         try:
-            response = self._api.rest_client.request(method, url, headers, body, _request_timeout=(CONNECT_SECONDS, seconds))
+            response = self._api.rest_client.request(
+                method, url, headers, body, _request_timeout=(CONNECT_SECONDS, seconds)
+            )
             if response.status < 300:
                 return response
             text = response.read()
@@ -166,27 +180,29 @@ class Cluster:
 
 
 def job_path(namespace: str | None, name: str | None = None) -> str:
-    """Path of one job, of a namespace's, or (None) of all jobs."""
+    """Returns the path of one job, of the jobs of a namespace, or (None) of all jobs."""
     scope = f"/namespaces/{quote(namespace)}" if namespace else ""
     return f"/apis/{names.API_VERSION}{scope}/{names.PLURAL}" + (f"/{quote(name)}" if name else "")
 
 
 def failure(status: int, text: bytes, host: str, namespace: str | None = None) -> ClusterError:
-    """What an answer that is not 2xx means, and what to do."""
+    """Returns the error for a response that is not 2xx, with a remedy."""
     try:
-        said: Any = json.loads(text)
+        response: Any = json.loads(text)
     except ValueError:
-        said = {}
-    message = _one_line(said.get("message") or text.decode(errors="replace")[:300])
-    if status == 404 and not said.get("details"):  # the path itself is unknown: no such kind here
-        return NotInstalled(f"the cluster at {host} does not know {names.KIND}; {INSTALL_HINT}")
-    if status == 404 and said["details"].get("kind") == "namespaces":
-        return NotFound(f"{message}; `kubectl get namespaces` lists those there are")
+        response = {}
+    message = _one_line(response.get("message") or text.decode(errors="replace")[:300])
+    if status == 404 and not response.get("details"):  # unknown path: no such kind
+        return NotInstalled(f"the cluster at {host} does not serve {names.KIND}; {INSTALL_HINT}")
+    if status == 404 and response["details"].get("kind") == "namespaces":
+        return JobNotFound(f"{message}; `kubectl get namespaces` lists the existing ones")
     if status == 404:
         where = f" in namespace {namespace}" if namespace else ""
-        return NotFound(f"{message}{where}; `dtj get -A` lists the jobs there are")
+        return JobNotFound(f"{message}{where}; `dtj get -A` lists the existing jobs")
     if status == 401:
-        return ClusterError(f"{host} does not know who you are ({message}); log in again, as your kubeconfig's owner told you to")
+        return ClusterError(
+            f"{host} rejected your credentials ({message}); log in again, as the provider of your kubeconfig describes"
+        )
     if status == 403:
         return ClusterError(f"{message}; ask the cluster's administrator for the ClusterRole edit in that namespace")
     if status == 409:
@@ -197,7 +213,7 @@ def failure(status: int, text: bytes, host: str, namespace: str | None = None) -
 
 
 def _cause(error: BaseException) -> str:
-    """`Connection refused` rather than the names of four wrapped exceptions."""
+    """Returns `Connection refused` rather than the names of four wrapped exceptions."""
     reason = getattr(error, "reason", None) or error
     return _one_line(str(reason)).rpartition(">: ")[2].rpartition("): ")[2]
 

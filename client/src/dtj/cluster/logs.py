@@ -1,4 +1,7 @@
-"""`dtj logs`: what a job's workers write, from all its pods at once, and what is known when the pods are gone."""
+"""`dtj logs`: the output of a job's workers, from all pods at once.
+
+Once the pods are gone, the evidence in the job's status takes its place.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from collections.abc import Iterable, Iterator
 from dtj import durations
 from dtj.cluster.client import Cluster
 from dtj.cluster.verbs import connect, pods
-from dtj.cluster.wait import said
-from dtj.errors import ClusterError, DtjError, NotFound
+from dtj.cluster.wait import condition_text
+from dtj.errors import ClusterError, DtjError, JobNotFound
 from dtj_contract import names
-from dtj_core.api import trainer_of
+from dtj_core.api import find_trainer_container
 from dtj_core.plan.model import Object
 
-LOOK_SECONDS = 2.0  # for pods that have come back
-QUIET_SECONDS = 3600.0  # without a line, before the connection is made anew
+LOOK_SECONDS = 2.0  # between two looks for new pods
+QUIET_SECONDS = 3600.0  # of silence, before reconnecting
 TERMINAL = (names.COMPLETE, names.FAILED)
 
 Line = tuple[str, str, str]
-"""Time stamp (sorts as text), pod, text."""
+"""Timestamp (sorts as text), pod, text."""
 Life = tuple[str, int]
-"""uid of a pod and number of restarts of its container: what a log stream is of."""
+"""uid of a pod and restart count of its container: they identify a log stream."""
 
 
 def logs(flags: argparse.Namespace) -> int:
-    """Print them. Raises DtjError."""
+    """Prints the logs. Raises DtjError."""
     since = max(1, round(durations.parse(flags.since, "--since"))) if flags.since else None
     cluster = connect(flags)
     job = cluster.get(flags.name)
-    container = trainer_of(job["spec"].get("template") or {}).get("name", names.CONTAINER)
+    container = find_trainer_container(job["spec"].get("template") or {}).get("name", names.CONTAINER)
     query = {"container": container, "timestamps": "true"}
     if flags.tail is not None:
         query["tailLines"] = str(flags.tail)
@@ -45,7 +48,10 @@ def logs(flags: argparse.Namespace) -> int:
         return _afterwards(job, cluster.namespace)
     if flags.follow:
         if not started:
-            print(f"dtj: waiting for a pod of {flags.name} to start; {_look(cluster, flags.name)} shows why", file=sys.stderr)
+            print(
+                f"dtj: waiting for a pod of {flags.name} to start; {_look(cluster, flags.name)} shows why",
+                file=sys.stderr,
+            )
         source = Followed(cluster, flags, query).lines()
     else:
         source = heapq.merge(*(_read(cluster, pod, query) for pod in started))
@@ -59,12 +65,15 @@ def logs(flags: argparse.Namespace) -> int:
 
 
 def ended(job: Object) -> bool:
-    """Complete or Failed."""
+    """Returns whether the job is Complete or Failed."""
     return any(c["type"] in TERMINAL and c["status"] == "True" for c in job.get("status", {}).get("conditions") or [])
 
 
 class Followed:
-    """The lines of all pods as they come, through restarts of containers and new pods, until the job has ended."""
+    """The lines of all pods as they arrive, through container restarts and new pods.
+
+    Ends when the job has finished.
+    """
 
     def __init__(self, cluster: Cluster, flags: argparse.Namespace, query: dict[str, str]) -> None:
         self._cluster = cluster
@@ -73,11 +82,11 @@ class Followed:
         self._lines: queue.SimpleQueue[Line | DtjError] = queue.SimpleQueue()
         self._followed: dict[Life, threading.Thread] = {}
         self._last: dict[Life, str] = {}
-        """Time stamp of the last line of each."""
+        """Timestamp of the last line of each."""
         self._looked = False
 
     def lines(self) -> Iterator[Line]:
-        """Ends when the job has, and everything that was written is given out."""
+        """Yields every line until the job has finished and all its output was read."""
         over = False
         while not over:
             over = self._gone()
@@ -87,7 +96,7 @@ class Followed:
             yield from self._given(LOOK_SECONDS)
 
     def _given(self, seconds: float) -> Iterator[Line]:
-        """What comes in so many seconds, and all that has come by then."""
+        """Yields the lines that arrive within `seconds`."""
         deadline = time.monotonic() + seconds
         try:
             while True:
@@ -101,17 +110,20 @@ class Followed:
     def _gone(self) -> bool:
         try:
             return ended(self._cluster.get(self._flags.name))
-        except NotFound:
+        except JobNotFound:
             return True
 
     def _follow(self, pod: Object) -> None:
-        """A thread for each life of each container: a log stream ends with it, or (a proxy, a long silence) before it."""
+        """Starts a thread for each life of each container.
+
+        A log stream ends with its container's life, or (a proxy, a long silence) before that.
+        """
         container = self._query["container"]
         life = _instance(pod, container)
         before = self._followed.get(life) if life else None
         if life is None or (before and (before.is_alive() or not _runs(pod, container))):
             return
-        # --tail and --since are about what was there when the command began.
+        # --tail and --since apply to output from before the command started.
         first = not self._looked
         query = {**(self._query if first else {"container": container, "timestamps": "true"}), "follow": "true"}
         if life in self._last:
@@ -124,7 +136,7 @@ class Followed:
         shown = self._last.get(life, "")
         try:
             for line in _read(self._cluster, pod, query):
-                if line[0] > shown:  # the API server begins with the whole second
+                if line[0] > shown:  # sinceTime has whole seconds
                     self._last[life] = line[0]
                     self._lines.put(line)
         except DtjError as error:
@@ -144,7 +156,7 @@ def _runs(pod: Object, container: str) -> bool:
 
 
 def _instance(pod: Object, container: str) -> Life | None:
-    """Which life of which container there is something to read of; None before the first."""
+    """Returns the container's current life if it has any output, or None before its first start."""
     for status in pod.get("status", {}).get("containerStatuses") or []:
         if status["name"] == container and ("waiting" not in status["state"] or status["restartCount"]):
             return pod["metadata"]["uid"], status["restartCount"]
@@ -152,14 +164,14 @@ def _instance(pod: Object, container: str) -> Life | None:
 
 
 def _read(cluster: Cluster, pod: Object, query: dict[str, str]) -> Iterator[Line]:
-    """A pod's lines with their times. Nothing if the pod is gone, or its container not there yet."""
+    """Yields a pod's lines with their times; none if the pod is gone or its container has not started."""
     name = pod["metadata"]["name"]
     path = f"/api/v1/namespaces/{cluster.namespace}/pods/{name}/log"
     try:
         for line in cluster.lines(path, query, quiet_seconds=QUIET_SECONDS):
             written, _, text = line.partition(" ")
             yield written, name, text
-    except NotFound:
+    except JobNotFound:
         return
     except ClusterError as error:
         if "waiting to start" not in str(error):
@@ -167,17 +179,21 @@ def _read(cluster: Cluster, pod: Object, query: dict[str, str]) -> Iterator[Line
 
 
 def _look(cluster: Cluster, name: str) -> str:
-    """The command that shows a job's reason."""
+    """Returns the command that shows a job's reason."""
     return f"`dtj get {name} -n {cluster.namespace} -o wide`"
 
 
 def _afterwards(job: Object, namespace: str) -> int:
-    """The pods are gone: the evidence in the status, and where the whole logs are. 1: there never was a log."""
+    """Prints the evidence in the status, and where the whole logs are, after the pods are gone.
+
+    Returns 1 if there never was a log.
+    """
     name = job["metadata"]["name"]
     status = job["status"]
     if not status.get("attempt") and not status.get("failures"):
-        kind = next(one["type"] for one in status["conditions"] if one["type"] in TERMINAL and one["status"] == "True")
-        print(f"dtj: {name} has no logs: it is {kind} and no worker of it ever ran: {said(job, kind)}", file=sys.stderr)
+        kind = next(c["type"] for c in status["conditions"] if c["type"] in TERMINAL and c["status"] == "True")
+        why = condition_text(job, kind)
+        print(f"dtj: {name} has no logs: the job is {kind}, and no worker ever ran: {why}", file=sys.stderr)
         return 1
     lines: Iterable[str] = _evidence(job)
     for line in lines:
@@ -186,13 +202,12 @@ def _afterwards(job: Object, namespace: str) -> int:
     if checkpoint:
         volume = checkpoint["volume"]
         where = f"claim {volume['claimName']}" if "claimName" in volume else f"the volume {volume}"
-        print(
-            f"dtj: the pods of {name} are gone; whole logs are on {where}, in {namespace}/{name}/{names.LOG_FOLDER}/",
-            file=sys.stderr,
-        )
+        folder = f"{namespace}/{name}/{names.LOG_FOLDER}/"
+        print(f"dtj: the pods of {name} are gone; the whole logs are on {where}, in {folder}", file=sys.stderr)
     else:
         print(
-            f"dtj: the pods of {name} are gone, and their logs with them: a job with spec.checkpoint keeps them", file=sys.stderr
+            f"dtj: the pods of {name} are gone, and their logs with them; a job with spec.checkpoint keeps its logs",
+            file=sys.stderr,
         )
     return 0
 
@@ -200,6 +215,7 @@ def _afterwards(job: Object, namespace: str) -> int:
 def _evidence(job: Object) -> Iterator[str]:
     for failure in job.get("status", {}).get("failures") or []:
         who = f"rank {failure['rank']} " if failure.get("rank") is not None else ""
-        yield f"{failure.get('pod')} attempt {failure.get('attempt')} {who}{failure.get('reason')}: {failure.get('message')}"
+        cause = f"{failure.get('reason')}: {failure.get('message')}"
+        yield f"{failure.get('pod')} attempt {failure.get('attempt')} {who}{cause}"
         for line in str(failure.get("logTail") or "").splitlines():
             yield f"{failure.get('pod')} {line}"

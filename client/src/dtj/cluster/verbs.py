@@ -12,21 +12,22 @@ import yaml
 
 from dtj import durations, jobfile
 from dtj.cluster.client import TABLE, Cluster, job_path
-from dtj.errors import InputError, NotFound, WaitTimeout
+from dtj.errors import InputError, JobNotFound, WaitTimeout
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
 QUALIFIED = f"{names.SINGULAR}.{names.GROUP}"
-POLL_SECONDS = 0.5  # of the pods that a deleted job leaves behind; a watch would not see them all go
+# Between two looks for the pods of a deleted job; a watch would not report all of them.
+POLL_SECONDS = 0.5
 
 
 def connect(flags: argparse.Namespace) -> Cluster:
-    """The cluster that the flags name."""
+    """Returns the cluster that the flags select."""
     return Cluster(kubeconfig=flags.kubeconfig, context=flags.context, namespace=flags.namespace)
 
 
 def submit(flags: argparse.Namespace) -> int:
-    """Server-side apply of every job in the file, once all of them are valid. Raises DtjError."""
+    """Applies every job of the file on the server, if all of them are valid. Raises DtjError."""
     jobs = jobfile.load(flags.filename)
     for job in jobs:
         jobfile.check(job, flags.filename)
@@ -34,26 +35,32 @@ def submit(flags: argparse.Namespace) -> int:
     for job in jobs:
         written = job["metadata"].get("namespace")
         if cluster.given_namespace and written and written != cluster.given_namespace:
-            raise InputError(f"metadata.namespace is {written}, -n {cluster.given_namespace}: leave one of the two out")
+            raise InputError(f"metadata.namespace is {written}, -n {cluster.given_namespace}: omit one of the two")
         namespace = written or cluster.namespace
         before = _resource_version(cluster, namespace, job["metadata"]["name"])
         stored, new = cluster.apply(job, namespace, force=flags.force_conflicts)
-        word = "created" if new else "unchanged" if stored["metadata"]["resourceVersion"] == before else "configured"
+        verb = "created" if new else "unchanged" if stored["metadata"]["resourceVersion"] == before else "configured"
         name = f"{QUALIFIED}/{stored['metadata']['name']}"
-        print(_dump(stored, flags.output) if flags.output in ("json", "yaml") else name if flags.output else f"{name} {word}")
+        print(
+            _dump(stored, flags.output)
+            if flags.output in ("json", "yaml")
+            else name
+            if flags.output
+            else f"{name} {verb}"
+        )
     return 0
 
 
 def get(flags: argparse.Namespace) -> int:
-    """One job, or all of a namespace, or (-A) of all. Raises DtjError."""
+    """Prints one job, the jobs of a namespace, or (-A) all jobs. Raises DtjError."""
     cluster = connect(flags)
     if flags.name and flags.all_namespaces:
-        raise InputError("a name and -A: leave one of the two out; a name stands for one job of one namespace")
+        raise InputError("a name and -A: omit one of the two; a name identifies one job of one namespace")
     path = job_path(None if flags.all_namespaces else cluster.namespace, flags.name)
     if flags.output in ("json", "yaml"):
         print(_dump(cluster.json(path), flags.output))
         return 0
-    # The API server makes the table, so its columns are kubectl's, whatever version of the CRD it has.
+    # The API server renders the table, so its columns are kubectl's with any version of the CRD.
     table = cluster.json(path, accept=TABLE)
     rows = table.get("rows") or []
     if flags.output == "name":
@@ -63,12 +70,15 @@ def get(flags: argparse.Namespace) -> int:
         for line in columns(table, wide=flags.output == "wide", namespaces=flags.all_namespaces):
             print(line)
     else:
-        print("No resources found" + ("" if flags.all_namespaces else f" in {cluster.namespace} namespace."), file=sys.stderr)
+        print(
+            "No resources found" + ("" if flags.all_namespaces else f" in {cluster.namespace} namespace."),
+            file=sys.stderr,
+        )
     return 0
 
 
 def delete(flags: argparse.Namespace) -> int:
-    """Delete a job, and wait until it and its pods are gone. Raises DtjError."""
+    """Deletes a job, and waits until it and its pods are gone. Raises DtjError."""
     limit = durations.parse(flags.timeout, "--timeout") if flags.timeout else float("inf")
     cluster = connect(flags)
     cluster.delete(flags.name)
@@ -76,27 +86,29 @@ def delete(flags: argparse.Namespace) -> int:
     deadline = time.monotonic() + limit
     while flags.wait and _remains(cluster, flags.name):
         if time.monotonic() > deadline:
-            raise WaitTimeout(
-                f"{flags.name} or its pods are still there after {flags.timeout}; kubectl get pods -l {selector(flags.name)}"
-            )
+            look = f"kubectl get pods -l {selector(flags.name)}"
+            raise WaitTimeout(f"{flags.name} or its pods still exist after {flags.timeout}; {look}")
         time.sleep(POLL_SECONDS)
     return 0
 
 
 def selector(name: str) -> str:
-    """Label selector of a job's pods."""
+    """Returns the label selector of a job's pods."""
     return f"{names.LABEL_JOB}={name}"
 
 
 def pods(cluster: Cluster, name: str) -> list[Object]:
-    """The job's pods, by ordinal."""
+    """Returns the job's pods, by ordinal."""
     path = f"/api/v1/namespaces/{cluster.namespace}/pods"
     found: list[Object] = cluster.json(path, {"labelSelector": selector(name)})["items"]
     return sorted(found, key=lambda pod: int(pod["metadata"]["labels"].get(names.LABEL_POD_INDEX, 0)))
 
 
 def columns(table: Object, *, wide: bool, namespaces: bool) -> list[str]:
-    """A Table of the API server as kubectl prints it: left-aligned, three spaces between columns."""
+    """Formats a Table of the API server as kubectl does.
+
+    Cells are left-aligned, with three spaces between columns.
+    """
     shown = [at for at, column in enumerate(table["columnDefinitions"]) if wide or not column.get("priority")]
     lines = [[table["columnDefinitions"][at]["name"].upper() for at in shown]]
     lines += [["" if row["cells"][at] is None else str(row["cells"][at]) for at in shown] for row in table["rows"]]
@@ -118,7 +130,7 @@ def _dump(value: Object, form: str) -> str:
 def _resource_version(cluster: Cluster, namespace: str, name: str) -> str | None:
     try:
         found: str = cluster.json(job_path(namespace, name))["metadata"]["resourceVersion"]
-    except NotFound:
+    except JobNotFound:
         return None
     return found
 
@@ -126,6 +138,6 @@ def _resource_version(cluster: Cluster, namespace: str, name: str) -> str | None
 def _remains(cluster: Cluster, name: str) -> bool:
     try:
         cluster.get(name)
-    except NotFound:
+    except JobNotFound:
         return bool(pods(cluster, name))
     return True

@@ -1,1 +1,4 @@
-"""`dtj run`: this machine in the part of the cluster. The planner and the agent are the same as there."""
+"""`dtj run`: this machine takes the place of the cluster.
+
+The planner and the agent are the same as there.
+"""

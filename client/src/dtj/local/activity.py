@@ -1,39 +1,48 @@
-"""What a group does while it does not train, in words: the 30 s of a recovery are no hang. Pure."""
+"""Describes what a group does while it does not train. Pure.
+
+Without such a line the 30 s of a recovery would look like a hang.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from dtj_contract import agent_status
 from dtj_core.plan.model import Object
 
 STARTING_AGENTS = "starting the agents"
-GATHERING = "waiting for the agents to meet"
+GATHERING = "waiting for all agents to join"
 STOPPING = "stopping the workers"
 STARTING = "starting the workers: importing and loading"
 UNREPORTED = "no step reported yet"
 FIRST_STEP = "waiting for the first step"
-UNTIL_START = ("detect", "stop", "schedule", "rendezvous")  # phases of a recovery that are over when its attempt starts
+# The phases of a recovery that are over when its attempt starts.
+UNTIL_START = ("detect", "stop", "schedule", "rendezvous")
 
 
-def of(agent: Object | None) -> str:
-    """What the group does instead of training, from pod 0's `/status`; "" while it trains or has finished."""
+def group_activity(agent: Object | None) -> str:
+    """Returns what the group does instead of training, from the `/status` of pod 0.
+
+    Returns "" while the group trains or has finished.
+    """
     if agent is None:
         return STARTING_AGENTS
     phase = agent.get("phase")
-    if phase == "Rendezvous":
+    if phase == agent_status.RENDEZVOUS:
         return str(agent.get("phaseMessage") or GATHERING)
-    if phase == "Stopping":
+    if phase == agent_status.STOPPING:
         return STOPPING
-    return _of_workers(agent) if phase == "Running" else ""
+    return _workers_activity(agent) if phase == agent_status.RUNNING else ""
 
 
-def _of_workers(agent: Object) -> str:
+def _workers_activity(agent: Object) -> str:
     progress: dict[str, Any] = agent.get("progress") or {}
-    recovery = next((one for one in agent.get("recoveries") or () if one.get("attempt") == agent.get("attempt")), None)
+    attempt = agent.get("attempt")
+    recovery = next((each for each in agent.get("recoveries") or () if each.get("attempt") == attempt), None)
     if recovery is None:
         return "" if "step" in progress else UNREPORTED
     spent = recovery.get("seconds") or {}
-    # The agent keeps the last report of the attempt that broke, with its time.
+    # The agent keeps the last report of the failed attempt, with its time.
     began = recovery.get("time", 0.0) + sum(spent.get(phase, 0.0) for phase in UNTIL_START)
     if progress.get("step") is None:
         return UNREPORTED

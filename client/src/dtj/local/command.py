@@ -21,7 +21,7 @@ from rich.console import Console
 from dtj import jobfile
 from dtj.errors import InputError, LocalRunError
 from dtj.local import container, faults, pods, processes, run, template, volumes
-from dtj.local.logs import LogTail
+from dtj.local.log_tail import LogTail
 from dtj.view.model import View
 from dtj.view.plain import PlainView
 from dtj.view.summary import summary
@@ -32,41 +32,45 @@ from dtj_core.plan.model import Object, Observed, Plan, Settings
 from dtj_core.plan.plan import plan
 
 NAMESPACE = "default"
-NVIDIA = Path("/dev/nvidiactl")  # there if and only if the driver is
+NVIDIA = Path("/dev/nvidiactl")  # exists only with the driver
 
 
 def command(flags: argparse.Namespace) -> int:
-    """Run the job of `flags.file`. Raises DtjError."""
+    """Runs the job of `flags.file`. Raises DtjError."""
     processes.require_linux()
     written = jobfile.load_one(flags.file)
     model = jobfile.check(written, flags.file)
     template.check(written["spec"].get("template"), flags.file)
     if model.spec.suspend:
-        raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run it here")
+        raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run the job here")
     if accelerator := model.spec.undecided_accelerator:
-        raise InputError(f"{flags.file}: spec.template asks for {accelerator}: set spec.processesPerPod and spec.backend")
+        raise InputError(
+            f"{flags.file}: spec.template requests {accelerator}: set spec.processesPerPod and spec.backend"
+        )
     volumes.plain(f"{flags.file}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
     if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
         volumes.plain(f"{flags.file}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
-    strikes = [faults.parse(text) for text in flags.kill]
-    faults.check(strikes, replicas=model.spec.replicas, processes_per_pod=model.spec.processes)
+    requested = [faults.parse(text) for text in flags.kill]
+    faults.check(requested, replicas=model.spec.replicas, processes_per_pod=model.spec.processes)
     job = admitted(written)
     with tempfile.TemporaryDirectory(prefix="dtj-") as scratch:
-        return _run(job, model, strikes, _machine(job, flags, Path(scratch)), flags)
+        return _run(job, model, requested, _host(job, flags, Path(scratch)), flags)
 
 
 def _run(
     job: Object,
     model: DistributedTrainingJob,
-    strikes: Sequence[faults.Fault],
-    machine: container.Machine,
+    requested: Sequence[faults.Fault],
+    host: container.HostEnvironment,
     flags: argparse.Namespace,
 ) -> int:
-    checkpoints = volumes.checkpoint_dir(model.spec, job["metadata"]["namespace"], job["metadata"]["name"], machine.volumes_dir)
+    checkpoints = volumes.checkpoint_dir(
+        model.spec, job["metadata"]["namespace"], job["metadata"]["name"], host.volumes_dir
+    )
 
     stream = sys.stderr if flags.output == "json" else sys.stdout
     console = Console(file=stream)
-    # A dumb terminal can't draw anything anew in its place.
+    # A dumb terminal can't redraw in place.
     plain = flags.plain or not console.is_terminal or console.is_dumb_terminal
     view: View = PlainView(stream) if plain else TableView(console)
     began = time.monotonic()
@@ -78,39 +82,42 @@ def _run(
     )
 
     def planner(job: Object, observed: Observed, now: float) -> Plan:
-        return plan(_here(job), observed, now, settings)
+        return plan(_for_this_machine(job), observed, now, settings)
 
     with volumes.held(checkpoints), view:
-        for notice in _notices(model, job, machine, checkpoints, fresh=flags.fresh):
-            view.log(notice)
-        code = asyncio.run(run.run(job, machine, planner, faults=strikes, view=view, tail=_tail(flags, machine.run_dir)))
+        for notice in _notices(model, job, host, checkpoints, fresh=flags.fresh):
+            view.print_log(notice)
+        code = asyncio.run(run.run(job, host, planner, faults=requested, view=view, tail=_tail(flags, host.run_dir)))
     seconds = time.monotonic() - began
     for line in summary(
-        job, seconds=seconds, run_dir=_near(machine.run_dir), checkpoint_dir=_near(checkpoints) if checkpoints else None
+        job,
+        seconds=seconds,
+        run_dir=_relative(host.run_dir),
+        checkpoint_dir=_relative(checkpoints) if checkpoints else None,
     ):
         print(line, file=stream)
-    if advice := _advice(job, machine):
+    if advice := _advice(job, host):
         print(f"  advice       {advice}", file=stream)
     if flags.output == "json":
-        here = {
+        run_report = {
             "exitCode": code,
             "seconds": round(seconds, 3),
-            "directory": str(machine.run_dir),
+            "directory": str(host.run_dir),
             "checkpoints": str(checkpoints) if checkpoints else None,
         }
-        print(json.dumps({**job, "run": here}, indent=2))
+        print(json.dumps({**job, "run": run_report}, indent=2))
     return code
 
 
 def _tail(flags: argparse.Namespace, run_dir: Path) -> LogTail | None:
-    """What of the workers' output is shown: with --logs all, with --no-logs nothing, else what one rank writes."""
+    """Returns the reader of the workers' output: all with --logs, none with --no-logs, else one rank's."""
     if flags.logs is False:
         return None
     return LogTail(run_dir) if flags.logs else LogTail(run_dir, flags.rank or 0)
 
 
 def admitted(written: Object) -> Object:
-    """The job as the API server would store it."""
+    """Returns the job as the API server would store it."""
     job = copy.deepcopy(written)
     job.pop("status", None)
     job["metadata"] = {
@@ -123,11 +130,11 @@ def admitted(written: Object) -> Object:
     return job
 
 
-def _here(job: Object) -> Object:
-    """The job as this machine can carry it out; what people see stays as written.
+def _for_this_machine(job: Object) -> Object:
+    """Returns the job as this machine can run it; the job that people see is unchanged.
 
-    Its pods run as the user of this process where the template names none (a pod's nameless user has its home in /tmp),
-    and `backend: auto` is gloo where there is no GPU.
+    Its pods run as the user of this process where the template names none (the home of a pod's
+    nameless user is /tmp), and `backend: auto` is gloo where there is no GPU.
     """
     job = copy.deepcopy(job)
     wanted = job["spec"]["template"] = job["spec"].get("template") or {}
@@ -138,9 +145,11 @@ def _here(job: Object) -> Object:
     return job
 
 
-def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container.Machine:
+def _host(job: Object, flags: argparse.Namespace, scratch: Path) -> container.HostEnvironment:
     name = job["metadata"]["name"]
-    run_dir = Path(flags.run_dir or f".dtj/runs/{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{job['metadata']['uid'][:4]}").absolute()
+    run_dir = Path(
+        flags.run_dir or f".dtj/runs/{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{job['metadata']['uid'][:4]}"
+    ).absolute()
     volumes_dir = Path(flags.volumes_dir).absolute()
     try:
         if not flags.run_dir:
@@ -148,10 +157,12 @@ def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container
         run_dir.mkdir(parents=True)
         volumes_dir.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise InputError(f"--run-dir {run_dir}: there already; give a new folder") from error
+        raise InputError(f"--run-dir {run_dir}: exists already; name a new folder") from error
     except OSError as error:
-        raise LocalRunError(f"can't make {error.filename}: {error.strerror}; see --run-dir and --volumes-dir") from error
-    return container.Machine(
+        raise LocalRunError(
+            f"can't create {error.filename}: {error.strerror}; see --run-dir and --volumes-dir"
+        ) from error
+    return container.HostEnvironment(
         job_uid=job["metadata"]["uid"],
         python=sys.executable,
         node=platform.node(),
@@ -164,43 +175,48 @@ def _machine(job: Object, flags: argparse.Namespace, scratch: Path) -> container
 
 
 def _keep_from_git(folder: Path) -> None:
-    """What runs leave behind is nothing to commit."""
+    """Writes a .gitignore, because nothing that runs leave behind should be committed."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / ".gitignore").exists():
         (folder / ".gitignore").write_text("*\n")
 
 
-def _advice(job: Object, machine: container.Machine) -> str | None:
-    """What to look at where a run failed for a reason that this machine, in the image's place, may have brought about."""
+def _advice(job: Object, host: container.HostEnvironment) -> str | None:
+    """Returns a hint for a failure that this machine, in place of the image, may have caused."""
     status = job.get("status", {})
     if status.get("reason") == names.Reason.ENTRYPOINT_NOT_FOUND:
-        return f"a relative path in entrypoint starts at {machine.working_dir}, where dtj was started"
+        return f"a relative path in entrypoint is relative to {host.working_dir}, where dtj was started"
     if status.get("reason") == names.Reason.IMPORT_FAILED:
-        return f"the workers run in {machine.python}: install there what is missing, or start dtj with another Python"
+        return f"the workers run in {host.python}: install the missing package there, or start dtj with another Python"
     return None
 
 
 def _notices(
-    model: DistributedTrainingJob, job: Object, machine: container.Machine, checkpoints: Path | None, *, fresh: bool
+    model: DistributedTrainingJob,
+    job: Object,
+    host: container.HostEnvironment,
+    checkpoints: Path | None,
+    *,
+    fresh: bool,
 ) -> list[str]:
-    """What the user should know before it starts; begins anew if that is wished."""
+    """Returns the notices to show before the run starts. With `fresh`, clears the job's folder."""
     image = model.spec.image or model.spec.trainer.get("image")
     name, spec = job["metadata"]["name"], model.spec
     pods_of, ranks = (_count(spec.replicas, "pod"), _count(spec.processes, "rank"))
-    said = [f"{name}: {pods_of} x {ranks} on this machine; folder {_near(machine.run_dir)}"]
-    said.append(f"image {image} is not used: the workers run in {machine.python}, in {machine.working_dir}")
+    notices = [f"{name}: {pods_of} x {ranks} on this machine; folder {_relative(host.run_dir)}"]
+    notices.append(f"image {image} is not used: the workers run in {host.python}, in {host.working_dir}")
     pod = (model.spec.template or {}).get("spec") or {}
     if pod.get("containers"):
-        said += container.not_honoured(pod, machine.environment)
+        notices += container.ignored_fields(pod, host.environment)
     if spec.resolved_backend == "nccl" and spec.backend == "auto" and not NVIDIA.exists():
-        said.append("there is no NVIDIA GPU here: the backend is gloo instead of nccl")
+        notices.append("this machine has no NVIDIA GPU: the backend is gloo instead of nccl")
     if checkpoints and volumes.is_used(checkpoints):
-        said.append(_begun(checkpoints, machine.volumes_dir, fresh=fresh))
-    return said
+        notices.append(_prepare_volume(checkpoints, host.volumes_dir, fresh=fresh))
+    return notices
 
 
-def _near(path: Path) -> Path:
-    """The path from here, where it lies below."""
+def _relative(path: Path) -> Path:
+    """Returns the path relative to the working directory, if it lies below."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -208,13 +224,13 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _begun(checkpoints: Path, volumes_dir: Path, *, fresh: bool) -> str:
-    """What becomes of what earlier runs have left: it goes if the run is to be a fresh one."""
+def _prepare_volume(checkpoints: Path, volumes_dir: Path, *, fresh: bool) -> str:
+    """Returns a notice about the files of earlier runs. With `fresh`, removes those files first."""
     step = volumes.newest_step(checkpoints)
     if fresh:
         volumes.clear(checkpoints, volumes_dir)
-        newest = "no checkpoint of ours" if step is None else f"newest checkpoint: step {step}"
-        return f"--fresh: removed all that earlier runs left in {checkpoints} ({newest})"
+        newest = "no dtj checkpoint" if step is None else f"newest checkpoint: step {step}"
+        return f"--fresh: removed everything that earlier runs left in {checkpoints} ({newest})"
     if step is None:
-        return f"an earlier run left files in {checkpoints}, and the count of its attempts; --fresh begins anew"
-    return f"goes on from step {step}, a checkpoint of an earlier run in {checkpoints}; --fresh begins anew"
+        return f"an earlier run left files and its count of attempts in {checkpoints}; --fresh starts over"
+    return f"resuming from step {step}, a checkpoint of an earlier run in {checkpoints}; --fresh starts over"

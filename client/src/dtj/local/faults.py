@@ -1,4 +1,7 @@
-"""Faults on request, to see a recovery: `--kill worker:RANK@step=S`, `--kill pod:ORDINAL@step=S`."""
+"""Injects faults on request, to demonstrate a recovery.
+
+The flags are `--kill worker:RANK@step=S` and `--kill pod:ORDINAL@step=S`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Literal
 
 from dtj.errors import InputError
 from dtj.local import processes
-from dtj.local.world import LocalWorld
+from dtj.local.cluster import LocalCluster
+from dtj_contract import agent_status
 
 _FORM = re.compile(r"(worker|pod):(\d+)@step=(\d+)")
 
@@ -28,7 +32,7 @@ class Fault:
 
 
 def parse(text: str) -> Fault:
-    """A fault as the command line gives it. Raises InputError."""
+    """Parses a fault of the command line. Raises InputError."""
     match = _FORM.fullmatch(text)
     if not match:
         raise InputError(f"--kill {text}: write worker:RANK@step=STEP or pod:ORDINAL@step=STEP, as in worker:1@step=40")
@@ -43,35 +47,35 @@ def check(faults: Sequence[Fault], *, replicas: int, processes_per_pod: int) -> 
             raise InputError(f"--kill {fault}: the job has {fault.target}s 0 to {count - 1}")
 
 
-class Faults:
-    """Those that are still to come."""
+class FaultInjector:
+    """Injects faults when their step is reached. `pending` holds the remaining ones."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self.waiting = sorted(faults, key=lambda fault: fault.step)
+        self.pending = sorted(faults, key=lambda fault: fault.step)
 
-    async def strike(self, world: LocalWorld) -> list[str]:
-        """Carry out what is due at the step that the agent last reported; what was done, in words."""
-        agent = world.agent
-        if not agent or agent.get("phase") != "Running":
-            return []  # in the middle of a recovery: the fault waits for the group to train again
+    async def inject(self, cluster: LocalCluster) -> list[str]:
+        """Injects the faults that are due at the last reported step. Returns a line for each."""
+        agent = cluster.agent
+        if not agent or agent.get("phase") != agent_status.RUNNING:
+            return []  # recovering: wait until the group trains again
         step = (agent.get("progress") or {}).get("step", -1)
         done = []
-        for fault in [fault for fault in self.waiting if fault.step <= step]:
-            if said := await self._kill(fault, world):
-                self.waiting.remove(fault)
-                done.append(f"--kill {fault}: {said} at step {step}")
+        for fault in [fault for fault in self.pending if fault.step <= step]:
+            if action := await self._kill(fault, cluster):
+                self.pending.remove(fault)
+                done.append(f"--kill {fault}: {action} at step {step}")
         return done
 
     @staticmethod
-    async def _kill(fault: Fault, world: LocalWorld) -> str | None:
+    async def _kill(fault: Fault, cluster: LocalCluster) -> str | None:
         if fault.target == "pod":
-            if fault.index not in world.pods:
+            if fault.index not in cluster.pods:
                 return None
-            name = world.pods[fault.index].object["metadata"]["name"]
-            await world.lose_pod(fault.index)
+            name = cluster.pods[fault.index].object["metadata"]["name"]
+            await cluster.lose_pod(fault.index)
             return f"SIGKILL to every process of pod {name}"
-        mark = f"{world.machine.job_uid}/"
-        pid = next((ranks[fault.index] for ranks in processes.workers(mark).values() if fault.index in ranks), None)
-        if pid is None or not processes.kill(pid, mark):
+        tag = f"{cluster.host.job_uid}/"
+        pid = next((ranks[fault.index] for ranks in processes.workers(tag).values() if fault.index in ranks), None)
+        if pid is None or not processes.kill(pid, tag):
             return None
         return f"SIGKILL to rank {fault.index} (process {pid})"

@@ -1,4 +1,7 @@
-"""One local pod: its container is a process, started again whenever it ends, as a kubelet does for a StatefulSet."""
+"""A local pod, whose container is a process that is restarted whenever it ends.
+
+A kubelet does the same for the pods of a StatefulSet.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,42 @@ from datetime import datetime
 
 from dtj.errors import LocalRunError
 from dtj.local import pods, processes
-from dtj.local.container import Container
+from dtj.local.container import LocalContainer
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
-FIRST_BACKOFF_SECONDS = 0.1  # a kubelet waits 10 s and more; here nobody shares the node
+FIRST_BACKOFF_SECONDS = 0.1  # kubelet: 10 s, on a shared node
 LAST_BACKOFF_SECONDS = 5.0
-RESET_BACKOFF_SECONDS = 600.0  # a container that ran so long is started again as if it had never ended, as by a kubelet
+# After such a long run the back-off starts over, as with a kubelet.
+RESET_BACKOFF_SECONDS = 600.0
 KILL_AGAIN_SECONDS = 0.05
 
 
 def backoff_after(backoff: float, ran_seconds: float) -> float:
-    """Returns the pause before a container that ran for `ran_seconds` starts again; `backoff` was due if it had ended soon."""
+    """Returns the pause before the next start of a container that ran for `ran_seconds`.
+
+    `backoff` is the pause after a short run.
+    """
     return FIRST_BACKOFF_SECONDS if ran_seconds >= RESET_BACKOFF_SECONDS else backoff
 
 
 class LocalPod:
-    """A pod object and the processes that make it true.
+    """A pod object and the processes behind it.
 
     `changed` is called after every change of `object`. Times come from `now`.
     """
 
     def __init__(
-        self, pod: Object, container: Container, mark: str, *, now: Callable[[], datetime], changed: Callable[[], None]
+        self,
+        pod: Object,
+        container: LocalContainer,
+        tag: str,
+        *,
+        now: Callable[[], datetime],
+        changed: Callable[[], None],
     ) -> None:
         self.object = pod
-        self.mark = mark
+        self.tag = tag
         self._process: asyncio.subprocess.Process | None = None
         self._container = container
         self._now = now
@@ -45,19 +58,22 @@ class LocalPod:
 
     @property
     def pid(self) -> int | None:
-        """The agent's process, while there is one."""
+        """Process id of the agent, while it runs."""
         return self._process.pid if self._process else None
 
     @property
     def gone(self) -> bool:
-        """All its processes have ended and none will be started. Raises what broke it, if something did."""
+        """Whether all processes have ended and none will be started.
+
+        Raises the error that broke the pod.
+        """
         if self._life.done():
             self._life.result()
             return True
         return False
 
     async def stop(self, grace_seconds: float) -> None:
-        """End the pod: SIGTERM to the agent, SIGKILL to all that is left after `grace_seconds`."""
+        """Stops the pod: SIGTERM to the agent, then SIGKILL to all its processes after `grace_seconds`."""
         self._ending.set()
         self._changed()
         self._terminate()
@@ -66,14 +82,17 @@ class LocalPod:
             await self.lose()
 
     async def lose(self) -> None:
-        """The pod's end without any notice, as with its node: SIGKILL to every process of it. Raises LocalRunError."""
+        """Kills every process of the pod without notice, like the loss of a node.
+
+        Raises LocalRunError.
+        """
         self._ending.set()
         deadline = time.monotonic() + processes.KILL_DEADLINE_SECONDS
         while not self._life.done():
             if time.monotonic() > deadline:
                 raise LocalRunError(f"pod {self.object['metadata']['name']} outlives SIGKILL")
-            processes.kill_all(self.mark)
-            # Again: for a moment in exec(2) a process has no environment, and so no mark.
+            processes.kill_all(self.tag)
+            # Repeat, because a process in exec(2) has no environment for a moment, and so no tag.
             await asyncio.wait({self._life}, timeout=KILL_AGAIN_SECONDS)
 
     def _terminate(self) -> None:
@@ -97,14 +116,15 @@ class LocalPod:
         self._changed()
 
     async def _run_container(self) -> int:
-        """One life of the container; its exit code as Python's (negative: a signal)."""
+        """Runs the container once. Returns its exit code as Python's (negative: a signal)."""
         container = self._container
         try:
             for folder in container.folders:
                 folder.mkdir(parents=True, exist_ok=True)
-            container.termination_log.write_bytes(b"")  # a new container has a new one
+            container.termination_log.write_bytes(b"")  # each container starts with an empty one
             with container.log.open("ab") as log:
-                # A session of its own: Ctrl-C in the terminal is for dtj, which ends the pod in good order.
+                # The container gets its own session, so that Ctrl-C in the terminal reaches only
+                # dtj, which stops the pod gracefully.
                 self._process = process = await asyncio.create_subprocess_exec(
                     *container.argv,
                     env=dict(container.environment),
@@ -118,13 +138,13 @@ class LocalPod:
             raise LocalRunError(f"can't start pod {self.object['metadata']['name']}: {error}") from error
         pods.set_running(self.object, self._now())
         self._changed()
-        if self._ending.is_set():  # asked to end while it was being started
+        if self._ending.is_set():  # stopped while it was starting
             self._terminate()
         try:
             return await process.wait()
         finally:
             self._process = None
-            processes.kill_all(self.mark)  # a container ends with all that ran in it
+            processes.kill_all(self.tag)  # no process outlives its container
 
     def _termination_message(self) -> str:
         raw = self._container.termination_log.read_bytes()

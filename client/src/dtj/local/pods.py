@@ -1,4 +1,4 @@
-"""Pod objects in the shape of the Kubernetes API, as the StatefulSet controller and a kubelet would write them. Pure."""
+"""Pod objects as the StatefulSet controller and a kubelet would write them. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import copy
 import signal
 from datetime import datetime
 
-from dtj.local.container import LOOPBACK, trainer
+from dtj.local.container import trainer
+from dtj.local.loopback import LOOPBACK
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
 
 def timestamp(now: datetime) -> str:
-    """RFC 3339 in whole seconds, as the API server writes times."""
+    """Returns RFC 3339 in whole seconds, as the API server writes times."""
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def new_pod(stateful_set: Object, ordinal: int, *, uid: str, node: str, now: datetime) -> Object:
-    """The pod of this ordinal, scheduled and not yet started."""
+    """Returns the pod of this ordinal, scheduled and not yet started."""
     template = copy.deepcopy(stateful_set["spec"]["template"])
     owner = stateful_set["metadata"]
     name = f"{owner['name']}-{ordinal}"
@@ -33,7 +34,13 @@ def new_pod(stateful_set: Object, ordinal: int, *, uid: str, node: str, now: dat
             "labels": {**labels, names.LABEL_POD_INDEX: str(ordinal), "statefulset.kubernetes.io/pod-name": name},
             "annotations": template.get("metadata", {}).get("annotations", {}),
             "ownerReferences": [
-                {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": owner["name"], "uid": owner["uid"], "controller": True}
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": "StatefulSet",
+                    "name": owner["name"],
+                    "uid": owner["uid"],
+                    "controller": True,
+                }
             ],
         },
         "spec": {**template["spec"], "hostname": name, "nodeName": node},
@@ -49,7 +56,7 @@ def new_pod(stateful_set: Object, ordinal: int, *, uid: str, node: str, now: dat
 
 
 def set_running(pod: Object, now: datetime) -> None:
-    """The container has been started: the first time, or again."""
+    """Records that the container was started or restarted."""
     before = container_status(pod)
     ended = before["state"].get("terminated") or before["lastState"].get("terminated")
     restarts = before["restartCount"] + (1 if ended else 0)
@@ -65,7 +72,10 @@ def set_running(pod: Object, now: datetime) -> None:
 
 
 def set_terminated(pod: Object, exit_code: int, message: str, now: datetime) -> None:
-    """The container has ended. `exit_code` as Python's: negative for a signal; Kubernetes says 128 + its number."""
+    """Records that the container has ended.
+
+    `exit_code` is Python's, negative for a signal; Kubernetes reports 128 + the signal's number.
+    """
     before = container_status(pod)
     ended = {
         "exitCode": exit_code if exit_code >= 0 else 128 - exit_code,
@@ -82,25 +92,25 @@ def set_terminated(pod: Object, exit_code: int, message: str, now: datetime) -> 
 
 
 def set_backing_off(pod: Object) -> None:
-    """The ended container waits for its next start, as after its first restart."""
+    """Records that the ended container waits for its next start."""
     before = container_status(pod)
     state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off restarting the container"}}
     pod["status"]["containerStatuses"] = [_status(before["name"], before["restartCount"], state, before["state"])]
 
 
 def set_deleted(pod: Object, grace_seconds: float, now: datetime) -> None:
-    """Someone has asked for the pod's deletion."""
+    """Records that the pod's deletion was requested."""
     pod["metadata"] |= {"deletionTimestamp": timestamp(now), "deletionGracePeriodSeconds": int(grace_seconds)}
 
 
 def container_status(pod: Object) -> Object:
-    """Status of the container that runs the agent."""
+    """Returns the status of the container that runs the agent."""
     found: Object = pod["status"]["containerStatuses"][0]
     return found
 
 
-def state_of(pod: Object) -> str:
-    """One word for the table: what `kubectl get pods` would say."""
+def pod_state(pod: Object) -> str:
+    """Returns the state for the table, as `kubectl get pods` would show it."""
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating"
     state = container_status(pod)["state"]

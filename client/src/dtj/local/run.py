@@ -1,4 +1,4 @@
-"""The loop of a local run: observe, plan, apply, as the operator does it, until the job is Complete or Failed."""
+"""The loop of a local run: observe, plan, execute, like the operator, until the job has finished."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dtj.local import activity, container, pods, processes
-from dtj.local.container import Machine
-from dtj.local.faults import Fault, Faults
-from dtj.local.guard import Guard
-from dtj.local.logs import LogTail
-from dtj.local.pace import Pace
-from dtj.local.ports import Ports
-from dtj.local.world import LocalWorld
-from dtj.view.model import PodRow, Sight, View, restarts
+from dtj.local.cluster import LocalCluster
+from dtj.local.container import HostEnvironment
+from dtj.local.faults import Fault, FaultInjector
+from dtj.local.log_tail import LogTail
+from dtj.local.loopback import Ports
+from dtj.local.progress_estimator import ProgressEstimator
+from dtj.local.reaper import ProcessReaper
+from dtj.view.model import PodRow, Snapshot, View, restarts
 from dtj_contract import names
 from dtj_core.plan.model import Object, Observed, Plan
 
 LOOK_SECONDS = 0.25  # an agent on loopback answers in a millisecond
-FAULT_LOOK_SECONDS = 0.05  # while a fault waits for its step
-PAUSE_SECONDS = 0.02  # between two looks, whatever happens
+FAULT_LOOK_SECONDS = 0.05  # while a fault is pending
+PAUSE_SECONDS = 0.02  # the minimum between two looks
 ROWS_SECONDS = 0.5  # between two looks through /proc for the table
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,28 +36,28 @@ _DIGITS = re.compile(r"\d+")
 Planner = Callable[[Object, Observed, float], Plan]
 
 
-class Stop:
-    """The user's wish to end: once in good order, twice at once."""
+class StopRequest:
+    """The user's request to stop: the first signal stops gracefully, the second immediately."""
 
     def __init__(self, view: View) -> None:
         self.signal: signal.Signals | None = None
-        self.asked = asyncio.Event()
-        self.at_once: Callable[[], None] = lambda: None
+        self.requested = asyncio.Event()
+        self.kill_all: Callable[[], None] = lambda: None
         self._view = view
 
-    def on(self, number: signal.Signals) -> None:
+    def on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:
             self.signal = number
-            self._view.say(f"{number.name}: ending all workers in good order; once more ends them at once")
+            self._view.print_line(f"{number.name}: stopping all workers gracefully; a second signal stops them at once")
         else:
-            self.at_once()
-        self.asked.set()
+            self.kill_all()
+        self.requested.set()
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self.on, number)
+            loop.add_signal_handler(number, self.on_signal, number)
         try:
             yield
         finally:
@@ -65,38 +65,39 @@ class Stop:
                 loop.remove_signal_handler(number)
 
 
-class Shown:
-    """What the view has been told of the world so far."""
+class ViewUpdater:
+    """Passes whatever is new in the cluster to the view."""
 
-    def __init__(self, view: View, world: LocalWorld, tail: LogTail | None) -> None:
+    def __init__(self, view: View, cluster: LocalCluster, tail: LogTail | None) -> None:
         self._view = view
-        self._world = world
+        self._cluster = cluster
         self._tail = tail
-        self._pace = Pace()
+        self._estimator = ProgressEstimator()
         self._events = 0
         self._rows: list[PodRow] = []
         self._rows_at = float("-inf")
         self._activity = ""
         self._activity_since = time.monotonic()
 
-    def update(self, job: Object, struck: Sequence[str]) -> None:
-        """Tell what is new: faults that were carried out, events, the progress, log lines."""
+    def update(self, job: Object, injected: Sequence[str]) -> None:
+        """Shows injected faults, new events, the progress and new log lines."""
         now = datetime.fromtimestamp(time.time(), UTC)
-        new = self._world.events[self._events :]
+        new = self._cluster.events[self._events :]
         self._events += len(new)
-        # Here the Secret, the Service and the StatefulSet are files and processes of this machine: nothing was created anywhere.
+        # Omit Created events: the Secret, the Service and the StatefulSet are files and processes
+        # here.
         events = [f"{event.reason}: {event.message}" for event in new if event.reason != names.Reason.CREATED]
-        for text in (*struck, *events):
-            self._view.say(f"{now.astimezone():%H:%M:%S} {text}")
+        for text in (*injected, *events):
+            self._view.print_line(f"{now.astimezone():%H:%M:%S} {text}")
         if time.monotonic() - self._rows_at >= ROWS_SECONDS:
-            self._rows, self._rows_at = _rows(self._world, restarts(job)), time.monotonic()
-        busy = "" if finished(job) else activity.of(self._world.agent)
-        if _DIGITS.sub("", busy) != _DIGITS.sub("", self._activity):  # `left 12 s ago` is what it was a second before
+            self._rows, self._rows_at = _rows(self._cluster, restarts(job)), time.monotonic()
+        busy = "" if finished(job) else activity.group_activity(self._cluster.agent)
+        if _DIGITS.sub("", busy) != _DIGITS.sub("", self._activity):  # ignore a running "12 s ago"
             self._activity_since = time.monotonic()
         self._activity = busy
         self._view.show(
-            Sight(
-                job=self._pace.apply(job, self._world.agent),
+            Snapshot(
+                job=self._estimator.apply(job, self._cluster.agent),
                 now=now,
                 rows=self._rows,
                 activity=busy,
@@ -106,82 +107,83 @@ class Shown:
         self.logs()
 
     def ended(self, job: Object) -> None:
-        """Show the run as it was left: its pods are gone."""
-        self._view.show(Sight(job=job, now=datetime.fromtimestamp(time.time(), UTC), rows=()))
+        """Shows the final state of the run, without pods."""
+        self._view.show(Snapshot(job=job, now=datetime.fromtimestamp(time.time(), UTC), rows=()))
         self.logs()
 
     def logs(self) -> None:
-        """Tell what workers have written since."""
+        """Shows the lines that workers have written since the last call."""
         for line in self._tail.lines() if self._tail else ():
-            self._view.log(line)
+            self._view.print_log(line)
 
 
 async def run(
     job: Object,
-    machine: Machine,
+    host: HostEnvironment,
     planner: Planner,
     *,
     faults: Sequence[Fault] = (),
     view: View,
     tail: LogTail | None = None,
 ) -> int:
-    """Carry the job out; `job` gets its status. The exit code: 0 Complete, 1 Failed, 128 + n if signal n ended the run.
+    """Runs the job, and writes its status into `job`.
 
-    `tail` reads what is shown of the workers' output. Raises LocalRunError and InputError. Whatever happens, no process of
-    the job is left.
+    Returns the exit code: 0 Complete, 1 Failed, 128 + n if signal n ended the run. `tail` reads the
+    output of the workers that is shown. Raises LocalRunError and InputError. Whatever happens, no
+    process of the job is left.
     """
-    stop, waiting = Stop(view), Faults(faults)
-    guard = Guard(f"{machine.job_uid}/", machine.scratch_dir)
-    with guard, Ports() as ports, stop.heard():
-        async with LocalWorld(machine, ports, now=_now) as world:
-            stop.at_once = world.kill
-            shown = Shown(view, world, tail)
+    stop, injector = StopRequest(view), FaultInjector(faults)
+    reaper = ProcessReaper(f"{host.job_uid}/", host.scratch_dir)
+    with reaper, Ports() as ports, stop.handle_signals():
+        async with LocalCluster(host, ports, now=_now) as cluster:
+            stop.kill_all = cluster.kill
+            updater = ViewUpdater(view, cluster, tail)
             saved = ""
-            while not stop.asked.is_set() and not finished(job):
-                observed = await world.observe(job)
+            while not stop.requested.is_set() and not finished(job):
+                observed = await cluster.observe(job)
                 plan = planner(job, observed, time.time())
-                await world.apply(job, plan)
-                saved = _save(job, machine.run_dir / "status.json", saved)
-                shown.update(job, await waiting.strike(world))
+                await cluster.execute(job, plan)
+                saved = _save(job, host.run_dir / "status.json", saved)
+                updater.update(job, await injector.inject(cluster))
                 await asyncio.sleep(PAUSE_SECONDS)
-                limit = FAULT_LOOK_SECONDS if waiting.waiting else LOOK_SECONDS
+                limit = FAULT_LOOK_SECONDS if injector.pending else LOOK_SECONDS
                 due = limit if plan.requeue_after is None else min(limit, plan.requeue_after)
-                await _first(world.changed, stop.asked, seconds=due)
-        shown.ended(job)
-    for fault in waiting.waiting if finished(job) else ():
-        view.say(f"--kill {fault}: the job ended before that step")
+                await _wait_for_any(cluster.changed, stop.requested, seconds=due)
+        updater.ended(job)
+    for fault in injector.pending if finished(job) else ():
+        view.print_line(f"--kill {fault}: the job ended before that step")
     if not finished(job) and stop.signal is not None:
         return 128 + stop.signal
     return 0 if is_true(job, names.COMPLETE) else 1
 
 
 def finished(job: Object) -> bool:
-    """Complete or Failed."""
+    """Returns whether the job is Complete or Failed."""
     return is_true(job, names.COMPLETE) or is_true(job, names.FAILED)
 
 
 def is_true(job: Object, condition: str) -> bool:
-    """Does the job's status have this condition with status True?"""
+    """Returns whether the job's status has this condition with status True."""
     conditions = job.get("status", {}).get("conditions") or []
-    return any(one["type"] == condition and one["status"] == "True" for one in conditions)
+    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
 
-def _rows(world: LocalWorld, restarts: int) -> list[PodRow]:
-    workers = processes.workers(f"{world.machine.job_uid}/")
+def _rows(cluster: LocalCluster, restarts: int) -> list[PodRow]:
+    workers = processes.workers(f"{cluster.host.job_uid}/")
     return [
         PodRow(
             name=pod.object["metadata"]["name"],
-            state=pods.state_of(pod.object),
+            state=pods.pod_state(pod.object),
             pid=pod.pid,
-            workers=workers.get(container.mark(pod.object, world.machine), {}),
+            workers=workers.get(container.pod_tag(pod.object, cluster.host), {}),
             restarts=restarts,
         )
-        for _, pod in sorted(world.pods.items())
+        for _, pod in sorted(cluster.pods.items())
     ]
 
 
-async def _first(*events: asyncio.Event, seconds: float) -> None:
-    """Until one of the events is set, or the time is over."""
+async def _wait_for_any(*events: asyncio.Event, seconds: float) -> None:
+    """Waits until one of the events is set, or the time is over."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

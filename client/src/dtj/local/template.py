@@ -1,7 +1,7 @@
-"""The types of what a local run reads in a pod template. Pure.
+"""Checks the types of the pod template's fields that a local run reads. Pure.
 
-On a cluster the API server checks the whole template when the operator applies it. Here nobody does, so a number where a text
-belongs would surface deep in the run.
+On a cluster the API server checks the whole template when the operator applies it. Without this
+check a number where a string belongs would surface deep in the run.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any
 from dtj.errors import InputError
 
 Shape = Any
-"""A type, `[shape]` for a list, `{"*": shape}` for a map, `{field: shape}` for an object; null stands for an absent field."""
+"""A type, `[shape]` for a list, `{"*": shape}` for a map, `{field: shape}` for an object.
 
-KINDS = {str: "a text", int: "a whole number", dict: "an object", list: "a list"}
+null stands for an absent field.
+"""
+
+KINDS = {str: "a string", int: "a whole number", dict: "an object", list: "a list"}
 _REFERENCE = {"name": str, "key": str}
 _SOURCE = {
     "fieldRef": {"fieldPath": str},
@@ -64,7 +67,10 @@ TEMPLATE = {"metadata": {"labels": {"*": str}, "annotations": {"*": str}}, "spec
 
 
 def check(template: Any, path: str) -> None:
-    """Raises InputError with the path of every value of another type than Kubernetes takes there."""
+    """Checks the template.
+
+    Raises InputError with the path of every value of another type than Kubernetes accepts there.
+    """
     wrong = list(_wrong(template, TEMPLATE, "spec.template"))
     if wrong:
         raise InputError("\n".join(f"{path}: {line}" for line in wrong))
@@ -97,7 +103,13 @@ def _shown(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    return f"the text {value!r}" if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        f"the string {value!r}"
+        if isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _remedy(value: Any, shape: Shape) -> str:

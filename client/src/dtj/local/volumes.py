@@ -1,4 +1,4 @@
-"""Which folder stands for a volume that outlives its pod, and who may write there."""
+"""The folders that stand for volumes that outlive their pod, and the lock that protects them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 def kind(volume: Object) -> str:
-    """`persistentVolumeClaim`, `emptyDir`, `nfs`, …: the one key of a pod's volume beside its name."""
+    """Returns `persistentVolumeClaim`, `emptyDir`, `nfs`, …
+
+    The kind is the only key of a pod's volume beside its name.
+    """
     return next((key for key in volume if key != "name"), "emptyDir")
 
 
 def folder(volume: Object, volumes_dir: Path) -> Path:
-    """`<volumes dir>/<claim>` for a claim, the path itself for a hostPath (this machine is the node), else by volume name."""
+    """Returns the folder of a volume.
+
+    A claim is `<volumes dir>/<claim>`, a hostPath is the path itself (this machine is the node),
+    and any other volume is a folder of the volume's name.
+    """
     source = kind(volume)
     if source == "hostPath":
         return Path(volume[source]["path"])
@@ -31,14 +38,17 @@ def folder(volume: Object, volumes_dir: Path) -> Path:
 
 
 def plain(field: str, name: object) -> str:
-    """`name`, where it is one as Kubernetes takes it: no path that leads out of a folder. Raises InputError."""
+    """Returns `name` if Kubernetes would accept it, so that no path leads out of a folder.
+
+    Raises InputError.
+    """
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
-    raise InputError(f"{field} {name!r}: write a name of a-z, 0-9, '-' and '.', as Kubernetes asks for")
+    raise InputError(f"{field} {name!r}: write a name of a-z, 0-9, '-' and '.', as Kubernetes requires")
 
 
 def checkpoint_dir(spec: Spec, namespace: str, name: str, volumes_dir: Path) -> Path | None:
-    """The job's own folder on its checkpoint volume; None if it has none."""
+    """Returns the job's own folder on its checkpoint volume, or None if it has none."""
     if spec.checkpoint is None:
         return None
     wanted = spec.checkpoint.volume
@@ -53,26 +63,34 @@ def checkpoint_dir(spec: Spec, namespace: str, name: str, volumes_dir: Path) -> 
 
 
 def newest_step(checkpoint: Path) -> int | None:
-    """Step of the newest complete checkpoint in a job's folder; None if there is none."""
+    """Returns the step of the newest complete checkpoint in a job's folder, or None."""
     found = [int(path.parent.name.removeprefix("step-")) for path in checkpoint.glob("step-*/manifest.json")]
     return max(found, default=None)
 
 
 def is_used(checkpoint: Path) -> bool:
-    """Whether an earlier run left anything in a job's folder: a checkpoint, a script's own file, the attempts' count."""
+    """Returns whether an earlier run left anything in a job's folder.
+
+    Examples are a checkpoint, a file of the script and the count of attempts.
+    """
     return checkpoint.is_dir() and any(checkpoint.iterdir())
 
 
 def clear(checkpoint: Path, volumes_dir: Path) -> None:
-    """Removes a job's folder with all that earlier runs have left in it. Raises InputError and LocalRunError.
+    """Removes a job's folder with everything that earlier runs left there.
 
-    Only `<volumes dir>/<claim>/<namespace>/<job>` is ever removed: nothing on a hostPath, and nothing behind a link.
+    Raises InputError and LocalRunError. Removes only `<volumes dir>/<claim>/<namespace>/<job>`:
+    nothing on a hostPath, and nothing behind a link.
     """
     claim = checkpoint.parent.parent
     if claim.parent != volumes_dir:
-        raise InputError(f"--fresh removes nothing outside {volumes_dir}: remove {checkpoint} yourself, or leave --fresh out")
+        raise InputError(
+            f"--fresh removes nothing outside {volumes_dir}: remove {checkpoint} yourself, or omit --fresh"
+        )
     if checkpoint.resolve() != claim.resolve() / checkpoint.parent.name / checkpoint.name:
-        raise InputError(f"--fresh removes nothing behind a link: {checkpoint} is {checkpoint.resolve()}; remove it yourself")
+        raise InputError(
+            f"--fresh removes nothing behind a link: {checkpoint} is {checkpoint.resolve()}; remove it yourself"
+        )
     try:
         shutil.rmtree(checkpoint)
     except OSError as error:
@@ -81,18 +99,24 @@ def clear(checkpoint: Path, volumes_dir: Path) -> None:
 
 @contextlib.contextmanager
 def held(checkpoint: Path | None) -> Iterator[None]:
-    """Keeps a second run of the same job away from its checkpoints: on a cluster the job's name does. Raises LocalRunError."""
+    """Locks the job's checkpoints against a second run of the same job.
+
+    On a cluster the job's name prevents such a run. Raises LocalRunError.
+    """
     if checkpoint is None:
         yield
         return
     try:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LocalRunError(f"can't make the checkpoint folder {error.filename}: {error.strerror}; see --volumes-dir") from error
+        raise LocalRunError(
+            f"can't create the checkpoint folder {error.filename}: {error.strerror}; see --volumes-dir"
+        ) from error
     with (checkpoint.parent / f".{checkpoint.name}.lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel gives it back when this process ends, however it does
+            # The kernel releases the lock when this process ends, for whatever reason.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = f"another dtj run of this job writes to {checkpoint}: wait for it, or give this one another --volumes-dir"
-            raise LocalRunError(message) from None
+            remedy = "wait for that run, or give this one another --volumes-dir"
+            raise LocalRunError(f"another dtj run of this job writes to {checkpoint}: {remedy}") from None
         yield

@@ -1,1 +1,1 @@
-"""What a person sees of a local run: a live table on a terminal, lines elsewhere, a summary at the end."""
+"""Shows a local run: a live table on a terminal, lines elsewhere, a summary at the end."""

@@ -1,4 +1,4 @@
-"""What there is to see, and who shows it."""
+"""A snapshot of a run, and the interface of the views that show it."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from dtj_core.plan.model import Object
 
 @dataclass(frozen=True, kw_only=True)
 class PodRow:
-    """One pod and the workers in it."""
+    """A pod and the workers in it."""
 
     name: str
     state: str
     pid: int | None
-    """Of the agent."""
+    """Process id of the agent."""
     workers: Mapping[int, int]
     """Process id by global rank."""
     restarts: int
-    """How often its workers were started again: with the whole group, in place or with a new pod."""
+    """How often its workers were restarted: with the whole group, in place or with a new pod."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Snapshot:
     """The run at one moment."""
 
     job: Object
-    """With its status, as the API server would show it."""
+    """The job with its status, as the API server would return it."""
     now: datetime
     rows: Sequence[PodRow]
     activity: str = ""
-    """What the group does while it does not train; "" while it does."""
+    """Text for what the group does instead of training; "" while it trains."""
     activity_seconds: float = 0.0
-    """For how long it has done so."""
+    """Duration of `activity` so far."""
 
 
 class View(Protocol):
-    """Shows a run while it goes on. Use as a context manager."""
+    """Shows a run while it is in progress. Use as a context manager."""
 
-    def say(self, text: str) -> None:
-        """One line that stays: an event, a notice."""
+    def print_line(self, text: str) -> None:
+        """Prints one line that stays: an event, a notice."""
 
-    def log(self, text: str) -> None:
-        """One line that a worker wrote."""
+    def print_log(self, text: str) -> None:
+        """Prints one line of a worker's output."""
 
-    def show(self, sight: Sight) -> None:
-        """The present state, in place of the one before."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Shows the current state instead of the previous one."""
 
     def __enter__(self) -> View: ...
 
@@ -58,13 +58,13 @@ class View(Protocol):
 
 
 def progress(job: Object) -> dict[str, Any]:
-    """status.progress, or {}."""
+    """Returns status.progress, or {}."""
     found: dict[str, Any] = job.get("status", {}).get("progress") or {}
     return found
 
 
 def steps(job: Object) -> str:
-    """`130/900`, `130`, or `-`."""
+    """Returns `130/900`, `130`, or `-`."""
     step, total = progress(job).get("step"), progress(job).get("totalSteps")
     if step is None:
         return "-"
@@ -72,22 +72,22 @@ def steps(job: Object) -> str:
 
 
 def restarts(job: Object) -> int:
-    """How often the group was started again, in place or with a new pod."""
+    """Returns how often the group was restarted, in place or with a new pod."""
     counts = job.get("status", {}).get("restarts") or {}
     return int(counts.get("inPlace", 0)) + int(counts.get("pod", 0))
 
 
-def is_current(sight: Sight) -> bool:
-    """Whether loss and rates are of now: those of an attempt that is over are history."""
-    return not sight.activity and sight.job.get("status", {}).get("phase") != names.RESTARTING
+def is_current(snapshot: Snapshot) -> bool:
+    """Returns whether loss and rates are current, rather than those of a previous attempt."""
+    return not snapshot.activity and snapshot.job.get("status", {}).get("phase") != names.RESTARTING
 
 
-def activity(sight: Sight) -> str:
-    """`stopping the workers (12 s)`, or ""."""
-    return f"{sight.activity} ({durations.rough(sight.activity_seconds)})" if sight.activity else ""
+def activity(snapshot: Snapshot) -> str:
+    """Returns text such as `stopping the workers (12 s)`, or ""."""
+    return f"{snapshot.activity} ({durations.format_estimate(snapshot.activity_seconds)})" if snapshot.activity else ""
 
 
 def seconds_left(job: Object, now: datetime) -> float | None:
-    """Until totalSteps at the present speed; None if that is not known."""
+    """Returns the seconds to totalSteps at the current speed, or None if unknown."""
     eta = progress(job).get("eta")
     return max(0.0, (datetime.fromisoformat(eta) - now).total_seconds()) if eta else None

@@ -1,4 +1,4 @@
-"""What a run came to: for a person, once it has ended."""
+"""The result of a finished run, for a person."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dtj_contract import names
 from dtj_core.plan.model import Object
 
 MORE_METRICS = 4
-SHORTEST_SECONDS = 0.005  # of a phase that is shown
+SHORTEST_SECONDS = 0.005  # shorter phases are omitted
 PHASES = {
-    "detect": "noticing",
+    "detect": "detecting",
     "stop": "stopping the workers",
     "schedule": "replacing pods",
-    "rendezvous": "meeting again",
+    "rendezvous": "rendezvous",
     "load": "importing and loading",
     "firstStep": "first step",
 }
@@ -24,12 +24,12 @@ UNREPORTED = "no step was reported (State.report of dtj_trainer reports them)"
 
 
 def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path | None) -> list[str]:
-    """The lines to print. `seconds` is the wall time of the run, all of it."""
+    """Returns the lines to print. `seconds` is the wall time of the whole run."""
     status = job.get("status", {})
     phase = str(status.get("phase", names.PENDING))
     reason = f" {status['reason']}" if phase == names.FAILED else ""
     state = f"{phase}{reason}" if phase in (names.COMPLETE, names.FAILED) else f"interrupted while {phase}"
-    lines = ["", f"{job['metadata']['name']}: {state} after {durations.say(seconds)}"]
+    lines = ["", f"{job['metadata']['name']}: {state} after {durations.format_duration(seconds)}"]
     failure = next(iter((status.get("failures") or [])[-1:]), None) if phase != names.COMPLETE else None
     if phase == names.FAILED:
         lines += [f"  cause        {cause}"] if failure and (cause := _cause(failure)) else []
@@ -42,53 +42,72 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     counts = status.get("restarts") or {}
     kinds = f"{counts.get('inPlace', 0)} in place, {counts.get('pod', 0)} with a new pod"
     lines.append(f"  restarts     {restarts(job)} ({kinds}); the last attempt was {status.get('attempt', 0)}")
-    lines += [line for one in status.get("recoveries") or [] for line in _recovery(one)]
+    lines += [line for recovery in status.get("recoveries") or [] for line in _recovery(recovery)]
     if status.get("goodput") is not None:
-        lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time went into steps that count")
-    # A run that was cut short while it kept failing is explained by what failed; one that completed has overcome it.
+        lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time was spent on steps that count")
+    # The last failure explains a run that was interrupted while it kept failing. A completed run
+    # has overcome its failures.
     lines += _failure(failure) if failure else []
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
     if checkpoint_dir:
         saved = (status.get("checkpoint") or {}).get("step")
         lines.append(
-            f"  checkpoints  {checkpoint_dir}" + (f" (newest: step {saved})" if saved is not None else " (none written)")
+            f"  checkpoints  {checkpoint_dir}"
+            + (f" (newest: step {saved})" if saved is not None else " (none written)")
         )
     return lines
 
 
 def _quality(metrics: dict[str, float]) -> list[tuple[str, float]]:
-    """The metrics that say how good the model is; if none does by its name, the first few. All are in status.json."""
+    """Returns the metrics of model quality; if no name shows any, the first few metrics.
+
+    status.json has all of them.
+    """
     pairs = sorted(metrics.items())
     return [pair for pair in pairs if pair[0].startswith("validation") or "accuracy" in pair[0]] or pairs[:MORE_METRICS]
 
 
-def _recovery(one: dict[str, Any]) -> list[str]:
-    spent = one.get("seconds") or {}
-    took = [(PHASES[phase], spent[phase]) for phase in names.RECOVERY_PHASES if spent.get(phase, 0.0) >= SHORTEST_SECONDS]
-    phases = ", ".join(f"{phase} {durations.say(seconds)}" for phase, seconds in took) or "no phase took any time"
-    lost = one.get("lostSteps")
+def _recovery(recovery: dict[str, Any]) -> list[str]:
+    spent = recovery.get("seconds") or {}
+    took = [
+        (PHASES[phase], spent[phase]) for phase in names.RECOVERY_PHASES if spent.get(phase, 0.0) >= SHORTEST_SECONDS
+    ]
+    phases = (
+        ", ".join(f"{phase} {durations.format_duration(seconds)}" for phase, seconds in took)
+        or "no phase took any time"
+    )
+    lost = recovery.get("lostSteps")
     back = (
-        f"{lost} steps done again, from step {one.get('resumedStep')}"
+        f"{lost} steps repeated from step {recovery.get('resumedStep')}"
         if lost is not None
         else "the resumed step was not reported"
     )
+    cause = f"{recovery.get('reason')} ({recovery.get('kind')})"
     return [
-        f"  recovery     {one.get('reason')} ({one.get('kind')}) -> attempt {one.get('attempt')}: {back}",
-        f"               {durations.say(sum(spent.values()))}: {phases}" + ("" if "load" in spent else ", load unknown"),
+        f"  recovery     {cause} -> attempt {recovery.get('attempt')}: {back}",
+        f"               {durations.format_duration(sum(spent.values()))}: {phases}"
+        + ("" if "load" in spent else ", load unknown"),
     ]
 
 
-def _failure(one: dict[str, Any]) -> list[str]:
-    where = f"rank {one['rank']} in pod {one.get('pod')}" if one.get("rank") is not None else f"pod {one.get('pod')}"
-    code = one.get("signal") or f"exit code {one.get('exitCode')}"
-    tail = [f"    | {line}" for line in str(one.get("logTail") or "").splitlines()]
-    return [f"  failure      {where}: {one.get('reason')}, {code}; its last lines:", *tail]
+def _failure(failure: dict[str, Any]) -> list[str]:
+    where = (
+        f"rank {failure['rank']} in pod {failure.get('pod')}"
+        if failure.get("rank") is not None
+        else f"pod {failure.get('pod')}"
+    )
+    code = failure.get("signal") or f"exit code {failure.get('exitCode')}"
+    tail = [f"    | {line}" for line in str(failure.get("logTail") or "").splitlines()]
+    return [f"  failure      {where}: {failure.get('reason')}, {code}; its last lines:", *tail]
 
 
-def _cause(one: dict[str, Any]) -> str:
-    """The last line of the log tail: a traceback's error, or what argparse has against a flag; "" if there is none."""
-    last = next((line.strip() for line in reversed(str(one.get("logTail") or "").splitlines()) if line.strip()), "")
-    return last if one.get("rank") is None or not last else f"{last} (rank {one['rank']})"
+def _cause(failure: dict[str, Any]) -> str:
+    """Returns the last line of the log tail, or "" if there is none.
+
+    The last line is a traceback's error, or argparse's complaint about a flag.
+    """
+    last = next((line.strip() for line in reversed(str(failure.get("logTail") or "").splitlines()) if line.strip()), "")
+    return last if failure.get("rank") is None or not last else f"{last} (rank {failure['rank']})"
 
 
 def _message(status: Object) -> str:

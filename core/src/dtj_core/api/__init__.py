@@ -1,12 +1,13 @@
 """The API types of training.dtj.dev: the one source of the CRD and of its reference page.
 
-`read` is for a stored object (an operator may be older than the CRD: fields it does not know are left alone), `validate`
-is for what a person wrote (unknown fields and broken rules are errors, each with its path, as the API server would).
+`read` reads a stored object and ignores fields that it does not know, because an operator may be
+older than the CRD. `validate` checks what a person wrote: unknown fields and broken rules are
+errors with a path, as on the API server.
 """
 
 from dtj_core.api.errors import ApiError, InvalidJob, Violation
 from dtj_core.api.read import read, salvage, validate, violations
-from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec, trainer_of
+from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec, find_trainer_container
 
 __all__ = [
     "ApiError",
@@ -14,9 +15,9 @@ __all__ = [
     "InvalidJob",
     "Spec",
     "Violation",
+    "find_trainer_container",
     "read",
     "salvage",
-    "trainer_of",
     "validate",
     "violations",
 ]

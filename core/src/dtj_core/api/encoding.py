@@ -1,4 +1,4 @@
-"""The body of a server-side apply, such that the API server takes any text in it."""
+"""Encodes the body of a server-side apply, so that the API server accepts any text in it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import re
 from typing import Any
 
 APPLY_CONTENT = "application/apply-patch+yaml; charset=utf-8"
-"""The content type to send it with. The kubernetes library would encode a body of the bare type once more; the API server
-ignores what follows the semicolon."""
+"""Content type of such a body. The kubernetes library would encode a body of the bare type once
+more; the API server ignores the part after the semicolon."""
 
-# An escape of JSON. The halves of a surrogate pair stand together; an escaped backslash is an escape of its own.
+# An escape sequence of JSON. A surrogate pair is matched as one; so is an escaped backslash.
 _ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|u(d[89a-f][0-9a-f]{2})|.)")
 
 
 def apply_body(obj: Any) -> bytes:
     """Returns `obj` as YAML, in ASCII.
 
-    The API server reads the body of an apply as YAML, which is no superset of JSON: it refuses the whole request for one
-    surrogate escape. A character beyond U+FFFF gets YAML's own escape, and half of a pair, which is no text, becomes U+FFFD.
-    Everything else stays escaped as in JSON: unescaped, YAML refuses DEL, the C1 controls and U+FFFE.
+    The API server reads the body of an apply as YAML, which is not a superset of JSON: one
+    surrogate escape makes it reject the whole request. A character beyond U+FFFF gets YAML's own
+    escape, and half of a pair, which is not text, becomes U+FFFD. Everything else stays escaped as
+    in JSON, because YAML rejects unescaped DEL, C1 controls and U+FFFE.
     """
     return _ESCAPE.sub(_for_yaml, json.dumps(obj)).encode("ascii")
 

@@ -1,7 +1,7 @@
 """Errors of the API types.
 
 ApiError
-└── InvalidJob      an object that is no valid DistributedTrainingJob; carries every violation
+└── InvalidJob      the object is not a valid DistributedTrainingJob; carries every violation
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing that is wrong with an object: where, and what to write instead."""
+    """A violation of the schema or of a rule: where, and what to write instead."""
 
     path: str
-    """As the API server names it: `spec.template.spec.containers[0].name`."""
+    """Path as the API server writes it: `spec.template.spec.containers[0].name`."""
     message: str
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class ApiError(Exception):
 
 
 class InvalidJob(ApiError):
-    """The object breaks the schema or a rule of it."""
+    """The object violates the schema or one of its rules."""
 
     def __init__(self, violations: tuple[Violation, ...]) -> None:
         super().__init__("; ".join(map(str, violations)))

@@ -1,8 +1,8 @@
-"""Types of a pod's fields, as Kubernetes has them: a word where a number belongs is refused by `kubectl apply`.
+"""Types of a pod's fields, so that `kubectl apply` rejects text where a number belongs.
 
-Only the types of what the planner reads and of what people often write are here, no bounds and no required fields: the API
-server's own checks of the pod come later and are complete. A quantity may be text or any number, which no structural
-schema can say, so quantities are not looked at.
+Only fields that the planner reads or that people often write are here, without bounds and required
+fields: the API server checks the pod completely later. A quantity may be text or any number. No
+structural schema can express that, so quantities are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dtj_core.api.rules import OpenModel
 Name = Annotated[str, StringConstraints(max_length=253)]
 Path = Annotated[str, StringConstraints(max_length=1024)]
 Argument = Annotated[str, StringConstraints(max_length=65536)]
-Anything = dict[str, Any]  # an object of whatever fields
+Anything = dict[str, Any]  # an object with any fields
 Objects = Annotated[list[Anything], Field(max_length=256)]
 
 
@@ -135,7 +135,7 @@ class Volume(OpenModel):
 
 
 class AnyContainer(OpenModel):
-    """What containers, init containers and sidecars have in common."""
+    """Fields that containers, init containers and sidecars have in common."""
 
     name: Name
     image: Annotated[str, StringConstraints(max_length=1024)] | None = None
@@ -178,7 +178,7 @@ class LocalReference(OpenModel):
 
 
 class AnyPodSpec(OpenModel):
-    """The fields of a pod that no rule of ours is about."""
+    """Fields of a pod that none of our rules is about."""
 
     termination_grace_period_seconds: int | None = None
     active_deadline_seconds: int | None = None

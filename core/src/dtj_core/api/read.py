@@ -1,4 +1,4 @@
-"""Reading a DistributedTrainingJob: strictly what a person wrote, tolerantly what is stored."""
+"""Reads a DistributedTrainingJob: strictly if a person wrote it, tolerantly if it is stored."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec
 
 
 def validate(obj: dict[str, Any]) -> DistributedTrainingJob:
-    """What `kubectl apply` would accept. Raises InvalidJob with every violation otherwise."""
+    """Returns the job if `kubectl apply` would accept it.
+
+    Raises InvalidJob with every violation otherwise.
+    """
     return _parse(obj, None)
 
 
 def read(obj: dict[str, Any]) -> DistributedTrainingJob:
-    """A stored object: fields that this version does not know are ignored. Raises InvalidJob if a rule is broken, which
-    happens only where the CRD that let it in was another one."""
+    """Returns a stored job. Fields that this version does not know are ignored.
+
+    Raises InvalidJob if the object breaks a rule, which happens only if a CRD of another version
+    admitted it.
+    """
     return _parse({k: v for k, v in obj.items() if k != "status"}, TOLERANT)
 
 
 def salvage(obj: dict[str, Any]) -> Spec:
-    """The spec of a stored object that `read` refuses, without the fields that this version can't read. No rule is checked.
+    """Returns the readable part of the spec of a stored object that `read` rejects.
 
-    It says enough to follow a job that runs: when it is suspended or over, and which container trains.
+    No rule is checked. The result is enough to follow a running job: whether it is suspended, its
+    deadline, and which container trains.
     """
     spec = dict(obj.get("spec") or {})
     while True:
@@ -46,7 +53,7 @@ def salvage(obj: dict[str, Any]) -> Spec:
 
 
 def violations(obj: dict[str, Any]) -> tuple[Violation, ...]:
-    """Everything that is wrong with what a person wrote; () if nothing is."""
+    """Returns every violation in an object that a person wrote; () if it is valid."""
     try:
         validate(obj)
     except InvalidJob as error:
@@ -68,7 +75,7 @@ def _parse(obj: dict[str, Any], context: str | None) -> DistributedTrainingJob:
 
 
 def _broken(model: Model, at: tuple[str | int, ...]) -> Iterator[Violation]:
-    """The rules of a model and of all models in it that do not hold."""
+    """Yields a violation for every rule that does not hold, of a model and of all models in it."""
     for rule in model.rules:
         if rule.holds is not None and not rule.holds(model):
             yield Violation(_path((*at, rule.field) if rule.field else at), rule.message)
@@ -87,5 +94,5 @@ def _message(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return "unknown field"
     if error["type"] == "missing":
-        return "required, but not there"
+        return "required, but missing"
     return str(error["msg"]).removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""A rule of the API, once: the CEL that the API server runs and the Python that `dtj run` and the operator run."""
+"""The rules of the API, each as CEL for the API server and as Python for everybody else."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ TOLERANT = "tolerant"  # the pydantic validation context of `read`
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """`cel` and `holds` say the same about `self`; tests/unit/api/test_verdicts.py holds them to it."""
+    """A rule about `self`.
+
+    `cel` and `holds` give the same verdict, as tests/unit/api/test_verdicts.py checks.
+    """
 
     cel: str
     message: str
-    """What is wrong and what to write instead."""
+    """The mistake, and what to write instead."""
     holds: Callable[[Any], bool] | None
-    """The same in Python. None for a rule about an update (`oldSelf`), which only a server sees."""
+    """The rule in Python. None for a rule about an update (`oldSelf`), which only the API server
+    sees."""
     field: str | None = None
-    """The field that it is about, if it is not the whole object."""
+    """Field that the rule is about, if it is not about the whole object."""
 
     def as_crd(self) -> dict[str, Any]:
         path = {"fieldPath": f".{self.field}"} if self.field else {}
@@ -34,7 +38,7 @@ class Rule:
 
 
 class Model(BaseModel):
-    """Base of all API types: camelCase outside, no coercion of types (the API server does none either)."""
+    """Base of all API types: camelCase outside, no coercion of types (the API server does none)."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -49,8 +53,10 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _prune(cls, data: Any, info: ValidationInfo) -> Any:
-        """The API server drops a null where the field is not nullable, and none of ours is. A tolerant reader also drops
-        what it does not know, except where everything is kept as written."""
+        """Drops nulls, as the API server does for fields that are not nullable: none of ours is.
+
+        A tolerant reader also drops unknown fields, except where everything is kept as written.
+        """
         if not isinstance(data, dict):
             return data
         known = {field.alias for field in cls.model_fields.values()}
@@ -68,6 +74,9 @@ class Model(BaseModel):
 
 
 class OpenModel(Model):
-    """A part of a Kubernetes type: the fields that our rules look at; all others are kept as written."""
+    """Part of a Kubernetes type: the fields that our rules check.
+
+    All others are kept as written.
+    """
 
     model_config = ConfigDict(extra="allow")

@@ -1,4 +1,7 @@
-"""`status` of a DistributedTrainingJob. The operator writes it; every count in it only grows, terminal stays terminal."""
+"""`status` of a DistributedTrainingJob, written by the operator.
+
+Counters never decrease, and terminal conditions are final.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,36 @@ RECOVERIES = 5
 
 
 class Condition(Model):
-    """As metav1.Condition. Types: Complete, Failed, Suspended, Running, Restarting; and Stalled, beside them."""
+    """A metav1.Condition.
+
+    Types: Complete, Failed, Suspended, Running, Restarting; and Stalled, which is set beside them.
+    """
 
     type: str = Field(max_length=316)
     status: Literal["True", "False", "Unknown"]
     observed_generation: int | None = None
     """metadata.generation that this condition was decided for."""
     last_transition_time: Time
-    """When status last changed from one value to another."""
+    """Time at which the status of the condition last changed."""
     reason: str = Field(max_length=1024)
-    """One CamelCase word; the same as of events and metrics."""
+    """CamelCase identifier, the same as in events and metrics."""
     message: str = Field(max_length=32768)
 
 
 class Restarts(Model):
-    """Restarts since the job was made."""
+    """Restarts since the job was created."""
 
     total: int | None = None
     in_place: int | None = None
-    """No pod was touched."""
+    """Restarts that replaced no pod."""
     pod: int | None = None
-    """A pod was lost and came back."""
+    """Restarts after a pod was lost and replaced."""
     counted: int | None = None
-    """Of all these, how many counted against spec.restart.maxRestarts."""
+    """Restarts, of either kind, that counted against spec.restart.maxRestarts."""
 
 
 class Progress(Model):
-    """As last reported by the trainer."""
+    """Progress as last reported by the trainer."""
 
     step: int | None = None
     """Optimizer steps done."""
@@ -50,11 +56,11 @@ class Progress(Model):
     samples_per_second: float | None = None
     steps_per_second: float | None = None
     eta: Time | None = None
-    """When totalSteps will be reached at the present speed."""
+    """Time at which the training will reach totalSteps at its current speed."""
     metrics: dict[str, float] | None = Field(default=None, max_length=32)
-    """What else the script reported, by name."""
+    """Other numbers that the script reported, by name."""
     time: Time | None = None
-    """When the trainer reported it."""
+    """Time of the trainer's report."""
 
 
 class CheckpointStatus(Model):
@@ -66,7 +72,7 @@ class CheckpointStatus(Model):
 
 
 class Failure(Model):
-    """What ended an attempt, with the evidence."""
+    """A failure that ended an attempt, with the evidence."""
 
     attempt: int | None = None
     rank: int | None = None
@@ -83,14 +89,14 @@ class Failure(Model):
 
 
 class Recovery(Model):
-    """One restart of the group: what it cost."""
+    """A restart of the group, and its cost."""
 
     attempt: int | None = None
     kind: str | None = None
-    """InPlace: no pod touched; Pod: a pod was lost and came back."""
+    """InPlace: no pod was replaced. Pod: a pod was lost and replaced."""
     reason: str | None = None
     counted: bool | None = None
-    """Counted against spec.restart.maxRestarts."""
+    """Whether the restart counted against spec.restart.maxRestarts."""
     time: Time | None = None
     last_step: int | None = None
     resumed_step: int | None = None
@@ -100,28 +106,31 @@ class Recovery(Model):
 
 
 class AgentMemory(Model):
-    """What the agent last said of itself, so that sums go on when all pods, and its memory, are lost."""
+    """Counters that the agent last reported.
+
+    The sums in status continue from them when all pods, and the agents' memory, are lost.
+    """
 
     in_place: int | None = None
     pod: int | None = None
     counted: int | None = None
     productive_seconds: float | None = None
     start_time: float | None = None
-    """Unix time at which its memory begins: another one began its counters at 0."""
+    """Unix time at which the agents' memory begins. Counters of another memory began at 0."""
     attempt: int | None = None
-    """The greatest attempt of that memory: an outcome of an earlier one is over."""
+    """Highest attempt of that memory. Outcomes of earlier attempts no longer count."""
     event_time: float | None = None
     """Unix time of the newest agent event that became a Kubernetes event."""
 
 
 class Status(Model):
-    """What is known of the job."""
+    """Observed state of the job."""
 
     observed_generation: int | None = None
     phase: str | None = None
-    """Derived from the conditions, for people. Scripts wait for a condition."""
+    """Summary of the conditions for people. Scripts should wait for a condition."""
     reason: str | None = None
-    """Reason of the condition that phase comes from."""
+    """Reason of the condition that phase is derived from."""
     conditions: list[Condition] | None = Field(
         None,
         max_length=8,
@@ -132,13 +141,13 @@ class Status(Model):
     ready: str | None = None
     """readyReplicas/replicas."""
     attempt: int | None = None
-    """Number of the present attempt; the first is 1 and every restart raises it."""
+    """Number of the current attempt. The first is 1, and every restart increments it."""
     start_time: Time | None = None
-    """Since when the job is active. Not set while it is suspended."""
+    """Time at which the job became active. Not set while the job is suspended."""
     completion_time: Time | None = None
-    """When it became Complete or Failed."""
+    """Time at which the job became Complete or Failed."""
     last_update_time: Time | None = None
-    """When this status was last written."""
+    """Time at which this status was last written."""
     restarts: Restarts | None = None
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
@@ -147,15 +156,16 @@ class Status(Model):
     recoveries: list[Recovery] | None = Field(default=None, max_length=RECOVERIES)
     """The newest restarts, oldest first."""
     productive_seconds: float | None = None
-    """Seconds in which steps were done that were not lost later."""
+    """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None
-    """Seconds that the job was active before startTime, that is before its last suspension."""
+    """Seconds that the job was active before startTime, that is, before its last suspension."""
     goodput: float | None = None
-    """productiveSeconds as a share of the time active, 0 to 1."""
+    """productiveSeconds as a share of the active time, 0 to 1."""
     agent: AgentMemory | None = None
     writes_left: float | None = None
-    """How many writes of this status the operator could make at once at lastUpdateTime: it bounds them by a token bucket."""
+    """Number of status writes that the operator could make at once at lastUpdateTime. A token
+    bucket limits the writes."""
 
     def dump(self) -> dict[str, Any]:
-        """As a plain dict, without what is not set."""
+        """Returns a plain dict without unset fields."""
         return self.model_dump(by_alias=True, exclude_none=True)

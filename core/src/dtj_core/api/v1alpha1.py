@@ -1,4 +1,7 @@
-"""`training.dtj.dev/v1alpha1` DistributedTrainingJob: fields, defaults, bounds and rules. `make generate` writes the CRD."""
+"""`training.dtj.dev/v1alpha1` DistributedTrainingJob: fields, defaults, bounds and rules.
+
+`make generate` writes the CRD.
+"""
 
 from __future__ import annotations
 
@@ -10,70 +13,81 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from dtj_contract import names
 from dtj_core.api.rules import Model, OpenModel, Rule
 from dtj_core.api.status import Status
-from dtj_core.api.template import Argument, trainer_of
+from dtj_core.api.template import Argument, find_trainer_container
 
-__all__ = ["DistributedTrainingJob", "Spec", "trainer_of"]
+__all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 
 INT32_MAX = 2**31 - 1
-NAME_LENGTH = 52  # a StatefulSet's name and a hash of 10 make a label value of its pods, and those end at 63
-# No empty, "." or ".." part, so that a path has one spelling but for a slash at its end; and none of the system's.
+# The label controller-revision-hash of pods holds the StatefulSet's name and a hash of 10; label
+# values end at 63.
+NAME_LENGTH = 52
+# No empty, "." or ".." segment, so that a path has one spelling except for a trailing slash; and no
+# path of the system.
 PLAIN_PATH = r"(/[^/:]+)+/?"
 SYSTEM_PATH = r"(/tmp|/dev|/dev/shm|/dtj|/dtj/.*|(.*/)?\.\.?(/.*)?)/?"
-NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"  # of a Service, which is the strictest of the children
-GPUS = ("nvidia.com/gpu", "amd.com/gpu")  # one rank each, over NCCL; ROCm's RCCL bears that name in PyTorch
+# Pattern of a Service name, the strictest one of the children.
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+# One rank each; PyTorch calls ROCm's RCCL "nccl" too.
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 OTHER_ACCELERATORS = re.compile(
-    r"nvidia\.com/(mig-|gpu[.-]).+|amd\.com/.+|gpu\.intel\.com/.+|habana\.ai/gaudi.*|aws\.amazon\.com/neuron.*|google\.com/tpu"
-    r"|huawei\.com/Ascend.*|cambricon\.com/.+|mthreads\.com/.+|metax-tech\.com/.+"
+    r"nvidia\.com/(mig-|gpu[.-]).+|amd\.com/.+|gpu\.intel\.com/.+|habana\.ai/gaudi.*|aws\.amazon\.com/neuron.*"
+    r"|google\.com/tpu|huawei\.com/Ascend.*|cambricon\.com/.+|mthreads\.com/.+|metax-tech\.com/.+"
 )
 
 
 class Entrypoint(Model):
-    """What every rank runs: `python3 -u SCRIPT ARGS…` or `python3 -u -m MODULE ARGS…`."""
+    """Script or module that every rank runs: `python3 -u SCRIPT ARGS…` or `python3 -u -m MODULE
+    ARGS…`.
+    """
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Path of a Python file in the image."""
     module: Annotated[str, StringConstraints(max_length=1024, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None = None
-    """Python module in the image, as `python3 -m` takes it."""
+    """Python module in the image, as for `python3 -m`."""
     args: list[Argument] = Field(default=[], max_length=512)
     """Arguments of the script or module."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="has(self.script) != has(self.module)",
-            message="set either script (a path) or module (as in python3 -m), not both and not neither",
+            message="set exactly one of script (a path) and module (as in python3 -m)",
             holds=lambda self: (self.script is None) != (self.module is None),
         ),
     )
 
 
 class HostPath(Model):
-    """A directory of every node (a mounted network file system, or a single-node test)."""
+    """A directory that exists on every node (a network file system, or a single-node test)."""
 
     path: Annotated[str, StringConstraints(max_length=1024, pattern="^/")]
     """Absolute path of the directory on the node."""
     type: Literal["", "Directory", "DirectoryOrCreate"] = "Directory"
-    """`Directory`: it must be there; `DirectoryOrCreate`: the kubelet makes it, owned by root."""
+    """`Directory`: must exist. `DirectoryOrCreate`: the kubelet creates it, owned by root."""
 
 
 class VolumeSource(OpenModel):
-    """Any one volume source of a pod, as in `volumes[]` (nfs, csi, …), kept as written."""
+    """Exactly one volume source of a pod, as in `volumes[]` (nfs, csi, …), kept as written."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
     empty_dir: dict[str, Any] | None = None
-    """Refused: an emptyDir is lost with its pod, and no other pod sees it."""
+    """Rejected: an emptyDir is lost with its pod, and no other pod can read it."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> VolumeSource:
-        """What minProperties and maxProperties say: CEL can't count fields that the schema does not name."""
+        """Raises ValueError unless there is exactly one volume source.
+
+        The CRD has minProperties and maxProperties for this rule, because CEL can't count fields
+        that the schema does not name.
+        """
         if len(self.model_fields_set) != 1:
-            raise ValueError("should have exactly 1 property: one kind of volume")
+            raise ValueError("must have exactly 1 property: one kind of volume")
         return self
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.emptyDir)",
-            message="an emptyDir is lost with its pod: use claimName of a ReadWriteMany PersistentVolumeClaim",
+            message="an emptyDir is lost with its pod: set claimName to a ReadWriteMany PersistentVolumeClaim instead",
             holds=lambda self: self.empty_dir is None,
             field="emptyDir",
         ),
@@ -81,12 +95,16 @@ class VolumeSource(OpenModel):
 
 
 class CheckpointVolume(Model):
-    """Where checkpoints are kept: exactly one of its fields. All pods of the job mount it."""
+    """Volume that stores the checkpoints: set exactly one of the fields.
+
+    All pods of the job mount this volume.
+    """
 
     claim_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
-    """A PersistentVolumeClaim in the job's namespace; ReadWriteMany if the job has more than one pod."""
+    """Name of a PersistentVolumeClaim in the job's namespace; ReadWriteMany if the job has more
+    than one pod."""
     host_path: HostPath | None = None
-    """A directory of every node."""
+    """A directory that exists on every node."""
     source: VolumeSource | None = None
     """Any other volume source of a pod, for instance `{nfs: {server: filer, path: /runs}}`."""
 
@@ -100,55 +118,72 @@ class CheckpointVolume(Model):
 
 
 class Checkpoint(Model):
-    """How and where the trainer saves its state. Without it a restart begins at step 0."""
+    """Location and frequency of checkpoints.
+
+    Without checkpoints, every restart begins at step 0.
+    """
 
     volume: CheckpointVolume
-    """Where checkpoints are kept."""
+    """Volume that stores the checkpoints: set exactly one field. All pods of the job mount it."""
     mount_path: Annotated[str, StringConstraints(max_length=1024)] = names.DEFAULT_CHECKPOINT_DIR
-    """Where the volume is mounted in the container. The job's own folder is `<mountPath>/<namespace>/<job>`."""
+    """Path at which the container mounts the volume. The job's own folder is
+    `<mountPath>/<namespace>/<job>`."""
     every_steps: int = Field(default=100, ge=1, le=INT32_MAX)
-    """A checkpoint every so many optimizer steps: also the most work that a restart can lose."""
+    """Number of optimizer steps between two checkpoints, and so the most work that a restart can
+    lose."""
     keep: int = Field(default=3, ge=1, le=1000)
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints to keep."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"self.mountPath.matches(r'^{PLAIN_PATH}$') && !self.mountPath.matches(r'^{SYSTEM_PATH}$')",
-            message="must be an absolute path of its own, such as /checkpoints; not /, /tmp, /dev, /dev/shm or inside /dtj",
-            holds=lambda self: bool(re.fullmatch(PLAIN_PATH, self.mount_path) and not re.fullmatch(SYSTEM_PATH, self.mount_path)),
+            message="set mountPath to an absolute path such as /checkpoints;"
+            " /, /tmp, /dev, /dev/shm and paths inside /dtj are reserved",
+            holds=lambda self: bool(
+                re.fullmatch(PLAIN_PATH, self.mount_path) and not re.fullmatch(SYSTEM_PATH, self.mount_path)
+            ),
             field="mountPath",
         ),
     )
 
 
 class Restart(Model):
-    """How many failures of its own a job may have. Preempted, evicted and deleted pods never count."""
+    """Budget for failures of the job's own.
+
+    Preempted, evicted and deleted pods never count.
+    """
 
     max_restarts: int = Field(default=10, ge=0, le=1000)
-    """Restarts within windowSeconds; a new checkpoint empties the count. The next failure ends the job."""
+    """Number of restarts allowed within windowSeconds. The next failure fails the job. A new
+    checkpoint resets the count."""
     window_seconds: int = Field(default=3600, ge=1, le=INT32_MAX)
     """Length of the sliding window in seconds."""
     stop_grace_seconds: float | None = Field(default=None, ge=0, le=600)
-    """What a failed group's workers have from SIGTERM to SIGKILL, 0.5 if not given. More lets their handlers save; every
-    restart may then take as long, for a rank that waits in a collective runs no handler."""
+    """Seconds from SIGTERM to SIGKILL for the workers of a failed group. Default: 0.5. A longer
+    time lets their signal handlers save, but every restart may then take that long, because a rank
+    that waits in a collective runs no handler."""
 
 
 _CONTAINERS = "has(self.template) && has(self.template.spec) && has(self.template.spec.containers)"
 
 
 def _trainer_has(what: str) -> str:
-    """CEL: the container that trains has `what`."""
+    """Returns the CEL condition that the trainer container has `what`."""
     chosen = f"(c.name == '{names.CONTAINER}' || size(self.template.spec.containers) == 1)"
     return f"({_CONTAINERS} && self.template.spec.containers.exists(c, {chosen} && {what}))"
 
 
 def _immutable(field: str) -> Rule:
-    """CEL compares what the schema does not name (most of a template) as a whole, and misses a renamed key of an equally
-    large object; the planner sees that too and makes the pods anew."""
+    """Returns a rule that rejects a change of `field` while the job is not suspended.
+
+    CEL compares what the schema does not name (most of a template) as a whole, and misses a renamed
+    key of an equally large object. The planner detects such a change too, and recreates the pods.
+    """
     same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
     return Rule(
         cel=f"oldSelf.suspend || ({same})",
-        message=f"{field} of a job that is not suspended can't change: set spec.suspend to true first, or make a new job",
+        message=f"{field} can't change unless the job is suspended: set spec.suspend to true first, or create a new "
+        "job",
         holds=None,
         field=field,
     )
@@ -160,46 +195,56 @@ def _mounts(spec: Spec) -> list[str]:
 
 
 class Spec(Model):
-    """What to train, on how many pods, and how to recover. Only suspend, ttlSecondsAfterFinished, activeDeadlineSeconds,
-    cleanPodPolicy and forceDeletePods of a job that is not suspended can change; everything can while it is suspended."""
+    """The training, its pods, and how it recovers.
+
+    Every field can change while the job is suspended; otherwise only suspend,
+    ttlSecondsAfterFinished, activeDeadlineSeconds, cleanPodPolicy and forceDeletePods can.
+    """
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of pods. Ranks = replicas x processesPerPod."""
     processes_per_pod: int | None = Field(default=None, ge=1, le=64)
-    """Ranks in each pod. Default: the container's nvidia.com/gpu or amd.com/gpu, or 1. Required with other accelerators."""
+    """Ranks in each pod. Default: the container's nvidia.com/gpu or amd.com/gpu, else 1. Required
+    with other accelerators."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """Communication backend. auto: nccl if the container asks for nvidia.com/gpu or amd.com/gpu (there it is RCCL), else gloo.
-    Not auto with other accelerators."""
+    """Communication backend. auto: nccl if the container requests nvidia.com/gpu or amd.com/gpu
+    (nccl is RCCL there), else gloo. With other accelerators, auto is not allowed."""
     entrypoint: Entrypoint | None = None
-    """What every rank runs. Instead of it the template's container may have a command of its own."""
+    """Script or module that every rank runs. Alternatively, set the command of the template's
+    container."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    """Container image with Python 3.9 or newer: short for the image of the template's container."""
+    """Container image with Python 3.9 or newer. Short for the image of the template's container."""
     template: dict[str, Any] | None = None
-    """PodTemplateSpec of the pods, kept as written. The container named `trainer`, or the only one, trains."""
+    """PodTemplateSpec of the pods, kept as written. The trainer container is the one named
+    `trainer`, or the only one."""
     checkpoint: Checkpoint | None = None
-    """How and where the trainer saves its state. Without it a restart begins at step 0."""
+    """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
+    """
     restart: Restart = Restart()
-    """How many failures of its own the job may have."""
+    """Budget for failures of the job's own. Preempted, evicted and deleted pods never count."""
     suspend: bool = False
-    """true: no pods; checkpoints are kept. false again: goes on from the newest checkpoint."""
+    """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
+    checkpoint."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=INT32_MAX)
-    """Delete the job so many seconds after its end. Default: never."""
+    """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
-    """The job fails if it is active (not suspended) for longer than so many seconds. Default: no limit."""
+    """Seconds that the job may be active (not suspended) before it fails. Default: no limit."""
     clean_pod_policy: Literal["All", "None"] = "All"
-    """What happens to the pods at the end. All: they go, and free what they hold. None: they stay and idle."""
+    """Policy for the pods of a finished job. All: they are deleted and free their
+    resources. None: they stay, idle."""
     force_delete_pods: Literal["WhenFenced", "Always", "Never"] = "WhenFenced"
-    """Whether a pod whose end its node does not confirm (a dead node) is removed 30 s after its grace period, so that it can
-    be replaced. WhenFenced: if spec.checkpoint is set and replicas is 2 or more, since an old pod can then neither train on
-    nor commit a checkpoint of the checkpoint library; what a script saves by itself is not fenced. Always: also without that;
-    for scripts that write nothing, or that bear two writers. Never: left to Kubernetes, or to a person, as all of these pods
-    are that are not removed: it removes them when their Node object is deleted or has the taint
-    node.kubernetes.io/out-of-service."""
+    """Whether a pod whose node does not confirm its termination (a dead node) is force-deleted 30 s
+    after its grace period, so that it can be replaced. WhenFenced: only if spec.checkpoint is set
+    and replicas is 2 or more, because the old pod can then not continue to train, and can commit no
+    checkpoint of the checkpoint library; files that a script saves by itself are not fenced.
+    Always: also without that, for scripts that write nothing or that tolerate two writers. Never:
+    the operator force-deletes no pod. Kubernetes removes a pod that is not force-deleted once its
+    Node object is deleted or has the taint node.kubernetes.io/out-of-service."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"has(self.image) || {_trainer_has('has(c.image)')}",
-            message="no image: set spec.image, or the image of the container that trains in spec.template",
+            message="no image: set spec.image, or the image of the trainer container in spec.template",
             holds=lambda self: bool(self.image or self.trainer.get("image")),
             field="image",
         ),
@@ -211,21 +256,26 @@ class Spec(Model):
         ),
         Rule(
             cel=f"has(self.entrypoint) || {_trainer_has('has(c.command) && size(c.command) > 0')}",
-            message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's container",
+            message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's "
+            "container",
             holds=lambda self: bool(self.entrypoint or self.trainer.get("command")),
             field="entrypoint",
         ),
         Rule(
             cel=f"!has(self.entrypoint) || !{_trainer_has('(has(c.command) || has(c.args))')}",
             message="set spec.entrypoint or command and args of the template's container, not both",
-            holds=lambda self: not self.entrypoint or all(self.trainer.get(name) is None for name in ("command", "args")),
+            holds=lambda self: (
+                not self.entrypoint or all(self.trainer.get(name) is None for name in ("command", "args"))
+            ),
             field="entrypoint",
         ),
         Rule(
-            cel=f"!has(self.checkpoint) || !({_CONTAINERS}) || self.template.spec.containers.all(c, !has(c.volumeMounts)"
+            cel=f"!has(self.checkpoint) || !({_CONTAINERS})"
+            " || self.template.spec.containers.all(c, !has(c.volumeMounts)"
             " || c.volumeMounts.all(m, m.mountPath != self.checkpoint.mountPath"
             " && m.mountPath + '/' != self.checkpoint.mountPath && m.mountPath != self.checkpoint.mountPath + '/'))",
-            message="a container of the template mounts something at checkpoint.mountPath: remove one of the two",
+            message="a container of the template already mounts a volume at checkpoint.mountPath:"
+            " remove that mount, or change mountPath",
             holds=lambda self: not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in _mounts(self),
             field="checkpoint",
         ),
@@ -237,12 +287,12 @@ class Spec(Model):
 
     @property
     def trainer(self) -> dict[str, Any]:
-        """The raw container of the template that trains; {} if the template names none."""
-        return trainer_of(self.template or {})
+        """The raw trainer container of the template; {} if the template names none."""
+        return find_trainer_container(self.template or {})
 
     @property
     def gpus(self) -> int:
-        """nvidia.com/gpu or amd.com/gpu of the container that trains."""
+        """Number of nvidia.com/gpu or amd.com/gpu of the trainer container."""
         for resources in self._resources():
             for gpu in GPUS:
                 if re.fullmatch("[0-9]{1,9}", amount := str(resources.get(gpu))):
@@ -251,33 +301,38 @@ class Spec(Model):
 
     @property
     def undecided_accelerator(self) -> str | None:
-        """An accelerator of the container that trains whose ranks and backend nobody has decided; None if there is none."""
+        """Accelerator whose use the job must decide; None if there is none.
+
+        The spec leaves the number of ranks or the backend open for it.
+        """
         if self.processes_per_pod and self.backend != "auto":
             return None
-        asked = (name for resources in self._resources() for name, amount in resources.items() if str(amount) != "0")
-        return next((name for name in asked if name not in GPUS and OTHER_ACCELERATORS.fullmatch(name)), None)
+        requested = (
+            name for resources in self._resources() for name, amount in resources.items() if str(amount) != "0"
+        )
+        return next((name for name in requested if name not in GPUS and OTHER_ACCELERATORS.fullmatch(name)), None)
 
     def _resources(self) -> list[dict[str, Any]]:
-        """Limits and requests of the container that trains."""
+        """Returns limits and requests of the trainer container."""
         resources = self.trainer.get("resources")
         found = [resources.get(kind) for kind in ("limits", "requests")] if isinstance(resources, dict) else []
         return [each for each in found if isinstance(each, dict)]
 
     @property
     def processes(self) -> int:
-        """Ranks in each pod, default applied."""
+        """Ranks in each pod, with the default applied."""
         return self.processes_per_pod or self.gpus or 1
 
     @property
     def resolved_backend(self) -> Literal["nccl", "gloo"]:
-        """backend, with auto decided."""
+        """Backend, with auto resolved."""
         if self.backend == "auto":
             return "nccl" if self.gpus else "gloo"
         return self.backend
 
     @property
     def command(self) -> list[str]:
-        """What the agent starts for every rank."""
+        """Command that the agent starts for every rank."""
         if self.entrypoint is None:
             return [*(self.trainer.get("command") or ()), *(self.trainer.get("args") or ())]
         what = ["-m", self.entrypoint.module] if self.entrypoint.module else [self.entrypoint.script or ""]
@@ -285,12 +340,14 @@ class Spec(Model):
 
 
 _IS_END = f"c.type in {[names.COMPLETE, names.FAILED]} && c.status == 'True'"
-_WAS_ENDED = f"(has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions.exists(c, {_IS_END}))"
-"""CEL, at the root and not at `status`, where a rule would not see that the whole status is removed."""
+_WAS_ENDED = (
+    f"(has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions.exists(c, {_IS_END}))"
+)
+"""CEL for the root: a rule at `status` would not notice that the whole status is removed."""
 
 
 class ObjectMeta(OpenModel):
-    """metadata of the object, as far as our rules look at it."""
+    """Fields of metadata that our rules check."""
 
     name: str
 
@@ -307,12 +364,14 @@ class DistributedTrainingJob(Model):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"size(self.metadata.name) <= {NAME_LENGTH}",
-            message=f"metadata.name must have at most {NAME_LENGTH} characters: pods and labels are named after it",
+            message=f"metadata.name must have at most {NAME_LENGTH} characters, because pods and labels are named "
+            "after it",
             holds=lambda self: len(self.metadata.name) <= NAME_LENGTH,
         ),
         Rule(
             cel=f"self.metadata.name.matches('{NAME_PATTERN}')",
-            message="metadata.name must begin with a lower-case letter and have only a-z, 0-9, '-': a Service is named after it",
+            message="metadata.name must begin with a lower-case letter and contain only a-z, 0-9 and '-',"
+            " because a Service is named after it",
             holds=lambda self: re.fullmatch(NAME_PATTERN, self.metadata.name) is not None,
         ),
         Rule(
@@ -320,7 +379,7 @@ class DistributedTrainingJob(Model):
             f" && self.status.conditions.filter(c, {_IS_END}).size() == 1"
             f" && self.status.conditions.exists(c, {_IS_END} && oldSelf.status.conditions.exists(o, o.type == c.type"
             " && o.status == 'True')))",
-            message="a job that is Complete or Failed stays so: make a new job to train again",
+            message="a job that is Complete or Failed stays so: create a new job to train again",
             holds=None,
             field="status",
         ),

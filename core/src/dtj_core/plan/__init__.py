@@ -1,4 +1,7 @@
-"""The decisions: pure functions of what was observed and the time. No I/O, no clock, no globals. plan.py is the contents."""
+"""The planner: pure functions of the observed objects and the time.
+
+No I/O, no clock, no globals. Start reading at plan.py.
+"""
 
 from dtj_core.plan.plan import plan
 

@@ -6,13 +6,14 @@ from dtj_contract import names
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
 
-STOP_MARGIN_SECONDS = 5  # of the pod's grace period, kept for the agent's own end
+# Part of the grace period that is reserved for the agent itself.
+STOP_MARGIN_SECONDS = 5
 
 
 def agent_environment(
     job: Job, settings: Settings, *, attempt_floor: int, grace_seconds: int, termination_log: str
 ) -> list[Object]:
-    """The `env` entries, every name of which begins with DTJ_."""
+    """Returns the `env` entries of the agent. Every name begins with DTJ_."""
     values = {
         names.ENV_JOB: job.name,
         names.ENV_JOB_UID: job.uid,
@@ -30,7 +31,9 @@ def agent_environment(
         names.ENV_TERMINATION_LOG: termination_log,
         names.ENV_GRACE_SECONDS: str(max(1, grace_seconds - STOP_MARGIN_SECONDS)),
     }
-    if job.spec.restart.stop_grace_seconds is not None:  # else the agent's own, and the pods of older jobs stay as they are
+    # Without it the agent uses its own default, and the pod templates of older jobs stay as they
+    # are.
+    if job.spec.restart.stop_grace_seconds is not None:
         values[names.ENV_STOP_GRACE_SECONDS] = str(job.spec.restart.stop_grace_seconds)
     if job.spec.checkpoint:
         root = job.spec.checkpoint.mount_path.rstrip("/")

@@ -1,4 +1,4 @@
-"""What the job's children should be: the Secret, the headless Service and the StatefulSet."""
+"""The children of a job: Secret, headless Service, StatefulSet and, through it, pods."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from dtj_core.plan.pod_template import pod_template
 from dtj_core.plan.pods import Cause
 from dtj_core.plan.times import rfc3339, unix
 
-NUDGE_SECONDS = 30.0  # that pods may be missing before the StatefulSet's controller is woken, and between two times
+# Time that pods may be missing before the StatefulSet's controller is woken, and between two
+# nudges.
+NUDGE_SECONDS = 30.0
 SANDBOX = "PodReadyToStartContainers"
-STARTING_SECONDS = 10.0  # what mounting takes at most, where nothing is missing
-AGAIN_SECONDS = 60.0  # a pod that waits longer is asked for again in the first STARTING_SECONDS of each of these
+# Longest time to mount volumes if none is missing.
+STARTING_SECONDS = 10.0
+# A pod that waits longer is checked again in the first STARTING_SECONDS of each such interval.
+AGAIN_SECONDS = 60.0
 
 
 def agent_key(job_uid: str, settings: Settings) -> str:
-    """The key that the agents of a job share with each other and the operator: 64 hex digits, the same each time."""
+    """Returns the key that the operator and the agents of a job share: 64 hex digits.
+
+    The same job always has the same key.
+    """
     return hmac.new(settings.master_key, job_uid.encode(), hashlib.sha256).hexdigest()
 
 
 def labels(job: Job) -> dict[str, str]:
-    """Labels of every child."""
+    """Returns the labels of every child."""
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name}
 
 
@@ -55,7 +62,7 @@ def service(job: Job, settings: Settings) -> Object:
         "metadata": _metadata(job, job.name),
         "spec": {
             "clusterIP": "None",
-            # The agents look for each other before any of them is ready.
+            # The agents look each other up before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": selector(job),
             "ports": [{"name": names.AGENT_PORT_NAME, "port": settings.agent_port, "protocol": "TCP"}],
@@ -64,7 +71,7 @@ def service(job: Job, settings: Settings) -> Object:
 
 
 def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
-    """`attempt_floor`: the first attempt of the agents in it has at least this number."""
+    """Returns the StatefulSet. `attempt_floor`: the lowest number of its agents' first attempt."""
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
     return {
         "apiVersion": "apps/v1",
@@ -74,7 +81,7 @@ def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
             "replicas": job.spec.replicas,
             "serviceName": job.name,
             "podManagementPolicy": "Parallel",
-            # A pod that trains is never replaced because its template was applied again.
+            # Applying the template again must never replace a pod that trains.
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": selector(job)},
@@ -83,24 +90,70 @@ def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
     }
 
 
-def all_of(job: Job, settings: Settings) -> tuple[Object, ...]:
-    """Every child, in the order in which they need each other. The attempts of a new run go on above those before it."""
+def all_children(job: Job, settings: Settings) -> tuple[Object, ...]:
+    """Returns all children in order of dependency.
+
+    Attempts of a new run are numbered above all earlier ones.
+    """
     floor = job.status.get("attempt", 0) + 1
     return secret(job, settings), service(job, settings), stateful_set(job, settings, floor)
 
 
-def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings) -> tuple[Apply, ...]:
-    """What somebody deleted or changed, as it should be. Nothing of it restarts a pod that runs.
+def has_stateful_set(job: Job, observed: Observed) -> bool:
+    """Returns whether there is a StatefulSet that this job owns."""
+    return observed.stateful_set is not None and job.owns(observed.stateful_set)
 
-    Nor is a training that runs ended because a repair is refused: it can do without, until the shell tries again.
+
+def pods_of_previous_run(observed: Observed) -> tuple[Object, ...]:
+    """Returns pods of an earlier StatefulSet that have not terminated yet.
+
+    A pod without any owner does not count unless it is terminating: the next StatefulSet adopts it.
+    """
+    uid = (observed.stateful_set or {"metadata": {}})["metadata"].get("uid")
+    owners = ((pod, {o.get("uid") for o in pod["metadata"].get("ownerReferences") or ()}) for pod in observed.pods)
+    return tuple(pod for pod, uids in owners if uids - {uid} or (not uids and "deletionTimestamp" in pod["metadata"]))
+
+
+def orphaned_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
+    """Returns pods of this very job that have no owner.
+
+    Their StatefulSet was deleted with kubectl delete --cascade=orphan. No garbage collector deletes
+    them. A job that is to run leaves them alone, because its next StatefulSet adopts them.
+    """
+    return tuple(pod for pod in observed.pods if not pod["metadata"].get("ownerReferences") and _is_made_for(job, pod))
+
+
+def are_gone(job: Job, observed: Observed) -> bool:
+    """Returns whether no StatefulSet of this job and no pod of one is left."""
+    return not (has_stateful_set(job, observed) or pods_of_previous_run(observed) or orphaned_pods(job, observed))
+
+
+def _is_made_for(job: Job, pod: Object) -> bool:
+    env = (
+        entry
+        for container in (pod.get("spec") or {}).get("containers") or ()
+        for entry in container.get("env") or ()
+        if entry.get("name") == names.ENV_JOB_UID
+    )
+    return any(entry.get("value") == job.uid for entry in env)
+
+
+def repairs(
+    job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings
+) -> tuple[Apply, ...]:
+    """Returns the children that somebody deleted or changed, as they should be.
+
+    No repair restarts a running pod. No repair is tried while the API server rejects one. A
+    training that runs needs none of them, so it continues without.
     """
     if observed.rejection or observed.refusal:
         return ()
     found = []
     if any(is_waiting_for_volumes(pod, job, now) for pod in pods):
-        # Perhaps for the Secret, if somebody has deleted it: we may not read it, so we can't know. It would have the key that
-        # the pods which run have. One that is there is left alone: those pods may be of another master key's time.
-        found.append(Apply(body=_remade(secret(job, settings)), if_missing=True))
+        # The Secret may have been deleted. RBAC does not let the operator read Secrets, so create
+        # it if missing. Never overwrite it: running pods may still use a key that was derived from
+        # an older master key.
+        found.append(Apply(body=_for_create(secret(job, settings)), if_missing=True))
     if observed.service is None or _is_edited_service(observed.service, service(job, settings)):
         found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
@@ -112,7 +165,10 @@ def repairs(job: Job, observed: Observed, pods: tuple[Object, ...], now: float, 
 
 
 def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -> tuple[Nudge, ...]:
-    """What the StatefulSet needs where pods of it have been missing for a while: an answer why, or a push."""
+    """Returns a nudge if pods of the StatefulSet have been missing for a while.
+
+    The nudge yields the reason, or wakes the controller.
+    """
     child = observed.stateful_set
     if child is None or len(pods) >= job.spec.replicas or observed.rejection or observed.refusal:
         return ()
@@ -123,9 +179,10 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
 
 
 def _repaired(job: Job, child: Object, settings: Settings) -> Object:
-    """The StatefulSet as it should be, its pods with the agent that those which run have: one group, one version of it.
+    """Returns the StatefulSet as it should be, with the agent image of its running pods.
 
-    What somebody has added and the operator does not write (a node selector where there was none) stays.
+    A group has one agent version. Fields that somebody has added and the operator does not write (a
+    node selector where there was none) stay.
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
     body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1)
@@ -134,11 +191,12 @@ def _repaired(job: Job, child: Object, settings: Settings) -> Object:
 
 
 def _is_edited(child: Object) -> bool:
-    """Somebody else has changed its spec since it was made, or since that was last undone.
+    """Returns whether somebody has edited the spec since it was created or last repaired.
 
-    Counted and not compared: the API server fills in defaults, an admission plugin may change what is applied, and another
-    version of the operator renders another template; none of these may lead to an apply at every look. Undoing an edit raises
-    the generation by one, or leaves it.
+    Generations are counted because specs can't be compared: the API server fills in defaults, an
+    admission plugin may change what is applied, and another version of the operator renders another
+    template. None of these may lead to an apply at every look. Undoing an edit raises the
+    generation by one or leaves it.
     """
     undone = _annotation(child, names.ANNOTATION_REPAIRED)
     generation = child["metadata"].get("generation", 1)
@@ -146,7 +204,7 @@ def _is_edited(child: Object) -> bool:
 
 
 def _is_edited_service(child: Object, wanted: Object) -> bool:
-    """Without these two the agents don't find each other."""
+    """Returns whether one of the two fields differs that the agents need to find each other."""
     return any(child["spec"].get(field) != wanted["spec"][field] for field in ("selector", "publishNotReadyAddresses"))
 
 
@@ -155,61 +213,77 @@ def _live_agent_image(child: Object) -> str:
     return next((str(c.get("image") or "") for c in containers if c.get("name") == names.INIT_CONTAINER), "")
 
 
-def _remade(child: Object) -> Object:
-    """`child` for a create. Another field manager than that of our applies owns what it writes, so that a later job of this
-    name, whose apply may come before this one is collected, can't take its owner reference out: two controllers are refused.
+def _for_create(child: Object) -> Object:
+    """Returns `child` for a create, which has another field manager than our applies.
+
+    A later job of this name may apply its Secret before this one is garbage-collected. That apply
+    can't remove an owner reference of another manager, and an object with two controllers is
+    rejected: so this owner is no controller.
     """
     owners = [owner | {"controller": False} for owner in child["metadata"]["ownerReferences"]]
     return child | {"metadata": child["metadata"] | {"ownerReferences": owners}}
 
 
 def is_waiting_for_volumes(pod: Object, job: Job, now: float) -> bool:
-    """It is on a node, for some time no container of it has been started, and it is time to look what it waits for."""
-    made = unix(pod["metadata"].get("creationTimestamp"))
-    if made is None or not is_starting(pod):
+    """Returns whether a check of a pod's volumes is due.
+
+    The pod is on a node, and no container of it has started for some time.
+    """
+    created = unix(pod["metadata"].get("creationTimestamp"))
+    if created is None or not is_starting(pod):
         return False
-    waited = now - made - STARTING_SECONDS
+    waited = now - created - STARTING_SECONDS
     return waited >= 0 and waited % AGAIN_SECONDS < STARTING_SECONDS
 
 
 def is_starting(pod: Object) -> bool:
-    """It is on a node, its volumes may not be mounted yet, and no container of it has been started."""
+    """Returns whether a pod on a node has started no container and may still mount volumes."""
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    begun = any(set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers)
-    # The kubelet makes a pod's sandbox once its volumes are mounted: what it waits for after that is an image.
+    begun = any(
+        set(container.get("state") or {}) - {"waiting"} or container.get("lastState") for container in containers
+    )
+    # The kubelet creates a pod's sandbox once its volumes are mounted. After that the pod waits for
+    # an image.
     mounted = any(c.get("type") == SANDBOX and c.get("status") == "True" for c in status.get("conditions") or ())
     return bool(spec.get("nodeName")) and "deletionTimestamp" not in metadata and not begun and not mounted
 
 
 def is_outdated(job: Job, child: Object) -> bool:
-    """The StatefulSet was made from another spec. The API lets a spec change only while the job is suspended."""
+    """Returns whether the StatefulSet was created from another spec.
+
+    A spec can change only while the job is suspended.
+    """
     applied = _applied_hash(child)
-    return applied is not None and shape.differ(applied, job.spec_hash)
+    return applied is not None and shape.shapes_differ(applied, job.spec_hash)
 
 
-def conflict(job: Job, observed: Observed) -> Cause | None:
-    """A child's name is taken by an object that is not ours."""
+def find_conflict(job: Job, observed: Observed) -> Cause | None:
+    """Returns the cause if an object that is not ours bears the name of a child."""
     for child in (observed.stateful_set, observed.service):
         if child is None or job.owns(child):
             continue
-        what = f"{child.get('kind') or 'an object'} {job.name}"
+        name = f"{child.get('kind') or 'an object'} {job.name}"
         owners = child["metadata"].get("ownerReferences") or ()
         if any(owner.get("kind") == names.KIND and owner.get("name") == job.name for owner in owners):
-            return Cause(Reason.PODS_PENDING, f"{what} of a deleted job of this name is still on its way out")
-        return Cause(Reason.CHILD_CONFLICT, f"{what} exists and is not this job's: delete it, or give the job another name")
+            return Cause(Reason.PODS_PENDING, f"waiting for {name} of a deleted job of the same name to terminate")
+        message = f"{name} already exists and does not belong to this job: delete it, or give the job another name"
+        return Cause(Reason.CHILD_CONFLICT, message)
     return None
 
 
-def undecided(job: Job) -> Cause | None:
-    """What the job must decide before it has children: a guess would train on a part of the machine, and nobody would see it."""
+def undecided_accelerator(job: Job) -> Cause | None:
+    """Returns the cause if the job must decide how to use its accelerators.
+
+    A guess could train on a part of the machine, and nobody would notice.
+    """
     accelerator = job.spec.undecided_accelerator
     if accelerator is None:
         return None
     return Cause(
         Reason.ACCELERATOR_UNDECIDED,
-        f"the container that trains asks for {accelerator}: set spec.processesPerPod and spec.backend, which are derived from "
-        f"{' and '.join(GPUS)} alone (spec.suspend: true first, or a new job)",
+        f"the trainer container requests {accelerator}: set spec.processesPerPod and spec.backend, which have defaults "
+        f"only for {' and '.join(GPUS)} (set spec.suspend to true first, or create a new job)",
     )
 
 

@@ -1,4 +1,4 @@
-"""The job as the policies see it: identity, typed spec, and the status that was written last."""
+"""The job as the policies see it: identity, typed spec, and stored status."""
 
 from __future__ import annotations
 
@@ -20,25 +20,31 @@ class Job:
     generation: int
     spec: Spec
     status: Object
-    """As stored; {} at first. Never changed in place."""
+    """As stored; {} for a new job. Never changed in place."""
     stored_spec: Object = field(repr=False)
-    """As stored, with what this version does not know."""
+    """As stored, including fields that this version does not know."""
 
     unreadable: str | None = None
-    """What this version can't read in the spec; None: all of it is valid."""
+    """Violations in the spec that this version can't read; None if all of it is valid."""
 
     @classmethod
-    def of(cls, obj: Object) -> Job:
-        """Raises api.InvalidJob if the stored object breaks a rule (another version of the CRD let it in)."""
-        return cls._of(obj, api.read(obj).spec)
+    def from_object(cls, obj: Object) -> Job:
+        """Returns a stored job.
+
+        Raises api.InvalidJob if it breaks a rule, because another version of the CRD admitted it.
+        """
+        return cls._build(obj, api.read(obj).spec)
 
     @classmethod
-    def salvaged(cls, obj: Object, unreadable: str) -> Job:
-        """The job without what is unreadable in its spec: enough to follow it, not to make its pods."""
-        return cls._of(obj, api.salvage(obj), unreadable)
+    def salvage(cls, obj: Object, unreadable: str) -> Job:
+        """Returns a stored job without the unreadable part of its spec.
+
+        The result is enough to follow the job, and not enough to create its pods.
+        """
+        return cls._build(obj, api.salvage(obj), unreadable)
 
     @classmethod
-    def _of(cls, obj: Object, spec: Spec, unreadable: str | None = None) -> Job:
+    def _build(cls, obj: Object, spec: Spec, unreadable: str | None = None) -> Job:
         metadata = obj["metadata"]
         return cls(
             name=metadata["name"],
@@ -53,18 +59,22 @@ class Job:
 
     @cached_property
     def spec_hash(self) -> str:
-        """Digests of the part of the spec that shapes pods (shape.py), which every version of the operator reads alike."""
-        return shape.of(self.stored_spec)
+        """Digests of the part of the spec that shapes pods (shape.py).
+
+        Every version of the operator reads them alike.
+        """
+        return shape.spec_shape(self.stored_spec)
 
     @property
     def trainer_container(self) -> str:
-        """Name of the container that trains."""
+        """Name of the trainer container."""
         return str(self.spec.trainer.get("name", names.CONTAINER))
 
     @property
     def secret_name(self) -> str:
         """Name of the Secret that holds the agents' key."""
-        return f"{self.name}-dtj-agent"  # not a name that somebody else's Secret is likely to have: ours is applied by force
+        # A name that nobody else's Secret is likely to have, because ours is applied by force.
+        return f"{self.name}-dtj-agent"
 
     @property
     def owner_reference(self) -> Object:
@@ -82,5 +92,5 @@ class Job:
 
 
 def is_owned(child: Object, uid: str) -> bool:
-    """An owner of `child` has this uid."""
+    """Returns whether an owner of `child` has this uid."""
     return any(owner.get("uid") == uid for owner in child["metadata"].get("ownerReferences") or ())

@@ -1,61 +1,87 @@
-"""What a reconcile sees and what it decides: the words between the planner and the world around it.
+"""The planner's input and output: what a reconcile observes, and the plan that it executes.
 
-`World` is either a Kubernetes API server (dtj_operator.kube) or this machine (dtj.local): the planner can't tell.
-Objects are plain dicts as the API server gives them; a typed model would drop fields of a user's pod template.
-`plan(job, observed, now, settings)` is in plan.py; `now` is Unix seconds, and everything else is in these types.
+`plan(job, observed, now, settings)` in plan.py compares the state that a DistributedTrainingJob
+asks for with the state that was observed, and returns the actions that bring the second closer to
+the first. `now` is Unix seconds; everything else is of the types below. The planner does no I/O and
+reads no clock. Its callers are the operator (dtj_operator.controller), which executes plans on a
+Kubernetes API server, and `dtj run` (dtj.local), which executes them on one machine. The planner
+can't distinguish them.
 
-What the planner asks of a World:
-1. Show the job as it is stored, with its status, and all of its children: those of its name, whoever owns them.
-2. Carry a plan out in its order: actions, then the status if it differs, then events. Stop at the first error; look and
-   plan again. Any of it may have been done before, or be done twice.
-3. Look again after `requeue_after`, and whenever the job, a child or a pod changes.
-4. If the API server refuses a child, plan again at once with `rejection` set (its own validation calls the child invalid) or
-   with `refusal` (any other answer: a quota, an admission plugin, a missing right); and don't try the same again at every
-   look, but in bounded time.
+Planning is level-based: a plan follows from the objects as they are, never from the event that
+triggered the reconcile. For example, the planner is not informed that a pod was deleted; it
+observes that the pod is missing. A reconcile may therefore run at any time, for any reason and any
+number of times, and a caller may drop and merge events.
+
+The planner relies on its caller to:
+
+1. Observe the job as stored, including its status, and every object that bears the name of a child,
+   whoever owns it.
+2. Execute a plan in its order: actions, then the status if it differs from the stored one, then
+   events. On the first error, stop, observe and plan again. Execution may have been interrupted
+   before, so any step may run twice; each is idempotent.
+3. Reconcile again after `requeue_after` seconds, and whenever the job, a child or a pod changes.
+4. Plan again at once when the API server rejects a child: with `rejection` set if its validation
+   calls the child invalid, or with `refusal` set for any other answer (a quota, an admission
+   plugin, a missing right). Keep either set for a bounded time, so that the same request is not
+   sent at every reconcile and is sent again at last.
+
+Objects are plain dicts as the API server returns them. Typed models would drop fields of a user's
+pod template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from dtj_contract import names
 
 Object = dict[str, Any]
-SILENT_POLL_SECONDS = 60.0  # between two questions to an agent that does not answer, at the most
+# Longest pause between two requests to an agent that does not answer.
+SILENT_POLL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """The children as they are now. `None` and `()` mean: looked, and not there."""
+    """The children as they are now.
+
+    `None` and `()` mean that the caller looked and found nothing.
+    """
 
     stateful_set: Object | None = None
     service: Object | None = None
     pods: tuple[Object, ...] = ()
-    """All pods with the label names.LABEL_JOB of this job, terminating ones too."""
+    """All pods with the label names.LABEL_JOB of this job, including terminating ones."""
     agent: Object | None = None
-    """`/status` of the agent of pod 0 (docs/reference/contract.md); None if it could not be asked."""
+    """`/status` of the agent of pod 0 (docs/reference/contract.md); None if the agent did not
+    answer."""
     agent_silent_seconds: float = 0.0
-    """For how long the agent of the present pod 0 has left every question unanswered; 0 after an answer, or without a pod 0."""
+    """How long the agent of the present pod 0 has left every request unanswered; 0 after an answer,
+    or without a pod 0."""
     rejection: str | None = None
-    """What the API server said when it called one of this generation's children invalid."""
+    """Message of the API server when it called a child of this generation invalid. Fails a job that
+    has never run."""
     refusal: str | None = None
-    """What it said when it refused one of them for another reason (a quota), which may pass."""
+    """Message of the API server when it rejected a child for another reason (a quota), which may
+    pass. Fails no job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apply:
-    """Server-side apply of a child, `force` on, field manager names.MANAGER."""
+    """Server-side apply of a child, with `force` and field manager names.MANAGER."""
 
     body: Object
     if_missing: bool = False
-    """Make it if there is none of that name; what is there stays as it is."""
+    """Create the object if there is none of that name, and leave an existing one as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delete:
-    """Delete an object if it still has this uid, its dependents in the background. Not found is success."""
+    """Delete an object if it still has this uid, and its dependents in the background.
+
+    Not found is success.
+    """
 
     kind: Literal["StatefulSet", "Pod", "Service", "Secret", "DistributedTrainingJob"]
     name: str
@@ -65,16 +91,17 @@ class Delete:
 
 @dataclass(frozen=True, kw_only=True)
 class Nudge:
-    """Ask by a dry run whether the API server would take a pod of this StatefulSet. If it does, wake the set's controller.
+    """Wake the controller of a StatefulSet if the API server admits a pod of it in a dry run.
 
-    The controller of a StatefulSet whose pods were refused tries again after up to 1,000 s, and nothing else wakes it: an
-    annotation is written, which is an event that does. If the pod is refused, so is this action.
+    The controller of a StatefulSet whose pods were rejected retries after up to 1,000 s, and
+    nothing else wakes it. Writing an annotation is an event that does. If the dry run is rejected,
+    so is this action.
     """
 
     stateful_set: Object
     """As observed."""
     time: str
-    """What is written into names.ANNOTATION_NUDGED."""
+    """Value of names.ANNOTATION_NUDGED."""
 
 
 Action = Apply | Delete | Nudge
@@ -82,7 +109,7 @@ Action = Apply | Delete | Nudge
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One Kubernetes event about the job, deduplicated by the recorder."""
+    """A Kubernetes event about the job. The recorder merges repeated events."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -91,50 +118,53 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Actions in order, then one status write if `status` differs from the job's own, then events.
-
-    `status` is the whole status that the job should have: a field that is not in it is to be removed. Where nothing is to
-    be written it equals the job's own. 0 as `requeue_after`: look again as soon as this is carried out.
-    """
+    """Actions in order, then one status write if `status` differs from the job's, then events."""
 
     actions: tuple[Action, ...] = ()
     status: Object = field(default_factory=dict)
+    """The whole status that the job should have. A field that is missing here is removed from the
+    stored status. If nothing is to be written, it equals the stored status."""
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
-    """Seconds until this job must be looked at again even if nothing is heard of it; None: only on an event."""
+    """Seconds until the next reconcile at the latest. 0: as soon as this plan is executed. None:
+    wait for an event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the operator's own installation decides about children; part of the planner's input, not a global."""
+    """Decisions of the operator's own installation about children.
+
+    Part of the planner's input, not a global.
+    """
 
     agent_image: str
-    """Image whose /dtj/agent.pyz the init container copies into the pod (the operator's own image)."""
+    """Image from which the init container copies /dtj/agent.pyz into the pod (the operator's own
+    image)."""
     master_key: bytes = field(repr=False)
-    """The job's agent secret is HMAC-SHA256(master_key, job uid): made anew at will, so none has to be read back."""
+    """The job's agent secret is HMAC-SHA256(master_key, job uid): derived when needed, so no Secret
+    has to be read."""
     previous_master_key: bytes | None = field(default=None, repr=False)
-    """The master key before it was replaced: the agents of jobs that were started then know no other."""
+    """The master key before it was replaced. The agents of jobs that were started with it know no
+    other."""
     image_pull_policy: str | None = None
     agent_resources: Mapping[str, str] = field(default_factory=lambda: {"cpu": "100m", "memory": "64Mi"})
-    """Requests and limits of the init container that brings the agent; the same, so that a Guaranteed pod stays one."""
+    """Requests and limits of the init container that installs the agent. Both are equal, so that a
+    Guaranteed pod stays Guaranteed."""
     pod_user: Literal["fixed", "cluster"] = "fixed"
-    """User and group of pods that name none: ours, or the ones that the namespace's admission chooses (OpenShift)."""
+    """User and group of pods that name none: ours, or the ones that the namespace's admission
+    chooses (OpenShift)."""
     agent_port: int = names.AGENT_PORT
     listen_host: str = "0.0.0.0"
-    """What the agents bind to; "[::]" where pods have IPv6 addresses only."""
+    """Address that the agents bind to; "[::]" where pods have only IPv6 addresses."""
     progress_write_seconds: float = 30.0
-    """Progress alone is written to the status no more often than this."""
+    """Shortest pause between two status writes that change only progress."""
     status_poll_seconds: float = 2.0
-    """How often the agent's /status is asked while the job is active and the agent answers."""
+    """Pause between two requests for the agent's /status while the job is active and the agent
+    answers."""
 
     def poll_seconds(self, silent: float) -> float:
-        """Until an agent that has not answered for `silent` seconds is asked again: half as long again, within bounds."""
+        """Returns the pause before the next request to an agent, by how long it has been `silent`.
+
+        The pause is half of `silent`, within bounds.
+        """
         return min(max(self.status_poll_seconds, silent / 2), SILENT_POLL_SECONDS)
-
-
-class World(Protocol):
-    """Where a plan is carried out."""
-
-    async def observe(self, job: Object) -> Observed: ...
-
-    async def apply(self, job: Object, plan: Plan) -> None: ...

@@ -1,8 +1,9 @@
-"""What to do about a job: the table of contents of all policies, in the order in which they have the say.
+"""The decision about a job: the table of contents of all policies, in order of precedence.
 
     plan(job, observed, now, settings) -> Plan
 
-Pure, and without memory: the same arguments give the same plan, whatever was done before and however often.
+Pure, and without memory: the same arguments give the same plan, whatever was done before and
+however often.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api import InvalidJob
 from dtj_core.plan import (
-    agent_report,
     children,
-    conditions,
     deadlines,
     events,
     outcome,
@@ -27,199 +26,239 @@ from dtj_core.plan import (
     stuck_pods,
     suspend,
 )
-from dtj_core.plan.agent_report import Report
+from dtj_core.plan.agent_report import Report, report_from_status
+from dtj_core.plan.conditions import Conditions, find_condition, is_finished, is_true, remove_condition
 from dtj_core.plan.job import Job
+from dtj_core.plan.job_status import has_started, is_stop_announced, replica_counts, reset_between_runs
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
-from dtj_core.plan.outcome import Ending
-from dtj_core.plan.status_throttle import paced
+from dtj_core.plan.outcome import JobResult
+from dtj_core.plan.status_throttle import throttle_status_writes
 from dtj_core.plan.times import rfc3339
 
-CONFLICT_SECONDS = 30.0  # until we look again whether somebody has removed what is in our way
+# Pause before the next check whether the obstacle to the children has been removed.
+CONFLICT_SECONDS = 30.0
 
 
 def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Plan:
-    """`obj`: the job as stored. `now`: Unix seconds."""
+    """Returns what to do about a job. `obj`: the job as stored. `now`: Unix seconds."""
     stored: Object = obj.get("status") or {}
     if "deletionTimestamp" in obj["metadata"]:
-        return Plan(status=stored)  # the children go by their owner references
-    if conditions.is_finished(stored):
-        return stuck_pods.released(deadlines.after_end(obj, observed, now), obj, observed, now)
+        return Plan(status=stored)  # garbage collection deletes the children
+    if is_finished(stored):
+        return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
+    conditions = Conditions(obj["metadata"].get("generation", 1), now)
     try:
-        job = Job.of(obj)
+        job = Job.from_object(obj)
     except InvalidJob as error:
-        job = Job.salvaged(obj, str(error))
-        if skew.is_mistake(job, observed, error):
-            return _end(obj, stored, Ending(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error)), now)
+        job = Job.salvage(obj, str(error))
+        if skew.is_user_error(job, observed, error):
+            invalid = JobResult(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error))
+            return _end(obj, stored, invalid, conditions)
 
-    said = agent_report.from_agent(observed.agent, job.uid) if suspend.has_run(job, observed) else None
-    status = _merged(skew.marked(job, {**stored, "observedGeneration": job.generation}, now), said, now)
-    ending = _ending(job, observed, status, said, now)
-    if ending is not None:
-        end = _end(obj, status, ending, now)
-        return replace(end, events=(*events.of_agent(stored, said), *end.events))
+    group = pods.current_pods(job, observed)
+    report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
+    status = skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
+    status = _merge_report(status, report, now)
+    result = _find_result(job, observed, group, status, report, now)
+    if result is not None:
+        end = _end(obj, status, result, conditions)
+        return replace(end, events=(*events.events_for_agent(stored, report), *end.events))
+    hint = stuck_pods.manual_action(obj, observed, now)
     if job.spec.suspend:
-        wanted = suspend.suspended(job, observed, status, now, stuck_pods.held(obj, observed, now))
-        wanted = replace(wanted, events=(*events.of_agent(stored, said), *wanted.events))
+        wanted = suspend.suspend_job(job, observed, status, conditions, hint)
+        wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
     else:
-        wanted = _active(job, observed, status, said, now, settings, stuck_pods.held(obj, observed, now))
-    wanted = replace(wanted, events=(*skew.events(job, status), *wanted.events))
-    wanted = paced(job, wanted, deadlines.until_deadline(job.spec, status, now), now, settings)
-    return stuck_pods.released(wanted, obj, observed, now)
+        wanted = _reconcile_active(job, observed, group, status, report, conditions, settings, hint)
+    wanted = replace(wanted, events=(*skew.events_for_skew(job, status), *wanted.events))
+    wanted = throttle_status_writes(job, wanted, deadlines.until_deadline(job.spec, status, now), now, settings)
+    return stuck_pods.force_delete_overdue(wanted, obj, observed, now)
 
 
-def _ending(job: Job, observed: Observed, status: Object, said: Report | None, now: float) -> Ending | None:
-    """Why the job is over, if it is: what its agents say goes before what we conclude."""
-    found = outcome.of(job, observed, status.get("agent") or {})
-    if found is None and observed.rejection is not None and not _has_ever_run(job, observed):
-        found = Ending(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
-    if found is None:
-        found = deadlines.overdue(job.spec, status, now)
-    if found is None and said is None and job.unreadable is None:
-        found = pods.hopeless(pods.of_run(job, observed), job, now)
-    return found
+def _find_result(
+    job: Job, observed: Observed, group: tuple[Object, ...], status: Object, report: Report | None, now: float
+) -> JobResult | None:
+    """Returns how the job ended, if it has.
+
+    The report of its agents takes precedence over conclusions from pods.
+    """
+    result = outcome.find_outcome(job, observed, status.get("agent") or {})
+    if result is None and observed.rejection is not None and not _has_ever_run(job, observed):
+        result = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
+    if result is None:
+        result = deadlines.deadline_exceeded(job.spec, status, now)
+    if result is None and report is None and job.unreadable is None:
+        result = pods.unstartable(group, job, now)
+    return result
 
 
-def _end(obj: Object, status: Object, ending: Ending, now: float) -> Plan:
-    """Only the status: once it is written, the next look cleans up. The other way round a crash would lose the outcome."""
-    generation = obj["metadata"].get("generation", 1)
-    status = progress.with_goodput(_merged(conditions.without(status, names.STALLED), ending.report, now), now)
-    if ending.failures:
-        status = restarts.with_evidence(status, ending.failures, ending.crashes)
-    for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, ending.kind):
-        if kind in (names.RUNNING, ending.kind) or conditions.find(status, kind):
-            status = conditions.put(
-                status, kind, kind == ending.kind, ending.reason, ending.message, generation=generation, now=now
-            )
-    status |= {"observedGeneration": generation, "completionTime": rfc3339(now), "lastUpdateTime": rfc3339(now)}
+def _end(obj: Object, status: Object, result: JobResult, conditions: Conditions) -> Plan:
+    """Writes only the status. Once it is stored, the next reconcile deletes the pods.
+
+    The other way round, a crash in between would lose the outcome.
+    """
+    time = rfc3339(conditions.now)
+    status = _merge_report(remove_condition(status, names.STALLED), result.report, conditions.now)
+    status = progress.with_goodput(status, conditions.now)
+    if result.failures:
+        status = restarts.with_evidence(status, result.failures, result.crashes)
+    for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, result.kind):
+        if kind in (names.RUNNING, result.kind) or find_condition(status, kind):
+            status = conditions.set(status, kind, kind == result.kind, result.reason, result.message)
+    status |= {"observedGeneration": conditions.generation, "completionTime": time, "lastUpdateTime": time}
     if "replicas" in status and not deadlines.keeps_pods(obj):
-        status |= {"readyReplicas": 0, "ready": f"0/{status['replicas']}"}  # nothing of it is written later
-    return Plan(status=status, events=events.of_end(ending), requeue_after=0)
+        status |= {"readyReplicas": 0, "ready": f"0/{status['replicas']}"}  # the last write of these fields
+    return Plan(status=status, events=events.events_for_result(result), requeue_after=0)
 
 
-def _merged(status: Object, said: Report | None, now: float) -> Object:
-    """`status` with everything in the agents' word that only adds up: counters, histories, progress."""
-    if said is None:
+def _merge_report(status: Object, report: Report | None, now: float) -> Object:
+    """Returns `status` with what only adds up in the report: counters, histories, progress."""
+    if report is None:
         return status
-    return progress.merge(events.mark_told(restarts.merge(status, said), said), said, now)
+    return progress.merge(events.mark_reported(restarts.merge(status, report), report), report, now)
 
 
-def _active(job: Job, observed: Observed, status: Object, said: Report | None, now: float, settings: Settings, held: str) -> Plan:
-    """A job that is to run: its children, then what goes on in them. `held`: what keeps a pod of it from being replaced."""
-    if job.unreadable is not None and not suspend.has_run(job, observed):
-        return _unstarted(job, status, now)
-    if not suspend.has_run(job, observed):
-        conflict = children.conflict(job, observed) or children.undecided(job)
-        if conflict is not None:
-            return _blocked(job, status, conflict, now)
-        if suspend.leftovers(observed):
-            waits = suspend.joined("pods of an earlier run are still on their way out", held)
-            return _blocked(job, status, pods.Cause(Reason.PODS_PENDING, waits), now)
-        refusal = observed.refusal or observed.rejection
-        if refusal is not None:
-            return _refused(job, status, refusal, now)
-        return _start(job, status, now, settings)
+def _reconcile_active(
+    job: Job,
+    observed: Observed,
+    group: tuple[Object, ...],
+    status: Object,
+    report: Report | None,
+    conditions: Conditions,
+    settings: Settings,
+    hint: str,
+) -> Plan:
+    """Reconciles a job that is to run: its children first, then the state of the group in them.
+
+    `group`: the pods of the present StatefulSet. `hint`: what a person must do about a pod that
+    can't be replaced.
+    """
+    if not children.has_stateful_set(job, observed):
+        return _create_or_wait(job, observed, status, conditions, settings, hint)
     assert observed.stateful_set is not None
     if "deletionTimestamp" in observed.stateful_set["metadata"]:
         return Plan(status=status, requeue_after=suspend.WAIT_SECONDS)
     if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
-        return suspend.stop(job, observed, status, "the spec was changed while it was suspended: the pods are made anew", now)
-    group = pods.of_run(job, observed)
-    state = running.state(job, status, group, said, silent_seconds=observed.agent_silent_seconds, refusal=observed.refusal)
-    if state is not None:
-        status = running.apply(job, status, running.waiting_for(state, held), now)
-    status = _begun(job, status, now) | _replicas(job, pods.ready_count(group, job.trainer_container))
+        message = "spec was changed while the job was suspended; recreating the pods"
+        return suspend.delete_pods(job, observed, status, message, conditions)
+    silent = observed.agent_silent_seconds
+    phase = running.group_phase(job, status, group, report, silent_seconds=silent, refusal=observed.refusal)
+    if phase is not None:
+        status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
+    ready = pods.ready_count(group, job.trainer_container)
+    status = _mark_active(status, conditions) | replica_counts(job.spec.replicas, ready)
+    now = conditions.now
     return Plan(
         actions=(
             *(children.repairs(job, observed, group, now, settings) if job.unreadable is None else ()),
             *(children.nudges(job, observed, group, now) if job.unreadable is None else ()),
-            *stuck_pods.replaced(group, said),
+            *stuck_pods.delete_stuck_pods(group, report),
         ),
         status=status,
-        events=events.of_change(job, status, said),
+        events=events.events_for_change(job, status, report),
         requeue_after=_next_look(job, observed, group, settings),
     )
 
 
 def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings: Settings) -> float | None:
     if group and pods.is_running(group[0], job.trainer_container):
-        # The agent can be asked, or soon: nothing but asking tells when its answer changes.
+        # The agent answers, or will soon. No event reports that its answer has changed: it must be
+        # polled.
         return settings.poll_seconds(observed.agent_silent_seconds)
-    # Nor does anybody tell that a pod can't mount its Secret.
+    # No event reports that a pod can't mount its Secret.
     if any(children.is_starting(pod) for pod in group):
         return children.STARTING_SECONDS
     return children.NUDGE_SECONDS if len(group) < job.spec.replicas else None
 
 
-def _start(job: Job, status: Object, now: float, settings: Settings) -> Plan:
-    """Make the children. Done twice it makes the same ones."""
-    lost = _has_gone_on(status)
-    if suspend.was_announced(status):
-        status = suspend.between_runs(status, job, now)
-    state = running.State(
+def _create_or_wait(
+    job: Job, observed: Observed, status: Object, conditions: Conditions, settings: Settings, hint: str
+) -> Plan:
+    """Creates the children, or waits for what is in the way."""
+    if job.unreadable is not None:
+        return _wait_for_matching_operator(job, status, conditions)
+    conflict = children.find_conflict(job, observed) or children.undecided_accelerator(job)
+    if conflict is not None:
+        return _wait_for(job, status, conflict, conditions)
+    if children.pods_of_previous_run(observed):
+        message = stuck_pods.append_hint("waiting for pods of the previous run to terminate", hint)
+        return _wait_for(job, status, pods.Cause(Reason.PODS_PENDING, message), conditions)
+    refusal = observed.refusal or observed.rejection
+    if refusal is not None:
+        return _wait_for_admission(job, status, refusal, conditions)
+    return _create_children(job, status, conditions, settings)
+
+
+def _create_children(job: Job, status: Object, conditions: Conditions, settings: Settings) -> Plan:
+    """Creates the children. Idempotent: a second time it applies the same objects."""
+    lost = has_started(status)
+    if is_stop_announced(status):
+        status = reset_between_runs(status, job, conditions.now)
+    phase = running.GroupPhase(
         running=False,
         restarting=lost,
         reason=Reason.POD_DELETED if lost else Reason.PODS_PENDING,
-        message="its StatefulSet was deleted, and is made again" if lost else "its pods are being made",
+        message="StatefulSet was deleted; recreating it" if lost else "creating the pods",
     )
-    status = running.apply(job, _begun(job, status, now), state, now) | _replicas(job, 0)
-    actions = tuple(Apply(body=body) for body in children.all_of(job, settings))
-    return Plan(actions=actions, status=status, events=events.of_change(job, status, None))
+    status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
+    status |= replica_counts(job.spec.replicas, 0)
+    actions = tuple(Apply(body=body) for body in children.all_children(job, settings))
+    return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 
 
-def _refused(job: Job, status: Object, words: str, now: float) -> Plan:
-    """The API server refuses a child for now: a condition has its words. The shell asks again, later and later.
+def _wait_for_admission(job: Job, status: Object, refusal: str, conditions: Conditions) -> Plan:
+    """Reports in a condition why the API server rejects a child for now.
 
-    The job's clock runs meanwhile, so its deadline bounds the wait.
+    The caller retries at growing intervals. The clock of the job runs meanwhile, so its deadline
+    bounds the wait.
     """
-    message = "the API server refuses a child of the job, and is asked again: " + words
-    if suspend.was_announced(status):
-        status = suspend.between_runs(status, job, now)
-    if conditions.is_true(status, names.SUSPENDED):
-        status = conditions.put(status, names.SUSPENDED, False, Reason.CHILD_REFUSED, message, generation=job.generation, now=now)
-    state = running.State(running=False, restarting=_has_gone_on(status), reason=Reason.CHILD_REFUSED, message=message)
-    status = running.apply(job, _begun(job, status, now), state, now) | _replicas(job, 0)
-    return Plan(status=status, events=events.of_change(job, status, None), requeue_after=CONFLICT_SECONDS)
+    status = _set_not_created(job, status, Reason.CHILD_REFUSED, pods.refused_message(refusal), conditions)
+    status = _mark_active(status, conditions)
+    return Plan(status=status, events=events.events_for_change(job, status, None), requeue_after=CONFLICT_SECONDS)
+
+
+def _wait_for_matching_operator(job: Job, status: Object, conditions: Conditions) -> Plan:
+    """Creates no pods, because this version can't read the spec.
+
+    A version that can creates them.
+    """
+    message = "pods can't be created: " + skew.describe(job)
+    status = _set_not_created(job, status, Reason.INVALID_SPEC, message, conditions)
+    return Plan(status=status, events=events.events_for_change(job, status, None))
+
+
+def _set_not_created(job: Job, status: Object, reason: str, message: str, conditions: Conditions) -> Object:
+    """Returns `status` of a job that is to run but has no pods, with the reason."""
+    if is_stop_announced(status):
+        status = reset_between_runs(status, job, conditions.now)
+    if is_true(status, names.SUSPENDED):
+        status = conditions.set(status, names.SUSPENDED, False, reason, message)
+    phase = running.GroupPhase(running=False, restarting=has_started(status), reason=reason, message=message)
+    return running.set_conditions(status, phase, conditions) | replica_counts(job.spec.replicas, 0)
+
+
+def _wait_for(job: Job, status: Object, cause: pods.Cause, conditions: Conditions) -> Plan:
+    """Waits until what is in the way of the children is gone."""
+    if not is_stop_announced(status):  # _create_children must find the announcement
+        phase = running.GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
+        status = running.set_conditions(status, phase, conditions)
+    wait = suspend.WAIT_SECONDS if cause.reason == Reason.PODS_PENDING else CONFLICT_SECONDS
+    return Plan(status=status, events=events.events_for_change(job, status, None), requeue_after=wait)
+
+
+def _mark_active(status: Object, conditions: Conditions) -> Object:
+    """Returns `status` with the clock running and Suspended false.
+
+    Also called while the children exist: an earlier reconcile may have created them and not written
+    the status.
+    """
+    if is_true(status, names.SUSPENDED):
+        status = conditions.set(status, names.SUSPENDED, False, Reason.JOB_RESUMED, "spec.suspend is false")
+    return {"startTime": rfc3339(conditions.now)} | status
 
 
 def _has_ever_run(job: Job, observed: Observed) -> bool:
-    """Its pods are there, or agents of it have begun an attempt: the API server has taken this template before."""
-    return suspend.has_run(job, observed) or bool(job.status.get("attempt"))
+    """Returns whether the API server has admitted this template before.
 
-
-def _unstarted(job: Job, status: Object, now: float) -> Plan:
-    """This version can't read the spec, so it makes no pods of it: a version that can, does."""
-    message = "its pods can't be made: " + skew.words(job)
-    if suspend.was_announced(status):
-        status = suspend.between_runs(status, job, now)
-    if conditions.is_true(status, names.SUSPENDED):
-        status = conditions.put(status, names.SUSPENDED, False, Reason.INVALID_SPEC, message, generation=job.generation, now=now)
-    state = running.State(running=False, restarting=_has_gone_on(status), reason=Reason.INVALID_SPEC, message=message)
-    status = running.apply(job, status, state, now) | _replicas(job, 0)
-    return Plan(status=status, events=events.of_change(job, status, None))
-
-
-def _has_gone_on(status: Object) -> bool:
-    """The group ran, or was about to again."""
-    return conditions.is_true(status, names.RUNNING) or conditions.is_true(status, names.RESTARTING)
-
-
-def _begun(job: Job, status: Object, now: float) -> Object:
-    """The clock runs, and nothing is suspended any more. Also where the children were made but that was not written."""
-    if conditions.is_true(status, names.SUSPENDED):
-        status = conditions.put(
-            status, names.SUSPENDED, False, Reason.JOB_RESUMED, "spec.suspend is false", generation=job.generation, now=now
-        )
-    return {"startTime": rfc3339(now)} | status
-
-
-def _blocked(job: Job, status: Object, cause: pods.Cause, now: float) -> Plan:
-    """Something is in the way of our children: wait until it is gone."""
-    if conditions.reason(status, names.RUNNING) != Reason.JOB_SUSPENDED:  # which the start must know
-        state = running.State(running=False, restarting=False, reason=cause.reason, message=cause.message)
-        status = running.apply(job, status, state, now)
-    wait = suspend.WAIT_SECONDS if cause.reason == Reason.PODS_PENDING else CONFLICT_SECONDS
-    return Plan(status=status, events=events.of_change(job, status, None), requeue_after=wait)
-
-
-def _replicas(job: Job, ready: int) -> Object:
-    return {"replicas": job.spec.replicas, "readyReplicas": ready, "ready": f"{ready}/{job.spec.replicas}"}
+    The proof: pods exist, or agents have begun an attempt.
+    """
+    return children.has_stateful_set(job, observed) or bool(job.status.get("attempt"))

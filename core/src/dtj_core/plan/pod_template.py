@@ -1,7 +1,8 @@
-"""The pods of a job: the user's template, with the agent, its environment and careful defaults put into it.
+"""The pod template of a job: the user's own plus the agent, its environment and defaults.
 
-Every field that the user wrote is kept. A default is put only where nothing was said. What can't be had together (a
-volume of the user's named like one of ours) is refused by the rules of dtj_core.api before this is reached.
+Every field that the user wrote is kept, and a default fills in only a field that is missing. The
+rules of dtj_core.api have already rejected conflicts, such as a user's volume that is named like
+one of ours.
 """
 
 from __future__ import annotations
@@ -9,27 +10,29 @@ from __future__ import annotations
 from typing import Any
 
 from dtj_contract import names
-from dtj_core.api.v1alpha1 import trainer_of
+from dtj_core.api.v1alpha1 import find_trainer_container
 from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
 
-USER_ID = 65532  # "nonroot" of distroless images, and of ours
+# User "nonroot" of distroless images, and of ours.
+USER_ID = 65532
 GRACE_SECONDS = 30
-NODE_LOST_SECONDS = 30  # until the pods of a node that does not answer are given up; Kubernetes' own default is 300
+# Until the pods of a node that does not respond are evicted. Kubernetes' own default is 300.
+NODE_LOST_SECONDS = 30
 NODE_LOST_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 AGENT_IN_OPERATOR_IMAGE = "/dtj/agent.pyz"
 
 
 def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_floor: int) -> Object:
-    """A PodTemplateSpec."""
+    """Returns a PodTemplateSpec."""
     template: Object = _without_nulls(job.spec.template or {})
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = (metadata.get("labels") or {}) | labels
     pod: Object = template.setdefault("spec", {})
     if not pod.get("containers"):
         pod["containers"] = [{"name": names.CONTAINER}]
-    trainer = trainer_of(template)
+    trainer = find_trainer_container(template)
     _pod_defaults(pod, trainer, settings)
     _trainer(job, settings, pod, trainer, attempt_floor)
     pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]
@@ -41,7 +44,7 @@ def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_f
 
 
 def _without_nulls(value: Any) -> Any:
-    """A deep copy without the fields that are null, which mean the same as fields that are not there."""
+    """Returns a deep copy without null fields: a null means the same as a missing field."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -51,42 +54,51 @@ def _pod_defaults(pod: Object, trainer: Object, settings: Settings) -> None:
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("enableServiceLinks", False)
     if pod.get("hostNetwork"):
-        pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")  # without it the node's resolver is asked, which knows no peer
+        # The default for such pods is the node's resolver, which knows no peer.
+        pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
     pod["tolerations"] = _tolerations(pod.get("tolerations") or [])
     security = pod["securityContext"] = dict(pod.get("securityContext") or {})
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     own = trainer.get("securityContext") or {}
     user = own.get("runAsUser", security.get("runAsUser"))
-    image_user = "runAsNonRoot" in security or "runAsNonRoot" in own  # then the user counts on the one that the image names
+    # A user who sets runAsNonRoot relies on the user that the image names.
+    image_user = "runAsNonRoot" in security or "runAsNonRoot" in own
     if user != 0:
         security.setdefault("runAsNonRoot", True)
     if user is None and not image_user:
         if settings.pod_user == "fixed":
             security["runAsUser"] = USER_ID
             security.setdefault("runAsGroup", USER_ID)
-        # An image knows no such user: what asks for its name or home directory must find one.
+        # No image knows this user. Programs that look up its name or home directory must find one.
         _env_default(trainer, "HOME", "/tmp")  # noqa: S108 (an emptyDir of the pod)
         _env_default(trainer, "USER", "trainer")
     if settings.pod_user == "fixed" or "runAsGroup" in security:
         security.setdefault("fsGroup", security.get("runAsGroup", USER_ID))
-    # Without this the kubelet changes the owner of every checkpoint each time a pod starts.
+    # Otherwise the kubelet changes the owner of every checkpoint each time a pod starts.
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
 
 
 def _tolerations(given: list[Object]) -> list[Object]:
-    """The group waits while a node is silent, so its pods are given up soon; stuck.py decides which are removed."""
-    said = {str(toleration.get("key", "")) for toleration in given}
+    """Adds tolerations that evict pods from a lost node soon, because the group waits meanwhile.
+
+    stuck_pods.py decides which of these pods are removed.
+    """
+    given_keys = {str(toleration.get("key", "")) for toleration in given}
     ours = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": NODE_LOST_SECONDS}
         for key in NODE_LOST_TAINTS
-        if not said & {key, ""}  # a toleration without a key tolerates everything
+        # A toleration without a key tolerates everything.
+        if not given_keys & {key, ""}
     ]
     return [*given, *ours]
 
 
 def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt_floor: int) -> None:
-    """The container that trains: the agent is its first process, and the user's command is the agent's argument."""
+    """Completes the trainer container.
+
+    The agent is its first process, and the user's command is the agent's argument.
+    """
     if job.spec.image:
         trainer["image"] = job.spec.image
     trainer["command"] = ["python3", names.AGENT_PATH, "--", *job.spec.command]
@@ -104,7 +116,10 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
     ]
     ports = trainer.setdefault("ports", []) or []
     if all(port.get("containerPort") != settings.agent_port for port in ports):
-        trainer["ports"] = [*ports, {"name": names.AGENT_PORT_NAME, "containerPort": settings.agent_port, "protocol": "TCP"}]
+        trainer["ports"] = [
+            *ports,
+            {"name": names.AGENT_PORT_NAME, "containerPort": settings.agent_port, "protocol": "TCP"},
+        ]
     mounts = [
         {"name": names.VOLUME_AGENT, "mountPath": names.AGENT_DIR, "readOnly": True},
         {"name": names.VOLUME_STATE, "mountPath": names.STATE_DIR},
@@ -117,7 +132,10 @@ def _trainer(job: Job, settings: Settings, pod: Object, trainer: Object, attempt
 
 
 def _scratch(trainer: Object) -> dict[str, str]:
-    """Volume to path of what a script expects to be able to write, unless the user mounts something there."""
+    """Returns path by volume for the directories that a script expects to be writable.
+
+    A path at which the user mounts a volume is left out.
+    """
     taken = {mount.get("mountPath", "").rstrip("/") for mount in trainer.get("volumeMounts") or ()}
     wanted = {names.VOLUME_TMP: "/tmp", names.VOLUME_SHM: "/dev/shm"}  # noqa: S108 (emptyDirs of the pod)
     return {volume: path for volume, path in wanted.items() if path not in taken}
@@ -130,7 +148,8 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         {"name": names.VOLUME_STATE, "emptyDir": {}},
         {"name": names.VOLUME_SECRET, "secret": {"secretName": job.secret_name, "defaultMode": 0o440}},
         {"name": names.VOLUME_TMP, "emptyDir": {}},
-        # The default of 64 MiB starves data loaders and NCCL; this counts against the container's memory limit.
+        # The default of 64 MiB starves data loaders and NCCL. This volume counts against the
+        # container's memory limit.
         {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}},
     ]
     if job.spec.checkpoint:
@@ -141,14 +160,15 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         elif volume.host_path is not None:
             source = {"hostPath": volume.host_path.model_dump(by_alias=True)}
         else:
-            assert volume.source is not None  # exactly one is set: a rule of the API
+            # A rule of the API: exactly one source is set.
+            assert volume.source is not None
             source = volume.source.model_dump(by_alias=True, exclude_none=True)
         volumes.append({"name": names.VOLUME_CHECKPOINT, **source})
     return [volume for volume in volumes if volume["name"] in ours]
 
 
 def _agent_installer(settings: Settings) -> Object:
-    """The init container that puts the agent into the pod, whatever the trainer's image is."""
+    """Returns the init container that installs the agent, whatever the trainer's image is."""
     installer: Object = {
         "name": names.INIT_CONTAINER,
         "image": settings.agent_image,
@@ -166,12 +186,13 @@ def _agent_installer(settings: Settings) -> Object:
 
 
 def _restrict(container: Object) -> None:
-    """The rest of Pod Security Standard "restricted", as far as the user did not ask for more."""
+    """Applies the rest of Pod Security Standard "restricted", unless the user set otherwise."""
     security = container["securityContext"] = dict(container.get("securityContext") or {})
     capabilities = security["capabilities"] = dict(security.get("capabilities") or {})
     added = {str(capability).removeprefix("CAP_") for capability in capabilities.get("add") or ()}
     capabilities.setdefault("drop", ["ALL"])
-    if not security.get("privileged") and "SYS_ADMIN" not in added:  # the API server refuses these with it
+    # The API server rejects the combination with either of these.
+    if not security.get("privileged") and "SYS_ADMIN" not in added:
         security.setdefault("allowPrivilegeEscalation", False)
 
 

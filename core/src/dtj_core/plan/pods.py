@@ -1,4 +1,4 @@
-"""Why a pod does not run, why one was lost, and when no agent will ever start in it."""
+"""Reasons why a pod does not run or was lost, and pods that will never start their agent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from dtj_contract.names import Reason
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Observed
-from dtj_core.plan.outcome import Ending
+from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.times import rfc3339, unix
 
-START_CRASHES = 5  # of an agent that never ran: about five minutes of the kubelet's back-off
-START_SECONDS = 60.0  # a container that lived longer did start
+# Crashes of an agent that never ran. With the kubelet's back-off they take about five minutes.
+START_CRASHES = 5
+# A container that ran for longer counts as started.
+START_SECONDS = 60.0
 PULL = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
 NOT_STARTED = {"StartError", "ContainerCannotRun"}
@@ -30,12 +32,17 @@ LOST = frozenset({Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, *DISRU
 
 @dataclass(frozen=True)
 class Cause:
+    """Reason and message of a condition: why something is not as it should be."""
+
     reason: str
     message: str
 
 
-def of_run(job: Job, observed: Observed) -> tuple[Object, ...]:
-    """The pods of the present StatefulSet by ordinal; none of an earlier run, or of an earlier job of the same name."""
+def current_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
+    """Returns the pods of the present StatefulSet by ordinal.
+
+    Pods of an earlier run, or of an earlier job of the same name, are left out.
+    """
     if observed.stateful_set is None or not job.owns(observed.stateful_set):
         return ()
     uid = observed.stateful_set["metadata"]["uid"]
@@ -49,7 +56,7 @@ def ordinal(pod: Object) -> int:
 
 
 def is_running(pod: Object, container: str) -> bool:
-    """The container that trains runs, and nobody has asked the pod to go."""
+    """Returns whether the trainer container runs and the pod is not being deleted."""
     return "deletionTimestamp" not in pod["metadata"] and "running" in (_status(pod, container).get("state") or {})
 
 
@@ -58,70 +65,78 @@ def ready_count(pods: tuple[Object, ...], container: str) -> int:
 
 
 def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None) -> Cause | None:
-    """The first reason, by ordinal, why not all pods run; None if they all do. `refusal`: the API server's, of one not made."""
+    """Returns the first reason, by ordinal, why not all pods run; None if all of them do.
+
+    `refusal`: the API server's message where it rejects a child.
+    """
     waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container)) is not None]
-    telling = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
-    if telling:
-        return telling[0]
+    specific = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
+    if specific:
+        return specific[0]
     if len(pods) < job.spec.replicas and refusal is not None:
-        return Cause(Reason.CHILD_REFUSED, "the API server refuses a child of the job, and is asked again: " + refusal)
+        return Cause(Reason.CHILD_REFUSED, refused_message(refusal))
     if len(pods) < job.spec.replicas:
-        return Cause(
-            Reason.PODS_PENDING,
-            "the StatefulSet has not made all of its pods yet; if that lasts: kubectl describe statefulset " + job.name,
-        )
+        hint = "if this persists: kubectl describe statefulset " + job.name
+        return Cause(Reason.PODS_PENDING, "waiting for the StatefulSet to create all of its pods; " + hint)
     return waiting[0] if waiting else None
 
 
+def refused_message(refusal: str) -> str:
+    return "the API server rejected a child of the job; retrying: " + refusal
+
+
 def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
-    """Why a pod that ran is not there any more, or is about to go."""
+    """Returns why a pod that ran is gone or terminating; None if all pods are in place."""
     present = {ordinal(pod) for pod in pods}
     for pod in pods:
         name, status = pod["metadata"]["name"], pod.get("status") or {}
         disruption = _condition(pod, "DisruptionTarget")
         if disruption.get("status") == "True":
             reason = DISRUPTIONS.get(str(disruption.get("reason")), Reason.POD_EVICTED)
-            return Cause(reason, f"{name}: {disruption.get('message') or disruption.get('reason')}")
+            return Cause(reason, f"pod {name}: {disruption.get('message') or disruption.get('reason')}")
         if _is_on_silent_node(pod):
-            return Cause(Reason.NODE_LOST, f"{name}: its node {_node(pod)} does not answer")
+            return Cause(Reason.NODE_LOST, f"pod {name}: its node {_node(pod)} is not responding")
         if "deletionTimestamp" in pod["metadata"]:
-            return Cause(Reason.POD_DELETED, f"{name} was deleted")
+            return Cause(Reason.POD_DELETED, f"pod {name} was deleted")
         if status.get("phase") == "Failed":
             reason = Reason.POD_EVICTED if status.get("reason") == "Evicted" else Reason.POD_LOST
-            return Cause(reason, f"{name}: {status.get('message') or status.get('reason') or 'the pod failed'}")
+            return Cause(reason, f"pod {name}: {status.get('message') or status.get('reason') or 'the pod failed'}")
         ended = (_status(pod, job.trainer_container).get("state") or {}).get("terminated") or {}
         if ended.get("reason") == "OOMKilled":
-            return Cause(Reason.OOM_KILLED, f"{name} used more memory than its limit")
+            return Cause(Reason.OOM_KILLED, f"pod {name} exceeded its memory limit")
     missing = sorted(set(range(job.spec.replicas)) - present)
     if missing:
-        return Cause(Reason.POD_LOST, f"{job.name}-{missing[0]} is gone, and is made again")
+        return Cause(Reason.POD_LOST, f"pod {job.name}-{missing[0]} is missing; waiting for its replacement")
     return None
 
 
-def hopeless(pods: tuple[Object, ...], job: Job, now: float) -> Ending | None:
-    """The end of a job whose pod can't start its agent, where no agent is there to say so."""
+def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | None:
+    """Returns the failure of a job whose pod can't start its agent: no agent can report it."""
     for pod in pods:
         for status in _starting(pod, job.trainer_container):
-            ended = _last_end(status)
+            ended = _last_failure(status)
             if not ended:
                 continue
-            name = f"container {status.get('name')} of {pod['metadata']['name']}"
-            told = str(ended.get("message") or "").strip()
-            if ended.get("reason") in NOT_STARTED and re.search(r"not found|no such file", told):
-                message = f"{name} can't be started: {told}. The image needs python3 on its PATH"
-                return _ending(Reason.ENTRYPOINT_NOT_FOUND, message, pod, ended, now)
+            name = f"container {status.get('name')} of pod {pod['metadata']['name']}"
+            detail = str(ended.get("message") or "").strip()
+            if ended.get("reason") in NOT_STARTED and re.search(r"not found|no such file", detail):
+                message = f"{name} can't be started: {detail}. The image must have python3 on its PATH"
+                return _unstartable_result(Reason.ENTRYPOINT_NOT_FOUND, message, pod, ended, now)
             crashes = int(status.get("restartCount") or 0)
-            limit = (
-                job.spec.restart.max_restarts if job.status.get("attempt") else min(START_CRASHES, job.spec.restart.max_restarts)
-            )
-            if crashes > limit and _is_backing_off(status) and _lived(ended) < START_SECONDS:
+            allowed = job.spec.restart.max_restarts
+            limit = allowed if job.status.get("attempt") else min(START_CRASHES, allowed)
+            if crashes > limit and _is_backing_off(status) and _run_seconds(ended) < START_SECONDS:
                 how = f"exit code {ended.get('exitCode')}" + (f", {ended['reason']}" if ended.get("reason") else "")
-                message = f"{name} crashed {crashes} times as it started ({how}): {told or 'see kubectl logs --previous'}"
-                return _ending(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now, crashes)
+                message = (
+                    f"{name} crashed {crashes} times during startup ({how}): {detail or 'see kubectl logs --previous'}"
+                )
+                return _unstartable_result(Reason.RESTART_BUDGET_SPENT, message, pod, ended, now, crashes)
     return None
 
 
-def _ending(reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0) -> Ending:
+def _unstartable_result(
+    reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0
+) -> JobResult:
     why = Reason.OOM_KILLED if ended.get("reason") == "OOMKilled" else Reason.AGENT_CRASHED
     failure: Object = {
         "ordinal": ordinal(pod),
@@ -133,7 +148,7 @@ def _ending(reason: str, message: str, pod: Object, ended: Object, now: float, c
     }
     if isinstance(ended.get("exitCode"), int):
         failure["exitCode"] = ended["exitCode"]
-    return Ending(kind="Failed", reason=reason, message=message, failures=(failure,), crashes=crashes)
+    return JobResult(kind="Failed", reason=reason, message=message, failures=(failure,), crashes=crashes)
 
 
 def _why_waiting(pod: Object, container: str) -> Cause | None:
@@ -142,30 +157,31 @@ def _why_waiting(pod: Object, container: str) -> Cause | None:
     name = pod["metadata"]["name"]
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        told = str(scheduled.get("message") or "")
-        claim = re.search(r'persistentvolumeclaim "([^"]+)" not found', told)
+        detail = str(scheduled.get("message") or "")
+        claim = re.search(r'persistentvolumeclaim "([^"]+)" not found', detail)
         if claim:
-            return Cause(Reason.VOLUME_CLAIM_NOT_FOUND, f"{name}: there is no PersistentVolumeClaim {claim[1]} in this namespace")
-        return Cause(Reason.UNSCHEDULABLE, f"{name}: {told}")
+            message = f"pod {name}: PersistentVolumeClaim {claim[1]} does not exist in this namespace"
+            return Cause(Reason.VOLUME_CLAIM_NOT_FOUND, message)
+        return Cause(Reason.UNSCHEDULABLE, f"pod {name}: {detail}")
     for status in _starting(pod, container):
         waiting = (status.get("state") or {}).get("waiting") or {}
-        why, told = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-        if why in PULL:
-            return Cause(Reason.IMAGE_PULL_FAILED, f"{name}: {told or why} (image {status.get('image')})")
-        if why in CONFIG:
-            return Cause(Reason.CONTAINER_CONFIG_ERROR, f"{name}: {told or why}")
-        if why == "CrashLoopBackOff":
-            ended = _last_end(status)
+        reason, detail = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+        if reason in PULL:
+            return Cause(Reason.IMAGE_PULL_FAILED, f"pod {name}: {detail or reason} (image {status.get('image')})")
+        if reason in CONFIG:
+            return Cause(Reason.CONTAINER_CONFIG_ERROR, f"pod {name}: {detail or reason}")
+        if reason == "CrashLoopBackOff":
+            ended = _last_failure(status)
             return Cause(
                 Reason.AGENT_CRASHED,
-                f"{name}: container {status.get('name')} ended with {ended.get('exitCode')} and is started again; "
+                f"pod {name}: container {status.get('name')} exited with {ended.get('exitCode')}; restarting it; "
                 f"see kubectl logs {name} -c {status.get('name')} --previous",
             )
-    return Cause(Reason.PODS_PENDING, f"{name} is being started")
+    return Cause(Reason.PODS_PENDING, f"pod {name} is starting")
 
 
 def _starting(pod: Object, container: str) -> list[Object]:
-    """The containers without which no agent runs: not the user's sidecars."""
+    """Returns the statuses of the containers that the agent needs, so not of the user's sidecars."""
     return [*((pod.get("status") or {}).get("initContainerStatuses") or ()), _status(pod, container)]
 
 
@@ -179,16 +195,17 @@ def _condition(pod: Object, kind: str) -> Object:
 
 
 def _is_on_silent_node(pod: Object) -> bool:
-    """The node controller has set Ready to False, as it does when a node has not reported for 40 s, and nothing else.
+    """Returns whether the node controller, and nothing else, has set Ready to False.
 
-    A kubelet takes ContainersReady away with it, and a readiness gate gives a reason.
+    The controller does so when a node has not reported for 40 s. A kubelet sets ContainersReady to
+    False along with Ready, and a readiness gate gives a reason.
     """
     ready, containers = _condition(pod, "Ready"), _condition(pod, "ContainersReady")
     return ready.get("status") == "False" and containers.get("status") == "True" and not ready.get("reason")
 
 
-def _last_end(status: Object) -> Object:
-    """How the container last ended; {} if it never did."""
+def _last_failure(status: Object) -> Object:
+    """Returns how the container last failed; {} if it never did."""
     for state in ("state", "lastState"):
         ended: Any = (status.get(state) or {}).get("terminated")
         if ended and (ended.get("exitCode") != 0 or ended.get("reason") in NOT_STARTED):
@@ -200,7 +217,7 @@ def _is_backing_off(status: Object) -> bool:
     return ((status.get("state") or {}).get("waiting") or {}).get("reason") == "CrashLoopBackOff"
 
 
-def _lived(ended: Object) -> float:
+def _run_seconds(ended: Object) -> float:
     started, finished = unix(ended.get("startedAt")), unix(ended.get("finishedAt"))
     return finished - started if started is not None and finished is not None else 0.0
 

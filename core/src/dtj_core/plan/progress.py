@@ -1,4 +1,4 @@
-"""How far the training is, how fast, and which share of the time was of use."""
+"""Progress and speed of the training, and the share of the time that was productive."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dtj_core.plan.agent_report import Report
 from dtj_core.plan.model import Object
 from dtj_core.plan.times import rfc3339, unix
 
-MIN_SPEED_SECONDS = 1.0  # between two reports that a speed is taken from
+# Shortest interval that a speed is computed from.
+MIN_SPEED_SECONDS = 1.0
 
 
 def merge(status: Object, report: Report, now: float) -> Object:
-    """`status` with the progress, the checkpoint and the goodput of `report`."""
+    """Returns `status` with the progress, the checkpoint and the goodput of `report`."""
     merged = dict(status)
     if report.progress:
         merged["progress"] = _progress(status.get("progress") or {}, report.progress)
@@ -20,15 +21,22 @@ def merge(status: Object, report: Report, now: float) -> Object:
 
 
 def active_seconds(status: Object, now: float) -> float:
-    """Time that the job was not suspended."""
+    """Returns how long the job has been active, that is not suspended."""
     started = unix(status.get("startTime"))
     return float(status.get("activeSeconds", 0.0)) + (max(0.0, now - started) if started is not None else 0.0)
 
 
 def with_goodput(status: Object, now: float) -> Object:
-    """Share of the active time in which steps were done that were not lost later; unknown while nothing is reported."""
+    """Returns `status` with goodput: the share of active time spent on steps not lost later.
+
+    Goodput is unknown while the script reports nothing.
+    """
     active = active_seconds(status, now)
-    silent = not status.get("productiveSeconds") and not status.get("checkpoint") and "step" not in (status.get("progress") or {})
+    silent = (
+        not status.get("productiveSeconds")
+        and not status.get("checkpoint")
+        and "step" not in (status.get("progress") or {})
+    )
     if active <= 0 or silent or "productiveSeconds" not in status:
         return status
     return {**status, "goodput": round(min(1.0, status["productiveSeconds"] / active), 4)}
@@ -36,7 +44,8 @@ def with_goodput(status: Object, now: float) -> Object:
 
 def _progress(before: Object, report: Object) -> Object:
     step, total = report.get("step"), report.get("totalSteps")
-    # An attempt that resumes at the last step has nothing left to do, and no loss to report: the one of that step stands.
+    # An attempt that resumes at the last step has nothing left to do and reports no loss. Keep the
+    # loss of that step.
     same = before if step is not None and step == before.get("step") else {}
     progress = {k: same[k] for k in ("loss", "samplesPerSecond", "metrics") if k in same} | report
     speed = _speed(before, report)
@@ -52,7 +61,10 @@ def _progress(before: Object, report: Object) -> Object:
 
 
 def _speed(before: Object, report: Object) -> float | None:
-    """Steps a second since the last report that was written; the old speed where that can't be said (a restart)."""
+    """Returns the steps per second since the last written report.
+
+    The old speed stands where the new one is unknown (a restart).
+    """
     then, now = unix(before.get("time")), unix(report.get("time"))
     old: float | None = before.get("stepsPerSecond")
     if then is None or now is None or "step" not in before or "step" not in report:

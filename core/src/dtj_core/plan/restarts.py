@@ -1,8 +1,8 @@
-"""Attempts, restarts, failures and recoveries: what the agents remember, added to what the status already has.
+"""Adds the agents' attempts, restarts, failures and recoveries to those of the status.
 
-The agents keep their history through every restart, and lose it only with the last of their pods (a suspension, a
-lost cluster). So the status keeps sums of its own and, in `status.agent`, what the agents last said: only the
-difference is added. Nothing here ever goes backwards.
+The agents keep their history through every restart, and lose it only with the last of their pods (a
+suspension, a lost cluster). The status therefore keeps sums of its own and, in `status.agent`, what
+the agents last reported: only the difference is added. No counter ever decreases.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ COUNTERS = ("inPlace", "pod", "counted")
 
 
 def merge(status: Object, report: Report) -> Object:
-    """`status` with what `report` adds to it."""
+    """Returns `status` with what `report` adds to it."""
     seen: Object = status.get("agent") or {}
     sums: Object = status.get("restarts") or {}
     counters = {
-        name: sums.get(name, 0) + growth(report, seen, report.restarts.get(name, 0), seen.get(name, 0)) for name in COUNTERS
+        name: sums.get(name, 0) + growth(report, seen, report.restarts.get(name, 0), seen.get(name, 0))
+        for name in COUNTERS
     }
     productive = growth(report, seen, report.productive_seconds, seen.get("productiveSeconds", 0.0))
     merged = {
@@ -38,24 +39,29 @@ def merge(status: Object, report: Report) -> Object:
     return merged
 
 
-def growth(report: Report, seen: Object, said: float, before: float) -> float:
-    """By how much a counter of the agents' grew since `seen` was written."""
+def growth(report: Report, seen: Object, reported: float, before: float) -> float:
+    """Returns by how much a counter of the agents has grown since `seen` was written."""
     if report.start_time is None and not report.from_outcome:
-        return 0  # no attempt yet: they have nothing to count
+        return 0  # no attempt yet, nothing to count
     if report.start_time is not None and report.start_time != seen.get("startTime", report.start_time):
-        return said  # another memory: it began at 0
-    if report.start_time is None and said < before:
-        return said  # an outcome does not say which memory it is from, but this one is younger than what we saw
-    return max(0, said - before)
+        return reported  # another memory, which began at 0
+    if report.start_time is None and reported < before:
+        # An outcome does not name the memory that it is from, but a smaller counter is from a newer
+        # one.
+        return reported
+    return max(0, reported - before)
 
 
 def merge_failures(known: list[Object], new: tuple[Object, ...]) -> list[Object]:
-    """The newest failures of both, oldest first."""
+    """Returns the newest failures of both, oldest first."""
     return _union(known, new, ("attempt", "ordinal", "rank", "pod"))[-FAILURES:]
 
 
 def with_evidence(status: Object, failures: tuple[Object, ...], crashes: int) -> Object:
-    """`status` with what the pods show where no agent could report: at least so many restarts in place, and why."""
+    """Returns `status` with the evidence of the pods where no agent could report.
+
+    Restarts in place become at least `crashes`.
+    """
     sums = dict.fromkeys(COUNTERS, 0) | (status.get("restarts") or {})
     sums |= {name: max(sums[name], crashes) for name in ("inPlace", "counted")}
     sums["total"] = sums["inPlace"] + sums["pod"]
@@ -63,11 +69,13 @@ def with_evidence(status: Object, failures: tuple[Object, ...], crashes: int) ->
 
 
 def _seen(seen: Object, report: Report) -> Object:
-    """What to compare with next time."""
+    """Returns what the next report is compared with."""
     if report.start_time is None:
         return seen
     same = seen.get("startTime") == report.start_time
-    floor = seen if same else {}  # an answer that was overtaken by a newer one must not be counted again later
+    # A stale answer, overtaken by a newer one, must not lower what was seen: the difference would
+    # count twice.
+    floor = seen if same else {}
     new: Object = {name: max(report.restarts.get(name, 0), floor.get(name, 0)) for name in COUNTERS}
     new["attempt"] = max(report.attempt, floor.get("attempt", 0))
     new["productiveSeconds"] = max(report.productive_seconds, floor.get("productiveSeconds", 0.0))
@@ -76,6 +84,9 @@ def _seen(seen: Object, report: Report) -> Object:
 
 
 def _union(known: list[Object], new: tuple[Object, ...], key: tuple[str, ...]) -> list[Object]:
-    """Both lists by `key`; of two with the same key the newer one, which knows more; in order of attempt and time."""
+    """Returns both lists merged by `key`, in order of attempt and time.
+
+    The newer one of two equal keys wins: it knows more.
+    """
     by_key = {tuple(item.get(name) for name in key): item for item in (*known, *new)}
     return sorted(by_key.values(), key=lambda item: (item.get("attempt", 0), str(item.get("time", ""))))

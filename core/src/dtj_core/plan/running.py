@@ -1,39 +1,45 @@
-"""Whether the group runs, restarts or is still to come, and why: conditions Running and Restarting."""
+"""The phase of the group and its reason: conditions Running and Restarting."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dtj_contract import names
+from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
-from dtj_core.plan import conditions
 from dtj_core.plan.agent_report import Report
+from dtj_core.plan.conditions import Conditions, find_condition, is_true
 from dtj_core.plan.job import Job
+from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object
 from dtj_core.plan.pods import LOST, Cause, why_lost, why_not_running
 
-HEARD = "all pods run; their agents are about to find each other"
-UNHEARD = (
-    "all pods run; the agent of pod 0 does not answer the operator yet: if that lasts, see its log, "
-    f"and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
+FORMING = "all pods are running; waiting for their agents to form a group"
+NO_ANSWER_YET = (
+    "all pods are running; waiting for the agent of pod 0 to answer. If this persists, check its log, "
+    f"and whether a NetworkPolicy blocks the operator from port {names.AGENT_PORT}"
 )
 UNREACHABLE_SECONDS = 60.0
 UNREACHABLE = (
-    "all pods run, but the agent of pod 0 has not answered the operator for a minute or more, so what the group does is not "
-    f"known: see the log of pod 0, and whether a NetworkPolicy keeps the operator from port {names.AGENT_PORT}"
+    "all pods are running, but the agent of pod 0 has not answered the operator for a minute or more, so the state of "
+    "the group is unknown: check the log of pod 0, and whether a NetworkPolicy blocks the operator from "
+    f"port {names.AGENT_PORT}"
 )
-NOW = "; now "  # between why the group does not run and what it waits for
+# Separates why the group does not run from what it waits for.
+NOW = "; now "
+UNEXPLAINED = "a pod was lost"  # where no pod shows why
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class GroupPhase:
+    """Values of conditions Running and Restarting, with the reason and message of both."""
+
     running: bool
     restarting: bool
     reason: str
     message: str
 
 
-def state(
+def group_phase(
     job: Job,
     status: Object,
     pods: tuple[Object, ...],
@@ -41,63 +47,91 @@ def state(
     *,
     silent_seconds: float = 0.0,
     refusal: str | None = None,
-) -> State | None:
-    """The state of the group; None: nothing new is known (its agent could not be asked just now)."""
-    if report is not None and report.phase == "Running":
-        message = f"attempt {status['attempt']} runs on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
-        return State(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
-    if report is not None and report.phase not in ("Rendezvous", "Stopping") and conditions.find(job.status, names.RUNNING):
-        return None  # Finished: the outcome comes with it, or with the termination message
+) -> GroupPhase | None:
+    """Returns the phase of the group; None if nothing new is known.
+
+    Nothing new is known while its agent does not answer.
+
+    `refusal`: the API server's message where it rejects a child.
+    """
+    if report is not None and report.phase == agent_status.RUNNING:
+        message = (
+            f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
+        )
+        return GroupPhase(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
+    if (
+        report is not None
+        and report.phase not in (agent_status.RENDEZVOUS, agent_status.STOPPING)
+        and find_condition(job.status, names.RUNNING)
+    ):
+        # Finished: the outcome comes with the report, or with the termination message.
+        return None
     blocked = why_not_running(pods, job, refusal)
-    ran = conditions.is_true(job.status, names.RUNNING) or conditions.is_true(job.status, names.RESTARTING)
     if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
         return _unreachable(job)
-    if not ran:
-        cause = blocked or Cause(Reason.RENDEZVOUS, UNHEARD if report is None else report.phase_message or HEARD)
-        return State(running=False, restarting=False, reason=cause.reason, message=cause.message)
+    if not has_started(job.status):
+        waits = NO_ANSWER_YET if report is None else report.phase_message or FORMING
+        cause = blocked or Cause(Reason.RENDEZVOUS, waits)
+        return GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
     if report is None and blocked is None and why_lost(pods, job) is None:
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
-    new = State(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
+    phase = GroupPhase(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
     is_refused = blocked is not None and blocked.reason == Reason.CHILD_REFUSED != cause.reason
-    return waiting_for(new, blocked.message) if blocked is not None and is_refused else new
+    return add_wait(phase, blocked.message) if blocked is not None and is_refused else phase
 
 
-def waiting_for(new: State, what: str) -> State:
-    """`new`, if the group does not run, with this as what it waits for."""
-    if new.running or not what:
-        return new
-    return replace(new, message=new.message + ("; " if NOW in new.message else NOW) + what)
+def add_wait(phase: GroupPhase, wait: str) -> GroupPhase:
+    """Returns `phase` with what the group waits for, unless the group runs or waits for nothing."""
+    if phase.running or not wait:
+        return phase
+    return replace(phase, message=phase.message + ("; " if NOW in phase.message else NOW) + wait)
 
 
-def _unreachable(job: Job) -> State:
-    """As it was, for a training may well go on; only that nobody hears of it is new."""
-    running, restarting = (conditions.is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
-    return State(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
+def _unreachable(job: Job) -> GroupPhase:
+    """Returns the stored phase with another reason: training may well continue unobserved."""
+    running, restarting = (is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
+    return GroupPhase(running=running, restarting=restarting, reason=Reason.AGENT_UNREACHABLE, message=UNREACHABLE)
 
 
-def _why_restarting(job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None) -> Cause:
-    """Why the group is not running at the moment: why a pod was lost, or what the agents say."""
-    said = report.phase_reason if report is not None else ""
-    old = conditions.find(job.status, names.RESTARTING) or {}
-    if old.get("status") == "True" and old.get("reason") in LOST - {Reason.POD_LOST} and (not said or said in LOST):
-        # The pod that could tell is replaced by now.
-        lost = Cause(str(old["reason"]), str(old["message"]).partition(NOW)[0])
-    elif not said or said in LOST:
-        lost = why_lost(pods, job) or Cause(said or Reason.POD_LOST, "a pod was lost")
+def _why_restarting(
+    job: Job, status: Object, pods: tuple[Object, ...], report: Report | None, blocked: Cause | None
+) -> Cause:
+    """Returns why the group does not run: why a pod was lost, or what the agents report."""
+    reported = report.phase_reason if report is not None else ""
+    remembered = _remembered_loss(job.status)
+    if remembered is not None and (not reported or reported in LOST):
+        lost = remembered
+    elif not reported or reported in LOST:
+        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, UNEXPLAINED)
     else:
         failures = [f for f in status.get("failures") or () if f.get("attempt") == status.get("attempt")]
-        lost = Cause(said, str((failures[-1] if failures else {}).get("message") or f"attempt {status.get('attempt')} ended"))
-    if blocked is not None and blocked.reason not in (Reason.PODS_PENDING, lost.reason) and lost.message == "a pod was lost":
-        return blocked
-    return lost
+        last = failures[-1] if failures else {}
+        lost = Cause(reported, str(last.get("message") or f"attempt {status.get('attempt')} ended"))
+    blocks = blocked is not None and blocked.reason not in (Reason.PODS_PENDING, lost.reason)
+    return blocked if blocked is not None and blocks and lost.message == UNEXPLAINED else lost
 
 
-def apply(job: Job, status: Object, new: State, now: float) -> Object:
-    """`status` with the conditions of `new`."""
-    restarting = new.restarting or conditions.find(status, names.RESTARTING) is not None
-    for kind, value in ((names.RESTARTING, new.restarting), (names.RUNNING, new.running)):
+def _remembered_loss(status: Object) -> Cause | None:
+    """Returns why a pod was lost, as condition Restarting reported it; None without details.
+
+    The pod that showed the reason has been replaced by now, and the status has no field for it.
+    Therefore the reason and the message are read back from the condition.
+    """
+    old = find_condition(status, names.RESTARTING) or {}
+    if old.get("status") != "True" or old.get("reason") not in LOST - {Reason.POD_LOST}:
+        return None
+    return Cause(str(old["reason"]), str(old["message"]).partition(NOW)[0])
+
+
+def set_conditions(status: Object, phase: GroupPhase, conditions: Conditions) -> Object:
+    """Returns `status` with conditions Running and Restarting.
+
+    Restarting is set once the group has restarted.
+    """
+    restarting = phase.restarting or find_condition(status, names.RESTARTING) is not None
+    for kind, value in ((names.RESTARTING, phase.restarting), (names.RUNNING, phase.running)):
         if kind == names.RUNNING or restarting:
-            status = conditions.put(status, kind, value, new.reason, new.message, generation=job.generation, now=now)
+            status = conditions.set(status, kind, value, phase.reason, phase.message)
     return status

@@ -1,11 +1,13 @@
-"""Which part of a spec shapes pods, in a form that all versions of the operator and of the CRD read alike.
+"""The shape of a spec: the part that shapes pods, as all versions read it alike.
 
-A running job must survive that the operator or the CRD becomes newer, or older again. So a shape is made of the spec as it is
-stored, not of this version's models, and it holds one digest a field. Two versions compare the fields that both know.
+A running job must survive an upgrade and a rollback of operator and CRD. A shape is therefore
+computed from the spec as stored, not from this version's models, and holds one digest per field.
+Two versions compare the fields that both know.
 
-FIELDS is frozen: an entry keeps its default for the life of v1alpha1, whatever the CRD's default becomes. A field that is not
-there and one that has the default of the table are the same, because the API server fills in a default that its CRD gained
-after the job was stored. A field that is added to the API is added here with the default that it is born with.
+FIELDS is frozen: an entry keeps its default for the life of v1alpha1, whatever the CRD's default
+becomes. A missing field equals one that has the default of the table, because the API server fills
+in a default that its CRD gained after the job was stored. Whoever adds a field to the API adds it
+here with its first default.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ DIGITS = 12
 DEFAULT = "default"
 
 
-def of(spec: Object) -> str:
-    """The shape of a stored spec, as text: `field=digest` of every field of the table."""
+def spec_shape(spec: Object) -> str:
+    """Returns the shape of a stored spec as text: `field=digest` for every field of the table."""
     return ",".join(f"{path}={_digest(spec, path)}" for path in FIELDS)
 
 
-def differ(one: str, other: str) -> bool:
-    """Tells whether two shapes differ in a field that both of them know."""
+def shapes_differ(one: str, other: str) -> bool:
+    """Returns whether two shapes differ in a field that both of them know."""
     first, second = _fields(one), _fields(other)
     return any(first[path] != second[path] for path in first.keys() & second.keys())
 
@@ -62,12 +64,15 @@ def _digest(spec: Object, path: str) -> str:
 
 
 def _without_nulls(value: Any) -> Any:
-    """The API server drops a null where its CRD names the field, and keeps it where the CRD does not."""
+    """Drops nulls, because the API server drops a null only where its CRD names the field."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _fields(shape: str) -> dict[str, str]:
-    """A text without fields, such as the single digest of an operator before 0.2, has nothing to compare."""
+    """Returns digest by field.
+
+    Text without fields, such as the single digest of an operator before 0.2, has none to compare.
+    """
     return dict(part.split("=", 1) for part in shape.split(",") if "=" in part)

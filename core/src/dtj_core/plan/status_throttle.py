@@ -1,8 +1,9 @@
-"""When a status is worth a write: what matters at once, what merely moves on (progress) once in a while.
+"""Throttles status writes: significant changes are written at once, mere progress once in a while.
 
-Writes are bounded by a token bucket whose level is kept in the status itself, since a pod decides what its agent reports:
-an agent that reports another state at each poll costs one write in WRITE_SECONDS once the bucket is empty. The end of a
-job, and each step of a suspension or a changed spec, is written whatever the bucket holds.
+A token bucket bounds the writes, because a pod decides what its agent reports: an agent that
+reports another state at each poll costs one write in WRITE_SECONDS once the bucket is empty. The
+level of the bucket is kept in the status itself. The end of a job, and each step of a suspension or
+of a changed spec, is written whatever the bucket holds.
 """
 
 from __future__ import annotations
@@ -11,26 +12,34 @@ from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
-from dtj_core.plan import conditions, suspend
+from dtj_core.plan.conditions import is_true
 from dtj_core.plan.job import Job
+from dtj_core.plan.job_status import is_stop_announced
 from dtj_core.plan.model import Object, Plan, Settings
 from dtj_core.plan.times import rfc3339, unix
 
-QUIET_REASONS = {Reason.PODS_PENDING, Reason.RENDEZVOUS}  # steps of a start that goes well
-WRITE_BURST = 10.0  # writes that a job may make one after the other
-WRITE_SECONDS = 10.0  # until it may make another one then
+QUIET_REASONS = {Reason.PODS_PENDING, Reason.RENDEZVOUS}  # steps of a normal start
+# Writes that a job may make in a row.
+WRITE_BURST = 10.0
+# Time to earn one more write after that.
+WRITE_SECONDS = 10.0
 
 
-def paced(job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings) -> Plan:
-    """`wanted`, its status held back where it can wait, and with the time of the next look at the latest."""
+def throttle_status_writes(
+    job: Job, wanted: Plan, until_deadline: float | None, now: float, settings: Settings
+) -> Plan:
+    """Returns `wanted` with its status held back if the write can wait.
+
+    requeue_after is the time of the next look at the latest.
+    """
     old, new = job.status, wanted.status
     times = [wanted.requeue_after, until_deadline if "startTime" in new else None]
     stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
-    pause = 0.0 if decisive(old) != decisive(new) else _pause(old, new, now, settings)
+    pause = 0.0 if unthrottled_fields(old) != unthrottled_fields(new) else _pause(old, new, now, settings)
     if new | stamp == old:
         status = old
     elif pause == 0:
-        status = _spent(old, new, now) | {"lastUpdateTime": rfc3339(now)}
+        status = _with_tokens(old, new, now) | {"lastUpdateTime": rfc3339(now)}
     else:
         status = old
         times = [pause, *(pause if time == 0 else time for time in times)]
@@ -43,9 +52,12 @@ def paced(job: Job, wanted: Plan, until_deadline: float | None, now: float, sett
 
 
 def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
-    """Seconds until `new` may be written. A clock that was set back does not prolong them."""
+    """Returns the seconds until `new` may be written.
+
+    A clock that was set back does not add to them.
+    """
     missing = max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
-    if urgent(old) != urgent(new):
+    if significant_fields(old) != significant_fields(new):
         return missing
     if _event_time(old) != _event_time(new) and _tokens(old, now) >= WRITE_BURST / 2:
         return 0.0
@@ -55,37 +67,44 @@ def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
 
 
 def _tokens(status: Object, now: float) -> float:
-    """How many writes the job may make at once. A job that was never written has all of them."""
+    """Returns how many writes the job may make at once.
+
+    A status that was never written has the full burst.
+    """
     last, left = unix(status.get("lastUpdateTime")), status.get("writesLeft")
     if last is None or left is None:
         return WRITE_BURST
     return min(WRITE_BURST, float(left) + max(0.0, now - last) / WRITE_SECONDS)
 
 
-def _spent(old: Object, new: Object, now: float) -> Object:
-    """`new` with what the bucket holds after this write."""
+def _with_tokens(old: Object, new: Object, now: float) -> Object:
+    """Returns `new` with the level of the bucket after this write."""
     return {**new, "writesLeft": round(max(0.0, _tokens(old, now) - 1.0), 3)}
 
 
 def _event_time(status: Object) -> object:
-    """When the agent gave the newest of the warnings that were made events."""
+    """Returns the time of the newest agent warning that became an event."""
     return (status.get("agent") or {}).get("eventTime")
 
 
-def decisive(status: Object) -> Object:
-    """What the next step of the operator, or somebody who waits for the end, depends on: it is never held back."""
+def unthrottled_fields(status: Object) -> Object:
+    """Returns the fields whose change is never held back.
+
+    The operator's next step, or a script that waits for the end, depends on them.
+    """
     return {
-        "ends": [conditions.is_true(status, kind) for kind in (names.COMPLETE, names.FAILED, names.SUSPENDED)],
-        "stopping": suspend.was_announced(status),
+        "ends": [is_true(status, kind) for kind in (names.COMPLETE, names.FAILED, names.SUSPENDED)],
+        "stopping": is_stop_announced(status),
         "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
     }
 
 
-def urgent(status: Object) -> Object:
-    """What somebody waits for: a change of it is written at once, as long as the bucket is not empty.
+def significant_fields(status: Object) -> Object:
+    """Returns the fields whose change is written at once, as long as the bucket is not empty.
 
-    An agent's own warnings are not among it: they are written at once while half of the bucket is there, so that a pod
-    which warns at each poll leaves the other half to changes of the job.
+    An agent's own warnings are not among them. Warnings are written at once while the bucket is at
+    least half full, so that a pod which warns at each poll leaves the other half to changes of the
+    job.
     """
     return {
         "conditions": [
@@ -95,7 +114,7 @@ def urgent(status: Object) -> Object:
         "attempt": status.get("attempt", 0),
         "restarts": (status.get("restarts") or {}).get("total", 0),
         "failures": [(f.get("attempt"), f.get("ordinal"), f.get("rank")) for f in status.get("failures") or ()],
-        # Once when it is known and once when its cost is.
+        # Written twice: when a recovery becomes known, and when its cost does.
         "recoveries": [
             (r.get("attempt"), bool((r.get("seconds") or {}).get("firstStep"))) for r in status.get("recoveries") or ()
         ],

@@ -1,16 +1,22 @@
-"""Pods that must make room and don't: those whose node is gone, and those whose workers SIGKILL can't end (a dead volume).
+"""Deletes pods that must make room but don't terminate.
 
-A StatefulSet makes no pod while the old one of that name is still there. On a dead node nobody confirms its end; with a
-process in uninterruptible sleep the container never ends. So first such a pod is deleted as any other, which gives a kubelet
-that lives the chance to do it properly. What is still there half a minute later may be removed from the API (force deletion).
+Their node is gone, or SIGKILL can't end their workers (a dead volume).
 
-Kubernetes leaves force deletion to a person, since two pods of one identity may run at once, and both may write. It is sure
-where the old pod is fenced: its job has more than one pod, so that its workers stand still without their peers, and a
-checkpoint volume, on which the checkpoint library commits nothing for an old attempt (docs/reference/contract.md, "Attempt
-and lease"); or SIGKILL has hit its workers already, so that they run no instruction of their own any more. What a script
-writes by itself (its own torch.save) is not fenced. spec.forceDeletePods decides; its default is to remove only what is
-fenced. A pod whose node object is gone, or has the taint node.kubernetes.io/out-of-service, is removed by Kubernetes itself
-(the pod garbage collector), so that the operator needs no right on nodes.
+A StatefulSet creates no pod while the old one of that name still exists. On a dead node nobody
+confirms the termination of a pod; with a process in uninterruptible sleep the container never
+terminates. The pod is therefore first deleted like any other, which gives a live kubelet the chance
+to terminate it properly. A pod that still exists half a minute later may be removed from the API
+(force deletion).
+
+Kubernetes leaves force deletion to a person, because two pods of one identity may then run at once,
+and both may write. Force deletion is safe where the old pod is fenced. Either its job has more than
+one pod, so that its workers stand still without their peers, and a checkpoint volume, on which the
+checkpoint library commits nothing for an old attempt (docs/reference/contract.md, "Attempt and
+lease"). Or SIGKILL has hit its workers already, so that they execute no more instructions of their
+own. Files that a script writes by itself (its own torch.save) are not fenced. spec.forceDeletePods
+decides; the default is to remove only fenced pods. Kubernetes itself (the pod garbage collector)
+removes a pod whose Node object is gone or has the taint node.kubernetes.io/out-of-service, so the
+operator needs no permission on nodes.
 """
 
 from __future__ import annotations
@@ -23,15 +29,20 @@ from dtj_core.plan.agent_report import Report
 from dtj_core.plan.model import Delete, Object, Observed, Plan
 from dtj_core.plan.times import unix
 
-OVERDUE_SECONDS = 30.0  # beyond the pod's own grace period: a kubelet that lives needs a second or two
+# Added to the pod's own grace period. A live kubelet needs a second or two.
+OVERDUE_SECONDS = 30.0
 WHEN_FENCED, ALWAYS = "WhenFenced", "Always"  # spec.forceDeletePods; the third is Never
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-STUCK_GRACE_SECONDS = 1  # there is nothing left to save: all its workers have got SIGKILL long ago
+# Nothing is left to save: all workers got SIGKILL long ago.
+STUCK_GRACE_SECONDS = 1
 
 
-def replaced(pods: tuple[Object, ...], said: Report | None) -> tuple[Delete, ...]:
-    """The pods that the agents say are stuck. Their address, too, must be the one that is told: else it is a new pod by now."""
-    stuck = {(member.get("pod"), member.get("address")) for member in said.stuck} if said is not None else set()
+def delete_stuck_pods(pods: tuple[Object, ...], report: Report | None) -> tuple[Delete, ...]:
+    """Returns deletions of the pods that the agents report as stuck.
+
+    The address must match too: a pod of that name with another address is already the replacement.
+    """
+    stuck = {(member.get("pod"), member.get("address")) for member in report.stuck} if report is not None else set()
     return tuple(
         Delete(kind="Pod", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=STUCK_GRACE_SECONDS)
         for pod in pods
@@ -40,21 +51,29 @@ def replaced(pods: tuple[Object, ...], said: Report | None) -> tuple[Delete, ...
     )
 
 
-def released(wanted: Plan, job: Object, observed: Observed, now: float) -> Plan:
-    """`wanted`, and the pods removed that are overdue and fenced; a look when the next one is. `job`: as stored."""
-    left = [(pod, until) for pod, until in _going(observed, now) if may_be_removed(job, pod)]
+def force_delete_overdue(wanted: Plan, job: Object, observed: Observed, now: float) -> Plan:
+    """Returns `wanted` with force deletions of overdue pods that may be removed.
+
+    requeue_after is no later than the time at which the next pod is due.
+
+    `job`: as stored.
+    """
+    removable = [(pod, left) for pod, left in _terminating_pods(observed, now) if may_force_delete(job, pod)]
     overdue = tuple(
         Delete(kind="Pod", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=0)
-        for pod, until in left
-        if until <= 0
+        for pod, left in removable
+        if left <= 0
     )
-    times = [wanted.requeue_after, *(until for _, until in left if until > 0)]
+    times = [wanted.requeue_after, *(left for _, left in removable if left > 0)]
     next_look = min((time for time in times if time is not None), default=None)
     return replace(wanted, actions=(*wanted.actions, *overdue), requeue_after=next_look)
 
 
-def may_be_removed(job: Object, pod: Object) -> bool:
-    """spec.forceDeletePods lets this pod be removed without its kubelet's word. The spec of a job that has ended may be any."""
+def may_force_delete(job: Object, pod: Object) -> bool:
+    """Returns whether spec.forceDeletePods lets the operator remove this pod without its kubelet.
+
+    The spec of a finished job may hold anything.
+    """
     spec = job.get("spec") or {}
     policy = spec.get("forceDeletePods", WHEN_FENCED)
     if policy != WHEN_FENCED:
@@ -64,29 +83,38 @@ def may_be_removed(job: Object, pod: Object) -> bool:
 
 
 def _is_killed(job: Object, pod: Object) -> bool:
-    """The pod was deleted by `replaced`: its agent has sent SIGKILL to all of its workers, and said so."""
+    """Returns whether `delete_stuck_pods` deleted the pod.
+
+    Its agent then reported that it sent SIGKILL to all of its workers.
+    """
     metadata = pod["metadata"]
-    told = (failure for failure in (job.get("status") or {}).get("failures") or () if failure.get("pod") == metadata["name"])
+    failures = [f for f in (job.get("status") or {}).get("failures") or () if f.get("pod") == metadata["name"]]
     grace = metadata.get("deletionGracePeriodSeconds")
-    return grace == STUCK_GRACE_SECONDS and any(failure.get("reason") == Reason.WORKER_STUCK for failure in told)
+    return grace == STUCK_GRACE_SECONDS and any(failure.get("reason") == Reason.WORKER_STUCK for failure in failures)
 
 
-def held(job: Object, observed: Observed, now: float) -> str:
-    """What a person has to do about the pods that are overdue and must not be removed; empty if there are none."""
-    left = [pod for pod, until in _going(observed, now) if until <= 0 and not may_be_removed(job, pod)]
-    if not left:
+def manual_action(job: Object, observed: Observed, now: float) -> str:
+    """Returns what a person must do about overdue pods that may not be removed; else empty."""
+    kept = [pod for pod, left in _terminating_pods(observed, now) if left <= 0 and not may_force_delete(job, pod)]
+    if not kept:
         return ""
-    name, node = left[0]["metadata"]["name"], (left[0].get("spec") or {}).get("nodeName") or "its node"
+    name, node = kept[0]["metadata"]["name"], (kept[0].get("spec") or {}).get("nodeName") or "its node"
     return (
-        f"the end of {name} is not confirmed by {node}, and two pods of one name could write at once: if {node} is down for "
-        f"sure, delete its Node object or give it the taint {OUT_OF_SERVICE}; or set spec.forceDeletePods to {ALWAYS}"
+        f"{node} has not confirmed the termination of pod {name}, and two pods of one name could write at once: "
+        f"if {node} is down for certain, delete its Node object or add the taint {OUT_OF_SERVICE}; "
+        f"or set spec.forceDeletePods to {ALWAYS}"
     )
 
 
-def _going(observed: Observed, now: float) -> Iterator[tuple[Object, float]]:
-    """Pods on their way out, and in how many seconds each is overdue."""
+def append_hint(message: str, hint: str) -> str:
+    return f"{message}; {hint}" if hint else message
+
+
+def _terminating_pods(observed: Observed, now: float) -> Iterator[tuple[Object, float]]:
+    """Yields the terminating pods, each with the seconds until it is overdue."""
     for pod in observed.pods:
-        # Kubernetes writes when the grace period is over, not when the deletion was asked for.
+        # Kubernetes sets deletionTimestamp to the end of the grace period, not to the time of the
+        # request.
         deadline = unix(pod["metadata"].get("deletionTimestamp"))
         if deadline is not None and not pod["metadata"].get("finalizers"):
             yield pod, deadline + OVERDUE_SECONDS - now

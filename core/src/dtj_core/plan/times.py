@@ -1,4 +1,4 @@
-"""Unix seconds to and from the form that Kubernetes writes (RFC 3339, UTC, whole seconds)."""
+"""Conversion of Unix seconds to and from Kubernetes' form (RFC 3339, UTC, whole seconds)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def rfc3339(seconds: float) -> str:
 
 
 def unix(text: object) -> float | None:
-    """None if `text` is no such time."""
+    """Returns Unix seconds, None if `text` is not such a time."""
     if not isinstance(text, str):
         return None
     try:

@@ -1,1 +1,1 @@
-"""The Kubernetes I/O: what was observed, and carrying out a plan."""
+"""The Kubernetes I/O: observes a job and executes its plan."""

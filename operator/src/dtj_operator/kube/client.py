@@ -1,7 +1,8 @@
-"""The few calls that the operator makes, on plain dicts.
+"""The few API calls that the operator makes, on plain dicts.
 
-`kubernetes.aio` logs in and holds the connections. Its typed models are left out: they drop the fields that they don't
-know from a user's pod template, and cost 6 times the time and twice the memory of a list.
+`kubernetes.aio` logs in and holds the connections. Its typed models are not used: they drop
+fields that they don't know from a user's pod template, and listing with them takes 6 times the
+time and twice the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from dtj_operator.kube.login import Login
 from dtj_operator.kube.resources import Resource
 
 REQUEST_SECONDS = 10.0
-WRITE_SECONDS = 15.0  # an admission webhook that hangs is given 10 s by default: the API server's answer names it
+# A hanging admission webhook has 10 s by default; the API server's response then names the webhook.
+WRITE_SECONDS = 15.0
 LIST_SECONDS = 30.0
 CONCURRENCY = 32
 PAGE = 500
@@ -36,31 +38,36 @@ _BY_STATUS: dict[int, type[errors.KubeError]] = {
     400: errors.Invalid,
     401: errors.NotAuthenticated,
     403: errors.Forbidden,
-    404: errors.NotFound,
+    404: errors.ObjectNotFound,
     409: errors.Conflict,
     410: errors.Gone,
     422: errors.Invalid,
 }
 
-# A server-side apply of an object with an unknown field, or a word where a number belongs, is answered with 500 (1.36).
+# Kubernetes 1.36 answers 500 to a server-side apply with an unknown field or with text for a
+# number.
 _NOT_TYPED = ("failed to create typed patch object", "failed to convert new object")
 
 
-class Watcher(Protocol):
-    """Called after every request; `code` is the HTTP status, or `timeout`, `unreachable`."""
+class RequestObserver(Protocol):
+    """Called after every request. `code` is the HTTP status, or `timeout`, `unreachable`."""
 
     def __call__(self, verb: str, resource: str, code: str, seconds: float) -> None: ...
 
 
 class Client:
-    """Every call has a deadline, raises the tree of dtj_operator.errors, and is one line of metrics."""
+    """Makes API calls.
 
-    def __init__(self, login: Login, watcher: Watcher, *, concurrency: int = CONCURRENCY) -> None:
+    Each has a deadline, raises the exceptions of dtj_operator.errors, and is measured.
+    """
+
+    def __init__(self, login: Login, on_request: RequestObserver, *, concurrency: int = CONCURRENCY) -> None:
         self._login = login
-        self._watcher = watcher
+        self._on_request = on_request
         self._slots = asyncio.Semaphore(concurrency)
         login.configuration.connection_pool_maxsize = concurrency
-        # With it aiohttp looks for proxies and .netrc in a thread, twice a request. A kubeconfig's proxy-url is heeded.
+        # trust_env makes aiohttp look for proxies and .netrc in a thread, twice a request. The
+        # proxy-url of a kubeconfig works without it.
         login.configuration.client_session_kwargs = {"trust_env": False}
         self._api = ApiClient(login.configuration)
         self._api.user_agent = names.MANAGER
@@ -69,17 +76,22 @@ class Client:
         await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """Raises NotFound."""
+        """Returns the object. Raises ObjectNotFound."""
         return _slim(await self._call("get", resource.plural, "GET", resource.path(namespace, name)))
 
     async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
-        """All objects that match, as of one resourceVersion; raises Gone if the pages took longer than it lives."""
+        """Returns all objects that match, as of one resourceVersion.
+
+        Raises Gone if reading the pages took longer than that version is kept.
+        """
         items: list[Object] = []
         query: dict[str, str] = {"limit": str(PAGE)}
         if selector is not None:
             query["labelSelector"] = selector
         while True:
-            page = await self._call("list", resource.plural, "GET", resource.path(namespace), query, seconds=LIST_SECONDS)
+            page = await self._call(
+                "list", resource.plural, "GET", resource.path(namespace), query, seconds=LIST_SECONDS
+            )
             items += map(_slim, page["items"])
             token = page["metadata"].get("continue")
             if not token:
@@ -87,13 +99,18 @@ class Client:
             query["continue"] = token
 
     async def create(self, resource: Resource, namespace: str, body: Object, *, dry_run: bool = False) -> Object:
-        """Raises Conflict if the name is taken."""
+        """Creates the object. Raises Conflict if the name is taken."""
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if dry_run else {})
         path = resource.path(namespace)
         return await self._call("create", resource.plural, "POST", path, query, body, seconds=WRITE_SECONDS)
 
-    async def apply(self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None) -> Object:
-        """Server-side apply: what stands in `body` is so afterwards, and what stood in our last one and no more is gone."""
+    async def apply(
+        self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None
+    ) -> Object:
+        """Applies `body` on the server.
+
+        Afterwards the fields of `body` hold, and fields that only our previous apply set are gone.
+        """
         path = resource.path(namespace, body["metadata"]["name"], subresource)
         query = {"fieldManager": names.MANAGER, "force": "true"}
         plural = resource.plural + ("/" + subresource if subresource else "")
@@ -102,12 +119,19 @@ class Client:
         )
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
-        """Merge patch."""
+        """Sends a merge patch."""
         path = resource.path(namespace, name)
-        return await self._call("patch", resource.plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE)
+        return await self._call(
+            "patch", resource.plural, "PATCH", path, {"fieldManager": names.MANAGER}, patch, content=_MERGE
+        )
 
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
-        """Background deletion of the object with this uid. Raises NotFound, and Conflict if another has its name."""
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        """Deletes the object with this uid, its children in the background.
+
+        Raises ObjectNotFound, and Conflict if another object has the name.
+        """
         body: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -119,12 +143,12 @@ class Client:
         await self._call("delete", resource.plural, "DELETE", resource.path(namespace, name), body=body)
 
     async def serves(self, resource: Resource) -> bool:
-        """Is there such a kind? Asked of discovery, which everyone may read: no right on CRDs is needed."""
+        """Returns whether the API server serves the kind. Discovery needs no rights on CRDs."""
         try:
             answer = await self._call("discover", resource.plural, "GET", "/apis/" + resource.api_version)
-        except errors.NotFound:
+        except errors.ObjectNotFound:
             return False
-        return any(one["name"] == resource.plural for one in answer["resources"])
+        return any(served["name"] == resource.plural for served in answer["resources"])
 
     async def _call(
         self,
@@ -158,7 +182,7 @@ class Client:
             except (aiohttp.ClientError, OSError) as error:
                 raise errors.Transient(f"{method} {path}: {error}") from error
             finally:
-                self._watcher(verb, what, code, time.monotonic() - began)
+                self._on_request(verb, what, code, time.monotonic() - began)
         if response.status >= 300:
             failed = failure(response.status, text, method, path)
             if isinstance(failed, errors.NotAuthenticated):
@@ -168,32 +192,33 @@ class Client:
         return answer
 
     async def _renew_login(self, failed: errors.KubeError) -> None:
-        """Takes an exec plugin's or a file's newer token; the caller's next try has it.
+        """Loads a newer token of an exec plugin or a file, which the caller's next try uses.
 
-        Raises NotAuthenticated if there is none for now: the operator was started rightly, so that is no ConfigError.
+        Raises NotAuthenticated if there is none for now. The operator was started with valid
+        options, so the failure is no OptionError.
         """
         try:
             await self._login.load()
-        except errors.ConfigError as error:
+        except errors.OptionError as error:
             message = f"{failed.message}; the login could not be renewed: {error}"
             raise errors.NotAuthenticated(message, status=failed.status, reason=failed.reason) from error
 
 
 def _slim(obj: Object) -> Object:
-    """Who wrote which field is half of an object, and nobody's business here."""
+    """Removes managedFields: they are half of an object, and nothing here reads them."""
     obj["metadata"].pop("managedFields", None)
     return obj
 
 
 def failure(status: int, text: bytes, method: str, path: str) -> errors.KubeError:
-    """What an answer that is not 2xx means."""
+    """Returns the exception for a response that is not 2xx."""
     try:
-        said: Any = json.loads(text)
+        response: Any = json.loads(text)
     except ValueError:
-        said = None
+        response = None
     message, reason = "", ""
-    if isinstance(said, dict):
-        message, reason = str(said.get("message") or ""), str(said.get("reason") or "")
+    if isinstance(response, dict):
+        message, reason = str(response.get("message") or ""), str(response.get("reason") or "")
     message = message or text.decode(errors="replace")[:500] or f"HTTP {status}"
     kind = _BY_STATUS.get(status, errors.Transient)
     if status == 500 and message.startswith(_NOT_TYPED):

@@ -1,8 +1,8 @@
-"""Kubernetes events about jobs: one object per thing that happened, however often it happens.
+"""Records Kubernetes events about jobs: one object per event, however often the event occurs.
 
-An event that repeats is counted in the `series` of the one that is there; of one job no more than a handful an hour are
-written, so that a job that flaps can't flood etcd. Events are for people: one that can't be written is logged, and no
-reconcile fails for it.
+A repeated event increases the `series` count of the existing object. Each job gets only a
+handful of events an hour, so that a flapping job can't flood etcd. Events are for people: an
+event that can't be written is logged, and no reconcile fails because of it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import EVENT
 
 BURST = 20.0
-REFILL_SECONDS = 60.0  # one more event of a job each minute
-SERIES_SECONDS = 60.0  # a repetition is written no more often; those between are in the next one's count
+REFILL_SECONDS = 60.0  # one more event per job each minute
+# Repetitions are written no more often; the next write counts those in between.
+SERIES_SECONDS = 60.0
 REMEMBERED = 4096
-NOTE_BYTES = 1024  # the API's limit: it says characters and counts bytes
+NOTE_BYTES = 1024  # documented as characters, counted in bytes
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,10 @@ class _Memory:
 
 
 class EventRecorder:
-    """Writes events.k8s.io/v1. What it remembers only saves calls: the name of an event says what it is about."""
+    """Writes events of events.k8s.io/v1.
+
+    Its memory only saves calls, because the name of an event identifies its content.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class EventRecorder:
         self._memory = _Memory()
 
     async def record(self, job: Object, event: Event) -> None:
-        """One call to the API server, or none."""
+        """Records the event with one call to the API server, or none."""
         uid = job["metadata"]["uid"]
         name = event_name(job, event)
         now = self._now()
@@ -80,7 +84,7 @@ class EventRecorder:
                 return
         if not self._take(uid, now):
             self._dropped()
-            logger.info("event %s is left out: this job has had its share", event.reason)
+            logger.info("event %s dropped: rate limit reached for this job", event.reason)
             return
         series = _remember(self._memory.series, name, series or _Series())
         series.written = now
@@ -90,7 +94,8 @@ class EventRecorder:
             else:
                 await self._repeat(job, name, series, now)
         except errors.KubeError as error:
-            # Nor is it there to be counted on: the next one is a first one again. NotFound: it has expired.
+            # Drop the series, so that the next occurrence creates a new event. ObjectNotFound means
+            # that the old event has expired.
             self._memory.series.pop(name, None)
             logger.warning("event %s could not be written: %s", event.reason, error)
 
@@ -117,7 +122,7 @@ class EventRecorder:
         }
         try:
             await self._client.create(EVENT, metadata["namespace"], body)
-        except errors.Conflict:  # written by the operator before us
+        except errors.Conflict:  # a previous operator process created it
             series = self._memory.series[name]
             series.count = 2
             await self._repeat(job, name, series, now)
@@ -145,11 +150,14 @@ def _remember(memory: OrderedDict[str, T], key: str, value: T) -> T:
 
 
 def event_name(job: Object, event: Event) -> str:
-    """The same for the same event of the same job, from whichever operator process: so a repetition finds the first."""
-    said = "\0".join((job["metadata"]["uid"], event.type, event.reason, event.message))
-    return f"{job['metadata']['name']}.{hashlib.sha256(said.encode(errors='replace')).hexdigest()[:16]}"
+    """Returns a name that depends only on the job and the content of the event.
+
+    Every operator process computes the same name, so a repetition finds the first event.
+    """
+    identity = "\0".join((job["metadata"]["uid"], event.type, event.reason, event.message))
+    return f"{job['metadata']['name']}.{hashlib.sha256(identity.encode(errors='replace')).hexdigest()[:16]}"
 
 
 def micro_time(seconds: float) -> str:
-    """metav1.MicroTime."""
+    """Returns the time as metav1.MicroTime."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

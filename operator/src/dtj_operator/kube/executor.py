@@ -1,4 +1,4 @@
-"""Carrying out a plan: the actions in order, then one status write if the status is another, then the events."""
+"""Executes a plan: the actions in order, then one status write if the status changed, then the events."""
 
 from __future__ import annotations
 
@@ -6,79 +6,82 @@ import logging
 from typing import Any, NoReturn, Protocol
 
 from dtj_contract import names
-from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Observed, Plan
+from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Plan
 from dtj_operator import errors
-from dtj_operator.kube import undeclared
+from dtj_operator.kube import undeclared_fields
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import BY_KIND, JOB, POD, STATEFUL_SET
 
 logger = logging.getLogger(__name__)
 
-# Answers with a validation's status that somebody else has given, or that are not about what the job asks for.
+# Marks of responses that have the status of a validation but come from somebody else, or are not
+# about the job's own content.
 BY_OTHERS = (
     "admission webhook",
     "AdmissionPolicy",  # Validating and Mutating
-    "metadata.ownerReferences",  # a child of a deleted job of the same name that is still on its way out
+    "metadata.ownerReferences",  # child of a deleted namesake, still terminating
 )
 NO_DRY_RUN = "does not support dry run"
 
 
 class Rejected(Exception):
-    """The API server refused a child. The planner is told, and puts it into a condition.
+    """The API server rejected a child. The planner turns the rejection into a condition.
 
-    `for_good`: the child is invalid as the job describes it, which ends a job that has never run. Everything else is tried
-    again.
+    `permanent`: the child is invalid as the job describes it, which fails a job that has never run.
+    Every other rejection is retried.
     """
 
-    def __init__(self, message: str, *, for_good: bool) -> None:
+    def __init__(self, message: str, *, permanent: bool) -> None:
         super().__init__(message)
-        self.for_good = for_good
+        self.permanent = permanent
 
 
 class Recorder(Protocol):
     async def record(self, job: Object, event: Event) -> None: ...
 
 
-class World:
-    """A Kubernetes API server as the planner's world (dtj_core.plan.model.World)."""
+class PlanExecutor:
+    """Executes plans against the Kubernetes API server."""
 
     def __init__(self, client: Client, observer: Observer, recorder: Recorder) -> None:
         self._client = client
         self._observer = observer
         self._recorder = recorder
-        self._undeclared: frozenset[undeclared.Path] = frozenset()
-        """Fields of the status that the API server has refused, because its CRD is older: left out until the next start."""
+        self._undeclared: frozenset[undeclared_fields.Path] = frozenset()
+        """Fields of the status that the API server rejected because its CRD is older.
 
-    async def observe(self, job: Object) -> Observed:
-        return await self._observer.observe(job)
+        The fields are omitted until the operator restarts.
+        """
 
-    async def apply(self, job: Object, plan: Plan) -> None:
-        """Raises Rejected with the server's message, or an KubeError; what was done before stays done, and is done again."""
-        await self.carry_out(job, plan)
+    async def execute(self, job: Object, plan: Plan) -> Object | None:
+        """Executes the plan.
 
-    async def carry_out(self, job: Object, plan: Plan) -> Object | None:
-        """`apply`; returns the job as it is after the status write, None if there was no need of one."""
+        Returns the job after the status write, or None if no write was needed.
+
+        Raises Rejected with the server's message, or KubeError. Actions that were executed before
+        the error stay executed, and the next try repeats them.
+        """
         key = job["metadata"]["namespace"], job["metadata"]["name"]
         written: Object | None = None
         try:
             for action in plan.actions:
-                await self._act(job, action)
+                await self._execute_action(job, action)
             gone = any(isinstance(action, Delete) and action.kind == names.KIND for action in plan.actions)
-            status = undeclared.without(plan.status, self._undeclared)
+            status = undeclared_fields.without(plan.status, self._undeclared)
             if not gone and status and not same_status(status, job.get("status", {})):
                 written = await self._write_status(job, status)
         except errors.Conflict:
-            self._observer.forget(key)  # the plan was made from something that is old by now
+            self._observer.invalidate(key)  # the plan was made from a stale observation
             raise
         finally:
             if plan.actions or written is not None:
-                self._observer.forget(key)
+                self._observer.invalidate(key)
         for event in plan.events:
             await self._recorder.record(job, event)
         return written
 
-    async def _act(self, job: Object, action: Action) -> None:
+    async def _execute_action(self, job: Object, action: Action) -> None:
         namespace = job["metadata"]["namespace"]
         if isinstance(action, Nudge):
             await self._nudge(namespace, action)
@@ -88,70 +91,79 @@ class World:
                 await self._client.delete(
                     BY_KIND[action.kind], namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
                 )
-            except errors.NotFound:
-                pass  # it is gone: that is what was wanted
+            except errors.ObjectNotFound:
+                pass  # already deleted
             except errors.Conflict:
-                logger.info("%s %s is another one by now, and stays", action.kind, action.name)
+                logger.info("%s %s was not deleted: another object has its name now", action.kind, action.name)
             else:
                 logger.info("deleted %s %s", action.kind, action.name)
             return
         resource = BY_KIND[action.body["kind"]]
         try:
             if resource is STATEFUL_SET:
-                await self._try_pod(namespace, action.body)
-                await self._confirm(job)
+                await self._dry_run_pod(namespace, action.body)
+                await self._confirm_version(job)
             if action.if_missing:
                 await self._client.create(resource, namespace, action.body)
             else:
                 await self._client.apply(resource, namespace, action.body)
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
-                return  # it is there
-            _raise_refusal(error, for_good=resource is STATEFUL_SET and for_good(error))
+                return  # already created
+            _raise_rejection(error, permanent=resource is STATEFUL_SET and is_permanent(error))
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
 
     async def _nudge(self, namespace: str, action: Nudge) -> None:
-        """Raises Rejected with the words that the StatefulSet controller gets, too, and puts into events of the set alone."""
+        """Wakes the StatefulSet controller.
+
+        Raises Rejected with the message that the controller receives, too, and reports in events of
+        the StatefulSet only.
+        """
         metadata = action.stateful_set["metadata"]
         patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
         try:
-            await self._try_pod(namespace, action.stateful_set)
+            await self._dry_run_pod(namespace, action.stateful_set)
             await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
-        except (errors.NotFound, errors.Conflict):
-            return  # it is gone, or another one
+        except (errors.ObjectNotFound, errors.Conflict):
+            return  # deleted, or replaced by another
         except errors.KubeError as error:
-            _raise_refusal(error, for_good=False)
-        logger.info("woke the controller of StatefulSet %s, which has made too few pods", metadata["name"])
+            _raise_rejection(error, permanent=False)
+        logger.info("woke the controller of StatefulSet %s, which has created too few pods", metadata["name"])
 
-    async def _try_pod(self, namespace: str, stateful_set: Object) -> None:
-        """Would the pods be let in? The StatefulSet's admission doesn't look at its template with the pods' eyes.
+    async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
+        """Creates a pod of the StatefulSet as a dry run, to learn whether its pods would be admitted.
 
-        Pod security, quotas, limit ranges and field values are checked when a pod is created; the StatefulSet controller would
-        be refused again and again, and tell nobody but its own events.
+        Pod security, quotas, limit ranges and field values are checked when a pod is created, not
+        when its StatefulSet is. The StatefulSet controller would be rejected again and again, and
+        report it in its own events only.
         """
         template = stateful_set["spec"]["template"]
         given = template.get("metadata") or {}
-        # Of the template's metadata the StatefulSet controller takes these three. The name is one that no pod of the set has,
-        # and the same at each try: the answer names it, and goes into the status.
+        # The StatefulSet controller copies these three fields of the template's metadata. The name
+        # is one that no pod of the set has, and is stable, because the response with it goes into
+        # the status.
         metadata = {key: given[key] for key in ("labels", "annotations", "finalizers") if key in given}
         metadata["name"] = stateful_set["metadata"]["name"] + "-dry-run"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
         try:
             await self._client.create(POD, namespace, pod, dry_run=True)
         except errors.Conflict:
-            logger.debug("a pod has the name of the dry run: nothing was learned")
+            logger.debug("a pod has the name of the dry run, so the dry run proves nothing")
         except (errors.Invalid, errors.Forbidden) as error:
             may_not_try = isinstance(error, errors.Forbidden) and error.by_rbac
             if not may_not_try and NO_DRY_RUN not in error.message:
                 raise
-            # The set is made all the same: whether its pods are let in shows when its controller makes them.
-            logger.warning("pods of %s can't be tried: %s", stateful_set["metadata"]["name"], error.message)
+            # Create the StatefulSet nevertheless: its controller will show whether its pods are admitted.
+            logger.warning(
+                "dry run of a pod of %s is not possible: %s", stateful_set["metadata"]["name"], error.message
+            )
 
-    async def _confirm(self, job: Object) -> None:
+    async def _confirm_version(self, job: Object) -> None:
         """Raises Overtaken if the stored job is not the one that was planned on.
 
-        A StatefulSet is the one child whose making starts a training. No lock of the server's covers its apply, so a plan that
-        another operator has overtaken (it has ended the job and removed the StatefulSet meanwhile) is dropped here.
+        A StatefulSet is the only child whose creation starts a training. No lock of the API server
+        covers its apply, so a plan is dropped here if another operator has overtaken it (has ended
+        the job and deleted the StatefulSet meanwhile).
         """
         metadata = job["metadata"]
         version = metadata.get("resourceVersion")
@@ -159,15 +171,16 @@ class World:
             return
         try:
             stored = await self._client.get(JOB, metadata["namespace"], metadata["name"])
-        except errors.NotFound as error:
+        except errors.ObjectNotFound as error:
             raise errors.Overtaken("the job was deleted meanwhile", status=409) from error
         if (stored["metadata"]["uid"], stored["metadata"]["resourceVersion"]) != (metadata["uid"], version):
             raise errors.Overtaken("the job was changed meanwhile", status=409)
 
     async def _write_status(self, job: Object, status: Object) -> Object:
         metadata = job["metadata"]
-        # The uid keeps a status from another job that has got the name meanwhile. The resourceVersion keeps a late status from
-        # overwriting a newer one: the API server answers 409, and the job is read and planned again.
+        # The uid protects another job that has the same name by now. The resourceVersion protects a
+        # newer status from a late one: the API server answers 409, and the job is read and planned
+        # again.
         known = ("name", "namespace", "uid", "resourceVersion")
         body = {
             "apiVersion": names.API_VERSION,
@@ -181,55 +194,60 @@ class World:
             if "not declared in schema" not in error.message:
                 raise
             hint = "the CRD is older than the operator: kubectl apply --server-side -f crds/, and restart the operator"
-            found = undeclared.named(error.message) - self._undeclared
+            found = undeclared_fields.named(error.message) - self._undeclared
             if not found:
                 raise errors.Invalid(f"{error.message}; {hint}", status=error.status, reason=error.reason) from error
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
-            return await self._write_status(job, undeclared.without(status, self._undeclared))
+            return await self._write_status(job, undeclared_fields.without(status, self._undeclared))
 
 
-def _raise_refusal(error: errors.KubeError, *, for_good: bool) -> NoReturn:
+def _raise_rejection(error: errors.KubeError, *, permanent: bool) -> NoReturn:
     """Raises Rejected if `error` is about the object, else `error`."""
-    if not is_refusal(error):
+    if not is_rejection(error):
         raise error
-    raise Rejected(error.message, for_good=for_good) from error
+    raise Rejected(error.message, permanent=permanent) from error
 
 
-def is_refusal(error: errors.KubeError) -> bool:
-    """Whether the API server has looked at the object and does not take it, now or ever.
+def is_rejection(error: errors.KubeError) -> bool:
+    """Returns whether the API server examined the object and does not accept it, now or ever.
 
-    No answer, an unknown login, a server that is too busy and a plan that was overtaken say nothing about the object.
+    A missing response, an unknown login, a busy server and an overtaken plan prove nothing about
+    the object.
     """
     if isinstance(error, errors.Transient):
         return error.status >= 500
     return not isinstance(error, errors.NotAuthenticated | errors.Overtaken)
 
 
-def for_good(error: errors.KubeError) -> bool:
-    """Whether the API server's own validation has found the object invalid, so that the same object is so tomorrow.
+def is_permanent(error: errors.KubeError) -> bool:
+    """Returns whether the API server's own validation found the object invalid.
 
-    Every other refusal may pass by itself or by somebody else's work: a quota, a limit range, a webhook, a policy, a right,
-    a service account that is still to come.
+    An invalid object stays invalid. Every other rejection may pass by itself or through somebody's
+    action: a quota, a limit range, a webhook, a policy, a right, a service account that does not
+    exist yet.
     """
     return isinstance(error, errors.Invalid) and not any(mark in error.message for mark in BY_OTHERS)
 
 
 def same_status(one: Object, other: Object) -> bool:
-    """Equal but for the order of the conditions, for keys without a value, which the API server drops, and for the time."""
+    """Returns whether both are equal but for lastUpdateTime and the order of the conditions.
+
+    Keys without a value don't count either, because the API server drops them.
+    """
     return bool(_canonical(one) == _canonical(other))
 
 
 def _canonical(status: Object) -> Any:
     status = without_none(status)
-    status.pop("lastUpdateTime", None)  # says when the rest was written
+    status.pop("lastUpdateTime", None)  # the time of the write itself
     if "conditions" in status:
         status["conditions"] = sorted(status["conditions"], key=lambda condition: str(condition["type"]))
     return status
 
 
 def without_none(value: Any) -> Any:
-    """A copy without the keys whose value is None."""
+    """Returns a copy without the keys whose value is None."""
     if isinstance(value, dict):
         return {key: without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

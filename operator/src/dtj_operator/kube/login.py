@@ -1,4 +1,4 @@
-"""Who we are to the API server: one login for our own client and for kopf's watches."""
+"""The login to the API server, shared by our own client and kopf's watches."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
-from dtj_operator.errors import ConfigError
+from dtj_operator.errors import OptionError
 
 LOGIN_SECONDS = 30.0
 
 
 class Login:
-    """The service account of the pod we run in, or a kubeconfig if one is named or we run in no pod.
+    """The service account of the operator's pod, or a kubeconfig if one is named or there is no pod.
 
-    `configuration` stays the same object: what renews the login renews it for everyone who holds it.
+    `configuration` stays the same object, so a renewed login reaches everybody who holds it.
     """
 
     def __init__(self, kubeconfig: str | None = None, context: str | None = None) -> None:
@@ -26,14 +26,17 @@ class Login:
         self.configuration = Configuration()
 
     async def load(self) -> None:
-        """Read the credentials, again if need be. Raises ConfigError; a plugin that answers nothing has LOGIN_SECONDS."""
+        """Reads the credentials, or reads them again. Raises OptionError.
+
+        A silent exec plugin times out after LOGIN_SECONDS.
+        """
         try:
             await asyncio.wait_for(self._load(), LOGIN_SECONDS)
         except (ConfigException, OSError) as error:
-            said = f"no answer in {LOGIN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+            cause = f"no answer in {LOGIN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
             where = self.kubeconfig or "~/.kube/config, and no service account was mounted"
-            raise ConfigError(
-                f"no way to log in to the API server: {said} (looked at {where}); set --kubeconfig and --context, "
+            raise OptionError(
+                f"no way to log in to the API server: {cause} (looked at {where}); set --kubeconfig and --context, "
                 "or run in a pod with automountServiceAccountToken: true"
             ) from error
 
@@ -41,11 +44,15 @@ class Login:
         if self.kubeconfig or self.context or "KUBERNETES_SERVICE_HOST" not in os.environ:
             await load_kube_config(self.kubeconfig, self.context, self.configuration, persist_config=False)  # type: ignore[no-untyped-call]
         else:
-            # A service account's token is renewed on disk; the hook that this sets reads it again every minute.
+            # The kubelet renews the token on disk; the hook that this call sets reads it again
+            # every minute.
             load_incluster_config(self.configuration)  # type: ignore[no-untyped-call]
 
-    async def for_kopf(self) -> kopf.ConnectionInfo:
-        """The same login in kopf's words; kopf asks again whenever the API server answers 401."""
+    async def kopf_connection(self) -> kopf.ConnectionInfo:
+        """Returns the same login for kopf.
+
+        kopf calls this again whenever the API server answers 401.
+        """
         await self.load()
         configuration = self.configuration
         header = (await configuration.auth_settings()).get("BearerToken", {}).get("value")

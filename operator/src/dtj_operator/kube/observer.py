@@ -1,4 +1,4 @@
-"""What there is of a job now: read anew from the API server, and asked of its agent."""
+"""Observes a job: its children from the API server, and its progress from its agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dtj_core.plan.model import Object, Observed
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient, pod_to_ask
+from dtj_operator.agent_client import AgentClient, coordinator_pod
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
 
@@ -26,10 +26,11 @@ class _Seen:
 
 
 class Observer:
-    """Reads by name and by label, never from a watch's memory: kopf keeps ghosts after a re-list.
+    """Reads by name and by label, never from a watch's cache: kopf keeps ghosts after a re-list.
 
-    A job that runs is looked at every 2 s for its progress, which only the agent knows. While nothing was heard of its
-    objects, and we wrote nothing, that look reuses what was read at most `reuse_seconds` ago: 4 reads in 30 s instead of 60.
+    A running job is observed every 2 s for its progress, which only the agent knows. As long as no
+    event about its objects arrived and the operator wrote nothing, an observation reuses reads that
+    are at most `reuse_seconds` old: 4 reads in 30 s instead of 60.
     """
 
     def __init__(
@@ -45,31 +46,32 @@ class Observer:
         self._reuse = reuse_seconds
         self._now = now
         self._seen: dict[Key, _Seen] = {}
-        self._reading: set[Key] = set()  # begun, and nothing heard since
+        self._reading: set[Key] = set()
+        """Jobs whose reads have begun, with no event since."""
 
-    def forget(self, key: Key) -> None:
-        """Something of this job has changed: what was read of it is old."""
+    def invalidate(self, key: Key) -> None:
+        """Drops what was read of this job, because something about it has changed."""
         self._seen.pop(key, None)
         self._reading.discard(key)
 
-    def keep(self, keys: Iterable[Key]) -> None:
-        """Drop what is known of all other jobs: they are gone, and their end went unheard."""
+    def keep_only(self, keys: Iterable[Key]) -> None:
+        """Drops all other jobs, which are gone although no event reported their end."""
         wanted = set(keys)
         self._seen = {key: seen for key, seen in self._seen.items() if key in wanted}
-        self._agents.keep(wanted)
+        self._agents.keep_only(wanted)
 
-    async def job(self, key: Key) -> Object | None:
-        """The job, None if there is none."""
+    async def get_job(self, key: Key) -> Object | None:
+        """Returns the job, or None if there is none."""
         seen = self._seen.get(key)
         if seen is not None and self._now() - seen.time < self._reuse:
             return seen.job
         self._seen.pop(key, None)
-        # Before the first read: what is heard of while the reads are under way makes them old.
+        # Mark the job before the first read, because an event during the reads makes them stale.
         self._reading.add(key)
         return await self._get(JOB, *key)
 
     async def observe(self, job: Object) -> Observed:
-        """The children of a job from `job`, and what its agent says."""
+        """Returns the children of `job` and the status that its agent reports."""
         key = job["metadata"]["namespace"], job["metadata"]["name"]
         seen = self._seen.get(key)
         if seen is not None and seen.job is job:
@@ -83,10 +85,10 @@ class Observer:
                 self._client.list(POD, namespace, job_selector(name)),
             )
             observed = Observed(stateful_set=stateful_set, service=service, pods=tuple(pods))
-            if key in self._reading and pod_to_ask(job, observed.stateful_set, observed.pods) is not None:
+            if key in self._reading and coordinator_pod(job, observed.stateful_set, observed.pods) is not None:
                 self._seen[key] = _Seen(job, observed, started)
             self._reading.discard(key)
-        pod = pod_to_ask(job, observed.stateful_set, observed.pods)
+        pod = coordinator_pod(job, observed.stateful_set, observed.pods)
         if pod is None:
             return observed
         agent = await self._agents.status(job, pod)
@@ -95,5 +97,5 @@ class Observer:
     async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         try:
             return await self._client.get(resource, namespace, name)
-        except errors.NotFound:
+        except errors.ObjectNotFound:
             return None

@@ -1,4 +1,4 @@
-"""The kinds of object that the operator touches, and where the API server has them."""
+"""The kinds of objects that the operator touches, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from dtj_core.plan.model import Object
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind; `api_version` and `kind` as an object of it says them, `plural` as a path does."""
+    """A kind of object: `api_version` and `kind` as in its objects, `plural` as in its path."""
 
     api_version: str
     kind: str
     plural: str
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Path of an object, or without a name of the collection; without a namespace over all of them."""
+        """Returns the path of an object, or of the collection if `name` is None.
+
+        Without a namespace the path covers all namespaces.
+        """
         parts = ["api" if "/" not in self.api_version else "apis", self.api_version]
         if namespace is not None:
             parts += ["namespaces", quote(namespace, safe="")]
@@ -41,11 +44,11 @@ BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, 
 
 
 def job_key(job: Object) -> tuple[str, str]:
-    """Namespace and name: what names a job in the queue."""
+    """Returns the job's namespace and name, its key in the queue."""
     return job["metadata"]["namespace"], job["metadata"]["name"]
 
 
 def job_selector(name: str | None = None) -> str:
-    """Label selector of what the operator made; with a job's name of what it made for that one."""
+    """Returns the label selector of the objects that the operator created, for one job or for all."""
     ours = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
     return ours if name is None else f"{ours},{names.LABEL_JOB}={name}"

@@ -1,1 +1,1 @@
-"""Checkpoints on a shared volume: written aside, checksummed, committed by rename, fenced by the attempt's lease."""
+"""Checkpoints on a shared volume: checksummed, committed by one rename, fenced by the lease."""

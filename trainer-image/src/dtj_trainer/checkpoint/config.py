@@ -1,4 +1,4 @@
-"""When and how checkpoints are made."""
+"""Options of checkpoints: when and how they are saved."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ DEFAULT_EVERY_STEPS = 50
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
-    """When and how checkpoints are made. Fields left None come from the environment that the agent gives."""
+    """When and how checkpoints are saved.
+
+    Fields left None come from the environment that the agent sets.
+    """
 
     directory: Path | None = None
     every_steps: int | None = None
-    """None: as the agent says, else 50."""
+    """None: as the agent's environment has it, else 50."""
     asynchronous: bool = True
     """False: the training thread waits until the checkpoint is committed."""
     retries: int = 2
-    """How often one save is tried again at once after the volume refused it."""
+    """How often one save is retried after the volume has failed it."""
     retry_seconds: float = 1.0
     timeout_seconds: float = 600.0
-    """After this long a save counts as failed, and waiting for it ends."""
+    """How long a save may take. After that it counts as failed, and waiting for it ends."""
     max_failures: int = 5
-    """So many failed saves in a row end the training with CheckpointError, and so does one that takes longer than
-    `timeout_seconds`; 0: train on without checkpoints, reporting each failure."""
+    """How many failed saves in a row end the training with CheckpointError. A save that takes
+    longer than `timeout_seconds` ends it too. 0: training continues without checkpoints, and each
+    failure is reported."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:

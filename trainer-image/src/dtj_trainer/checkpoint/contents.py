@@ -1,9 +1,11 @@
-"""What a checkpoint holds, as state dicts: which rank writes which part, and the template that a load fills in.
+"""The contents of a checkpoint as state dicts: what each rank writes, and the template of a load.
 
 Three kinds of content:
-- sharded: tensors of modules and optimizers, through torch.distributed.checkpoint, so that another world size can read them;
-- shared: small state that is the same on every rank (scheduler, scaler, data position), one file by rank 0;
-- private: what each rank has for itself (random number generators), one file a rank.
+- sharded: tensors of modules and optimizers, through torch.distributed.checkpoint, so that another
+  world size can read them;
+- shared: small state that is the same on every rank (scheduler, scaler, data position), one file by
+  rank 0;
+- private: state that each rank has for itself (random number generators), one file a rank.
 """
 
 from __future__ import annotations
@@ -29,48 +31,57 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
-Tree = dict[str, Any]
-TORCHS_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of torch's checkpoint_wrapper
+TORCH_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile, checkpoint_wrapper
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything with the usual pair: a scheduler, a GradScaler, a sampler."""
+    """Anything with the usual pair of methods: a scheduler, a GradScaler, a sampler."""
 
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-class Contents:
-    """The named parts of a run's state. Modules and optimizers are sharded content, everything else is shared."""
+class CheckpointState:
+    """The named parts of a run's state.
+
+    Modules and optimizers are sharded content, everything else is shared.
+    """
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         for name, part in parts.items():
             if not isinstance(part, Stateful):
-                raise ConfigError(f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out")
+                raise ConfigError(
+                    f"state part {name!r} ({type(part).__name__}) has no state_dict/load_state_dict: leave it out"
+                )
         self._modules = {k: v for k, v in parts.items() if isinstance(v, nn.Module)}
         self._optimizers = {k: v for k, v in parts.items() if isinstance(v, Optimizer)}
-        for part in (part for module in self._modules.values() for part in module.modules()):
-            if isinstance(part, FSDPModule):
-                part.reshard()  # after a forward without backward (validation) its parameters are not the optimizer's
+        for submodule in (submodule for module in self._modules.values() for submodule in module.modules()):
+            if isinstance(submodule, FSDPModule):
+                # After a forward without backward (validation) its parameters are not the
+                # optimizer's.
+                submodule.reshard()
         taken = self._modules.keys() | self._optimizers.keys()
         self._others = {k: v for k, v in parts.items() if k not in taken and isinstance(v, Stateful)}
-        self._owner = {name: owner_of(name, optimizer, self._modules) for name, optimizer in self._optimizers.items()}
+        self._owner = {name: find_owner(name, optimizer, self._modules) for name, optimizer in self._optimizers.items()}
 
-    def forget_gradients(self) -> None:
-        """Before a load: torch makes a fresh optimizer's state, to be filled in, only while there are no gradients."""
+    def clear_gradients(self) -> None:
+        """Clears gradients before a load: torch initializes a fresh optimizer's state only while there are none."""
         for optimizer in self._optimizers.values():
             if not optimizer.state:
                 optimizer.zero_grad(set_to_none=True)
 
-    def sharded(self) -> Tree:
-        """State dicts by part; their tensors are the live ones, so a load into this tree fills the model in place."""
-        tree: Tree = {}
+    def sharded(self) -> StateDict:
+        """Returns state dicts by part.
+
+        Their tensors are the live ones, so a load into this tree fills the model in place.
+        """
+        tree: StateDict = {}
         for name, module in self._modules.items():
             tree[name] = model_state(module)
         for name, optimizer in self._optimizers.items():
@@ -78,21 +89,26 @@ class Contents:
             tree[name] = own(optimizer) if own else get_optimizer_state_dict(self._owner[name], optimizer)
         return tree
 
-    def take_out_fresh(self, tree: Tree, known: Collection[str]) -> dict[str, Tree]:
-        """Takes from `tree` the optimizers' state of parameters of which the checkpoint has none: no gradient had come by then.
+    def pop_unsaved(self, tree: StateDict, known: Collection[str]) -> dict[str, StateDict]:
+        """Removes from `tree` the optimizer state that the checkpoint lacks, and returns it.
 
-        Put back after the load, it is what it was: zeros. `known`: dotted keys of the checkpoint.
+        A parameter that had no gradient before the save has no state there. After the load the
+        caller puts it back as it was: zeros. `known`: dotted keys of the checkpoint.
         """
-        out: dict[str, Tree] = {}
+        out: dict[str, StateDict] = {}
         for name in self._optimizers:
             state = tree[name]["state"]
-            gone = [p for p, values in state.items() if values and not any(f"{name}.state.{p}.{key}" in known for key in values)]
-            if len(gone) < len(state):
-                out[name] = {p: state.pop(p) for p in gone}
+            unsaved = [
+                parameter
+                for parameter, values in state.items()
+                if values and not any(f"{name}.state.{parameter}.{key}" in known for key in values)
+            ]
+            if len(unsaved) < len(state):
+                out[name] = {parameter: state.pop(parameter) for parameter in unsaved}
         return out
 
-    def load_sharded(self, tree: Tree) -> None:
-        """Hands a filled-in tree back to modules and optimizers (step counts and options are not tensors)."""
+    def load_sharded(self, tree: StateDict) -> None:
+        """Loads a filled-in tree into modules and optimizers: step counts and options are not tensors."""
         for name, module in self._modules.items():
             own = getattr(module, "load_portable_state_dict", None)
             if own:
@@ -106,27 +122,30 @@ class Contents:
             else:
                 set_optimizer_state_dict(self._owner[name], optimizer, tree[name])
 
-    def shared(self) -> Tree:
-        """State dicts of everything that is neither module nor optimizer, as a load will give them back.
+    def shared(self) -> StateDict:
+        """Returns state dicts of everything but modules and optimizers, as a load will return them.
 
-        Copied, because the training goes on while a thread writes them. Raises ConfigError, which names the part, for a state
-        that torch.save writes and torch.load(weights_only=True) refuses: no attempt could ever start from that checkpoint.
+        The results are copies, because the training continues while a thread writes them. Raises
+        ConfigError, which names the part, for a state that torch.save writes and
+        torch.load(weights_only=True) rejects: no attempt could ever start from that checkpoint.
         """
-        return {name: _read_back(name, part.state_dict()) for name, part in self._others.items()}
+        return {name: _round_trip(name, part.state_dict()) for name, part in self._others.items()}
 
-    def load_shared(self, tree: Tree) -> None:
-        """Raises ConfigError for a part that the checkpoint does not have."""
+    def load_shared(self, tree: StateDict) -> None:
+        """Loads what `shared` returned. Raises ConfigError for a part that the checkpoint lacks."""
         for name, part in self._others.items():
             if name not in tree:
-                raise ConfigError(f"the checkpoint has no part {name!r}, only {sorted(tree)}: leave it out or use a new folder")
+                raise ConfigError(
+                    f"the checkpoint has no part {name!r}, only {sorted(tree)}: leave it out or use a new folder"
+                )
             part.load_state_dict(tree[name])
 
     def buffer_keys(self) -> set[str]:
-        """Keys of module buffers: under DDP each rank has its own running statistics, and rank 0's are the ones that count."""
+        """Returns the keys of module buffers, of which rank 0's are saved: under DDP each rank has its own."""
         return {f"{part}.{key}" for part, module in self._modules.items() for key in buffer_names(module)}
 
-    def trained_keys(self, tree: Tree) -> set[str]:
-        """Keys of what is trained in the tree that `sharded` gives: tensors of modules, without buffers and frozen parameters."""
+    def trained_keys(self, tree: StateDict) -> set[str]:
+        """Returns the keys of trained parameters in the tree of `sharded`: no buffers, no frozen parameters."""
         frozen = {
             f"{part}.{plain_name(module, name)}"
             for part, module in self._modules.items()
@@ -136,30 +155,33 @@ class Contents:
         return {f"{part}.{key}" for part in self._modules for key in tree[part]} - self.buffer_keys() - frozen
 
     def broadcast_buffers(self, group: Group) -> None:
-        """Gives every rank rank 0's running statistics, which are the ones that a checkpoint holds; a collective."""
+        """Gives every rank rank 0's running statistics, which a checkpoint holds; a collective."""
         for module in self._modules.values():
             broadcast_buffers(module, group)
 
 
-def _read_back(name: str, state: Any) -> Any:
+def _round_trip(name: str, state: Any) -> Any:
     written = io.BytesIO()
     try:
         torch.save(state, written)
         written.seek(0)
         return torch.load(written, map_location="cpu", weights_only=True)
     except (pickle.PickleError, TypeError, AttributeError, RuntimeError) as e:
-        refused = re.search(r"GLOBAL (\S+)", str(e))  # the class, in the middle of torch's long advice
-        what = refused[1] if refused else str(e).splitlines()[0]
+        rejected = re.search(r"GLOBAL (\S+)", str(e))  # the class, within torch's long advice
+        what = rejected[1] if rejected else str(e).splitlines()[0]
         raise ConfigError(
-            f"state part {name!r} can't be loaded from a checkpoint ({what}): its state_dict may hold tensors, numbers, text, "
-            "None, and lists, tuples, sets and dicts of them; convert the rest (a NumPy array by torch.from_numpy)"
+            f"state part {name!r} can't be loaded from a checkpoint ({what}): its state_dict may hold tensors, "
+            "numbers, "
+            "text, None, and lists, tuples, sets and dicts of them; convert the rest (a NumPy array by "
+            "torch.from_numpy)"
         ) from e
 
 
-def owner_of(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Returns the module whose parameters `optimizer` has: one of `modules`, or several of them under their part names.
+def find_owner(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module]) -> nn.Module:
+    """Returns the module whose parameters `optimizer` has, or several under their part names.
 
-    Raises ConfigError if a parameter is of none of them, or if modules that cannot share an optimizer do.
+    Raises ConfigError if a parameter belongs to none of them, or if modules that can't share an
+    optimizer do.
     """
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     parameters = {part: {id(p) for p in module.parameters()} for part, module in modules.items()}
@@ -171,43 +193,47 @@ def owner_of(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module]) 
     if strays := wanted.difference(*parameters.values()):
         raise ConfigError(
             f"optimizer {name!r} holds {len(strays)} parameters that are in none of the modules {sorted(modules)}: "
-            "pass the module that has them too (put a parameter of its own into a torch.nn.ParameterList, and pass that)"
+            "pass the module that has them too (put a parameter of its own into a torch.nn.ParameterList, and pass "
+            "that)"
         )
     owners = {part: module for part, module in modules.items() if wanted & parameters[part]}
     for part, module in owners.items():
         if hasattr(module, "portable_state_dict") or hasattr(nn.ModuleDict, part):
             raise ConfigError(
-                f"optimizer {name!r} holds parameters of the modules {sorted(owners)}, and {part!r} cannot share one: "
+                f"optimizer {name!r} holds parameters of the modules {sorted(owners)}, and {part!r} can't share one: "
                 "write an optimizer for each module, or give the part another name"
             )
     return nn.ModuleDict(owners)
 
 
-def model_state(module: nn.Module) -> Tree:
-    """A module's state dict without what wrappers put in front of the names; the strategies from scratch give their own."""
+def model_state(module: nn.Module) -> StateDict:
+    """Returns a module's state dict without the prefixes of wrappers.
+
+    The strategies from scratch have state dicts of their own.
+    """
     own = getattr(module, "portable_state_dict", None)
     return dict(own() if own else get_model_state_dict(module))
 
 
 def plain_name(module: nn.Module, name: str) -> str:
-    """The name of a parameter or buffer as a state dict has it: without what DDP, torch's or ours, puts in front."""
-    parts, at = [], module
-    for part in name.split("."):
+    """Returns the name of a parameter or buffer in a state dict, without the prefixes of DDP (torch's, ours)."""
+    plain, at = [], module
+    for attribute in name.split("."):
         ours = hasattr(at, "portable_state_dict") and isinstance(getattr(at, "module", None), nn.Module)
-        of_wrapper = isinstance(at, DistributedDataParallel) or (ours and part == "module") or part in TORCHS_PREFIXES
-        at = getattr(at, part, at)
-        if not of_wrapper:
-            parts.append(part)
-    return ".".join(parts)
+        wrapper = isinstance(at, DistributedDataParallel) or (ours and attribute == "module")
+        at = getattr(at, attribute, at)
+        if not wrapper and attribute not in TORCH_PREFIXES:
+            plain.append(attribute)
+    return ".".join(plain)
 
 
 def buffer_names(module: nn.Module) -> list[str]:
-    """The names of a module's buffers as a state dict has them."""
+    """Returns the names of a module's buffers as a state dict has them."""
     return [plain_name(module, name) for name, _ in module.named_buffers(remove_duplicate=False)]
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of nested dicts with its dotted key."""
+    """Yields every leaf of nested dicts with its dotted key."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{key}.")
@@ -215,16 +241,18 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def assign(tree: Tree, world_size: int, first_rank: set[str]) -> dict[str, int]:
-    """Which rank writes each replicated tensor: the biggest first, each to the rank with least so far.
+def assign_writers(tree: StateDict, world_size: int, first_rank: set[str]) -> dict[str, int]:
+    """Returns which rank writes each replicated tensor.
 
-    Replicated tensors are the same on every rank, so each rank copies and writes only its share: staging costs 1/world.
-    Leaves in `first_rank`, and those that are no tensor, are rank 0's. DTensors and Parts are not listed: each rank has its own.
+    The biggest tensors come first, each by the rank with least so far. Replicated tensors are the
+    same on every rank, so each rank copies and writes only its share: staging costs 1/world. Leaves
+    in `first_rank`, and leaves that are not tensors, are rank 0's. DTensors and FlatShards are not
+    listed: each rank has its own.
     """
     owner: dict[str, int] = {}
     sizes: list[tuple[int, str]] = []
     for key, leaf in leaves(tree):
-        if isinstance(leaf, (DTensor, Part)):
+        if isinstance(leaf, (DTensor, FlatShard)):
             continue
         if isinstance(leaf, torch.Tensor) and key not in first_rank:
             sizes.append((-leaf.numel() * leaf.element_size(), key))
@@ -238,12 +266,12 @@ def assign(tree: Tree, world_size: int, first_rank: set[str]) -> dict[str, int]:
     return owner
 
 
-def share_of(tree: Tree, owner: Mapping[str, int], rank: int, prefix: str = "") -> Tree:
-    """The tree with only the leaves that `rank` writes."""
-    out: Tree = {}
+def select_share(tree: StateDict, owner: Mapping[str, int], rank: int, prefix: str = "") -> StateDict:
+    """Returns the tree with only the leaves that `rank` writes."""
+    out: StateDict = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            if inner := share_of(value, owner, rank, f"{prefix}{key}."):
+            if inner := select_share(value, owner, rank, f"{prefix}{key}."):
                 out[key] = inner
         elif owner.get(f"{prefix}{key}", rank) == rank:
             out[key] = value

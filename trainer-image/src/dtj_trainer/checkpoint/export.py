@@ -1,4 +1,4 @@
-"""A checkpoint's model as one file that needs nothing of ours to be read: safetensors, or a plain torch state dict."""
+"""Exports a checkpoint's model as one file that other programs can read: safetensors, or a plain torch state dict."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from dtj_trainer.errors import CheckpointInvalid, ConfigError
 
 
 def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
-    """Writes `part` of a checkpoint folder (or of the newest one in a job's folder) to `out`; gives the count of tensors.
+    """Writes `part` of a checkpoint to `out`. Returns the count of tensors.
 
-    `out` ends in .safetensors, .pt or .pth. Whole tensors, whatever the world that saved them; runs in one process.
-    Raises CheckpointInvalid if the checkpoint is torn, ConfigError if it has no such part.
+    `checkpoint` is a step's folder, or a job's folder for its newest checkpoint. `out` ends in
+    .safetensors, .pt or .pth. Its tensors are whole, whatever the world size of the save. Runs in
+    one process. Raises CheckpointInvalid if the checkpoint is torn, ConfigError if it has no such
+    part.
     """
     if out.suffix not in (".safetensors", ".pt", ".pth"):
         raise ConfigError(f"{out.name}: write a name that ends in .safetensors, .pt or .pth")
@@ -34,18 +36,18 @@ def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
         raise ConfigError(f"{found.path.name} has no part {part!r}")
     load(flat, storage_reader=reader, no_dist=True)
     state = {key.removeprefix(f"{part}."): tensor for key, tensor in flat.items()}
-    aside = out.with_name(out.name + ".part")
+    temporary = out.with_name(out.name + ".part")
     if out.suffix == ".safetensors":
-        from safetensors.torch import save_file  # only who exports needs it
+        from safetensors.torch import save_file  # imported only for this format
 
-        save_file(state, aside, metadata={"step": str(found.step)})
+        save_file(state, temporary, metadata={"step": str(found.step)})
     else:
-        torch.save(state, aside)
-    aside.rename(out)
+        torch.save(state, temporary)
+    temporary.rename(out)
     return len(state)
 
 
-def _find(path: Path) -> folder.Checkpoint:
+def _find(path: Path) -> folder.CommittedCheckpoint:
     if (path / "manifest.json").is_file():
         return folder.read(path)
     for candidate in folder.committed(path):
@@ -53,4 +55,4 @@ def _find(path: Path) -> folder.Checkpoint:
             return folder.read(candidate)
         except CheckpointInvalid:
             continue
-    raise CheckpointInvalid(f"{path} is no checkpoint and holds none")
+    raise CheckpointInvalid(f"{path} is not a checkpoint and holds none")

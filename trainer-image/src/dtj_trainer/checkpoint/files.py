@@ -1,4 +1,4 @@
-"""Files whose size and SHA-256 are known when they are written: nothing is read again for the manifest."""
+"""Files whose size and SHA-256 are computed while they are written: nothing is read again for the manifest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dtj_trainer.checkpoint.folder import FileEntry
 
 
 class HashedFile(io.BufferedWriter):
-    """A new file, hashed on its way (hashlib and write release the GIL: a training thread beside it keeps running)."""
+    """A new file, hashed while it is written.
+
+    hashlib and write release the GIL, so the training thread keeps running.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "wb"))
@@ -25,30 +28,33 @@ class HashedFile(io.BufferedWriter):
         self._bytes = 0
 
     def write(self, content: Any, /) -> int:
-        """All of it, or OSError."""
+        """Writes all of `content`, or raises OSError."""
         self._sha.update(content)
         self._bytes += (written := super().write(content))
         return written
 
     def seekable(self) -> bool:
-        """No: what is hashed is what was written in order."""
+        """Returns False: the hash is of bytes in the order of writing."""
         return False
 
     @property
     def entry(self) -> FileEntry:
-        """What the manifest says of it."""
+        """Size and hash for the manifest."""
         return FileEntry(bytes=self._bytes, sha256=self._sha.hexdigest())
 
 
 class HashedFiles(FileSystem):
-    """The file system of a torch FileSystemWriter (its `fs`): `entries` has every file written through it, by name."""
+    """The file system of a torch FileSystemWriter (its `fs`).
+
+    `entries` has every file written through it, by name.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[str, FileEntry] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """A new file to write; DCP syncs it."""
+        """Opens a new file to write, which DCP syncs."""
         if mode != "wb":
             raise ValueError(f"mode {mode!r}: only new files are written here")
         with HashedFile(Path(path)) as file:
@@ -56,12 +62,12 @@ class HashedFiles(FileSystem):
         self.entries[Path(path).name] = file.entry
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """DCP writes its metadata under another name first."""
+        """Renames a file: DCP writes its metadata under another name first."""
         super().rename(path, new_path)
         self.entries[Path(new_path).name] = self.entries.pop(Path(path).name)
 
     def save(self, tree: dict[str, Any], path: Path) -> None:
-        """`torch.save`, synced."""
+        """Saves by torch.save, and syncs."""
         with self.create_stream(path, "wb") as file:
             torch.save(tree, file)  # type: ignore[arg-type]
             file.flush()

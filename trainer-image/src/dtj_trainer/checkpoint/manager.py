@@ -1,25 +1,22 @@
-"""When a run is saved, and what follows from how a save went."""
+"""Decides when a run is saved, and what follows from the result of a save."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Mapping
 
 from dtj_contract import names
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Contents
-from dtj_trainer.checkpoint.folder import Checkpoint
-from dtj_trainer.checkpoint.store import CheckpointStore
+from dtj_trainer.checkpoint.contents import CheckpointState
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint
+from dtj_trainer.checkpoint.store import CheckpointStore, Notify
 from dtj_trainer.checkpoint.write import SaveResult
 from dtj_trainer.errors import CheckpointError, LeaseLost
-from dtj_trainer.telemetry.progress import Progress
-
-Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
+from dtj_trainer.telemetry.progress import ProgressReporter
 
 
-class Saves:
-    """The saves of one run, one at a time; without a store nothing is saved."""
+class CheckpointManager:
+    """Saves a run, one checkpoint at a time. Without a store nothing is saved."""
 
     def __init__(
         self,
@@ -29,99 +26,106 @@ class Saves:
         *,
         every: int,
         first_rank: bool,
-        progress: Progress,
+        progress: ProgressReporter,
         notify: Notify,
     ) -> None:
         self.store = store
         self.step = -1
-        """The newest that is on the volume."""
+        """Step of the newest checkpoint on the volume."""
         self._config, self._parts, self._every = config, parts, every
         self._first_rank, self._progress, self._notify = first_rank, progress, notify
         self._stall = 0.0
         self._failures = 0
-        self._told_slow = False
-        self._told_metric = False
+        self._warned_slow = False
+        self._warned_metric = False
 
     @property
     def overdue(self) -> bool:
-        """This rank has written for longer than a save may take, and the training is to end for it."""
+        """Whether this rank has written for longer than a save may take, which is to end the training."""
         return bool(self.store and self._config.max_failures and self.store.overdue)
 
     @property
     def busy(self) -> bool:
-        """This rank still writes."""
+        """Whether this rank still writes."""
         return bool(self.store and self.store.busy)
 
     def due(self, step: int) -> bool:
-        """A save is due after this step."""
+        """Returns whether a save is due after this step."""
         return bool(self.store and step % self._every == 0)
 
-    def load(self) -> Checkpoint | None:
-        """The newest valid checkpoint, loaded into the parts."""
+    def load(self) -> CommittedCheckpoint | None:
+        """Loads the newest valid checkpoint into the parts, and returns it; None if there is none."""
         self.settle()
         if self.store is None:
             return None
-        contents = Contents(self._parts)
-        contents.shared()  # what could never be loaded is refused before the first step, and not at the first save
-        found = self.store.load(contents)
+        state = CheckpointState(self._parts)
+        # State that could never be loaded is rejected before the first step, and not at the first
+        # save.
+        state.shared()
+        found = self.store.load(state)
         if found:
             self.step = found.step
         return found
 
     def poll(self) -> None:
-        """Takes the result of a save that has ended in the meantime."""
+        """Handles the result of a save that has ended since the last call."""
         if self.store and (result := self.store.poll()):
-            self._take(result)
+            self._handle(result)
 
     def settle(self) -> None:
-        """Waits for the save in flight and takes its result."""
+        """Waits for the save in flight and handles its result."""
         if self.store and (result := self.store.drain()):
-            self._take(result)
+            self._handle(result)
 
     def begin(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Waits for the save before this one, then begins one; does nothing if this step is on the volume already."""
+        """Waits for the previous save, then begins one.
+
+        Does nothing if this step is on the volume already.
+        """
         self.settle()
         if self.store is None or self.step == step:
             return
-        self._told_slow = False
+        self._warned_slow = False
         self._check_metric(metrics)
         self._progress.phase("saving", step=step)
-        self.store.save(step, Contents(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
+        self.store.save(step, CheckpointState(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
         self._stall += self.store.stall_seconds
 
     def begin_unless(self, busy: bool, step: int, metrics: Mapping[str, float], *, overdue: bool) -> None:
-        """The same, or without waiting none at all: said once, until a save has come through.
+        """Begins a save as `begin` does, but skips it if the previous one is still being written.
 
-        `busy`, `overdue`: any rank is, by all ranks' agreement. Raises CheckpointStalled on all of them if one is overdue.
+        Warns once until a save begins. `busy`, `overdue`: whether any rank is, as all ranks have
+        agreed. Raises CheckpointStalled
+        on all of them if one is overdue.
         """
         if self.store and overdue:
             raise self.store.stalled()
         if not busy:
             self.begin(step, metrics)
         elif self.store:
-            if self._first_rank and not self._told_slow:
-                message = f"step {step} is not saved, and none until the save before it has been written"
+            if self._first_rank and not self._warned_slow:
+                message = f"step {step} is not saved: no step is, until the previous save has been written"
                 self._notify("Warning", names.Reason.CHECKPOINT_SLOW, message)
-            self._told_slow = True
+            self._warned_slow = True
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
-        """At the end and before leaving: what is in flight, then this step, and wait for both."""
+        """Saves this step after the save in flight, and waits for both: at the end, and before a stop."""
         self.begin(step, metrics)
         self.settle()
         if self.store and self.step != step:
             raise CheckpointError(f"step {step} could not be saved to {self.store.directory}; last saved: {self.step}")
 
-    def take_stall(self) -> float:
-        """Seconds that saves have kept the training thread since the last call."""
+    def pop_stall_seconds(self) -> float:
+        """Returns the seconds that saves have blocked the training thread since the last call."""
         taken, self._stall = self._stall, 0.0
         return taken
 
     def close(self) -> None:
-        """After the last save."""
+        """Closes the store, after the last save."""
         if self.store:
             self.store.close()
 
-    def _take(self, result: SaveResult) -> None:
+    def _handle(self, result: SaveResult) -> None:
         if result.outcome == "committed" and result.path:
             self.step, self._failures = result.step, 0
             self._progress.checkpoint(result.step, result.path, result.time)
@@ -133,11 +137,14 @@ class Saves:
             self._failed(f"step {result.step}: {result.message}")
 
     def _check_metric(self, metrics: Mapping[str, float]) -> None:
-        """Reports once that `keep_best` looks at a metric that this save has not: it may be misspelt."""
+        """Warns once if this save lacks the metric of `keep_best`: it may be misspelt."""
         wanted = self._config.retention
-        if wanted.keep_best and wanted.metric not in metrics and not self._told_metric and self._first_rank:
-            self._told_metric = True
-            message = f"checkpoint.retention.metric={wanted.metric!r} is not among {sorted(metrics)}: this one can't be the best"
+        if wanted.keep_best and wanted.metric not in metrics and not self._warned_metric and self._first_rank:
+            self._warned_metric = True
+            message = (
+                f"checkpoint.retention.metric={wanted.metric!r} is not among {sorted(metrics)}: "
+                "this checkpoint can't be the best"
+            )
             self._notify("Warning", names.Reason.CHECKPOINT_METRIC_MISSING, message)
 
     def _failed(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""torch's planners, which also know a `Part`: torch itself looks up pieces in tensors alone."""
+"""torch's planners, extended to `FlatShard`: torch itself looks up chunks in tensors alone."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from dtj_trainer.distributed.flat_shard import Part
-
-Tree = dict[str, Any]
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 
 
 class SavePlanner(DefaultSavePlanner):
-    """For `save`."""
+    """The planner for `save`."""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is written at an index."""
+        """Returns the tensor to write at an index."""
         leaf = self.state_dict[index.fqn]
-        return leaf.box(index) if isinstance(leaf, Part) else super().lookup_object(index)
+        return leaf.find_chunk(index) if isinstance(leaf, FlatShard) else super().lookup_object(index)
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """For `load`."""
+    """The planner for `load`."""
 
-    def set_up_planner(self, state_dict: Tree, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """Before all else. torch makes None of a leaf that it does not know."""
-        parts = list(_parts(state_dict))
+    def set_up_planner(
+        self, state_dict: StateDict, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Sets up torch's planner, and puts the flat shards back, which torch replaces by None."""
+        shards = list(_flat_shards(state_dict))
         super().set_up_planner(state_dict, metadata, is_coordinator)
-        for holder, key, dotted, part in parts:
-            holder[key] = self.state_dict[dotted] = part
+        for holder, key, dotted, shard in shards:
+            holder[key] = self.state_dict[dotted] = shard
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """What is read into at an index."""
+        """Returns the tensor to read into at an index."""
         leaf = self.state_dict[index.fqn]
-        return leaf.box(index) if isinstance(leaf, Part) else super().lookup_tensor(index)
+        return leaf.find_chunk(index) if isinstance(leaf, FlatShard) else super().lookup_tensor(index)
 
 
-def _parts(tree: Tree, prefix: str = "") -> Iterator[tuple[Tree, str, str, Part]]:
-    """Each part in nested dicts: what holds it, its key there, its dotted key."""
+def _flat_shards(tree: StateDict, prefix: str = "") -> Iterator[tuple[StateDict, str, str, FlatShard]]:
+    """Yields each flat shard in nested dicts: the dict that holds it, its key there, its dotted key."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _parts(value, f"{prefix}{key}.")
-        elif isinstance(value, Part):
+            yield from _flat_shards(value, f"{prefix}{key}.")
+        elif isinstance(value, FlatShard):
             yield tree, key, f"{prefix}{key}", value

@@ -1,4 +1,7 @@
-"""The random number generators of one rank: Python, NumPy, torch, CUDA. Restored, the next draw is the same."""
+"""The random number generators of one rank: Python, NumPy, torch, CUDA.
+
+Restored, the next draw is the same.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,27 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """The state as plain numbers and tensors, so that torch.load(weights_only=True) reads it."""
+    """Returns the state as plain numbers and tensors, so that torch.load(weights_only=True) reads it."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": (str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "numpy": (
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
 
 
 def restore(state: dict[str, Any]) -> None:
-    """The inverse of `capture`. A state captured without CUDA leaves the CUDA generator as it is."""
+    """Restores what `capture` returned.
+
+    A state captured without CUDA leaves the CUDA generator as it is.
+    """
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
@@ -32,7 +44,10 @@ def restore(state: dict[str, Any]) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds all of them. A rank that has no saved state after a change of world size gets one from (seed, rank, step)."""
+    """Seeds all generators.
+
+    After a change of world size a rank without saved state gets a seed from (rank, step).
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

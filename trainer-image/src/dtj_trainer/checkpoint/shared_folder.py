@@ -1,4 +1,7 @@
-"""Whether all ranks see the same checkpoint folder: an emptyDir or a hostPath on two nodes looks like one and is two."""
+"""Checks that all ranks see the same checkpoint folder.
+
+An emptyDir or a hostPath on two nodes looks like one folder and is two.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ from pathlib import Path
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
-VISIBLE_SECONDS = 5.0  # what a client of a network file system may take to see a name that another one made
+VISIBLE_SECONDS = 5.0
+"""How long a client of a network file system may take to see a name that another client created."""
 
 
 def check(directory: Path, group: Group) -> None:
-    """Raises ConfigError on all ranks if one does not see what rank 0 has put into `directory`; a collective.
+    """Raises ConfigError on all ranks if one does not see rank 0's file in `directory`; a collective.
 
-    A folder that can't be written to now is not judged: a save will report that.
+    A folder that can't be written to now is not checked: a save will report that.
     """
     if group.world_size == 1:
         return
@@ -29,15 +33,18 @@ def check(directory: Path, group: Group) -> None:
             probe = directory
     name = group.from_first(probe.name if probe != directory else None)
     try:
-        blind = [rank for rank, seen in enumerate(group.all_objects(name is None or _appears(directory / name))) if not seen]
+        blind = [
+            rank for rank, seen in enumerate(group.all_objects(name is None or _appears(directory / name))) if not seen
+        ]
     finally:
         if group.rank == 0 and probe != directory:
             with contextlib.suppress(OSError):
                 probe.unlink()
     if blind:
         raise ConfigError(
-            f"checkpoint folder {directory}: rank {blind[0]} does not see what rank 0 writes there, so no checkpoint could be "
-            "loaded; write an absolute path on a volume that all pods mount (ReadWriteMany)"
+            f"checkpoint folder {directory}: rank {blind[0]} does not see what rank 0 writes there, so no checkpoint "
+            "could "
+            "be loaded; write an absolute path on a volume that all pods mount (ReadWriteMany)"
         )
 
 
@@ -53,5 +60,6 @@ def _appears(path: Path) -> bool:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a folder that this rank may not read, a stale handle: all ranks are to hear of it
+    except OSError:
+        # A folder that this rank may not read, or a stale handle: all ranks are to learn of it.
         return False

@@ -1,6 +1,7 @@
-"""One save as the thread beside the training does it: this rank's files, what all ranks say of theirs, rank 0's commit.
+"""Writes one checkpoint in the thread beside the training: each rank's files, then rank 0's commit.
 
-Every step is done by all ranks or by none: each tells the others how it went, over a gloo group of its own.
+Every stage is done by all ranks or by none: each reports its result to the others, over a separate
+gloo group.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from torch.distributed.tensor import DTensor
 from dtj_contract import names
 from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import Tree, leaves
+from dtj_trainer.checkpoint.contents import leaves
 from dtj_trainer.checkpoint.files import HashedFiles
-from dtj_trainer.checkpoint.folder import Checkpoint, FileEntry, Manifest
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint, FileEntry, Manifest
 from dtj_trainer.checkpoint.planner import SavePlanner
 from dtj_trainer.checkpoint.retention import to_remove
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, LeaseLost
 from dtj_trainer.torch_private import write_through
@@ -43,7 +44,7 @@ Outcome = Literal["committed", "failed", "lease-lost", "not-finite"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveResult:
-    """How one save ended; the same on every rank."""
+    """The result of one save, the same on every rank."""
 
     step: int
     outcome: Outcome
@@ -52,26 +53,26 @@ class SaveResult:
     """Unix seconds of the commit."""
     message: str = ""
     write_seconds: float = 0.0
-    """From hand-over to commit, beside the training."""
+    """Seconds from hand-over to commit, beside the training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staged:
-    """What one rank has to write, copied, so that the training may go on."""
+    """A copy of what one rank has to write, so that the training can continue."""
 
     step: int
-    sharded: Tree
+    sharded: StateDict
     """This rank's share of tensors."""
     trained: Collection[str] = ()
-    """Keys of those that must be finite."""
-    shared: Tree
-    private: Tree
+    """Keys of the tensors that must be finite."""
+    shared: StateDict
+    private: StateDict
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writer:
-    """Writes and commits what was staged. Its methods are called by all ranks, each in its thread."""
+    """Writes and commits what was staged. All ranks call its methods, each in its thread."""
 
     directory: Path
     group: Group
@@ -79,18 +80,23 @@ class Writer:
     attempt: int | None
 
     def write(self, staged: Staged) -> SaveResult:
-        """Commits, and tries again `retries` times after the volume refused. An incomplete folder is removed."""
+        """Writes and commits, with up to `retries` retries after the volume failed.
+
+        Removes an incomplete folder.
+        """
         started = time.monotonic()
-        if spoiled := self._spoiled(staged):
-            return SaveResult(step=staged.step, outcome="not-finite", message=spoiled)
+        if message := self._find_nonfinite(staged):
+            return SaveResult(step=staged.step, outcome="not-finite", message=message)
         for left in range(self.config.retries, -1, -1):
             result = self._write_once(staged, started)
             if result.outcome != "committed" and self.group.rank == 0:
-                shutil.rmtree(self._incomplete(staged.step), ignore_errors=True)  # on a full volume this is what makes room
+                # On a full volume this makes room for the next try.
+                shutil.rmtree(self._incomplete(staged.step), ignore_errors=True)
             if result.outcome != "failed" or left == 0:
                 return result
-            log.warning("checkpoint of step %d: %s; trying again, %d left", staged.step, result.message, left)
-            time.sleep(self.config.retry_seconds)  # all ranks got the same outcome, so all of them wait here
+            log.warning("checkpoint of step %d: %s; retrying, %d left", staged.step, result.message, left)
+            # All ranks have the same outcome, so all of them wait here.
+            time.sleep(self.config.retry_seconds)
         raise AssertionError("unreachable: the loop returns")
 
     def _write_once(self, staged: Staged, started: float) -> SaveResult:
@@ -98,22 +104,23 @@ class Writer:
 
         def make_room() -> None:
             if rank == 0:
-                folder.check_lease(self.directory, self.attempt)  # the early word; the one that counts is at the commit
+                # An early check. The one that counts is at the commit.
+                folder.check_lease(self.directory, self.attempt)
                 shutil.rmtree(incomplete, ignore_errors=True)
                 incomplete.mkdir(parents=True)
 
         def write() -> dict[str, FileEntry]:
-            torchs, files = FileSystemWriter(incomplete), HashedFiles()
-            write_through(torchs, files)
-            save(staged.sharded, storage_writer=torchs, planner=SavePlanner(), process_group=self.group.checkpoint)
+            writer, files = FileSystemWriter(incomplete), HashedFiles()
+            write_through(writer, files)
+            save(staged.sharded, storage_writer=writer, planner=SavePlanner(), process_group=self.group.checkpoint)
             files.save(staged.private, incomplete / (PRIVATE_FILE % rank))
             if rank == 0:
                 files.save(staged.shared, incomplete / SHARED_FILE)
             return files.entries
 
         try:
-            self._together(make_room)
-            files = {name: entry for part in self._together(write) for name, entry in part.items()}
+            self._on_all_ranks(make_room)
+            files = {name: entry for entries in self._on_all_ranks(write) for name, entry in entries.items()}
             manifest = Manifest(
                 step=staged.step,
                 attempt=self.attempt or 0,
@@ -122,7 +129,7 @@ class Writer:
                 files=files,
                 metrics=staged.metrics,
             )
-            path = self._together(lambda: self._commit(incomplete, manifest) if rank == 0 else None)[0]
+            path = self._on_all_ranks(lambda: self._commit(incomplete, manifest) if rank == 0 else None)[0]
         except LeaseLost as e:
             return SaveResult(step=staged.step, outcome="lease-lost", message=str(e))
         except CheckpointError as e:
@@ -130,40 +137,45 @@ class Writer:
         took = time.monotonic() - started
         return SaveResult(step=staged.step, outcome="committed", path=path, time=manifest.time, write_seconds=took)
 
-    def _spoiled(self, staged: Staged) -> str:
-        """Names the first trained tensor of any rank that holds a NaN or an infinity; empty if all are finite."""
+    def _find_nonfinite(self, staged: Staged) -> str:
+        """Returns a message about the first trained tensor that is not finite on any rank; "" if all are."""
         mine = next((key for key, leaf in leaves(staged.sharded) if key in staged.trained and not _finite(leaf)), None)
         found = [f"{key} (of rank {rank})" for rank, key in enumerate(self._gather(mine)) if key is not None]
-        return f"{found[0]} is not finite: it is not saved over a checkpoint that is" if found else ""
+        return (
+            f"{found[0]} is not finite: not saved, because it would replace a checkpoint that is finite"
+            if found
+            else ""
+        )
 
     def _commit(self, incomplete: Path, manifest: Manifest) -> Path:
         path = folder.commit(self.directory, incomplete, manifest, attempt=self.attempt)
-        folder.check_lease(self.directory, self.attempt)  # what is there may be what the next attempt is loading now
+        # The next attempt may be loading what this one would remove.
+        folder.check_lease(self.directory, self.attempt)
         for old in to_remove(self._readable(), self.config.retention):
             folder.remove(old.path, self.attempt or 0)
         return path
 
-    def _readable(self) -> list[Checkpoint]:
+    def _readable(self) -> list[CommittedCheckpoint]:
         found = []
         for path in folder.committed(self.directory):
             try:
                 found.append(folder.read(path))
             except CheckpointError as e:
-                log.warning("checkpoint %s is not counted: %s", path.name, e)
+                log.warning("checkpoint %s does not count for retention: %s", path.name, e)
         return found
 
     def _incomplete(self, step: int) -> Path:
         return self.directory / (names.CHECKPOINT_INCOMPLETE % (step, self.attempt or 0))
 
-    def _together(self, work: Callable[[], T]) -> list[T]:
-        """Runs `work` on every rank and gives all results, or raises the same error on all of them."""
+    def _on_all_ranks(self, work: Callable[[], T]) -> list[T]:
+        """Runs `work` on every rank. Returns all results, or raises the same error on all ranks."""
         mine: tuple[str, Any]
         try:
             mine = ("ok", work())
         except LeaseLost as e:
             mine = ("lease", str(e))
         except (OSError, CheckpointError, CheckpointException, RuntimeError) as e:
-            mine = ("failed", f"rank {self.group.rank}: {reason(e)} ({_free(self.directory)})")
+            mine = ("failed", f"rank {self.group.rank}: {error_summary(e)} ({_free_space(self.directory)})")
         every = self._gather(mine)
         for kind, error in ((k, v) for k, v in every if k != "ok"):
             raise LeaseLost(error) if kind == "lease" else CheckpointError(error)
@@ -176,15 +188,15 @@ class Writer:
 
 
 def _finite(leaf: Any) -> bool:
-    tensor = leaf.flat if isinstance(leaf, Part) else leaf.to_local() if isinstance(leaf, DTensor) else leaf
+    tensor = leaf.flat if isinstance(leaf, FlatShard) else leaf.to_local() if isinstance(leaf, DTensor) else leaf
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
         return True
     smallest, largest = torch.aminmax(tensor.detach())  # both are NaN if one element is, and nothing is allocated
     return bool(torch.isfinite(smallest) and torch.isfinite(largest))
 
 
-def _free(directory: Path) -> str:
-    """What the volume has left: torch's own messages don't say when it was full."""
+def _free_space(directory: Path) -> str:
+    """Returns the free space of the volume: torch's own messages don't show that it was full."""
     try:
         usage = shutil.disk_usage(directory)
     except OSError as e:
@@ -192,14 +204,14 @@ def _free(directory: Path) -> str:
     return f"{usage.free / 2**20:,.0f} of {usage.total / 2**20:,.0f} MiB free in {directory}"
 
 
-def reason(error: BaseException) -> str:
-    """One line; of torch's CheckpointException, which holds one error a rank, the first."""
-    it = first(error)
-    return f"{type(it).__name__}: {it}".splitlines()[0]
+def error_summary(error: BaseException) -> str:
+    """Returns one line about an error, or about the first error in torch's CheckpointException."""
+    root = root_error(error)
+    return f"{type(root).__name__}: {root}".splitlines()[0]
 
 
-def first(error: BaseException) -> BaseException:
-    """The error behind torch's CheckpointException."""
+def root_error(error: BaseException) -> BaseException:
+    """Returns the error behind torch's CheckpointException."""
     if isinstance(error, CheckpointException):
         return next(iter(error.failures.values()))[0]
     return error

@@ -1,1 +1,1 @@
-"""What a training is composed of: optimizer, learning rate, precision, compilation, validation."""
+"""Components of a training: optimizer, learning rate, precision, compilation, validation."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks forget their activations and compute them again in backward. Memory for time."""
+"""Activation checkpointing: blocks drop their activations and recompute them in backward. Memory for time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 Recompute = Literal["none", "block", "selective"]
 _aten = torch.ops.aten
-_DEAR = [
+_EXPENSIVE = [
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
@@ -23,22 +23,23 @@ _DEAR = [
 ]
 
 
-def recompute(blocks: list[nn.Module], mode: Recompute) -> None:
+def checkpoint_activations(blocks: list[nn.Module], mode: Recompute) -> None:
     """Changes each block's forward in place; names and state dicts stay as they are.
 
-    `block` keeps only a block's input. `selective` also keeps what is dear to compute again: products and attention.
+    `block` keeps only a block's input. `selective` also keeps what is expensive to recompute:
+    matrix products and attention.
     """
     for block in blocks if mode != "none" else []:
         options: dict[str, Any] = {"use_reentrant": False}
         if mode == "selective":
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, _DEAR)
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, _EXPENSIVE)
         block.forward = _recomputed(block.forward, options)
 
 
 def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    def again(*args: Any, **kwargs: Any) -> Any:
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, **options, **kwargs)
 
-    return again
+    return checkpointed

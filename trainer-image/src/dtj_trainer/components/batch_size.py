@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits in memory, found by trying: out of memory is caught, not died of."""
+"""Finds the largest micro-batch that fits in memory by trying sizes and catching the errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 
 from dtj_trainer.errors import ConfigError, OutOfMemory
 
-# The CPU's allocator has no error type of its own; a thread that can't have a stack says the second.
-_CPU_SAYS = ("can't allocate memory", "Resource temporarily unavailable")
-HEADROOM = 0.9  # of the largest that fitted: fragmentation and longer-lived tensors come later
+# The CPU's allocator has no error type of its own. The second text is of a thread that gets no
+# stack.
+_CPU_OUT_OF_MEMORY = ("can't allocate memory", "Resource temporarily unavailable")
+HEADROOM = 0.9
+"""The fraction of the largest size that fits which is used: fragmentation and longer-lived tensors come later."""
 
 
 def largest_that_fits(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest n up to `limit` for which `fits(n)` (doubling, then bisection).
+    """Returns the largest n up to `limit` for which `fits(n)` holds (doubling, then bisection).
 
     Raises ConfigError if not even one sample fits.
     """
@@ -29,12 +31,17 @@ def largest_that_fits(fits: Callable[[int], bool], limit: int) -> int:
             bad = n
             n = (good + bad) // 2
     if good == 0:
-        raise ConfigError("not even micro_batch_size=1 fits in memory: use strategy fsdp, recompute: block, or a smaller model")
+        raise ConfigError(
+            "not even micro_batch_size=1 fits in memory: use strategy fsdp, recompute: block, or a smaller model"
+        )
     return good
 
 
 def fits(attempt: Callable[[int], None], n: int) -> bool:
-    """Whether `attempt(n)` ends without running out of memory; any other error is raised."""
+    """Returns whether `attempt(n)` ends without running out of memory.
+
+    Any other error is raised.
+    """
     try:
         attempt(n)
     except MemoryError:
@@ -44,33 +51,38 @@ def fits(attempt: Callable[[int], None], n: int) -> bool:
             raise
         return False
     finally:
-        gc.collect()  # the failed attempt's tensors hang on its traceback
+        gc.collect()  # the traceback holds the failed attempt's tensors
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return True
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Returns whether torch says by this error that memory is short, on a GPU or in the host."""
-    return isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in _CPU_SAYS)
+    """Returns whether an error of torch means that memory is short, on a GPU or on the host."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _CPU_OUT_OF_MEMORY)
 
 
-FIRST_STEPS = 3  # of a run: what the optimizer and the allocator need for good is there after the first two
+FIRST_STEPS = 3
+"""Steps at the start of a run in which memory use still grows.
+
+All that the optimizer and the allocator need for good is there after two of them.
+"""
 ADVICE = "write a smaller micro_batch_size (or auto), recompute: block, precision.dtype: bf16, or strategy fsdp"
 
 
-def out_of_memory(said: str, *, step: int, fixed: bool) -> ConfigError | OutOfMemory:
+def out_of_memory(message: str, *, step: int, fixed: bool) -> ConfigError | OutOfMemory:
     """Returns the error for a step that ran out of memory.
 
-    A run that has none of its first steps behind it would run into the same at each attempt, unless the micro-batch is looked
-    for anew: ConfigError, which asks for no restart. A later step may have met a fragmented memory or a neighbour's.
+    The first steps of a run would fail again in each attempt, unless the micro-batch is searched
+    for again: ConfigError, which asks for no restart. A later step may have met fragmented memory,
+    or memory that a neighbour uses.
     """
-    first = " ".join(said.split())[:300]
+    first = " ".join(message.split())[:300]
     if fixed and step < FIRST_STEPS:
         return ConfigError(f"step {step} runs out of memory: {ADVICE} ({first})")
     return OutOfMemory(f"step {step} ran out of memory, the steps before it did not: {ADVICE} ({first})")
 
 
 def with_headroom(largest: int, limit: int) -> int:
-    """What to use: all of the share if that fits, else 0.9 of the largest."""
+    """Returns the size to use: the whole share if that fits, else 0.9 of the largest."""
     return largest if largest == limit else max(1, int(largest * HEADROOM))

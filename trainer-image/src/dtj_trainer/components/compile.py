@@ -1,21 +1,28 @@
-"""torch.compile: each block's forward and backward become a graph, and the graph kernels. Time at the start for time of a step.
+"""torch.compile: each block's forward and backward become a graph.
 
-What is compiled is a block's `forward`, not its call, which is what `nn.Module.compile` would trace. A call runs the hooks by
-which fully_shard and fsdp_scratch fetch and free weights; ours would be traced, and break the graph in several places. So they
-stay outside, around it. Names, state dicts and hooks are as they were.
+Compiling takes time at the start and saves time in each step. A block's `forward` is compiled, not
+its call, which `nn.Module.compile` would trace. A call runs the hooks by which fully_shard and
+fsdp_scratch gather and free weights; our hooks would be traced, and would break the graph in
+several places. Around a compiled forward they stay outside. Names, state dicts and hooks do not
+change.
 
 Block by block, as torch advises for fully_shard, under every strategy:
-- blocks of one class that differ in nothing but weights share one graph: compiling takes as long for 12 of them as for 3;
-- the gradients of a graph come all at once at its end. Those of a block travel while the block before it is computed; were the
-  model one graph, all of them would travel after it. torch's answer for its DDP is to cut the graph where a bucket ends, which
-  blocks don't need, and which ends in an AssertionError with a `bucket_cap_mb` below 1;
-- a GPT compiled as a whole had the same step (400 ms; by blocks 402; not compiled 454: six blocks, width 256, one CPU core).
+- blocks of one class that differ in nothing but weights share one graph: 12 of them compile in the
+  time of 3;
+- the gradients of a graph come all at once at its end. A block's gradients travel while the block
+  before it is computed; were the model one graph, all gradients would travel after it. For its own
+  DDP torch cuts the graph where a bucket ends; blocks don't need that cut, and it raises an
+  AssertionError with a `bucket_cap_mb` below 1;
+- a GPT compiled as a whole had the same step (400 ms; by blocks 402; not compiled 454: six blocks,
+  width 256, one CPU core).
 
-A model without blocks is one graph. So is a plain Sequential where each rank holds the whole model: its members are layers, and
-what there is to fuse is between them. Under sharding they are units with hooks of their own, and each is compiled by itself.
+A model without blocks is one graph, and so is a plain Sequential where each rank holds the whole model:
+its members are layers, and kernels are fused between layers. Under sharding its members have hooks
+of their own, and each is compiled by itself.
 
-What `recompute` has changed is compiled, not the other way round: torch then traces the checkpoint as one operator, and the graph
-keeps what its mode says (three blocks of width 64: none 3.4 MB from forward to backward, selective 2.2, block 0.4).
+Activation checkpointing comes first, and its result is compiled: torch then traces the checkpoint
+as one operator, and the graph keeps what its mode asks for (three blocks of width 64: none 3.4 MB
+from forward to backward, selective 2.2, block 0.4).
 """
 
 from __future__ import annotations
@@ -33,26 +40,27 @@ from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, StrategyConfig, 
 from dtj_trainer.torch_private import set_compiler
 
 Compile = bool | Literal["inductor", "aot_eager"]
-"""True is inductor. aot_eager makes the graphs and runs them with torch's own kernels: no compiler, nothing faster; it tells
-whether a difference comes from the graph or from the kernels."""
+"""True is inductor. aot_eager makes the graphs and runs them with torch's own kernels: no compiler,
+nothing faster. Use aot_eager to find whether a difference comes from the graph or the kernels."""
 FIRST_BUCKET_MB = 1.0
-"""What torch takes for DDP's first bucket when it cuts a graph; it refuses others that are smaller."""
+"""The size that torch assumes for DDP's first bucket when it cuts a graph. torch rejects a smaller `bucket_cap_mb`."""
 
 GRAPHS_PER_BLOCK = 8
-"""torch's own limit for one function, after which it runs the rest uncompiled."""
+"""torch's own limit of graphs for one function, after which it runs the rest uncompiled."""
 
 
 def check_compiler(wanted: Compile, local_rank: int) -> None:
-    """Compiles one addition: 0.1 s beside the imports that a compiled model needs anyway. Raises ConfigError if that fails.
+    """Compiles one addition, which takes 0.1 s beside the imports that a compiled model needs anyway.
 
-    To be called before the first collective, in which the other ranks would wait for one that has no compiler.
+    Raises ConfigError if that fails. Call it before the first collective, in which the other ranks
+    would wait for a rank that has no compiler.
     """
     if wanted is False or wanted == "aot_eager":
         return
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     try:
-        torch.compile(_one_more, backend="inductor")(torch.zeros(8, device=device))
+        torch.compile(_add_one, backend="inductor")(torch.zeros(8, device=device))
     except (RuntimeError, OSError, ImportError) as e:
         why = textwrap.shorten(str(e).partition("Set TORCHDYNAMO_VERBOSE")[0], 300)
         raise ConfigError(
@@ -61,26 +69,31 @@ def check_compiler(wanted: Compile, local_rank: int) -> None:
         ) from e
 
 
-def _one_more(x: torch.Tensor) -> torch.Tensor:
+def _add_one(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def compile_forward(model: nn.Module, wanted: Compile, strategy: StrategyConfig, like: str | None = None) -> None:
-    """Changes forward in place, of each block or of the model. Before the strategy's `wrap`, after `recompute`."""
+def compile_forward(model: nn.Module, wanted: Compile, strategy: StrategyConfig, pattern: str | None = None) -> None:
+    """Compiles forward in place, of each block or of the model.
+
+    Call it after `checkpoint_activations` and before the strategy's `wrap`.
+    """
     if wanted is False:
         return
     whole_on_each_rank = isinstance(strategy, (DdpConfig, DdpScratchConfig))
-    parts = blocks(model, like) if not (whole_on_each_rank and isinstance(model, nn.Sequential)) else []
+    modules = blocks(model, pattern) if not (whole_on_each_rank and isinstance(model, nn.Sequential)) else []
     small = isinstance(strategy, DdpConfig) and strategy.bucket_cap_mb < FIRST_BUCKET_MB
-    # torch counts graphs by code, and blocks share theirs: with a number of its own that its forward reads each needs one.
-    set_compiler(cut_at_buckets=not parts and not small, graphs=GRAPHS_PER_BLOCK * len(parts))
-    for part in parts or [model]:
-        part.forward = _compiled(part, "inductor" if wanted is True else wanted)
+    # torch counts graphs by code, which blocks share. Each block needs a graph if its forward reads
+    # a number of its own.
+    set_compiler(cut_at_buckets=not modules and not small, graphs=GRAPHS_PER_BLOCK * len(modules))
+    for module in modules or [model]:
+        module.forward = _compiled(module, "inductor" if wanted is True else wanted)
 
 
-def _compiled(part: nn.Module, backend: str) -> Callable[..., Any]:
-    forward = part.forward
-    if isinstance(forward, MethodType):  # bound again, so that a deepcopy computes with weights of its own
-        return MethodType(torch.compile(forward.__func__, backend=backend), part)
+def _compiled(module: nn.Module, backend: str) -> Callable[..., Any]:
+    forward = module.forward
+    if isinstance(forward, MethodType):
+        # Bound again, so that a deepcopy computes with its own weights.
+        return MethodType(torch.compile(forward.__func__, backend=backend), module)
     compiled: Callable[..., Any] = torch.compile(forward, backend=backend)
     return compiled

@@ -1,4 +1,4 @@
-"""Ends a run whose validation no longer gets better."""
+"""Early stopping: ends a run whose validation no longer improves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtj_trainer.errors import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class EarlyStopConfig:
-    """Stop after `patience` validations without a new best."""
+    """When to stop: after `patience` validations without a new best."""
 
     metric: str = "loss"
     mode: Literal["min", "max"] = "min"
@@ -30,7 +30,10 @@ class EarlyStopConfig:
 
 
 class EarlyStop:
-    """Counts; part of a checkpoint, so that a restart neither forgets nor forgives."""
+    """Counts validations without a new best.
+
+    Saved in checkpoints, so that a restart does not reset the count.
+    """
 
     def __init__(self, config: EarlyStopConfig) -> None:
         self._config = config
@@ -38,12 +41,12 @@ class EarlyStop:
         self.waited = 0
 
     @property
-    def over(self) -> bool:
-        """The run should end."""
+    def should_stop(self) -> bool:
+        """Whether the run should end."""
         return self.waited >= self._config.patience
 
-    def validated(self, measured: Mapping[str, float]) -> None:
-        """Takes one validation. Raises ConfigError if it has no such metric."""
+    def update(self, measured: Mapping[str, float]) -> None:
+        """Records one validation. Raises ConfigError if it lacks the metric."""
         if self._config.metric not in measured:
             raise ConfigError(f"early_stop.metric={self._config.metric!r}: write one of {sorted(measured)}")
         value = measured[self._config.metric] * (1 if self._config.mode == "min" else -1)
@@ -53,9 +56,9 @@ class EarlyStop:
             self.waited += 1
 
     def state_dict(self) -> dict[str, float]:
-        """Best value (lower is better) and validations since."""
+        """Returns the best value (lower is better) and the validations since."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """The inverse."""
+        """Loads what `state_dict` returned."""
         self.best, self.waited = state["best"], int(state["waited"])

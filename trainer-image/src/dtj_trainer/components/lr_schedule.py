@@ -1,4 +1,4 @@
-"""Learning rate over a run: warm-up, then cosine or constant; and how it scales with the batch."""
+"""The learning rate over a run: warm-up, then cosine or constant, scaled by the batch size."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class ScheduleConfig:
     warmup_steps: int = 0
     """Steps of linear rise from 0 to the full rate."""
     floor: float = 0.0
-    """What a cosine ends at, as a part of the full rate."""
+    """Where a cosine ends, as a fraction of the full rate."""
     base_batch_size: int | None = None
-    """The global batch that the rate was chosen for; another one scales it by `batch_rule`."""
+    """The global batch size that the rate was chosen for. Another batch size scales the rate by
+    `batch_rule`."""
     batch_rule: Literal["linear", "sqrt"] = "linear"
 
     def __post_init__(self) -> None:
@@ -31,7 +32,7 @@ class ScheduleConfig:
         if self.warmup_steps < 0:
             raise ConfigError(f"schedule.warmup_steps={self.warmup_steps}: write 0 or more")
         if not 0 <= self.floor <= 1:
-            raise ConfigError(f"schedule.floor={self.floor}: write a part of the full rate, 0 to 1")
+            raise ConfigError(f"schedule.floor={self.floor}: write a fraction of the full rate, 0 to 1")
         if self.batch_rule not in ("linear", "sqrt"):
             raise ConfigError(f"schedule.batch_rule={self.batch_rule!r}: write linear or sqrt")
         if self.base_batch_size is not None and self.base_batch_size < 1:
@@ -39,7 +40,7 @@ class ScheduleConfig:
 
 
 def factor(step: int, total: int, config: ScheduleConfig) -> float:
-    """The part of the full rate at `step` (0-based) of `total` (pure)."""
+    """Returns the fraction of the full rate at `step` (0-based) of `total` (pure)."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.kind == "constant":
@@ -49,7 +50,7 @@ def factor(step: int, total: int, config: ScheduleConfig) -> float:
 
 
 def batch_factor(global_batch_size: int, config: ScheduleConfig) -> float:
-    """What the rate is multiplied by for this batch (Goyal et al. linear, or square root for adaptive optimizers)."""
+    """Returns the factor for this batch size (linear after Goyal et al., or square root for adaptive optimizers)."""
     if config.base_batch_size is None:
         return 1.0
     ratio = global_batch_size / config.base_batch_size
@@ -57,6 +58,6 @@ def batch_factor(global_batch_size: int, config: ScheduleConfig) -> float:
 
 
 def make_schedule(optimizer: Optimizer, config: ScheduleConfig, total: int, global_batch_size: int) -> LambdaLR:
-    """The torch scheduler; call its step() after each optimizer step."""
+    """Returns a torch scheduler. Call its step() after each optimizer step."""
     scale = batch_factor(global_batch_size, config)
     return LambdaLR(optimizer, lambda step: scale * factor(step, total, config))

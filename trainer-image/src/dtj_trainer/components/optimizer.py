@@ -13,18 +13,19 @@ from dtj_trainer.errors import ConfigError
 
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
-    """torch.optim's own options, under their own names."""
+    """Options of torch.optim, under their own names."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
-    """sgd only."""
+    """Used by sgd only."""
     fused: bool | None = None
-    """One kernel for the whole update; None: on a GPU."""
+    """One kernel for the whole update; None: only on a GPU."""
     decay_vectors: bool = True
-    """False: no weight decay for norms and biases (parameters of fewer than two dimensions), as language models are trained."""
+    """False: no weight decay for norms and biases (parameters of fewer than two dimensions), as is
+    usual for language models."""
 
     def __post_init__(self) -> None:
         if self.name not in ("adamw", "sgd"):
@@ -37,28 +38,29 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer.betas={self.betas}: write two numbers from 0 to below 1, such as [0.9, 0.95]")
         if self.momentum < 0:
             raise ConfigError(f"optimizer.momentum={self.momentum}: write 0 or more")
-        self.betas = (float(self.betas[0]), float(self.betas[1]))  # YAML gives a list
+        self.betas = (float(self.betas[0]), float(self.betas[1]))  # YAML has lists
 
 
 TENSOR_WISE = {
-    "Adafactor", "AdaLomo", "Galore", "GaLoreAdamW", "KronPSGD", "Kron", "LAMB", "Lamb", "FusedLAMB", "LARS", "Lars", "MuonAdamW",
-    "Muon", "NovoGrad", "NvNovoGrad", "DistributedShampoo", "SOAP", "Shampoo", "SM3",
+    "Adafactor", "AdaLomo", "Galore", "GaLoreAdamW", "KronPSGD", "Kron", "LAMB", "Lamb", "FusedLAMB", "LARS", "Lars",
+    "MuonAdamW", "Muon", "NovoGrad", "NvNovoGrad", "DistributedShampoo", "SOAP", "Shampoo", "SM3",
 }  # fmt: skip
-"""Classes of optimizers that compute with a tensor as a whole: its norm, its rows and columns."""
+"""Optimizer classes that compute with whole tensors: their norms, rows and columns."""
 
 
 def check_element_wise(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ConfigError for an optimizer that, given flat parts of tensors, would train otherwise without a sign of it."""
+    """Raises ConfigError for an optimizer that would silently train differently on flat shards of tensors."""
     for kind in type(optimizer).__mro__:
         if kind.__name__ in TENSOR_WISE:
             raise ConfigError(
-                f"optimizer {type(optimizer).__name__} computes with whole tensors (their norms, rows or columns), and strategy "
-                "fsdp_scratch gives an optimizer flat parts of them: write strategy ddp, or fsdp if the optimizer takes DTensors"
+                f"optimizer {type(optimizer).__name__} computes with whole tensors (their norms, rows or columns), and "
+                "strategy fsdp_scratch has flat shards of them: write strategy ddp, or fsdp if the optimizer takes "
+                "DTensors"
             )
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Of a model that the strategy has wrapped, so that it holds the parameters that are really trained."""
+    """Returns the optimizer of a wrapped model, whose parameters are those that are really trained."""
     wanted = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [{"params": wanted}]
     if not config.decay_vectors:
@@ -69,5 +71,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     groups = [g for g in groups if g["params"]]
     fused = config.fused if config.fused is not None else all(p.device.type == "cuda" for p in wanted)
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused)
+        return torch.optim.SGD(
+            groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
+        )
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=fused)

@@ -20,14 +20,15 @@ from dtj_trainer.torch_private import unscale
 
 @dataclass(kw_only=True, slots=True)
 class PrecisionConfig:
-    """What matrices are multiplied in. Weights and the optimizer stay in fp32."""
+    """The types in which matrices are multiplied. Weights and the optimizer stay in fp32."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     matmul: Literal["highest", "high", "medium"] | None = None
-    """How exact products of fp32 matrices are on a GPU, in torch's own words (torch.set_float32_matmul_precision): high is TF32,
-    several times as fast as highest. None: as the script has set it; torch's default is highest."""
+    """The precision of products of fp32 matrices on a GPU, as for
+    torch.set_float32_matmul_precision: high is TF32, several times as fast as highest. None: as the
+    script has set it; torch's default is highest."""
     initial_scale: float = 2.0**16
-    """fp16 only: what the loss is multiplied by, so that small gradients don't vanish; halved when gradients overflow."""
+    """The factor of the loss in fp16, so that small gradients don't vanish; halved when gradients overflow."""
     growth_interval: int = 2000
     """Steps without an overflow after which the scale is doubled."""
 
@@ -43,10 +44,10 @@ class PrecisionConfig:
 
 
 class Precision:
-    """Autocast and loss scale of one run; part of a checkpoint.
+    """Autocast and loss scale of one run, saved in checkpoints.
 
-    torch's GradScaler looks for overflows in this rank's gradients only. Under sharding another rank may be the one that
-    overflowed, so here all ranks agree, and all of them leave the step out or none.
+    torch's GradScaler looks for overflows in this rank's gradients only. Under sharding another
+    rank may have overflowed, so here all ranks agree: either all of them skip the step or none.
     """
 
     def __init__(self, config: PrecisionConfig, group: Group) -> None:
@@ -56,22 +57,25 @@ class Precision:
         self._group = group
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Around forward and loss."""
+        """Returns the context for forward and loss."""
         if self.config.dtype == "fp32":
             return nullcontext()
         return torch.autocast(self._group.device.type, torch.bfloat16 if self.config.dtype == "bf16" else torch.float16)
 
     def unscale(self, model: nn.Module, optimizer: Optimizer) -> bool:
-        """Gradients as if the loss had not been scaled. False if they overflowed on any rank: leave the step out.
+        """Divides the gradients by the loss scale.
 
-        Of the model and of the optimizer: clipping takes all of the model's, those too that the optimizer does not have.
+        Returns False if they overflowed on any rank: skip the step. Covers the gradients of the
+        model and of the optimizer: clipping takes all of the model's gradients, also those that the
+        optimizer does not have.
         """
         if self.config.dtype != "fp16":
             return True
         overflow = unscale(_local_gradients(model, optimizer), self.loss_scale, self._group.device)
         if self._group.world_size > 1:
             dist.all_reduce(overflow, op=dist.ReduceOp.MAX)
-        overflowed = bool(overflow.item())  # the one place in a step of fp16 that waits for the device
+        # No other line of a step in fp16 waits for the device.
+        overflowed = bool(overflow.item())
         if overflowed:
             self.loss_scale, self._good_steps = min(self.loss_scale, max(1.0, self.loss_scale / 2)), 0
             return False
@@ -81,11 +85,14 @@ class Precision:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, how long it has held, and for which type."""
+        """Returns the scale, how many steps it has held, and its type."""
         return {"loss_scale": self.loss_scale, "good_steps": self._good_steps, "dtype": self.config.dtype}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse; a run that went on in another precision begins with a scale of its own."""
+        """Loads what `state_dict` returned.
+
+        A run that resumes in another precision begins with a new scale.
+        """
         if self.config.dtype == "fp16" and state.get("dtype") == "fp16":
             self.loss_scale, self._good_steps = state["loss_scale"], state["good_steps"]
 

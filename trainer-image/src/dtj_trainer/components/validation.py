@@ -14,14 +14,17 @@ from dtj_trainer.data.source import BatchDataset, MapDataset, in_order
 from dtj_trainer.distributed.process_group import Group
 
 Measure = Callable[[nn.Module, Any], Mapping[str, torch.Tensor]]
-"""(model, batch) -> means over the batch, by name."""
+"""Maps (model, batch) to means over the batch, by name."""
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module, data: MapDataset | BatchDataset, measure: Measure, *, group: Group, batch_size: int
 ) -> dict[str, float]:
-    """Means of `measure` over `data`, each sample once, over all ranks; a collective. Computed in fp32, without autocast."""
+    """Returns the means of `measure` over `data`, each sample once, over all ranks; a collective.
+
+    Computed in fp32, without autocast.
+    """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     sums: dict[str, torch.Tensor] = {}
@@ -32,13 +35,15 @@ def evaluate(
         count += n
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # without a backward its root stays whole, and would train on with what it has now: averages, say
+            # Without a backward its root stays whole, and would train with the weights that it has
+            # now (averages, perhaps).
+            module.reshard()
     for module, training in modes.items():
-        module.training = training  # one by one: what its owner had put into eval() stays there
+        module.training = training  # submodules in eval() stay there
     everyone: dict[str, float] = {}
     total = 0
-    for part, n in group.all_objects(({k: float(v) for k, v in sums.items()}, count)):
+    for means, n in group.all_objects(({k: float(v) for k, v in sums.items()}, count)):
         total += n
-        for name, value in part.items():
+        for name, value in means.items():
             everyone[name] = everyone.get(name, 0.0) + value
     return {name: value / total for name, value in everyone.items()}

@@ -1,1 +1,1 @@
-"""Data by global sample index: every sample exactly once an epoch, whatever happens to the world."""
+"""Data by global sample index: every sample once per epoch, also if the world size changes."""

@@ -1,4 +1,7 @@
-"""A rank's micro-batches in order, from a data set by index or from a stream, read ahead by worker processes if wanted."""
+"""Loads a rank's micro-batches in order, from a data set by index or from a stream.
+
+Worker processes can fetch ahead.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.data.order import DataOrder, Indices, edges
+from dtj_trainer.data.order import DataOrder, Indices, rank_bounds
 from dtj_trainer.data.source import BatchDataset, MapDataset, collate, fetch
 from dtj_trainer.errors import ConfigError
 
 
 @dataclass(kw_only=True, slots=True)
 class LoaderConfig:
-    """How samples come from where they lie to where they are used."""
+    """How samples are fetched."""
 
     workers: int = 0
-    """Processes of this rank that fetch ahead; 0: the training thread fetches. They live as long as the run."""
+    """Processes of this rank that fetch ahead during the run; 0: the training thread fetches."""
     prefetch: int = 2
     """Micro-batches that each worker is ahead."""
     pin_memory: bool | None = None
-    """Page-locked memory, from which a GPU copies while it computes; None: where there is a GPU."""
+    """Page-locked memory, from which a GPU copies while it computes; None: if there is a GPU."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -36,14 +39,17 @@ class LoaderConfig:
 
 @runtime_checkable
 class StreamData(Protocol):
-    """Samples that can only be read one after the other. `read(n)` begins at sample number n of the whole stream."""
+    """Samples that can only be read in order.
+
+    `read(n)` begins at sample number n of the whole stream.
+    """
 
     def read(self, start: int, /) -> Iterator[Any]: ...
 
 
 @dataclass(kw_only=True, slots=True)
 class StreamOrder:
-    """The place in a stream: DataOrder's counterpart where nothing can be shuffled and no length is known."""
+    """The position in a stream, which has no length and can't be shuffled as by DataOrder."""
 
     global_batch_size: int
     position: int = 0
@@ -51,41 +57,42 @@ class StreamOrder:
     epoch: int = field(default=0, init=False)
 
     def advance(self) -> None:
-        """The step is done: its samples are never given again."""
+        """Moves past the samples of a step that is done."""
         self.position += self.global_batch_size
 
     def state_dict(self) -> dict[str, int]:
-        """The position."""
+        """Returns the position."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on where `state` stood."""
+        """Continues at the position of `state`."""
         self.position = state["position"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
-    """How a global batch is cut: by rank, then into micro-batches."""
+class BatchPartition:
+    """Cuts a global batch by rank, then into micro-batches."""
 
     global_batch_size: int
     rank: int
     world_size: int
     micro_batch_size: int | None
 
-    def parts(self) -> list[tuple[int, int, int]]:
-        """(begin, end, samples that count) of each of this rank's micro-batches, within the global batch.
+    def micro_batches(self) -> list[tuple[int, int, int]]:
+        """Returns (begin, end, samples that count) in the global batch of each micro-batch.
 
-        As many on every rank, because sharded models meet in every forward. Shares differ by a sample at most: a rank that
-        has none left for the last micro-batch takes its last sample again, and that counts for nothing.
+        Every rank has the same number of them, because sharded models communicate in every forward.
+        Shares differ by a sample at most: a rank without a sample for the last micro-batch repeats
+        its last sample, which does not count.
         """
-        begin, end = edges(self.global_batch_size, self.rank, self.world_size)
+        begin, end = rank_bounds(self.global_batch_size, self.rank, self.world_size)
         size = self.largest
         own = [(b, min(b + size, end), min(size, end - b)) for b in range(begin, end, size)]
         return own if len(own) == -(-self._share // size) else [*own, (end - 1, end, 0)]
 
     @property
     def largest(self) -> int:
-        """Samples of the largest micro-batch of any rank."""
+        """The number of samples in the largest micro-batch of any rank."""
         return self.micro_batch_size or self._share
 
     @property
@@ -93,8 +100,8 @@ class Cut:
         return -(-self.global_batch_size // self.world_size)
 
 
-Task = tuple[int, Indices]
-"""Place in the stream of samples, and indices."""
+Request = tuple[int, Indices]
+"""Position in the stream of samples, and indices."""
 
 
 @dataclass(slots=True)
@@ -102,78 +109,86 @@ class _ByIndex(Dataset[Any]):
     data: MapDataset | BatchDataset
     seed: int
 
-    def __getitem__(self, task: Task) -> Any:
-        place, indices = task
+    def __getitem__(self, request: Request) -> Any:
+        position, indices = request
         if get_worker_info() is not None:
-            # Random augmentation in a worker depends on the place alone: not on which worker it is, nor on a restart.
-            rng.seed_all(self.seed * 1_000_003 + place)
+            # Augmentation in a worker depends on the position alone, not on worker or restart.
+            rng.seed_all(self.seed * 1_000_003 + position)
         return fetch(self.data, indices)
 
 
 @dataclass(slots=True)
-class _Tasks:
+class _Requests:
     order: DataOrder
-    cut: Cut
+    partition: BatchPartition
 
-    def __iter__(self) -> Iterator[Task]:
-        position = self.order.position  # our own count: workers are ahead of the training
+    def __iter__(self) -> Iterator[Request]:
+        position = self.order.position  # a separate count: workers run ahead
         while True:
             batch = self.order.batch(position)
-            for begin, end, _ in self.cut.parts():
+            for begin, end, _ in self.partition.micro_batches():
                 yield position + begin, batch[begin:end]
-            position += self.cut.global_batch_size
+            position += self.partition.global_batch_size
 
 
 class _Stream(IterableDataset[Any]):
-    def __init__(self, data: StreamData, cut: Cut, start: int) -> None:
-        self._data, self._cut, self._start = data, cut, start
+    def __init__(self, data: StreamData, partition: BatchPartition, start: int) -> None:
+        self._data, self._partition, self._start = data, partition, start
 
     def __iter__(self) -> Iterator[Any]:
-        """Micro-batch k of this rank comes from worker k mod workers, and the loader takes them in that order."""
+        """Yields this worker's micro-batches. The loader reads number k from worker k mod workers."""
         info = get_worker_info()
         mine, workers = (info.id, info.num_workers) if info else (0, 1)
         source, at, number = self._data.read(self._start), self._start, 0
         position = self._start
         samples: list[Any] = []
         while True:
-            for begin, end, _ in self._cut.parts():
+            for begin, end, _ in self._partition.micro_batches():
                 if number % workers == mine:
-                    for _ in islice(source, max(0, position + begin - at)):  # what belongs to others
+                    for _ in islice(source, max(0, position + begin - at)):  # samples of other ranks or workers
                         pass
-                    # A last sample that is taken again has been read already, unless another worker did.
+                    # A repeated last sample was read already, unless another worker read it.
                     samples = list(islice(source, end - begin)) if at < position + end else samples[-1:]
                     at = position + end
                     if len(samples) < end - begin:
                         return
                     yield collate(samples)
                 number += 1
-            position += self._cut.global_batch_size
+            position += self._partition.global_batch_size
 
 
 def batches(
-    data: MapDataset | BatchDataset | StreamData, order: DataOrder | StreamOrder, cut: Cut, config: LoaderConfig, *, seed: int
+    data: MapDataset | BatchDataset | StreamData,
+    order: DataOrder | StreamOrder,
+    partition: BatchPartition,
+    config: LoaderConfig,
+    *,
+    seed: int,
 ) -> Iterator[list[tuple[Any, int]]]:
-    """Step by step from the order's position: this rank's micro-batches, each with its count of samples (see Cut); endless.
+    """Yields this rank's micro-batches step by step, without end, from the order's position on.
 
-    Raises ConfigError when a stream ends.
+    Each comes with its count of samples (see BatchPartition). Raises ConfigError when a stream
+    ends.
     """
     pin = torch.cuda.is_available() if config.pin_memory is None else config.pin_memory
     options: dict[str, Any] = {"batch_size": None, "num_workers": config.workers, "pin_memory": pin}
     if config.workers:
         options |= {"prefetch_factor": config.prefetch}
-    # A generator of its own: the loader would draw from the global one, and a resumed run would draw once more.
+    # Without its own generator the loader would draw from the global one, again in a resumed run.
     options["generator"] = torch.Generator().manual_seed(seed)
     loaded: Iterable[Any]
     if isinstance(data, StreamData):
-        loaded = DataLoader(_Stream(data, cut, order.position), **options)
+        loaded = DataLoader(_Stream(data, partition, order.position), **options)
     elif isinstance(order, DataOrder):
-        loaded = DataLoader(_ByIndex(data, seed), sampler=_Tasks(order, cut), **options)
+        loaded = DataLoader(_ByIndex(data, seed), sampler=_Requests(order, partition), **options)
     else:
         raise TypeError("a data set by index needs a DataOrder")
-    sizes = [counted for _, _, counted in cut.parts()]
+    sizes = [counted for _, _, counted in partition.micro_batches()]
     ready = iter(loaded)
     while True:
         step = list(islice(ready, len(sizes)))
         if len(step) < len(sizes):
-            raise ConfigError("the stream of samples has ended before the last step: write fewer steps, or repeat the stream")
+            raise ConfigError(
+                "the stream of samples has ended before the last step: write fewer steps, or repeat the stream"
+            )
         yield list(zip(step, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""Batches are tensors in nested tuples, lists, mappings and dataclasses."""
+"""Changes batches, which are tensors in nested tuples, lists, mappings and dataclasses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Tensors in nested tuples, lists, mappings and dataclasses, moved; anything else that has a `to` moves itself."""
+    """Returns the batch with its tensors, and anything else that has a `to`, on `device`."""
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -22,25 +22,27 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def first(batch: Any, n: int) -> Any:
-    """The first n samples of a batch."""
+    """Returns the first n samples of a batch."""
     return on_tensors(batch, lambda t: t[:n])
 
 
 def on_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nesting with every tensor changed."""
+    """Returns the batch with `change` applied to every tensor."""
     return _on_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def _on_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):  # a tuple whose second member stays on the CPU
+    # A PackedSequence is a tuple whose second member stays on the CPU.
+    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):
         return change(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple takes its members one by one
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a namedtuple
         return type(batch)(*(_on_leaves(b, change) for b in batch))
     if isinstance(batch, (tuple, list)):
         return type(batch)(_on_leaves(b, change) for b in batch)
     if type(batch) is dict or (isinstance(batch, Mapping) and not isinstance(batch, MutableMapping)):
         return {k: _on_leaves(b, change) for k, b in batch.items()}
-    if isinstance(batch, MutableMapping):  # a UserDict, such as the output of a tokenizer
+    # For example a UserDict, which tokenizers return.
+    if isinstance(batch, MutableMapping):
         out = copy.copy(batch)
         for key, value in batch.items():
             out[key] = _on_leaves(value, change)

@@ -1,4 +1,4 @@
-"""Batches of one rank: from tensors in memory, or any map-style data set, by the indices that DataOrder gives."""
+"""Fetches batches by index, from tensors in memory or any map-style data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MapDataset(Protocol):
 
 @runtime_checkable
 class BatchDataset(Protocol):
-    """A data set that can give many items as one finished batch, which saves a Python call per sample."""
+    """A data set that returns whole batches, which saves a Python call per sample."""
 
     def __len__(self) -> int: ...
 
@@ -43,37 +43,44 @@ class TensorData:
         return tuple(t[index] for t in self.tensors)
 
     def get_batch(self, indices: Sequence[int] | Indices) -> tuple[torch.Tensor, ...]:
-        """All tensors at `indices`."""
+        """Returns all tensors at `indices`."""
         at = torch.as_tensor(indices)
         return tuple(t[at] for t in self.tensors)
 
 
 def check_data(data: object, name: str) -> None:
-    """Raises ConfigError for what many scripts have and a Trainer can't cut into shares: it says what to write."""
+    """Raises ConfigError, with what to write, for data that the Trainer can't cut into shares."""
     if isinstance(data, DataLoader):
         raise ConfigError(
-            f"{name} is a DataLoader: pass its data set ({name}=loader.dataset) and write global_batch_size, shuffle and "
+            f"{name} is a DataLoader: pass its data set ({name}=loader.dataset) and write global_batch_size, shuffle "
+            "and "
             "data.workers in the config; a collate_fn becomes the data set's get_batch(indices)"
         )
     if isinstance(data, IterableDataset):
         raise ConfigError(
-            f"{name} is an IterableDataset, which can't go on in the middle: pass a data set with __len__ and __getitem__"
+            f"{name} is an IterableDataset, which can't resume in the middle: pass a data set with __len__ and "
+            "__getitem__"
             + (", or an object with read(start), which yields samples from number `start` on" if name == "data" else "")
         )
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(data, method)]
     if missing and not (isinstance(data, BatchDataset) and missing == ["__getitem__"]):
-        raise ConfigError(f"{name} is a {type(data).__name__} without {' and '.join(missing)}: pass a data set that has both")
+        raise ConfigError(
+            f"{name} is a {type(data).__name__} without {' and '.join(missing)}: pass a data set that has both"
+        )
 
 
 def fetch(dataset: MapDataset | BatchDataset, indices: Indices) -> Any:
-    """One batch."""
+    """Returns one batch."""
     if isinstance(dataset, BatchDataset):
         return dataset.get_batch(indices)
     return collate([dataset[int(i)] for i in indices])
 
 
 def collate(samples: list[Any]) -> Any:
-    """Makes a batch of samples. Raises ConfigError if they are of different shapes, or of a type that torch can't stack."""
+    """Makes a batch of samples.
+
+    Raises ConfigError if their shapes differ, or if torch can't stack their type.
+    """
     try:
         return default_collate(samples)
     except (RuntimeError, TypeError) as e:
@@ -94,13 +101,17 @@ def _shape(sample: Any) -> str:
     return type(sample).__name__
 
 
-def in_order(dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int) -> Iterator[tuple[Any, int]]:
-    """A rank's part of one pass for validation, as (batch, samples that count): every sample counts once over all ranks.
+def in_order(
+    dataset: MapDataset | BatchDataset, batch_size: int, rank: int, world_size: int
+) -> Iterator[tuple[Any, int]]:
+    """Yields a rank's share of one pass for validation, as (batch, samples that count).
 
-    All ranks get the same number of batches, because sharded models meet in every forward; one that has run out of
-    samples gets sample 0, which counts for nothing.
+    Each sample counts on one rank.
+
+    All ranks get the same number of batches, because sharded models communicate in every forward. A
+    rank without a sample gets sample 0, which does not count.
     """
-    parts = np.array_split(np.arange(len(dataset), dtype=np.int64), world_size)
-    for start in range(0, len(parts[0]), batch_size):  # array_split puts the longest parts first
-        part = parts[rank][start : start + batch_size]
-        yield fetch(dataset, part if len(part) else np.zeros(1, np.int64)), len(part)
+    shares = np.array_split(np.arange(len(dataset), dtype=np.int64), world_size)
+    for start in range(0, len(shares[0]), batch_size):  # array_split puts the longest shares first
+        indices = shares[rank][start : start + batch_size]
+        yield fetch(dataset, indices if len(indices) else np.zeros(1, np.int64)), len(indices)

@@ -13,12 +13,12 @@ import torch
 from dtj_trainer.data.order import Indices
 from dtj_trainer.errors import ConfigError
 
-ALPHABET = "\n\t" + "".join(chr(c) for c in range(32, 127))  # what is not in it becomes a question mark
+ALPHABET = "\n\t" + "".join(chr(c) for c in range(32, 127))  # other characters become "?"
 VOCABULARY = len(ALPHABET)
 
 
 def encode(text: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """One byte a character."""
+    """Returns the tokens of a text, one byte per character."""
     table = np.full(128, ALPHABET.index("?"), np.uint8)
     for number, character in enumerate(ALPHABET):
         table[ord(character)] = number
@@ -27,30 +27,30 @@ def encode(text: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """The inverse, for samples that a person reads."""
+    """Returns the text of tokens, for a person to read."""
     return "".join(ALPHABET[t] for t in tokens)
 
 
 def standard_library(limit: int) -> str:
-    """The first `limit` characters of the sources of Python's standard library, in the order of their names."""
+    """Returns the first `limit` characters of the standard library's sources, ordered by name."""
     folder = Path(sysconfig.get_path("stdlib"))
-    parts: list[str] = []
+    sources: list[str] = []
     size = 0
     for path in sorted(folder.rglob("*.py")):
         if {"test", "tests", "idlelib", "lib2to3", "site-packages"} & set(path.parts):
             continue
-        parts.append(path.read_text(encoding="utf-8", errors="replace"))
-        size += len(parts[-1])
+        sources.append(path.read_text(encoding="utf-8", errors="replace"))
+        size += len(sources[-1])
         if size >= limit:
             break
-    return "".join(parts)[:limit]
+    return "".join(sources)[:limit]
 
 
 def token_file(path: Path, limit: int) -> Path:
-    """Makes the token file unless it is there, aside and renamed.
+    """Creates the token file if it is missing, by writing a temporary file and renaming it.
 
-    Processes that find none at the same time each write the same bytes: nobody waits for a lock, which on a network volume
-    may be held by a node that is gone.
+    Processes that find it missing at the same time each write the same bytes. None waits for a
+    lock, which on a network volume may be held by a node that is gone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -62,15 +62,17 @@ def token_file(path: Path, limit: int) -> Path:
 
 
 class TokenData:
-    """A token file cut into blocks: sample i is tokens [i·block, (i+1)·block] as input and the same shifted by one."""
+    """A token file cut into blocks: sample i is (tokens from i·block on, the same shifted by one)."""
 
     def __init__(self, path: Path, block: int, start: float = 0.0, stop: float = 1.0) -> None:
-        """`start`, `stop`: the part of the file that belongs to this data set."""
+        """Maps the file from the fraction `start` of its length to `stop`."""
         tokens = np.memmap(path, np.uint8, "r")
         self._tokens = tokens[int(len(tokens) * start) : int(len(tokens) * stop)]
         self._block = block
         if len(self) < 1:
-            raise ConfigError(f"{path} has {len(self._tokens)} tokens here, less than one block: write block below {block}")
+            raise ConfigError(
+                f"{path} has {len(self._tokens)} tokens here, less than one block: write block below {block}"
+            )
 
     def __len__(self) -> int:
         return (len(self._tokens) - 1) // self._block
@@ -80,7 +82,7 @@ class TokenData:
         return batch[0][0], batch[1][0]
 
     def get_batch(self, indices: Sequence[int] | Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, targets), each (n, block) int64."""
+        """Returns (inputs, targets), each (n, block) int64."""
         at = np.asarray(indices)[:, None] * self._block + np.arange(self._block + 1)[None, :]
         tokens = torch.from_numpy(self._tokens[at].astype(np.int64))
         return tokens[:, :-1], tokens[:, 1:]

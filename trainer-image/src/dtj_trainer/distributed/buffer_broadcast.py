@@ -1,4 +1,4 @@
-"""Running statistics: each rank computes its own in training, and rank 0's are the ones that count."""
+"""Running statistics: each rank computes its own in training, and rank 0's are saved and validated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtj_trainer.distributed.process_group import Group
 
 @torch.no_grad()
 def broadcast_buffers(module: nn.Module, group: Group) -> None:
-    """Gives every rank rank 0's floating-point buffers; a collective for each dtype and device.
+    """Gives every rank rank 0's floating-point buffers, by one collective for each dtype and device.
 
     Masks and counters are the same on every rank already, and a sharded buffer has no first rank.
     """
@@ -22,10 +22,10 @@ def broadcast_buffers(module: nn.Module, group: Group) -> None:
         return
     for buffers in _alike(b for b in module.buffers() if b.is_floating_point() and not isinstance(b, DTensor)):
         flat = torch.cat([b.reshape(-1) for b in buffers])
-        # A script's own group may carry a GPU's tensors alone.
+        # The default group that a script has made may carry a GPU's tensors alone.
         dist.broadcast(flat, src=0, group=group.control if flat.device.type == "cpu" else None)
-        for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
-            buffer.copy_(part.view(buffer.shape))
+        for buffer, values in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
+            buffer.copy_(values.view(buffer.shape))
 
 
 def _alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

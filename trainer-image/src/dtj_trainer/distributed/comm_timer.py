@@ -1,6 +1,7 @@
-"""How long one rank's collectives take: how long one was in flight, and how long the host stood and waited.
+"""Measures one rank's collectives: how long one was in flight, and how long the host did nothing but wait.
 
-Host times. On a CPU with gloo they are the truth; on a GPU the host only queues collectives, so nothing is told there.
+These are host times. On a CPU with gloo they are right; on a GPU the host only queues collectives,
+so nothing is measured.
 """
 
 from __future__ import annotations
@@ -17,41 +18,45 @@ from dtj_trainer.distributed.process_group import Group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Communication:
+class CommStats:
     """Seconds of collectives in one step on one rank."""
 
     total: float
-    """At least one was in flight."""
+    """Seconds in which at least one collective was in flight."""
     exposed: float
-    """The part in which this rank did nothing else: it waited, for the wire or for a slower rank."""
+    """Seconds of `total` in which this rank did nothing else: it waited, for the network or for a slower rank."""
 
 
-class Clock:
-    """Adds up the collectives of training steps. Those outside of `counting` (validation, checkpoints) are no part of a step."""
+class CommTimer:
+    """Adds up the collectives of training steps.
+
+    Collectives outside of `counting` (validation, checkpoints) do not count.
+    """
 
     def __init__(self, group: Group) -> None:
-        self.told = group.device.type == "cpu" and group.world_size > 1
-        """Something is measured at all."""
+        self.enabled = group.device.type == "cpu" and group.world_size > 1
+        """Whether anything is measured at all."""
         self._counting = False
-        self._lock = threading.Lock()  # gloo's threads say when a collective has ended
-        self._flying, self._since = 0, 0.0
+        self._lock = threading.Lock()  # gloo's threads call `_ended`
+        self._in_flight, self._since = 0, 0.0
         self._total = self._exposed = 0.0
         self._steps = 0
-        self._last: Communication | None = None
+        self._last: CommStats | None = None
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """What is sent or waited for inside belongs to the step."""
-        self._counting = self.told
+        """Counts what is sent or waited for inside as a part of the step."""
+        self._counting = self.enabled
         try:
             yield
         finally:
             self._counting = False
 
-    def sent(self, work: dist.Work | None) -> None:
-        """A collective has left, and is in flight until its future is done; costs some 5 µs.
+    def track(self, work: dist.Work | None) -> None:
+        """Counts a collective as in flight until its future is done. Costs some 5 µs.
 
-        gloo's reduce-scatter has no future: of one only the wait for it counts, so `total` is the least that it can be.
+        gloo's reduce-scatter has no future. Only the wait for it counts, so `total` is a lower
+        bound.
         """
         if self._counting and work is not None:
             self._began()
@@ -59,7 +64,7 @@ class Clock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The host waits inside for a collective, `sent` before or begun just now."""
+        """Counts the time inside as a wait of the host for a collective, tracked before or begun just now."""
         if not self._counting:
             yield
             return
@@ -71,8 +76,8 @@ class Clock:
             self._exposed += time.perf_counter() - started
             self._ended()
 
-    def blocked(self, seconds: float) -> None:
-        """As `waiting`, measured elsewhere, while nothing was in flight."""
+    def add_blocked(self, seconds: float) -> None:
+        """Adds a wait that was measured elsewhere, while nothing was in flight."""
         if self._counting:
             self._exposed += seconds
             with self._lock:
@@ -82,24 +87,27 @@ class Clock:
         """Counts a step."""
         self._steps += 1
 
-    def take(self) -> Communication | None:
-        """Means per step since the last call (the last ones again if there was no step); None where it is not measured."""
-        if self.told and self._steps:
+    def pop_stats(self) -> CommStats | None:
+        """Returns means per step since the last call, or the last ones again if there was no step since.
+
+        Returns None where nothing is measured.
+        """
+        if self.enabled and self._steps:
             with self._lock:
                 total, self._total = self._total, 0.0
             exposed, self._exposed = self._exposed, 0.0
-            self._last = Communication(total=max(total, exposed) / self._steps, exposed=exposed / self._steps)
+            self._last = CommStats(total=max(total, exposed) / self._steps, exposed=exposed / self._steps)
             self._steps = 0
         return self._last
 
     def _began(self) -> None:
         with self._lock:
-            if self._flying == 0:
+            if self._in_flight == 0:
                 self._since = time.perf_counter()
-            self._flying += 1
+            self._in_flight += 1
 
     def _ended(self) -> None:
         with self._lock:
-            self._flying -= 1
-            if self._flying == 0:
+            self._in_flight -= 1
+            if self._in_flight == 0:
                 self._total += time.perf_counter() - self._since

@@ -1,4 +1,4 @@
-"""Ranks that were started differently are found before they train, and the difference is named."""
+"""Finds ranks that were started differently before they train, and names the difference."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import RankMismatch
 
 
-def flat(config: Any, prefix: str = "") -> dict[str, str]:
-    """A config's fields by dotted name."""
+def flatten(config: Any, prefix: str = "") -> dict[str, str]:
+    """Returns a config's fields by dotted name."""
     out: dict[str, str] = {}
     for f in fields(config):
         value = getattr(config, f.name)
         if is_dataclass(value) and not isinstance(value, type):
             out[f"{prefix}{f.name}"] = type(value).__name__
-            out |= flat(value, f"{prefix}{f.name}.")
+            out |= flatten(value, f"{prefix}{f.name}.")
         else:
             out[f"{prefix}{f.name}"] = repr(value)
     return out
 
 
-def digest(files: Iterable[Path]) -> str:
-    """Of SHA-256 over the files' contents, 16 characters."""
+def files_digest(files: Iterable[Path]) -> str:
+    """Returns the SHA-256 over the files' contents, shortened to 16 characters."""
     sha = hashlib.sha256()
     for path in files:
         sha.update(path.read_bytes())
@@ -40,22 +40,22 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def code_digest() -> str:
-    """Of this package's sources and of the script that was started."""
+    """Returns a digest of this package's sources and of the script that was started."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     script = [Path(main)] if main and Path(main).is_file() else []
-    return digest([*sorted(Path(__file__).parents[1].rglob("*.py")), *script])
+    return files_digest([*sorted(Path(__file__).parents[1].rglob("*.py")), *script])
 
 
-def facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfig) -> dict[str, str]:
-    """What must be the same on every rank: the config, what the environment adds to it, and the code."""
-    told: dict[str, object] = {names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep, names.ENV_ATTEMPT: env.attempt}
+def startup_facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfig) -> dict[str, str]:
+    """Returns what must be the same on every rank: the config, what the environment adds to it, and the code."""
+    given: dict[str, object] = {names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep, names.ENV_ATTEMPT: env.attempt}
     if checkpoint.directory is None:
-        told[names.ENV_CHECKPOINT_DIR] = env.checkpoint_dir
+        given[names.ENV_CHECKPOINT_DIR] = env.checkpoint_dir
     if checkpoint.every_steps is None:
-        told[names.ENV_CHECKPOINT_EVERY] = env.checkpoint_every
+        given[names.ENV_CHECKPOINT_EVERY] = env.checkpoint_every
     return (
-        flat(config)
-        | {name: "not set" if value is None else str(value) for name, value in told.items()}
+        flatten(config)
+        | {name: "not set" if value is None else str(value) for name, value in given.items()}
         | {
             "world size": str(group.world_size),
             "torch": torch.__version__,
@@ -67,9 +67,13 @@ def facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfi
     )
 
 
-def check(mine: Mapping[str, str], group: Group) -> None:
-    """A collective. Raises RankMismatch on every rank, with the first difference of each rank that differs from rank 0."""
-    first, *others = group.all_objects(dict(mine))
+def check(facts: Mapping[str, str], group: Group) -> None:
+    """Compares this rank's facts with those of all others; a collective.
+
+    Raises RankMismatch on every rank, with the first difference of each rank that differs from rank
+    0.
+    """
+    first, *others = group.all_objects(dict(facts))
     found = []
     for rank, theirs in enumerate(others, start=1):
         different = [k for k in sorted(first.keys() | theirs.keys()) if first.get(k) != theirs.get(k)]

@@ -1,4 +1,4 @@
-"""How much memory a rank may use, and has used."""
+"""The memory that a rank may use, and has used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _STATM = Path("/proc/self/statm")
 
 
 def device_bytes(group: Group) -> int:
-    """Memory of this rank's device; on the CPU its share of what the container (or the machine) may use."""
+    """Returns the memory of this rank's device; on the CPU its share of what the container (or the machine) may use."""
     if group.device.type == "cuda":
         return int(torch.cuda.get_device_properties(group.device).total_memory)
     return host_bytes() // max(1, group.local_world_size)
 
 
 def host_bytes() -> int:
-    """The container's memory limit, or the machine's memory where that is less or there is none."""
+    """Returns the container's memory limit, or the machine's memory where that is less or there is no limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         try:
@@ -35,20 +35,23 @@ def host_bytes() -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory this rank has had: allocated on the GPU, resident on the CPU."""
+    """Returns the most memory that this rank has had: allocated on the GPU, resident on the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def resident_bytes() -> int:
-    """Memory that this process has now."""
+    """Returns the memory that this process has now."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def at_most(more: int | None) -> Iterator[None]:
-    """Inside, allocations that go beyond `more` bytes from now fail, where else the kernel would kill the process."""
+    """Makes allocations inside fail that go beyond `more` bytes from now.
+
+    Otherwise the kernel would kill the process.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     used = int(_STATM.read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     if more is not None:

@@ -1,7 +1,9 @@
-"""A flat part of a tensor, as torch's checkpoints take it: cut into boxes, so that nobody has to gather the whole to save it.
+"""A flat shard of a tensor, split into the chunks of torch's checkpoints.
 
-A rank of fsdp_scratch owns a run of elements of the flattened tensor. A checkpoint knows only boxes (offsets and sizes in
-each dimension). A run is a few of them: the end of a row, whole rows, the beginning of a row, and so on inward.
+No rank has to gather the whole tensor to save it. A rank of fsdp_scratch owns a run of elements of
+the flattened tensor. A checkpoint knows only chunks, which are boxes (offsets and sizes in each
+dimension). A run is a few boxes: the end of a row, whole rows, the beginning of a row, and so on
+inward.
 """
 
 from __future__ import annotations
@@ -9,18 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 Shape = tuple[int, ...]
+StateDict = dict[str, Any]
+"""Nested dicts as torch's state_dict functions return them, with tensors, DTensors or FlatShards as leaves."""
 
 
 def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
-    """Offsets and sizes of the boxes that elements [start, stop) of a row-major tensor are, in the order of its elements.
+    """Yields offsets and sizes of the boxes that cover elements [start, stop) of a tensor.
 
-    At most two for each dimension but the last, and one more.
+    The tensor is row-major, and the boxes are in the order of its elements. There are at most two
+    boxes for each dimension but the last, and one more.
     """
     if start >= stop:
         return
@@ -42,17 +48,20 @@ def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Elements of a tensor that lie one after the other, from `start` on. A state dict's leaf, in a tensor's place."""
+class FlatShard:
+    """Consecutive elements of a tensor, from `start` on.
+
+    A leaf of a state dict, in a tensor's place.
+    """
 
     flat: torch.Tensor
     """One-dimensional; the live values, so a load into them changes what they are a view of."""
     start: int
     shape: Shape
-    """Of the whole."""
+    """Shape of the whole tensor."""
 
-    def pieces(self) -> Iterator[tuple[Shape, torch.Tensor]]:
-        """Views of `flat` as boxes of the whole, each with its offsets."""
+    def chunks(self) -> Iterator[tuple[Shape, torch.Tensor]]:
+        """Yields views of `flat` as boxes of the whole tensor, each with its offsets."""
         at = 0
         for offsets, sizes in boxes(self.shape, self.start, self.start + self.flat.numel()):
             size = math.prod(sizes)
@@ -60,15 +69,15 @@ class Part:
             at += size
 
     def size(self) -> torch.Size:
-        """Of the whole: torch compares it with the checkpoint's."""
+        """Returns the size of the whole tensor, which torch compares with the checkpoint's."""
         return torch.Size(self.shape)
 
-    def box(self, index: MetadataIndex) -> torch.Tensor:
-        """The piece at an index of torch's."""
-        for offsets, piece in self.pieces():
+    def find_chunk(self, index: MetadataIndex) -> torch.Tensor:
+        """Returns the chunk at one of torch's indexes."""
+        for offsets, chunk in self.chunks():
             if torch.Size(offsets) == index.offset:
-                return piece
-        raise ValueError(f"{index.fqn}: no piece of this rank begins at {index.offset}")
+                return chunk
+        raise ValueError(f"{index.fqn}: no chunk of this rank begins at {index.offset}")
 
     # torch.distributed._checkpointable._Checkpointable, which DTensor implements too
 
@@ -84,4 +93,4 @@ class Part:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(offsets), piece.size()) for offsets, piece in self.pieces()]
+        return [ChunkStorageMetadata(torch.Size(offsets), chunk.size()) for offsets, chunk in self.chunks()]

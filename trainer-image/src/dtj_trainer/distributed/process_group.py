@@ -1,7 +1,7 @@
 """The process groups of one worker: one for the gradients, one for control, one for checkpoints.
 
-Control and checkpoints have gloo groups of their own, because a background thread that shares a group with the
-training thread would interleave its collectives differently on each rank.
+Control and checkpoints have separate gloo groups, because a background thread that shares a group
+with the training thread would interleave its collectives differently on each rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Where this worker stands, and its groups."""
+    """This worker's rank, device and process groups."""
 
     rank: int
     world_size: int
@@ -38,19 +38,21 @@ class Group:
     control: dist.ProcessGroup
     checkpoint: dist.ProcessGroup
     owns_default: bool
-    """We made the default group, so `close` destroys it."""
+    """Whether `open` made the default group, so that `close` destroys it."""
 
     @classmethod
     def open(cls, env: WorkerEnv, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Group:
         """Joins the world (or takes the default group that the caller's script has made already).
 
-        Raises RankMismatch if a worker was started with another WORLD_SIZE or with a RANK that another one has,
-        RendezvousFailed if one does not come within `timeout`.
+        Raises RankMismatch if a worker was started with another WORLD_SIZE or with another worker's
+        RANK, RendezvousFailed if a worker does not come within `timeout`.
         """
         cuda = torch.cuda.is_available()
         backend = env.backend if env.backend != "auto" else ("nccl" if cuda else "gloo")
         if backend == "nccl" and not cuda:
-            raise ConfigError("backend=nccl needs a CUDA device and this worker sees none: write backend: gloo (or auto)")
+            raise ConfigError(
+                "backend=nccl needs a CUDA device and this worker sees none: write backend: gloo (or auto)"
+            )
         device = torch.device("cuda", env.local_rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(device)
@@ -61,7 +63,7 @@ class Group:
             # With a GPU the default group carries both, so that CPU tensors can be reduced too.
             spelled = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
             if env.launched:
-                store = rendezvous.meet(env.rank, env.world_size, timeout)
+                store = rendezvous.join(env.rank, env.world_size, timeout)
                 dist.init_process_group(spelled, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout)
             else:
                 dist.init_process_group(spelled, store=HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -76,11 +78,12 @@ class Group:
             owns_default=owns,
         )
         if backend == "nccl":
-            check_one_device_each(group.all_objects((socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))))
+            uuid = str(torch.cuda.get_device_properties(device).uuid)
+            check_one_device_each(group.all_objects((socket.gethostname(), uuid)))
         return group
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """One CPU row per rank, in rank order: shape (world_size, *row.shape)."""
+        """Returns the CPU `row` of every rank, in rank order: shape (world_size, *row.shape)."""
         if self.world_size == 1:
             return row.unsqueeze(0)
         rows = [torch.empty_like(row) for _ in range(self.world_size)]
@@ -88,7 +91,10 @@ class Group:
         return torch.stack(rows)
 
     def all_objects(self, value: Any) -> list[Any]:
-        """`value` of every rank, in rank order (pickled: for small things at the start, not for the hot loop)."""
+        """Returns the `value` of every rank, in rank order.
+
+        Values are pickled: for small objects at the start, not for the hot loop.
+        """
         if self.world_size == 1:
             return [value]
         out: list[Any] = [None] * self.world_size
@@ -96,7 +102,7 @@ class Group:
         return out
 
     def from_first(self, value: Any) -> Any:
-        """Rank 0's `value` on every rank."""
+        """Returns rank 0's `value` on every rank."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -104,18 +110,18 @@ class Group:
         return box[0]
 
     def close(self) -> None:
-        """Ends the groups that `open` made."""
+        """Destroys the groups that `open` made."""
         if self.owns_default and dist.is_initialized():
             dist.destroy_process_group()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SilentGroup(Group):
-    """A group in which nothing is sent: every other rank answers what this one asks with."""
+class FakeGroup(Group):
+    """A group in which nothing is sent: every other rank seems to have this rank's values."""
 
     @classmethod
-    def of(cls, group: Group) -> SilentGroup:
-        """Returns the same place in the same world, silent."""
+    def of(cls, group: Group) -> FakeGroup:
+        """Returns the same place in the same world, in a group that sends nothing."""
         return cls(**{field.name: getattr(group, field.name) for field in fields(group)})
 
     def gather(self, row: torch.Tensor) -> torch.Tensor:
@@ -133,15 +139,16 @@ class SilentGroup(Group):
 
 def _gloo(timeout: timedelta) -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=timeout)
-    if not isinstance(group, dist.ProcessGroup):  # torch gives a marker object to ranks outside; all ranks are inside
-        raise TypeError("new_group over all ranks gave no group")
+    # torch returns a marker object to ranks outside of the group; all ranks are inside.
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError("new_group over all ranks returned no group")
     return group
 
 
 def check_one_device_each(places: Sequence[tuple[str, str]]) -> None:
-    """Raises ConfigError if two ranks have one GPU, which NCCL refuses later with words that name neither.
+    """Raises ConfigError if two ranks have one GPU. NCCL would name neither of them later.
 
-    `places`: host and the device's identity of each rank.
+    `places`: host and device UUID of each rank.
     """
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, place in enumerate(places):
@@ -149,27 +156,29 @@ def check_one_device_each(places: Sequence[tuple[str, str]]) -> None:
     for (host, _), shared in ranks.items():
         if len(shared) > 1:
             raise ConfigError(
-                f"ranks {', '.join(map(str, shared))} have one GPU of {host}: write processesPerPod (torchrun: --nproc-per-node) "
-                "no greater than the GPUs that a pod sees, or backend: gloo"
+                f"ranks {', '.join(map(str, shared))} have one GPU of {host}: write processesPerPod "
+                "(torchrun: --nproc-per-node) no greater than the GPUs that a pod sees, or backend: gloo"
             )
 
 
-FLIGHT_RECORDS = 2000  # collectives that NCCL's flight recorder keeps a rank, some 200 bytes each
+FLIGHT_RECORDS = 2000
+"""Collectives that NCCL's flight recorder keeps for each rank, some 200 bytes each."""
 
 
 def record_flights(env: WorkerEnv) -> None:
-    """Has torch keep the last collectives of each rank, and write them to a file when one times out.
+    """Makes torch record the last collectives of each rank, and write them to a file when one times out.
 
-    The files say which rank was in which collective. They lie beside the checkpoints, where they outlive the pod. What the
-    environment says already stays. torch reads these variables when the group is made.
+    The files show which rank was in which collective. The files lie beside the checkpoints, where
+    they outlive the pod. Variables that are set already stay. torch reads these variables when the group
+    is made.
     """
     folder = (env.checkpoint_dir or Path(tempfile.gettempdir())) / "flight-records"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a volume that refuses is told of by the first checkpoint
+    except OSError:  # the first checkpoint reports it
         return
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDS))
-    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ["TORCH_FR_BUFFER_SIZE"])  # its name before
+    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ["TORCH_FR_BUFFER_SIZE"])  # the older name
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         os.environ.setdefault(name, str(folder / f"attempt-{env.attempt or 0}-rank-"))  # torch appends the rank

@@ -1,4 +1,4 @@
-"""What a worker is told by whoever started it: torchrun, our agent, or nobody (then it is rank 0 of 1)."""
+"""The environment that a worker was started with, by torchrun, by our agent, or by hand (then it is rank 0 of 1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from dtj_trainer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerEnv:
-    """The torchrun variables that we need, and the agent's own. `None`: not under our agent, or no checkpoint volume."""
+    """The torchrun variables that are needed here, and the agent's own.
+
+    None: not under our agent, or no checkpoint volume.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -21,7 +24,7 @@ class WorkerEnv:
     local_world_size: int = 1
     node_rank: int = 0
     launched: bool = False
-    """RANK and WORLD_SIZE were given, so MASTER_ADDR and MASTER_PORT must be used."""
+    """Whether RANK and WORLD_SIZE were given, so that MASTER_ADDR and MASTER_PORT must be used."""
     backend: str = "auto"
     job: str | None = None
     attempt: int | None = None
@@ -38,7 +41,10 @@ class WorkerEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> WorkerEnv:
-        """From the process environment. Raises ConfigError that names the variable."""
+        """Reads the process environment.
+
+        Raises ConfigError, which names the variable, for a value that can't work.
+        """
         env = os.environ if environ is None else environ
 
         def number(name: str, default: int) -> int:

@@ -1,1 +1,1 @@
-"""Examples that are tests too: real training on data that every installation has."""
+"""Built-in examples: real training on data that every installation has. The tests run them."""

@@ -1,9 +1,10 @@
-"""The bundled digits of scikit-learn, 8x8 pixels: an MLP or a small CNN, at least 95 % right on the test part.
+"""The bundled digits of scikit-learn, 8x8 pixels: an MLP or a small CNN, at least 95 % right.
 
     python -m dtj_trainer.examples.digits --model mlp --epochs 30                                  # alone
     torchrun --nproc-per-node 2 -m dtj_trainer.examples.digits --checkpoint-dir /tmp/digits       # two ranks, resumable
 
-One line a logged step, losses as exact repr; with a checkpoint folder the same as JSON lines in its metrics.jsonl.
+Each logged step prints a line, losses as exact repr. With a checkpoint folder, metrics.jsonl there
+has the same as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import importlib.util
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,22 +20,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.cli import Task, guarded
+from dtj_trainer.cli import guarded
 from dtj_trainer.components.lr_schedule import ScheduleConfig
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.state import StateConfig
-from dtj_trainer.trainer import Trainer
+from dtj_trainer.examples.flags import add_run_flags, run_example, state_config
+from dtj_trainer.task import Task
 
 TEST_SAMPLES = 360  # of 1797
 SPLIT_SEED = 0
 
 
 def load() -> tuple[TensorData, TensorData]:
-    """(train, test). Reads scikit-learn's file without importing scikit-learn, which would take longer than an epoch."""
+    """Returns (train, test).
+
+    Reads scikit-learn's file, because importing scikit-learn would take longer than an epoch.
+    """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the digits come with scikit-learn: pip install scikit-learn")
@@ -44,11 +46,16 @@ def load() -> tuple[TensorData, TensorData]:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     table = table[np.random.Generator(np.random.Philox(SPLIT_SEED)).permutation(len(table))]
     images, labels = torch.from_numpy(table[:, :-1] / 16.0), torch.from_numpy(table[:, -1].astype(np.int64))
-    return TensorData(images[TEST_SAMPLES:], labels[TEST_SAMPLES:]), TensorData(images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
+    return TensorData(images[TEST_SAMPLES:], labels[TEST_SAMPLES:]), TensorData(
+        images[:TEST_SAMPLES], labels[:TEST_SAMPLES]
+    )
 
 
 def mlp() -> nn.Module:
-    """64-512-256-10; the dropout also shows whether a resumed run's random numbers came back."""
+    """Builds 64-512-256-10.
+
+    The dropout also shows whether a resumed run restores its random numbers.
+    """
     return nn.Sequential(
         nn.Linear(64, 512), nn.ReLU(), nn.Dropout(0.4),
         nn.Linear(512, 256), nn.ReLU(), nn.Dropout(0.4),
@@ -57,7 +64,7 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """Two convolutions and a linear layer."""
+    """Builds two convolutions and a linear layer."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
@@ -70,13 +77,13 @@ MODELS = {"mlp": mlp, "cnn": cnn}
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean cross entropy."""
+    """Returns the mean cross entropy."""
     images, labels = batch
     return functional.cross_entropy(model(images), labels)
 
 
 def measure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Loss and accuracy."""
+    """Returns loss and accuracy."""
     images, labels = batch
     logits = model(images)
     return {
@@ -86,7 +93,7 @@ def measure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Mappi
 
 
 def task(model: str = "mlp") -> Task:
-    """For dtj-train: `task: dtj_trainer.examples.digits:task`."""
+    """Builds the task that dtj-train finds as `task: dtj_trainer.examples.digits:task`."""
     if model not in MODELS:
         raise ConfigError(f"arguments.model={model!r}: write {' or '.join(sorted(MODELS))}")
     train, test = load()
@@ -94,17 +101,16 @@ def task(model: str = "mlp") -> Task:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(prog="python -m dtj_trainer.examples.digits", description=(__doc__ or "").splitlines()[0])
+    """Returns the parser of the command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m dtj_trainer.examples.digits", description=(__doc__ or "").splitlines()[0]
+    )
     p.add_argument("--model", choices=sorted(MODELS), default="mlp")
     p.add_argument("--epochs", type=float, default=30)
     p.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks together")
     p.add_argument("--lr", type=float, default=3e-3)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--log-every", type=int, default=10, metavar="STEPS")
-    p.add_argument("--checkpoint-dir", type=Path, help="default: DTJ_CHECKPOINT_DIR; without either nothing is saved")
-    p.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50")
-    p.add_argument("--step-time-ms", type=float, default=0, help="sleep in every step, to watch a run or to break it at leisure")
+    add_run_flags(p)
     return p
 
 
@@ -112,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains, prints `final step=… loss=… accuracy=…` on rank 0."""
     args = parser().parse_args(argv)
     torch.manual_seed(args.seed)
-    train, test = load()
     config = TrainerConfig(
         epochs=args.epochs,
         global_batch_size=args.batch_size,
@@ -120,23 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         cpu_threads=1,
         optimizer=OptimizerConfig(lr=args.lr),
         schedule=ScheduleConfig(kind="cosine", warmup_steps=10),
-        state=StateConfig(
-            log_every_steps=args.log_every,
-            checkpoint=CheckpointConfig(directory=args.checkpoint_dir, every_steps=args.checkpoint_every),
-        ),
+        state=state_config(args),
     )
-    with Trainer(config) as trainer:
-        result = trainer.fit(
-            MODELS[args.model](),
-            train,
-            loss=loss,
-            validation=test,
-            measure=measure,
-            after_step=lambda _: time.sleep(args.step_time_ms / 1000),
-        )
-        if trainer.group.rank == 0:
-            print(f"final step={result.step} loss={result.loss!r} accuracy={result.validation['accuracy']!r}", flush=True)
-    return 0
+    return run_example(task(args.model), config, args)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
 """A character-level GPT on the sources of Python's own standard library.
 
 python -m dtj_trainer.examples.gpt --steps 300
-torchrun --nproc-per-node 2 -m dtj_trainer.examples.gpt --layers 6 --width 384 --checkpoint-dir /tmp/gpt
+torchrun --nproc-per-node 2 -m dtj_trainer.examples.gpt --width 384 --checkpoint-dir /tmp/gpt
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.cli import Task, guarded
+from dtj_trainer.cli import guarded
 from dtj_trainer.components.lr_schedule import ScheduleConfig
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.text import VOCABULARY, TokenData, token_file
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.state import StateConfig
-from dtj_trainer.trainer import Trainer
+from dtj_trainer.examples.flags import add_run_flags, run_example, state_config
+from dtj_trainer.task import Task
 
 DATA = Path(tempfile.gettempdir(), "dtj-stdlib")
 
@@ -48,7 +46,10 @@ class GptConfig:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP. Strategies shard, and activation checkpointing recomputes, block by block."""
+    """Pre-norm attention and MLP.
+
+    Strategies shard, and activation checkpointing recomputes, block by block.
+    """
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -61,9 +62,11 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, time, width) to the same."""
+        """Maps (batch, time, width) to the same shape."""
         b, t, w = x.shape
-        q, k, v = (y.view(b, t, self.heads, w // self.heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(w, dim=2))
+        q, k, v = (
+            y.view(b, t, self.heads, w // self.heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(w, dim=2)
+        )
         attended = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
         )
@@ -89,7 +92,7 @@ class Gpt(nn.Module):
         self.head.weight = self.token.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(batch, time) tokens to (batch, time, vocabulary) logits."""
+        """Maps (batch, time) tokens to (batch, time, vocabulary) logits."""
         x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
@@ -97,19 +100,22 @@ class Gpt(nn.Module):
         return logits
 
     def flops_per_token(self) -> float:
-        """Forward and backward: 6 per parameter, and the attention's 12·layers·width·block (as in the PaLM paper)."""
+        """Returns the FLOPs of forward and backward, as in the PaLM paper.
+
+        A token costs 6 per parameter, and 12·layers·width·block.
+        """
         parameters = sum(p.numel() for p in self.parameters()) - self.place.weight.numel()
         return 6.0 * parameters + 12.0 * self.config.layers * self.config.width * self.config.block
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Mean cross entropy per character, in nats."""
+    """Returns the mean cross entropy per character, in nats."""
     tokens, targets = batch
     return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
 def measure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Loss and the part of characters guessed right."""
+    """Returns loss and the fraction of characters guessed right."""
     tokens, targets = batch
     logits = model(tokens)
     return {
@@ -127,7 +133,17 @@ def task(
     characters: int = 4_000_000,
     data: str | None = None,
 ) -> Task:
-    """For dtj-train: `task: dtj_trainer.examples.gpt:task`. `data`: folder of the token file."""
+    """Builds the task that dtj-train finds as `task: dtj_trainer.examples.gpt:task`.
+
+    Args:
+        block: Characters of context.
+        layers: Blocks of the model.
+        heads: Attention heads.
+        width: Size of the residual stream.
+        dropout: Probability, after attention and MLP.
+        characters: How much of the standard library to read.
+        data: Folder of the token file.
+    """
     path = token_file(Path(data or DATA) / f"tokens-{characters}.bin", characters)
     model = Gpt(GptConfig(block=block, layers=layers, heads=heads, width=width, dropout=dropout))
     return Task(
@@ -142,7 +158,7 @@ def task(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     p = argparse.ArgumentParser(prog="python -m dtj_trainer.examples.gpt", description=(__doc__ or "").splitlines()[0])
     p.add_argument("--steps", type=int, default=300)
     p.add_argument("--batch-size", type=int, default=32, help="sequences per step over all ranks together")
@@ -155,10 +171,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--characters", type=int, default=4_000_000, help="how much of the standard library to read")
     p.add_argument("--data", type=Path, default=DATA, help="folder of the token file")
     p.add_argument("--threads", type=int, default=1, help="of one rank on the CPU; pods on one machine share its cores")
-    p.add_argument("--log-every", type=int, default=10, metavar="STEPS")
-    p.add_argument("--checkpoint-dir", type=Path, help="default: DTJ_CHECKPOINT_DIR; without either nothing is saved")
-    p.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50")
-    p.add_argument("--step-time-ms", type=float, default=0, help="sleep in every step, to watch a run or to break it at leisure")
+    add_run_flags(p)
     return p
 
 
@@ -166,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains, prints `final step=… loss=… accuracy=…` on rank 0."""
     args = parser().parse_args(argv)
     torch.manual_seed(args.seed)
-    what = task(
+    gpt = task(
         block=args.block,
         layers=args.layers,
         heads=args.heads,
@@ -182,25 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         cpu_threads=args.threads,
         optimizer=OptimizerConfig(lr=args.lr, weight_decay=0.1, betas=(0.9, 0.95)),
         schedule=ScheduleConfig(kind="cosine", warmup_steps=min(20, args.steps // 2), floor=0.1),
-        state=StateConfig(
-            log_every_steps=args.log_every,
-            checkpoint=CheckpointConfig(directory=args.checkpoint_dir, every_steps=args.checkpoint_every),
-        ),
+        state=state_config(args),
     )
-    with Trainer(config) as trainer:
-        result = trainer.fit(
-            what.model,
-            what.data,
-            loss=what.loss,
-            validation=what.validation,
-            measure=what.measure,
-            tokens_per_sample=what.tokens_per_sample,
-            flops_per_sample=what.flops_per_sample,
-            after_step=lambda _: time.sleep(args.step_time_ms / 1000),
-        )
-        if trainer.group.rank == 0:
-            print(f"final step={result.step} loss={result.loss!r} accuracy={result.validation['accuracy']!r}", flush=True)
-    return 0
+    return run_example(gpt, config, args)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dtj_trainer.strategies.auto import AutoConfig, Choice, Facts, choose
+from typing import Any
+
+from dtj_trainer.strategies.auto import AutoConfig, Choice, ModelFacts, choose
 from dtj_trainer.strategies.base import Strategy, tensor_bytes
-from dtj_trainer.strategies.blocks import blocks, described
+from dtj_trainer.strategies.blocks import blocks, describe_blocks
 from dtj_trainer.strategies.ddp import Ddp, DdpConfig
 from dtj_trainer.strategies.fsdp import Fsdp, FsdpConfig, HsdpConfig
+from dtj_trainer.strategies.initial_weights import check_not_meta, shapes
 from dtj_trainer.strategies.scratch.ddp import DdpScratch, DdpScratchConfig
 from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, FsdpScratchConfig
-from dtj_trainer.strategies.start import check_not_meta, shapes
 
 StrategyConfig = DdpConfig | FsdpConfig | HsdpConfig | DdpScratchConfig | FsdpScratchConfig | AutoConfig
 KINDS: dict[str, type[StrategyConfig]] = {
@@ -27,22 +29,26 @@ def name_of(config: StrategyConfig) -> str:
     return next(name for name, kind in KINDS.items() if kind is type(config))
 
 
-def make(config: StrategyConfig, like: str | None = None) -> Strategy:
-    """The strategy of a config; `auto` must have been decided (auto.choose). `like`: which parts of a model are its blocks."""
+def make(config: StrategyConfig, pattern: str | None = None) -> Strategy[Any]:
+    """Returns the strategy of a config, for which `auto` must have been decided (auto.choose).
+
+    `pattern` names the blocks of a model (blocks.py).
+    """
     match config:
         case DdpConfig():
             return Ddp(config)
         case FsdpConfig():
-            return Fsdp(config, like)
+            return Fsdp(config, pattern)
         case DdpScratchConfig():
             return DdpScratch(config)
         case FsdpScratchConfig():
-            return FsdpScratch(config, like)
+            return FsdpScratch(config, pattern)
         case AutoConfig():
-            raise ValueError("auto is no strategy: call auto.choose first")
+            raise ValueError("auto is not a strategy: call auto.choose first")
 
 
 __all__ = [
-    "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "Facts", "FsdpConfig", "FsdpScratchConfig", "HsdpConfig",
-    "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "described", "make", "name_of", "shapes", "tensor_bytes",
+    "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
+    "HsdpConfig", "ModelFacts", "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "describe_blocks",
+    "make", "name_of", "shapes", "tensor_bytes",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""Which parts of a model are its blocks: what is sharded, gathered, compiled and recomputed as one unit.
+"""Finds the blocks of a model, which are sharded, gathered, compiled and recomputed as a whole.
 
-Models write them in three ways. A ModuleList of blocks (a GPT); a Sequential of blocks (timm's ViT, the stages of a ResNet); a
-Sequential in which blocks stand beside other layers. Where none of these is right, the config's `blocks` names them.
+Models hold blocks in three ways: a ModuleList of blocks (a GPT), a Sequential of blocks (timm's
+ViT, the stages of a ResNet), or a Sequential in which blocks stand beside other layers. Where none
+of these is right, the config's `blocks` names them.
 """
 
 from __future__ import annotations
@@ -15,39 +16,40 @@ from torch import nn
 from dtj_trainer.errors import ConfigError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-"""They have no forward of their own, so that nothing can be done around it."""
+"""Modules without a forward of their own, so that there is nothing to hook."""
 
 
-def blocks(model: nn.Module, like: str | None = None) -> list[nn.Module]:
-    """Returns the repeated parts of a model, in the order in which it holds them.
+def blocks(model: nn.Module, pattern: str | None = None) -> list[nn.Module]:
+    """Returns the repeated submodules of a model, in the order in which it holds them.
 
-    Without `like` these are the members of every ModuleList that is in no other one (lists in a list are looked into), and of
-    every Sequential whose members, two or more, are of one class with parts of its own. A model without either: members of a
-    Sequential that share their class with another one; of a plain Sequential, its members.
+    Without `pattern`, blocks are the members of every ModuleList (of lists in a list, their
+    members), and of every Sequential whose members, two or more, are of one class that has
+    submodules. In a model without either, blocks are the members of a Sequential that share their
+    class with another member; in a plain Sequential, all members.
 
-    `like` is the name of a class, or a pattern (`encoder.layer.*`) of the names of modules. Raises ConfigError if the model has
-    none such.
+    `pattern` is the name of a class, or a pattern (`encoder.layer.*`) of the names of modules.
+    Raises ConfigError if it matches nothing in the model.
     """
-    found = _named(model, like) if like else _repeated(model)
+    found = _named(model, pattern) if pattern else _repeated(model)
     return [b for b in dict.fromkeys(found) if any(True for _ in b.parameters())]
 
 
-def described(found: Sequence[nn.Module]) -> str:
-    """Returns the blocks in words, such as `12 blocks of Block`."""
+def describe_blocks(found: Sequence[nn.Module]) -> str:
+    """Returns a summary of the blocks, such as `12 blocks of Block`."""
     kinds = Counter(type(block).__name__ for block in found)
     return ", ".join(f"{n} block{'s' if n > 1 else ''} of {kind}" for kind, n in kinds.items()) or "no blocks"
 
 
-def _named(model: nn.Module, like: str) -> list[nn.Module]:
+def _named(model: nn.Module, pattern: str) -> list[nn.Module]:
     def wanted(name: str, module: nn.Module) -> bool:
-        return type(module).__name__ == like or fnmatchcase(name, like)
+        return type(module).__name__ == pattern or fnmatchcase(name, pattern)
 
     found = list(_outermost(model, wanted))
     if not found:
         classes = dict.fromkeys(type(m).__name__ for m in model.modules() if m is not model and _composite(m))
         raise ConfigError(
-            f"blocks={like!r}: {type(model).__name__} has no such part; write the name of a class ({', '.join(classes)}) or a "
-            "pattern of module names, such as encoder.layer.*"
+            f"blocks={pattern!r}: {type(model).__name__} has no such submodule; write the name of a class "
+            f"({', '.join(classes)}) or a pattern of module names, such as encoder.layer.*"
         )
     return found
 
@@ -65,7 +67,8 @@ def _repeated(model: nn.Module) -> list[nn.Module]:
     found = list(_runs(model))
     runs = {type(block) for block in found if _composite(block)}
     if runs:
-        # Lists of nothing but single layers beside blocks, such as heads, are not what a model is deep by.
+        # Lists of single layers alone that stand beside blocks, such as heads, are not what makes a
+        # model deep.
         lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and not any(map(_composite, m))]
         heads = {layer for members in lists for layer in members}
         alone = _outermost(model, lambda _, m: type(m) in runs and type(m) is not nn.Sequential)  # a stage of one block
@@ -76,7 +79,7 @@ def _repeated(model: nn.Module) -> list[nn.Module]:
 
 
 def _runs(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields members of ModuleLists, and of Sequentials that are runs of one class, the innermost of those."""
+    """Yields members of ModuleLists, and of the innermost Sequentials that are runs of one class."""
     for child in module.children():
         if isinstance(module, nn.ModuleList) and not isinstance(child, CONTAINERS):
             yield child
@@ -90,11 +93,12 @@ def _runs(module: nn.Module) -> Iterator[nn.Module]:
 def _is_run(module: nn.Module) -> bool:
     kinds = {type(child) for child in module.children()}
     members = len(list(module.children()))
-    return isinstance(module, nn.Sequential) and members > 1 and len(kinds) == 1 and all(map(_composite, module.children()))
+    alike = members > 1 and len(kinds) == 1 and all(map(_composite, module.children()))
+    return isinstance(module, nn.Sequential) and alike
 
 
 def _mixed(model: nn.Module) -> list[nn.Module]:
-    """Members of Sequentials that stand there with another one of their class, the outermost."""
+    """Returns members of Sequentials that have another member of their class beside them, the outermost."""
     wanted = set()
     for module in model.modules():
         if isinstance(module, nn.Sequential):
@@ -104,5 +108,5 @@ def _mixed(model: nn.Module) -> list[nn.Module]:
 
 
 def _composite(module: nn.Module) -> bool:
-    """Returns whether a module has parts of its own: a block, and not a single layer."""
+    """Returns whether a module has submodules: a block, and not a single layer."""
     return next(module.children(), None) is not None

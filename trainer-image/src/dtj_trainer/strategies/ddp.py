@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel: a whole copy of the model on each rank, gradients summed in buckets during backward."""
+"""torch's DistributedDataParallel: the whole model on each rank, gradients summed in buckets during backward."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer import torch_private
-from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
-SAMPLE_EVERY = 4  # steps
+SAMPLE_EVERY = 4
+"""Steps between two looks at what DDP has measured."""
 CommHook = Literal["none", "fp16", "bf16"]
 
 
@@ -29,11 +30,12 @@ class DdpConfig:
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     find_unused_parameters: bool = False
-    """Write true for a model of which a step may leave parameters out; without it torch stops such a step with an error."""
+    """Write true for a model whose step may leave parameters out; without it torch raises an error in such a step."""
     fixed_buckets: bool = True
-    """Settle the buckets before the first step. torch rebuilds them after it, in the order in which gradients came; a
-    resumed run would then add up its first step in another order than an undisturbed one, and from 3 ranks on the last
-    bits differ. Costs two all-reduces at the start."""
+    """Fix the buckets before the first step. torch rebuilds them after it, in the order in which
+    gradients came. A resumed run would then add up its first step in another order than an
+    undisturbed run, and from 3 ranks on the last bits would differ. Costs two all-reduces at the
+    start."""
     comm_hook: CommHook = "none"
 
     def __post_init__(self) -> None:
@@ -54,10 +56,13 @@ class Ddp:
         self.config = config or DdpConfig()
         self._finished = self._iteration = self._steps = 0
         self._total = self._exposed = 0.0
-        self._last: Communication | None = None
+        self._last: CommStats | None = None
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
-        """See Strategy."""
+        """Moves the model to the group's device and wraps it.
+
+        A single rank keeps the plain model.
+        """
         model = model.to(group.device)
         if group.world_size == 1:
             return model
@@ -69,43 +74,49 @@ class Ddp:
             static_graph=self.config.static_graph,
             find_unused_parameters=self.config.find_unused_parameters,
         )
-        rate = 10 if group.device.type == "cuda" else 1  # on a GPU a sample waits for events
+        rate = 10 if group.device.type == "cuda" else 1  # a GPU's sample waits for events
         torch_private.measure_ddp(ddp, rate)
         if self.config.fixed_buckets:
-            _settle_buckets(ddp)
+            _fix_buckets(ddp)
         if self.config.comm_hook != "none":
             ddp.register_comm_hook(None, _hooks()[self.config.comm_hook])
         return ddp
 
     def accumulate(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """See Strategy."""
+        """Suppresses DDP's all-reduces in all micro-batches but the last."""
         return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
     def finish(self, model: nn.Module) -> None:
-        """DDP's own backward has waited already. Takes down what it measured, which costs 30 µs, now and then."""
+        """Reads what DDP has measured, which costs 30 µs, every few steps.
+
+        Its own backward has waited already.
+        """
         self._finished += 1
         if not isinstance(model, DistributedDataParallel) or self._finished % SAMPLE_EVERY != 2:
             return
-        told = torch_private.ddp_times(model)
-        if told.get("iteration", 0) > self._iteration:
-            self._iteration, self._steps = told["iteration"], self._steps + 1
-            total, beside = told.get("backward_comm_time", 0), told.get("backward_compute_comm_overlap_time", 0)
+        times = torch_private.ddp_times(model)
+        if times.get("iteration", 0) > self._iteration:
+            self._iteration, self._steps = times["iteration"], self._steps + 1
+            total, overlapped = times.get("backward_comm_time", 0), times.get("backward_compute_comm_overlap_time", 0)
             self._total += total / 1e9
-            self._exposed += max(0, total - beside) / 1e9
+            self._exposed += max(0, total - overlapped) / 1e9
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        """See Strategy."""
+        """Clips as torch does: every rank has all gradients."""
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
-    def communication(self, model: nn.Module) -> Communication | None:
-        """See Strategy. DDP measures itself, on a GPU with events, so it is device time; of that one step in four (GPU: ten)."""
+    def comm_stats(self, model: nn.Module) -> CommStats | None:
+        """Returns DDP's own measurements: on a GPU by events, and so device time.
+
+        One step in four (GPU: ten) is measured.
+        """
         if self._steps:
-            self._last = Communication(total=self._total / self._steps, exposed=self._exposed / self._steps)
+            self._last = CommStats(total=self._total / self._steps, exposed=self._exposed / self._steps)
             self._steps, self._total, self._exposed = 0, 0.0, 0.0
         return self._last
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """See Strategy. Of all parameters: those that the optimizer does not have count in the norm."""
+        """Clears the gradients of all parameters: those that the optimizer does not have count in the norm."""
         model.zero_grad(set_to_none=True)
         optimizer.zero_grad(set_to_none=True)
 
@@ -113,14 +124,17 @@ class Ddp:
 class _Sum(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model  # its buffers are broadcast in every forward, and must be found
+        self.model = model  # DDP broadcasts its buffers in every forward
 
     def forward(self) -> torch.Tensor:
         return torch.stack([p.sum().float() for p in self.model.parameters() if p.requires_grad]).sum()
 
 
-def _settle_buckets(ddp: DistributedDataParallel) -> None:
-    """Two passes over the sum of all parameters: the first shows DDP an order of gradients, the second rebuilds by it."""
+def _fix_buckets(ddp: DistributedDataParallel) -> None:
+    """Runs two passes over the sum of all parameters.
+
+    The first shows DDP an order of gradients, the second rebuilds the buckets by it.
+    """
     model, ddp.module = ddp.module, _Sum(ddp.module)
     for _ in range(2):
         torch.autograd.backward(ddp())
@@ -129,6 +143,6 @@ def _settle_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def _hooks() -> dict[str, Callable[[Any, Any], Any]]:
-    from dtj_trainer.strategies.comm_hooks import compress  # only who compresses pays for the import
+    from dtj_trainer.strategies.comm_hooks import compress  # imported only for compression
 
     return {"fp16": compress(torch.float16), "bf16": compress(torch.bfloat16)}

@@ -1,4 +1,4 @@
-"""torch's fully_shard (FSDP2), flat or hybrid: shards within a group of ranks, replicas of it over the others."""
+"""torch's fully_shard (FSDP2), flat or hybrid: shards within a group of ranks, replicas over the other groups."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Clock, Communication
+from dtj_trainer.distributed.comm_timer import CommStats, CommTimer
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.blocks import blocks
-from dtj_trainer.strategies.start import FromFirst
+from dtj_trainer.strategies.initial_weights import WeightBroadcast
 from dtj_trainer.torch_private import DefaultAllGather, DefaultReduceScatter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,12 +34,13 @@ class FsdpConfig:
     reshard_after_forward: bool = True
     """False keeps whole weights from forward to backward: more memory, one all-gather less."""
     param_dtype: Dtype = "fp32"
-    """What weights are gathered and computed in; the shards and the optimizer stay in fp32."""
+    """The type in which weights are gathered and computed; the shards and the optimizer stay in fp32."""
     reduce_dtype: Dtype = "fp32"
     cpu_offload: bool = False
     reduce_every_micro_batch: bool = False
-    """False: a step that is accumulated sends gradients once, and keeps them whole on each rank until then, as many bytes as
-    the model in fp32. True: each micro-batch sends them, and each rank keeps its part (`hsdp`: copies are added up once)."""
+    """False: an accumulated step sends gradients once, and keeps them whole on each rank until
+    then, as many bytes as the model in fp32. True: each micro-batch sends them, and each rank keeps
+    its shard (`hsdp`: replicas are added up once)."""
 
     def __post_init__(self) -> None:
         for field in ("param_dtype", "reduce_dtype"):
@@ -49,10 +50,10 @@ class FsdpConfig:
 
 @dataclass(kw_only=True, slots=True)
 class HsdpConfig(FsdpConfig):
-    """`hsdp`: FsdpConfig and how many ranks hold one copy."""
+    """Options of `hsdp`: those of `fsdp`, and how many ranks hold one replica."""
 
     shard_size: int | None = None
-    """Ranks that share one copy of the model; None: those of one node, whose links are fast."""
+    """Ranks that share one replica of the model; None: those of one node, whose links are fast."""
 
     def __post_init__(self) -> None:
         FsdpConfig.__post_init__(self)
@@ -61,104 +62,120 @@ class HsdpConfig(FsdpConfig):
 
 
 class TimedAllGather(DefaultAllGather):
-    """fully_shard's all-gather, which blocks on a CPU, with its time taken."""
+    """fully_shard's all-gather, which blocks on a CPU, timed."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, comm_timer: CommTimer) -> None:
+        self._comm_timer = comm_timer
 
     def __call__(self, *args: Any, **kwargs: Any) -> dist.Work | None:
-        """See AllGather."""
-        with self._clock.waiting():
+        """Gathers, and counts the wait."""
+        with self._comm_timer.waiting():
             return super().__call__(*args, **kwargs)
 
 
 class TimedReduceScatter(DefaultReduceScatter):
-    """The same of its reduce-scatter, and of hsdp's all-reduce that follows it."""
+    """fully_shard's reduce-scatter, and hsdp's all-reduce that follows, timed."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, comm_timer: CommTimer) -> None:
+        self._comm_timer = comm_timer
         self._before_all_reduce = 0.0
 
     def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """See Comm. The last thing before an all-reduce where one rank holds a whole copy and nothing is scattered."""
+        """Allocates, and notes the time.
+
+        Where one rank holds a whole replica and nothing is scattered, this is the last call before
+        an all-reduce.
+        """
         self._before_all_reduce = time.perf_counter()
         return super().allocate(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dist.Work:
-        """See ReduceScatter."""
-        with self._clock.waiting():
+        """Scatters, and counts the wait."""
+        with self._comm_timer.waiting():
             work = super().__call__(*args, **kwargs)
         self._before_all_reduce = time.perf_counter()
         return work
 
     def after_all_reduce(self, _: torch.Tensor) -> None:
-        """fully_shard has no place for an all-reduce of one's own, only one right after it."""
-        self._clock.blocked(time.perf_counter() - self._before_all_reduce)
+        """Counts the all-reduce that has just ended: fully_shard has a hook after it, but no way to replace it."""
+        self._comm_timer.add_blocked(time.perf_counter() - self._before_all_reduce)
 
 
 class Fsdp:
     """The strategies `fsdp` and `hsdp`."""
 
-    def __init__(self, config: FsdpConfig | None = None, like: str | None = None) -> None:
+    def __init__(self, config: FsdpConfig | None = None, pattern: str | None = None) -> None:
         self.config = config or FsdpConfig()
-        self._like = like
+        self._block_pattern = pattern
         self.name = "hsdp" if isinstance(self.config, HsdpConfig) else "fsdp"
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
-        """See Strategy."""
+        """Shards the model in place, block by block."""
         config = self.config
         kind = group.device.type
         if isinstance(config, HsdpConfig):
             size = config.shard_size or group.local_world_size
             if group.world_size % size:
-                raise ConfigError(f"strategy.shard_size={size} does not divide the {group.world_size} ranks: write a divisor")
+                raise ConfigError(
+                    f"strategy.shard_size={size} does not divide the {group.world_size} ranks: write a divisor"
+                )
             mesh = init_device_mesh(kind, (group.world_size // size, size), mesh_dim_names=("replicate", "shard"))
         else:
             mesh = init_device_mesh(kind, (group.world_size,))
         precision = MixedPrecisionPolicy()
-        if (config.param_dtype, config.reduce_dtype) != ("fp32", "fp32"):  # named types cost casts even where they change nothing
-            precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.param_dtype], reduce_dtype=DTYPES[config.reduce_dtype])
+        # Named types cost casts even where they change nothing.
+        if (config.param_dtype, config.reduce_dtype) != ("fp32", "fp32"):
+            dtypes = DTYPES[config.param_dtype], DTYPES[config.reduce_dtype]
+            precision = MixedPrecisionPolicy(param_dtype=dtypes[0], reduce_dtype=dtypes[1])
         offload = CPUOffloadPolicy(pin_memory=kind == "cuda") if config.cpu_offload else OffloadPolicy()
-        parts, from_first = [*blocks(model, self._like), model], FromFirst(model, group)
-        for part in parts:  # a rank whose model is on the meta device never holds more than one of them whole
-            from_first(part)
-            reshard = None if part is model else config.reshard_after_forward
-            # This moves the part to the device: a model that fits on no device as a whole must not be moved first.
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
-        self._clock = Clock(group)
-        if self._clock.told:
-            for unit in parts:
-                assert isinstance(unit, FSDPModule)
-                scatter = TimedReduceScatter(self._clock)
-                unit.set_custom_all_gather(TimedAllGather(self._clock))
-                unit.set_custom_reduce_scatter(scatter)
+        modules, broadcast = [*blocks(model, self._block_pattern), model], WeightBroadcast(model, group)
+        # A rank whose model is on the meta device never holds more than one of these modules whole.
+        for module in modules:
+            broadcast(module)
+            reshard = None if module is model else config.reshard_after_forward
+            # This moves the module to the device: a model that fits on no device as a whole must
+            # not be moved first.
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+        self._comm_timer = CommTimer(group)
+        if self._comm_timer.enabled:
+            for module in modules:
+                assert isinstance(module, FSDPModule)
+                scatter = TimedReduceScatter(self._comm_timer)
+                module.set_custom_all_gather(TimedAllGather(self._comm_timer))
+                module.set_custom_reduce_scatter(scatter)
                 if isinstance(config, HsdpConfig):
-                    unit.set_all_reduce_hook(scatter.after_all_reduce)
+                    module.set_all_reduce_hook(scatter.after_all_reduce)
         return model
 
     @contextmanager
     def accumulate(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """See Strategy."""
+        """Sets in which micro-batches gradients are sent, and times the collectives inside."""
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(last or self.config.reduce_every_micro_batch)
         model.set_requires_all_reduce(last)
-        with self._clock.counting():
+        with self._comm_timer.counting():
             yield
 
     def finish(self, model: nn.Module) -> None:
-        """FSDP's own backward has waited already."""
-        self._clock.step_done()
+        """Counts the step. FSDP's own backward has waited already."""
+        self._comm_timer.step_done()
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        """See Strategy. The norm of sharded gradients is itself a DTensor; its full value is the same on all ranks."""
+        """Clips as torch does.
+
+        The norm of sharded gradients is a DTensor; its full value is the same on all ranks.
+        """
         norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def communication(self, model: nn.Module) -> Communication | None:
-        """See Strategy. On a CPU fully_shard waits for each collective, so nothing overlaps; on a GPU a profile tells."""
-        return self._clock.take()
+    def comm_stats(self, model: nn.Module) -> CommStats | None:
+        """Returns the means since the last call; None on a GPU, where a profile shows the overlap.
+
+        On a CPU fully_shard waits for each collective, so nothing overlaps.
+        """
+        return self._comm_timer.pop_stats()
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """See Strategy. Of all parameters: those that the optimizer does not have count in the norm."""
+        """Clears the gradients of all parameters: those that the optimizer does not have count in the norm."""
         model.zero_grad(set_to_none=True)
         optimizer.zero_grad(set_to_none=True)

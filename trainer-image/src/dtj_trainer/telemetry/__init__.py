@@ -1,1 +1,1 @@
-"""What a run measures about itself, and where it goes: agent, console, JSON lines, TensorBoard, MLflow, traces."""
+"""Measures a run, and reports it to the agent, console, JSON lines, TensorBoard, MLflow and traces."""

@@ -1,4 +1,7 @@
-"""What NVIDIA's management library says of this rank's GPU; on a machine without one it says nothing, which is normal."""
+"""Reads this rank's GPU through NVIDIA's management library.
+
+A machine without GPU or library has no values, which is normal.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import Any
 
 import torch
 
-# Dense bf16 tensor-core FLOP/s from NVIDIA's data sheets (without sparsity), by a part of the device's name.
-# The first part that is found counts.
+# Dense bf16 tensor-core FLOP/s from NVIDIA's data sheets (without sparsity), by a substring of the
+# device's name. The first substring that matches counts.
 PEAK_FLOPS = {
     "H200 NVL": 836e12, "H200": 989e12, "H100 NVL": 836e12, "H100 PCIe": 756e12, "H100": 989e12,
     "A100": 312e12, "L40S": 362e12, "A10G": 70e12,
@@ -15,15 +18,15 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The device's best FLOP/s in bf16, if it is a GPU that we know."""
+    """Returns the device's peak FLOP/s in bf16; None for an unknown device."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    return next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
 
 
 class GpuMeter:
-    """Utilisation by device; without the library, a driver or a GPU every answer is None."""
+    """Reads a device's utilization; None without the library, a driver or a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
@@ -42,7 +45,7 @@ class GpuMeter:
             self._handle = None
 
     def utilization(self) -> float | None:
-        """The part of the last sampling period (up to a second) in which a kernel ran, 0 to 1."""
+        """Returns the share, 0 to 1, of the last sampling period (up to a second) with a kernel running."""
         if self._handle is None:
             return None
         try:

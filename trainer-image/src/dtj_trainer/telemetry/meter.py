@@ -1,29 +1,31 @@
-"""Where a step's time goes, on each rank: data, compute, communication, checkpoint; and what follows from it for the group."""
+"""Measures how the ranks spend a step: data, compute, communication, checkpoint."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from dtj_trainer.distributed.comm_timer import Communication
+from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.device_memory import peak_bytes
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.telemetry.gpu import GpuMeter, peak_flops
 
-PARTS = ("data", "compute", "checkpoint")
-_FIELDS = ("loss", "step", *PARTS, "communication", "exposed", "evaluation", "memory", "gpu")
+SECTIONS = ("data", "compute", "checkpoint")
+_FIELDS = ("loss", "step", *SECTIONS, "communication", "exposed", "evaluation", "memory", "gpu")
 _NAN = float("nan")
 
 
 class Meter:
-    """Adds up a rank's times between two logged steps, without validation, which is no part of a step.
+    """Adds up a rank's times between two logged steps; validation is not a section of a step.
 
-    Host times: on a GPU, a step's total is exact and its parts are where the host waited.
+    The times are the host's: on a GPU, a step's total is exact, and sections are the host's waits.
     """
 
     def __init__(
@@ -34,17 +36,17 @@ class Meter:
         self._tokens = tokens_per_sample
         self._peak = peak or peak_flops(group.device)
         self._gpu = GpuMeter(group.device)
-        self._seconds = dict.fromkeys((*PARTS, "evaluation"), 0.0)
+        self._seconds = dict.fromkeys((*SECTIONS, "evaluation"), 0.0)
         self._steps = 0
         self._since = time.perf_counter()
 
     def begin(self) -> None:
-        """The first step begins: what came before (loading, building) is no part of it."""
+        """Begins the first step, which excludes loading and building."""
         self._since = time.perf_counter()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """What is done inside belongs to this part, or to `evaluation`, which is no part of a step."""
+    def section(self, name: str) -> Iterator[None]:
+        """Adds the time inside to a section of the step, or to `evaluation`, which is none."""
         started = time.perf_counter()
         try:
             yield
@@ -52,26 +54,29 @@ class Meter:
             self._seconds[name] += time.perf_counter() - started
 
     def add(self, name: str, seconds: float) -> None:
-        """Time of a part that was measured elsewhere."""
+        """Adds the time of a section that was measured elsewhere."""
         self._seconds[name] += seconds
 
     def step_done(self) -> None:
         """Counts a step."""
         self._steps += 1
 
-    def close_window(self, local_loss: float, communication: Communication | None, samples_per_step: int) -> Window:
-        """Means per step since the last call, of all ranks: one collective. `local_loss`: this rank's part of the mean."""
+    def close_window(self, local_loss: float, communication: CommStats | None, samples_per_step: int) -> RateWindow:
+        """Returns means per step since the last call, over all ranks; one collective.
+
+        `local_loss` is this rank's share of the mean loss.
+        """
         now = time.perf_counter()
         steps = max(1, self._steps)
-        parts = {part: self._seconds[part] / steps for part in PARTS}
+        sections = {section: self._seconds[section] / steps for section in SECTIONS}
         evaluation = self._seconds["evaluation"]
-        exposed = min(communication.exposed, parts["compute"]) if communication else _NAN
-        parts["compute"] -= exposed if communication else 0.0  # the parts of a step add up, so no second is in two
+        exposed = min(communication.exposed, sections["compute"]) if communication else _NAN
+        sections["compute"] -= exposed if communication else 0.0  # no second counts in two sections
         gpu = self._gpu.utilization()
         row = [
             local_loss,
             (now - self._since - evaluation) / steps,
-            *parts.values(),
+            *sections.values(),
             communication.total if communication else _NAN,
             exposed,
             evaluation,
@@ -85,23 +90,32 @@ class Meter:
 
 
 def summary(
-    rows: torch.Tensor, samples_per_step: int, *, tokens: int | None = None, flops: float | None = None, peak: float | None = None
-) -> Window:
-    """What the rows of all ranks say of the group (pure). `tokens`, `flops`: of one sample; `peak`: FLOP/s of one rank."""
+    rows: torch.Tensor,
+    samples_per_step: int,
+    *,
+    tokens: int | None = None,
+    flops: float | None = None,
+    peak: float | None = None,
+) -> RateWindow:
+    """Returns what follows from the rows of all ranks for the group (pure).
+
+    `tokens` and `flops` are of one sample; `peak` is the FLOP/s of one rank.
+    """
     by_rank = {name: rows[:, i].tolist() for i, name in enumerate(_FIELDS)}
     mean = dict(zip(_FIELDS, rows.mean(0).tolist(), strict=True))
-    # What a rank does by itself, without what it waits for others: the one with the most keeps the others waiting.
+    # Time of a rank's own work, without waits for other ranks: the rank with the most keeps the
+    # others waiting.
     own = [data + compute for data, compute in zip(by_rank["data"], by_rank["compute"], strict=True)]
     average = sum(own) / len(own)
-    metrics = {f"{name}_seconds": mean[name] for name in ("step", *PARTS)}
+    metrics = {f"{name}_seconds": mean[name] for name in ("step", *SECTIONS)}
     metrics |= {
         "imbalance": max(own) / average - 1 if average > 0 else 0.0,
         "slowest_rank": float(own.index(max(own))),
         "memory_bytes": max(by_rank["memory"]),
     }
-    told = ["step", *PARTS]
+    measured = ["step", *SECTIONS]
     if not math.isnan(mean["communication"]):  # the strategy measures it
-        told += ["communication", "exposed"]
+        measured += ["communication", "exposed"]
         metrics["communication_seconds"] = mean["communication"]
         metrics["exposed_seconds"] = mean["exposed"]
         metrics["communication_share"] = mean["exposed"] / mean["step"] if mean["step"] > 0 else 0.0
@@ -116,15 +130,28 @@ def summary(
             metrics["tokens_per_second"] = tokens * samples_per_second
         if flops and peak:
             metrics["mfu"] = flops * samples_per_second / (peak * len(rows))
-    # Added up in rank order, so the loss is the same number on every rank and on every run.
+    # Summed in rank order, so that the loss is the same number on every rank and in every run.
     loss = float(rows[:, 0].sum())
-    return Window(loss=loss, metrics=metrics, per_rank={f"{name}_seconds": by_rank[name] for name in told})
+    return RateWindow(loss=loss, metrics=metrics, per_rank={f"{name}_seconds": by_rank[name] for name in measured})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Window:
-    """What the group did per step between two logged steps."""
+class RateWindow:
+    """Means of the group per step, between two logged steps."""
 
     loss: float
     metrics: dict[str, float]
     per_rank: dict[str, list[float]]
+
+
+def process_age() -> float | None:
+    """Returns the seconds since the kernel started this process; None where there is no /proc.
+
+    At the first step, this is the time of a recovery that a user's imports cost.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): ticks after boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started

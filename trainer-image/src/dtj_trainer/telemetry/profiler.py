@@ -1,4 +1,4 @@
-"""A window of steps under torch.profiler, as a Chrome trace of each wanted rank."""
+"""Records a window of steps with torch.profiler, as a Chrome trace of each configured rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from torch.profiler import ProfilerActivity, profile
 from dtj_trainer.telemetry.sinks import ProfileConfig
 
 
-class Window:
-    """Call `before(step)` before every step, and `close` at the end."""
+class ProfilerWindow:
+    """Records from `config.start` to `config.stop`.
+
+    Call `before(step)` before every step, and `close` at the end.
+    """
 
     def __init__(self, config: ProfileConfig | None, rank: int) -> None:
         self._config = config if config is not None and rank in config.ranks else None
@@ -18,7 +21,7 @@ class Window:
         self._first = 0
 
     def before(self, step: int) -> None:
-        """Starts and ends the recording at the window's edges."""
+        """Starts or ends the recording at the window's bounds."""
         config = self._config
         if config is None:
             return
@@ -31,7 +34,7 @@ class Window:
             self._export(step)
 
     def close(self, step: int) -> None:
-        """A run that ends inside its window writes what it has."""
+        """Writes what is recorded if the run ends inside the window."""
         if self._profiler is not None:
             self._export(step)
 
@@ -40,5 +43,7 @@ class Window:
             return
         self._profiler.stop()
         self._config.directory.mkdir(parents=True, exist_ok=True)
-        self._profiler.export_chrome_trace(str(self._config.directory / f"trace-rank{self._rank}-{self._first}-{step}.json"))
+        self._profiler.export_chrome_trace(
+            str(self._config.directory / f"trace-rank{self._rank}-{self._first}-{step}.json")
+        )
         self._profiler = None

@@ -1,7 +1,10 @@
-"""Progress reports to the agent: one JSON object per datagram, never blocking, never raising (contract: Progress).
+"""Progress reports to the agent (contract: Progress).
 
-A report that can't be sent must not hold up training. A step report is dropped, the next one says more anyway; what is
-said only once (phase, resumed step, checkpoint, event) is kept and goes out before the next report.
+Each report is a JSON object in a datagram. Reporting never blocks and never raises.
+
+A report that can't be sent must not hold up training. A step report is dropped, because the next
+one replaces it. A report that is made only once (phase, resumed step, checkpoint, event) is kept,
+and sent before the next report.
 """
 
 from __future__ import annotations
@@ -16,23 +19,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from dtj_contract.worker_report import MAX_METRICS
+
 Phase = Literal["loading", "training", "saving", "done"]
-MAX_METRICS = 32
 MAX_UNSENT = 64
-LINGER_SECONDS = 0.5  # at the end, for an agent that is behind
-MAX_MESSAGE = 1024  # characters of an event's message: a datagram stays far below the socket's limit
+LINGER_SECONDS = 0.5  # for an agent that is behind
+# Characters of an event's message, which keeps a datagram far below the socket's limit.
+MAX_MESSAGE = 1024
 
 
 def finite(value: float | None) -> float | None:
-    """The agent's JSON holds finite numbers only."""
+    """Returns `value` if it is finite, else None: the agent's JSON holds finite numbers only."""
     return value if value is not None and math.isfinite(value) else None
 
 
-class Progress:
-    """A worker's line to its agent. Without a socket every call is a no-op."""
+class ProgressReporter:
+    """Reports a worker's progress to its agent. Without a socket every call is a no-op."""
 
     def __init__(self, path: Path | None, *, rank: int, attempt: int | None, min_interval: float = 0.05) -> None:
-        """`min_interval`: seconds between two step reports; everything else is sent at once."""
+        """Opens the socket.
+
+        `min_interval` is the seconds between two step reports; all others are sent at once.
+        """
         self.dropped = 0
         self._unsent: deque[bytes] = deque(maxlen=MAX_UNSENT)
         self._head = {"rank": rank, "attempt": attempt or 0}
@@ -53,7 +61,16 @@ class Progress:
         metrics: Mapping[str, float] | None = None,
         now: bool = False,
     ) -> None:
-        """`step` optimizer steps are done. `now`: send even if the last report was less than `min_interval` ago."""
+        """Reports that `step` optimizer steps are done.
+
+        Args:
+            step: Optimizer steps done.
+            total: Optimizer steps planned.
+            loss: Mean loss of the last logged step.
+            samples_per_second: Over all ranks.
+            metrics: Further numbers by name.
+            now: Send even if the last report was less than `min_interval` ago.
+        """
         clock = time.monotonic()
         if self._socket is None or (not now and clock - self._last < self._min_interval):
             return
@@ -70,19 +87,19 @@ class Progress:
         )
 
     def phase(self, phase: Phase, *, step: int | None = None, total: int | None = None) -> None:
-        """What the worker is doing now."""
+        """Reports what the worker is doing now."""
         self._send(phase=phase, step=step, totalSteps=total)
 
     def resumed(self, step: int) -> None:
-        """Once, after a load: the step of the checkpoint it came from, 0 for a fresh start."""
+        """Reports, once after a load, the step of the loaded checkpoint; 0 for a fresh start."""
         self._send(resumedStep=step, step=step)
 
     def checkpoint(self, step: int, path: Path, when: float) -> None:
-        """A checkpoint is committed. `when`: Unix seconds."""
+        """Reports a committed checkpoint. `when` is in Unix seconds."""
         self._send(checkpoint={"step": step, "path": str(path), "time": when})
 
     def event(self, type_: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        """Something that a person should read in the job's events."""
+        """Reports something that a person should read in the job's events."""
         self._send(event={"type": type_, "reason": reason, "message": message[:MAX_MESSAGE]})
 
     def linger(self) -> None:
@@ -119,11 +136,11 @@ class Progress:
             return True
         try:
             self._socket.sendto(body, self._path)
-        except OSError:  # buffer full, agent gone, socket file not there
+        except OSError:  # buffer full, agent or socket gone
             return False
         return True
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressReporter:
         return self
 
     def __exit__(self, *_: object) -> None:

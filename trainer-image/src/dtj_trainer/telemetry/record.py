@@ -1,4 +1,4 @@
-"""One logged step, and the sinks that it goes to."""
+"""The record of one logged step, and the sinks that write it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What is known after `step` optimizer steps. Numbers are means over all ranks unless the name says otherwise."""
+    """Numbers after `step` optimizer steps: means over all ranks, but for names like slowest_rank."""
 
     step: int
     total_steps: int | None
@@ -26,27 +26,36 @@ class Record:
     loss: float | None = None
     samples_per_second: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    """Flat name to number: epoch, lr, accuracy, grad_norm, seconds by part, ..."""
+    """Flat name to number: epoch, lr, accuracy, grad_norm, seconds by section, ..."""
     per_rank: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds a step by part, one number a rank."""
+    """Seconds per step by section, one number per rank."""
     time: float = field(default_factory=time.time)
     """Unix seconds."""
 
     def flat(self) -> dict[str, Any]:
-        """Everything by name, in the order in which a person reads it; what is not known is left out."""
-        head: dict[str, Any] = {"step": self.step, "total_steps": self.total_steps, "attempt": self.attempt, "loss": self.loss}
+        """Returns all known values by name, in the order in which a person reads them."""
+        head: dict[str, Any] = {
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "attempt": self.attempt,
+            "loss": self.loss,
+        }
         body = head | {"samples_per_second": self.samples_per_second} | self.metrics
         body |= {"per_rank": self.per_rank or None, "time": self.time}
         return {k: v for k, v in body.items() if v is not None}
 
     def numbers(self) -> dict[str, float]:
-        """What can be drawn as a curve: finite numbers by name."""
-        named = {"loss": self.loss, "samples_per_second": self.samples_per_second, "attempt": self.attempt} | self.metrics
+        """Returns what can be drawn as a curve: finite numbers by name."""
+        named = {
+            "loss": self.loss,
+            "samples_per_second": self.samples_per_second,
+            "attempt": self.attempt,
+        } | self.metrics
         return {k: float(v) for k, v in named.items() if v is not None and math.isfinite(v)}
 
 
 class Sink(Protocol):
-    """A place for records; only rank 0 has any."""
+    """A place for records. Only rank 0 has sinks."""
 
     def write(self, record: Record) -> None: ...
 
@@ -54,16 +63,19 @@ class Sink(Protocol):
 
 
 class Console:
-    """One line a record: `step=120 epoch=3 loss=0.1234 …`, numbers as repr so that nothing is rounded away."""
+    """Prints one line per record: `step=120 epoch=3 loss=0.1234 …`.
+
+    Losses and accuracies are exact repr.
+    """
 
     SHOWN = ("step", "epoch", "loss", "accuracy", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "mfu")
 
     def write(self, record: Record) -> None:
-        """To stdout, at once: the agent reads lines."""
+        """Writes to stdout and flushes, because the agent reads lines."""
         flat = record.flat()
-        wanted = [k for k in self.SHOWN if k in flat] + [k for k in flat if k.startswith("validation_")]
-        line = " ".join(f"{k}={_short(k, flat[k])}" for k in wanted)
-        if sys.stdout.isatty():  # a person looks on: one line that is written over, with a bar
+        shown = [k for k in self.SHOWN if k in flat] + [k for k in flat if k.startswith("validation_")]
+        line = " ".join(f"{k}={_short(k, flat[k])}" for k in shown)
+        if sys.stdout.isatty():  # one line with a bar, overwritten each time
             done = int(20 * record.step / (record.total_steps or record.step))
             sys.stdout.write(f"\r\x1b[K{'█' * done}{'·' * (20 - done)} {line}")
         else:
@@ -71,7 +83,7 @@ class Console:
         sys.stdout.flush()
 
     def close(self) -> None:
-        """Leaves the bar's line."""
+        """Ends the line of the bar."""
         if sys.stdout.isatty():
             sys.stdout.write("\n")
 
@@ -83,7 +95,10 @@ def _short(key: str, value: Any) -> str:
 
 
 class JsonLines:
-    """Appends one JSON object a record: the run's history, over all attempts. A line is one write, so none is torn."""
+    """Appends one JSON object per record: the run's history over all attempts.
+
+    Each line is one write, so none is torn.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,13 +107,15 @@ class JsonLines:
         while end and os.pread(self._fd, 1, end - 1) != b"\n":
             end -= 1
         if end != size:
-            os.ftruncate(self._fd, end)  # a writer before us ended inside its line, killed or on a full volume
+            # An earlier writer was killed inside its line, or the volume was full.
+            os.ftruncate(self._fd, end)
 
     def write(self, record: Record) -> None:
-        """Floats are written as repr, so they come back bit for bit.
+        """Writes floats as repr, so that reading them returns the same bits.
 
-        Raises OSError if the volume takes no whole line, tried for a few seconds: a save that does not fit fills it until
-        it is given up. Call it in a thread beside the training.
+        Raises OSError if the volume takes no whole line for a few seconds. Retries, because a
+        save that does not fit fills the volume until the save is abandoned. Call it in a thread
+        beside the training.
         """
         line = (json.dumps(record.flat()) + "\n").encode()
         for left in range(RETRIES, -1, -1):

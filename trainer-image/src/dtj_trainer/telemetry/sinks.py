@@ -1,4 +1,7 @@
-"""TensorBoard and MLflow, written by a thread: importing them takes seconds, and a tracking server may be slow or away."""
+"""TensorBoard and MLflow, written by a thread.
+
+Importing them takes seconds, and a tracking server may be slow or down.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,20 @@ from dtj_trainer.telemetry.record import Record, Sink
 log = logging.getLogger(__name__)
 QUEUE_RECORDS = 1000
 CLOSE_SECONDS = 5.0
-MLFLOW_PARAMS = 100  # as many a call takes
+MLFLOW_PARAMS = 100  # the most per call
 IMPORTING = threading.RLock()
 """Held by a sink's thread while it imports; a fork waits for it.
 
-A child has the parent's import locks, and not the thread that would release them: a loader's worker whose data set imports
-what the thread was importing would wait for ever, and so would the training.
+A child inherits the parent's import locks, but not the thread that would release them. A
+loader's worker whose data set imports what that thread was importing would wait for ever, and the
+training with it.
 """
 os.register_at_fork(before=IMPORTING.acquire, after_in_parent=IMPORTING.release, after_in_child=IMPORTING.release)
 
 
 @dataclass(kw_only=True, slots=True)
 class TelemetryConfig:
-    """Where records go beside the console, the agent and metrics.jsonl; and what is measured beside the loss."""
+    """Where else records go, besides console, agent and metrics.jsonl, and what else is measured."""
 
     tensorboard: Path | None = None
     """Folder of the event files."""
@@ -37,7 +41,7 @@ class TelemetryConfig:
     """Tracking URI: sqlite:////shared/mlflow.db, or http://server:5000."""
     mlflow_experiment: str = "default"
     peak_flops: float | None = None
-    """FLOP/s that one rank's device could do at best, for MFU; None: known for common GPUs, else no MFU."""
+    """Peak FLOP/s of one rank's device, for MFU; None: that of a common GPU, else no MFU."""
     profile: ProfileConfig | None = None
 
     def __post_init__(self) -> None:
@@ -52,9 +56,9 @@ class ProfileConfig:
     """A window of steps that torch.profiler records."""
 
     directory: Path
-    """Gets trace-rank<r>-<start>-<stop>.json, to be opened in Perfetto or chrome://tracing."""
+    """Folder of trace-rank<r>-<start>-<stop>.json, to be opened in Perfetto or chrome://tracing."""
     start: int = 10
-    """First step recorded; the ones before it warm up."""
+    """First step recorded; earlier steps warm up."""
     stop: int = 15
     """The step after the last one recorded."""
     ranks: list[int] = field(default_factory=lambda: [0])
@@ -66,7 +70,7 @@ class ProfileConfig:
 
 
 class Background:
-    """A sink that another thread makes and writes; the training thread only puts records into a queue."""
+    """A sink that another thread creates and writes; the training thread only queues records."""
 
     def __init__(self, name: str, make: Callable[[], Sink]) -> None:
         self._name = name
@@ -78,25 +82,28 @@ class Background:
         self._thread.start()
 
     def write(self, record: Record) -> None:
-        """Hands over at once. Raises SinkError if an earlier record was refused; drops when the thread is far behind."""
+        """Queues a record without waiting; drops it if the queue is full.
+
+        Raises SinkError if an earlier record failed.
+        """
         if self._error is not None:
             raise SinkError(f"{self._name}: {self._error}") from self._error
         if not self._thread.is_alive():
-            raise SinkError(f"{self._name}: its thread has ended: see the traceback in the log")
+            raise SinkError(f"{self._name}: its thread has ended; see the traceback in the log")
         try:
             self._queue.put_nowait(record)
         except queue.Full:
             self._dropped += 1
 
     def close(self) -> None:
-        """Waits for the records handed over, but no longer than a few seconds."""
+        """Waits a few seconds at most for the queued records."""
         try:
             self._queue.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:
-            log.warning("%s did not take its last records within %g s", self._name, CLOSE_SECONDS)
+            log.warning("%s did not write its last records within %g s", self._name, CLOSE_SECONDS)
         self._thread.join(CLOSE_SECONDS)
         if self._error is not None or self._dropped:
-            log.warning("%s: %d records were dropped; %s", self._name, self._dropped, self._error or "it was too slow")
+            log.warning("%s: dropped %d records; %s", self._name, self._dropped, self._error or "the sink was too slow")
 
     def _run(self) -> None:
         try:
@@ -109,7 +116,7 @@ class Background:
 
 
 class TensorBoard:
-    """Scalars under their own names."""
+    """Writes scalars under their own names."""
 
     def __init__(self, folder: Path) -> None:
         with IMPORTING:
@@ -118,17 +125,17 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, record: Record) -> None:
-        """All numbers of a record."""
+        """Writes all numbers of a record."""
         for name, value in record.numbers().items():
             self._writer.add_scalar(name, value, record.step, walltime=record.time)
 
     def close(self) -> None:
-        """Flushes."""
+        """Flushes and closes the event file."""
         self._writer.close()
 
 
 class Mlflow:
-    """One run per job: an attempt that comes later goes on in the run of the ones before."""
+    """Writes one MLflow run per job: a later attempt continues the run of earlier attempts."""
 
     def __init__(self, uri: str, experiment: str, job: str, parameters: dict[str, str]) -> None:
         with IMPORTING:
@@ -154,7 +161,7 @@ class Mlflow:
             raise SinkError(f"mlflow at {uri}: {e}") from e
 
     def write(self, record: Record) -> None:
-        """All numbers of a record, in one call."""
+        """Writes all numbers of a record in one call."""
         at = int(record.time * 1000)
         metrics = [self._metric(name, value, at, record.step) for name, value in record.numbers().items()]
         try:
@@ -163,7 +170,7 @@ class Mlflow:
             raise SinkError(f"mlflow: {e}") from e
 
     def close(self) -> None:
-        """The run is finished; one that a later attempt goes on with is running again."""
+        """Marks the run as finished; a later attempt marks it as running again."""
         try:
             self._client.set_terminated(self._run)
         except self._failure as e:

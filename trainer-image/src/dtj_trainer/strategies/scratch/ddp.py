@@ -1,16 +1,16 @@
-"""Data parallelism from torch.distributed primitives, to be read. Equal to torch's DDP in result.
+"""Data parallelism from torch.distributed primitives, written to be read.
 
-Three ideas make it fast, and each is a few lines here:
-- bucketing: gradients lie end to end in flat buffers, so a step is a few big all-reduces instead of many small ones;
-- overlap: a hook on each parameter tells when its gradient is final, and a bucket that is full leaves at once, while
-  backward still computes the gradients of earlier layers;
-- no copies: the gradients are views into the buckets, so autograd adds into them and the collective works on them.
+Its results equal those of torch's DDP. Three ideas make it fast, and each is a few lines here:
+- bucketing: gradients lie end to end in flat buffers, so a step is a few big all-reduces instead of
+  many small ones;
+- overlap: a hook on each parameter runs when its gradient is final, and a bucket that is full
+  leaves at once, while backward still computes the gradients of earlier layers;
+- no copies: the gradients are views into the buckets, so autograd adds into them and the collective
+  works on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,14 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Clock, Communication
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.strategies.scratch.buckets import Bucket, make_buckets, on_gradient
+from dtj_trainer.strategies.scratch.base import ScratchModel, ScratchStrategy
+from dtj_trainer.strategies.scratch.buckets import Bucket, make_buckets
+from dtj_trainer.strategies.scratch.hooks import on_gradient
 
-TWICE = (
-    "a parameter got two gradients in one backward: a part of the model is called twice and checkpointed reentrantly; "
+TWO_GRADIENTS = (
+    "a parameter got two gradients in one backward: a submodule is called twice and checkpointed reentrantly; "
     "write torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or strategy fsdp_scratch"
 )
 
@@ -47,70 +48,70 @@ class DdpScratchConfig:
             raise ConfigError(f"strategy.bucket_cap_mb={self.bucket_cap_mb}: write megabytes above 0")
 
 
-class ScratchDdpModel(nn.Module):
-    """A module whose gradients are the mean over all ranks once `finish` has returned."""
+class ScratchDdpModel(ScratchModel):
+    """A whole copy of a module on each rank, whose gradients lie in buckets."""
 
     def __init__(self, module: nn.Module, group: Group, bucket_cap_mb: float) -> None:
-        super().__init__()
+        super().__init__(group)
         self.module = module
-        self.synchronize = True
-        """False during micro-batches that only accumulate."""
-        self.clock = Clock(group)
         self._world_size = group.world_size
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)  # all start from rank 0's weights
-        wanted = [p for p in module.parameters() if p.requires_grad]
-        self.buckets = make_buckets(wanted, int(bucket_cap_mb * 2**20))
-        self._next = 0  # buckets leave in this order on every rank, whatever order they fill in
+            dist.broadcast(tensor.detach(), src=0)  # all ranks start from rank 0's weights
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.buckets = make_buckets(trained, int(bucket_cap_mb * 2**20))
+        # Buckets leave in this order on every rank, whatever order they fill in.
+        self._next = 0
         for bucket in self.buckets:
-            for place, parameter in enumerate(bucket.parameters):
-                on_gradient(parameter, self._hook(bucket, place))
+            for index, parameter in enumerate(bucket.parameters):
+                on_gradient(parameter, self._hook(bucket, index))
         self.attach()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own. Buffers (running statistics) are rank 0's, as in torch's DDP."""
+        """Calls the module. Buffers (running statistics) are rank 0's, as in torch's DDP."""
         if self.training and self.synchronize:
             for buffer in self.module.buffers():
-                with self.clock.waiting():
+                with self.comm_timer.waiting():
                     dist.broadcast(buffer, src=0)
         return self.module(*args, **kwargs)
 
-    def _hook(self, bucket: Bucket, place: int) -> Any:
+    def _hook(self, bucket: Bucket, index: int) -> Any:
         def arrived(_: torch.Tensor) -> None:
-            bucket.used.add(place)
+            bucket.used.add(index)
             if not self.synchronize:
                 return
-            if place not in bucket.waiting:  # the first may be on its way already, so adding them up is too late
-                raise RuntimeError(TWICE)
-            bucket.waiting.remove(place)
-            self._send_full_ones()
+            # The first gradient may be on its way already, so it is too late to add the second one.
+            if index not in bucket.waiting:
+                raise RuntimeError(TWO_GRADIENTS)
+            bucket.waiting.remove(index)
+            self._send_full_buckets()
 
         return arrived
 
-    def _send_full_ones(self, rest: bool = False) -> None:
+    def _send_full_buckets(self, rest: bool = False) -> None:
         while self._next < len(self.buckets) and (rest or not self.buckets[self._next].waiting):
             bucket = self.buckets[self._next]
             bucket.mark()
             bucket.flat.div_(self._world_size)
             bucket.work = dist.all_reduce(bucket.flat, async_op=True)
-            self.clock.sent(bucket.work)
+            self.comm_timer.track(bucket.work)
             self._next += 1
 
     def finish(self) -> None:
-        """Sends what is left and waits for all.
+        """Sends the remaining buckets and waits for all.
 
-        A parameter that some ranks did not use counts as zero there; one that no rank used has no gradient, as in torch's DDP.
+        A parameter that some ranks did not use counts as zero there. A parameter that no rank used
+        has no gradient, as in torch's DDP.
         """
-        with self.clock.counting():
-            self._send_full_ones(rest=True)
-            with self.clock.waiting():
-                self._settle()
+        with self.comm_timer.counting():
+            self._send_full_buckets(rest=True)
+            with self.comm_timer.waiting():
+                self._wait_for_buckets()
         for bucket in self.buckets:
             bucket.drop_unused()
-        self.clock.step_done()
+        self.comm_timer.step_done()
 
-    def _settle(self) -> None:
-        """Nothing is in flight, and every bucket waits for all its gradients."""
+    def _wait_for_buckets(self) -> None:
+        """Waits until nothing is in flight; from then on every bucket waits for all its gradients."""
         for bucket in self.buckets:
             if bucket.work is not None:
                 bucket.work.wait()
@@ -119,37 +120,41 @@ class ScratchDdpModel(nn.Module):
         self._next = 0
 
     def attach(self) -> None:
-        """Zeroes the gradients in place: set to None they would be no views any more. Forgets a backward that was broken off."""
-        self._settle()
+        """Zeroes the gradients in place, and discards a backward that an exception ended.
+
+        Gradients that were set to None would no longer be views into the buckets.
+        """
+        self._wait_for_buckets()
         for bucket in self.buckets:
             bucket.attach()
 
     # Checkpoints hold the plain module, so that any strategy can read them.
 
     def portable_state_dict(self) -> dict[str, Any]:
-        """The module's state without this wrapper."""
+        """Returns the module's state without this wrapper."""
         return get_model_state_dict(self.module)
 
     def load_portable_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Loads what `portable_state_dict` returned."""
         set_model_state_dict(self.module, state)
 
     def portable_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimizer's state by the module's own parameter names."""
+        """Returns the optimizer's state by the module's own parameter names."""
         if optimizer.state:
             return get_optimizer_state_dict(self.module, optimizer)
-        optimizer.zero_grad(set_to_none=True)  # torch makes a fresh optimizer's state only while there are no gradients
+        # torch initializes a fresh optimizer's state only while there are no gradients.
+        optimizer.zero_grad(set_to_none=True)
         state = get_optimizer_state_dict(self.module, optimizer)
         self.attach()
         return state
 
     def load_portable_optimizer_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """The inverse."""
+        """Loads what `portable_optimizer_state` returned."""
         set_optimizer_state_dict(self.module, optimizer, state)
         self.attach()
 
 
-class DdpScratch:
+class DdpScratch(ScratchStrategy[ScratchDdpModel]):
     """The strategy `ddp_scratch`."""
 
     name = "ddp_scratch"
@@ -157,36 +162,14 @@ class DdpScratch:
     def __init__(self, config: DdpScratchConfig | None = None) -> None:
         self.config = config or DdpScratchConfig()
 
-    def wrap(self, model: nn.Module, group: Group) -> nn.Module:
-        """See Strategy."""
+    def wrap(self, model: nn.Module, group: Group) -> ScratchDdpModel:
+        """Moves the model to the group's device and buckets its gradients."""
         return ScratchDdpModel(model.to(group.device), group, self.config.bucket_cap_mb)
 
-    @contextmanager
-    def accumulate(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """See Strategy."""
-        assert isinstance(model, ScratchDdpModel)
-        model.synchronize = last
-        try:
-            with model.clock.counting():
-                yield
-        finally:
-            model.synchronize = True
-
-    def finish(self, model: nn.Module) -> None:
-        """See Strategy."""
-        assert isinstance(model, ScratchDdpModel)
-        model.finish()
-
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        """See Strategy."""
+    def clip(self, model: ScratchDdpModel, max_norm: float) -> torch.Tensor:
+        """Clips as torch does: every rank has all gradients."""
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
-    def communication(self, model: nn.Module) -> Communication | None:
-        """See Strategy."""
-        assert isinstance(model, ScratchDdpModel)
-        return model.clock.take()
-
-    def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """See Strategy."""
-        assert isinstance(model, ScratchDdpModel)
+    def zero_grad(self, model: ScratchDdpModel, optimizer: Optimizer) -> None:
+        """Zeroes the gradients in place."""
         model.attach()

@@ -1,27 +1,26 @@
-"""Parameters that lie end to end in one flat buffer, of which each rank owns a part: gathered to be whole, freed, scattered.
+"""Parameters in one flat buffer, of which each rank owns a shard: gathered, freed and reduced together.
 
-The buffer is padded so that it divides by the world. The module's parameters are views into it for good; "freeing" gives
-the buffer's memory back and leaves the views in place.
+The buffer is padded so that its size is a multiple of the world size. The module's parameters are
+views into the buffer for good; "freeing" gives the buffer's memory back and leaves the views in
+place.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
-from dtj_trainer.distributed.comm_timer import Clock
-from dtj_trainer.distributed.flat_shard import Part
+from dtj_trainer.distributed.comm_timer import CommTimer
+from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.strategies.scratch.buckets import views_of
-
-Tree = dict[str, Any]
+from dtj_trainer.strategies.scratch.buckets import split_views
 
 
-class Unit:
+class FlatParamGroup:
     """Parameters of one dtype that are gathered and freed together."""
 
     def __init__(
@@ -29,151 +28,162 @@ class Unit:
         names: list[str],
         parameters: list[nn.Parameter],
         group: Group,
-        clock: Clock,
+        comm_timer: CommTimer,
         *,
-        scatters: dist.ProcessGroup | None,
+        reduce_group: dist.ProcessGroup | None,
         offload: bool,
     ) -> None:
-        """Takes the parameters from where they are, in host memory as a rule, and keeps this rank's part of them.
+        """Takes the parameters from where they are, and keeps this rank's shard of them.
 
-        `scatters`: the group for gradients. They leave in an order of their own, and so can't share one with the weights.
+        They are usually in host memory. Gradients use `reduce_group`: they leave in an order of
+        their own, so they can't share a process group with the weights.
         """
-        self.names, self.parameters, self.clock = names, parameters, clock
+        self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
         size = sum(p.numel() for p in parameters)
         self.padded = -(-size // group.world_size) * group.world_size
         self.full = torch.zeros(self.padded, dtype=parameters[0].dtype, device=group.device)
-        for parameter, view in zip(parameters, views_of(self.full, parameters), strict=True):
+        for parameter, view in zip(parameters, split_views(self.full, parameters), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        dist.broadcast(self.full, src=0)  # all start from rank 0's weights
+        dist.broadcast(self.full, src=0)  # all ranks start from rank 0's weights
         own = self.full.chunk(group.world_size)[group.rank].clone()
         self.shard = nn.Parameter(own.cpu() if offload else own)
         self.gradient: torch.Tensor | None = None
         self.used = set[int]()
-        """Places of the parameters that got a gradient in this step, in any micro-batch."""
+        """Indexes of the parameters that got a gradient in this step, in any micro-batch."""
         self.sent = False
-        """The gradient of this step has left."""
+        """Whether the gradient of this step has left."""
         self.waiting = 0
         """Gradients that are still to come in this backward."""
         self._gathering: dist.Work | None = None
         self._scattering: tuple[dist.Work, torch.Tensor] | None = None
         self._whole = True
         self._rank, self._world_size = group.rank, group.world_size
-        self._scatters = scatters
-        self.free()  # now, and not at the end of the first step: the next unit takes its memory
+        self._reduce_group = reduce_group
+        # Free now, and not at the end of the first step: the next group takes the memory.
+        self.free()
 
     def gather(self) -> None:
-        """Starts to fetch the whole weights, unless they are here or on the way."""
+        """Starts to gather the whole weights, unless they are here or on the way."""
         if self._whole or self._gathering is not None:
             return
         self.full.untyped_storage().resize_(self.padded * self.full.element_size())
         mine = self.shard.detach().to(self.full.device)
         self._gathering = dist.all_gather_single(self.full, mine, async_op=True)
-        self.clock.sent(self._gathering)
+        self.comm_timer.track(self._gathering)
 
     def wait(self) -> None:
-        """The whole weights are here."""
+        """Waits until the whole weights are here."""
         self.gather()
         if self._gathering is not None:
-            with self.clock.waiting():
+            with self.comm_timer.waiting():
                 self._gathering.wait()
             self._gathering = None
         self._whole = True
 
     def free(self) -> None:
         """Gives the memory of the whole weights back."""
-        if self._gathering is not None:  # fetched ahead and not used: the buffer is still being written
+        # Weights that were prefetched and not used are still being written into the buffer.
+        if self._gathering is not None:
             self.wait()
         if self._whole:
             self.full.untyped_storage().resize_(0)
             self._whole = False
 
     def begin_backward(self) -> None:
-        """Gradients will be added into one flat buffer, as views."""
-        if self._scattering is not None:  # a block that is called twice, and computed again (reentrantly) for each call
+        """Makes the parameters' gradients views into one flat buffer, into which autograd adds."""
+        # A block that is called twice is recomputed (reentrantly) for each call.
+        if self._scattering is not None:
             self.end_backward()
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.full)
-            for parameter, view in zip(self.parameters, views_of(self.gradient, self.parameters), strict=True):
+            for parameter, view in zip(self.parameters, split_views(self.gradient, self.parameters), strict=True):
                 parameter.grad = view
         self.waiting = len(self.parameters)
 
     def scatter(self) -> None:
-        """Starts to send each part of the gradient to its owner, added up over the ranks."""
+        """Starts to send each shard of the gradient to its owner, added up over the ranks."""
         if self.gradient is None or self._scattering is not None:
             return
         self.gradient.div_(self._world_size)
         mine = torch.empty(self.padded // self._world_size, dtype=self.full.dtype, device=self.full.device)
-        work = dist.reduce_scatter_single(mine, self.gradient, group=self._scatters, async_op=True)
+        work = dist.reduce_scatter_single(mine, self.gradient, group=self._reduce_group, async_op=True)
         if work is None:
-            raise RuntimeError("reduce_scatter(async_op=True) gave no handle: this rank is not in the group")
+            raise RuntimeError("reduce_scatter(async_op=True) returned no handle: this rank is not in the group")
         self._scattering, self.sent = (work, mine), True
 
     def end_backward(self) -> None:
-        """This rank's part of the mean gradient is in `shard.grad`."""
+        """Puts this rank's shard of the mean gradient into `shard.grad`."""
         self.scatter()
-        self.settle()
-        self.forget_backward()
+        self.wait_scattered()
+        self.discard_gradients()
 
-    def settle(self) -> None:
-        """Waits for a gradient that is on its way. One that is being computed stays: it is of the next micro-batch."""
+    def wait_scattered(self) -> None:
+        """Waits for a gradient that is on its way.
+
+        A gradient that is being computed stays: it belongs to the next micro-batch.
+        """
         if self._scattering is not None:
             work, mine = self._scattering
-            with self.clock.waiting():
+            with self.comm_timer.waiting():
                 work.wait()
             mine = mine.to(self.shard.device)
             self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
-            self.forget_backward()
+            self.discard_gradients()
 
-    def join(self) -> None:
-        """This rank has nothing to send and another one has: zeros."""
+    def contribute_zeros(self) -> None:
+        """Prepares a gradient of zeros if this rank has none to send: another rank has one."""
         if not self.sent and self.gradient is None:
             self.gradient = torch.zeros(self.padded, dtype=self.full.dtype, device=self.full.device)
 
-    def forget_backward(self) -> None:
-        """Nothing is left of a backward, be it one that was broken off."""
+    def discard_gradients(self) -> None:
+        """Drops all that is left of a backward, also of one that an exception ended."""
         if self._scattering is not None:
             self._scattering[0].wait()
         self._scattering = self.gradient = None
         for parameter in self.parameters:
             parameter.grad = None
 
-    def parts(self, mine: torch.Tensor) -> dict[str, Part | torch.Tensor]:
-        """What this rank has of each parameter in a tensor sharded like the weights (those, or a moment of the optimizer)."""
-        out: dict[str, Part | torch.Tensor] = {}
+    def flat_shards(self, mine: torch.Tensor) -> dict[str, FlatShard | torch.Tensor]:
+        """Returns this rank's shard of each parameter as it lies in `mine`.
+
+        `mine` is sharded like the weights: the weights themselves, or a moment of the optimizer.
+        """
+        out: dict[str, FlatShard | torch.Tensor] = {}
         begin, end = self._rank * mine.numel(), (self._rank + 1) * mine.numel()
         at = 0  # of the parameter in the buffer
         for name, parameter in zip(self.names, self.parameters, strict=True):
             start, stop = max(at, begin), min(at + parameter.numel(), end)
             flat = mine.detach()[start - begin : max(start, stop) - begin]
             shape = tuple(parameter.shape)
-            out[name] = Part(flat, start - at, shape) if parameter.numel() else torch.empty(shape, dtype=mine.dtype)
+            empty = not parameter.numel()
+            out[name] = torch.empty(shape, dtype=mine.dtype) if empty else FlatShard(flat, start - at, shape)
             at += parameter.numel()
         return out
 
-    def take(self, mine: torch.Tensor, saved: Tree) -> None:
-        """The inverse: into `mine` what is in parts like these."""
-        for name, part in self.parts(mine).items():
-            if isinstance(part, Part):
-                part.flat.copy_(saved[name].flat)
+    def load_flat_shards(self, mine: torch.Tensor, saved: StateDict) -> None:
+        """Copies shards such as `flat_shards` returns into `mine`."""
+        for name, shard in self.flat_shards(mine).items():
+            if isinstance(shard, FlatShard):
+                shard.flat.copy_(saved[name].flat)
 
 
-def initialized(optimizer: Optimizer, shard: nn.Parameter) -> dict[str, torch.Tensor]:
-    """The tensors of one parameter's state; what has none yet gets zeros, by a step that changes nothing else."""
-    if shard not in optimizer.state:
-        fresh = [p for g in optimizer.param_groups for p in g["params"] if p not in optimizer.state]
-        rates = [g["lr"] for g in optimizer.param_groups]
-        optimizer.zero_grad(set_to_none=True)
-        for p in fresh:
-            p.grad = torch.zeros_like(p)
-        for g in optimizer.param_groups:
-            g["lr"] = 0.0
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        for g, lr in zip(optimizer.param_groups, rates, strict=True):
-            g["lr"] = lr
-        for p in fresh:
-            for value in optimizer.state[p].values():
-                if isinstance(value, torch.Tensor):
-                    value.zero_()
-    return {k: v for k, v in optimizer.state[shard].items() if isinstance(v, torch.Tensor)}
+def parameters_by_module(
+    module: nn.Module, blocks: Sequence[nn.Module]
+) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    """Yields each block, and `module` last, with the trained parameters that are gathered for it.
+
+    The root (`module`) gathers the parameters outside all blocks, and the weights that two submodules share,
+    because they must be there when either of them computes.
+    """
+    uses, taken = _uses(module), set[int]()
+    for place in [*blocks, module]:
+        here = _uses(place)
+        own = [p for p in place.parameters() if p.requires_grad and id(p) not in taken and uses[id(p)] == here[id(p)]]
+        taken |= {id(p) for p in own}
+        yield place, own
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """Returns how many submodules hold a parameter as their own, by its id."""
+    return Counter(id(p) for submodule in module.modules() for p in submodule.parameters(recurse=False))

@@ -1,0 +1,52 @@
+"""Facts that the stored status remembers, and their reset between two runs of the pods.
+
+Control flow follows from observed objects and from fields of the status, not from reasons of
+conditions. Two facts are exceptions: no object shows them any more when they are needed, and no
+field of the status holds them. `is_stop_announced` and `has_children` read them from the reason of
+condition Running. A third one, why a pod was lost, is read by running.py from condition Restarting.
+Fields of the status would make these exceptions unnecessary.
+"""
+
+from __future__ import annotations
+
+from dtj_contract import names
+from dtj_contract.names import Reason
+from dtj_core.plan.conditions import condition_reason, is_true
+from dtj_core.plan.job import Job
+from dtj_core.plan.model import Object
+from dtj_core.plan.progress import active_seconds
+
+
+def has_started(status: Object) -> bool:
+    """Returns whether the group was running or restarting when `status` was written."""
+    return is_true(status, names.RUNNING) or is_true(status, names.RESTARTING)
+
+
+def is_stop_announced(status: Object) -> bool:
+    """Returns whether the operator has announced, or executed, the deletion of the pods.
+
+    The announcement stays until new pods are created. A missing StatefulSet is no proof: somebody
+    else may have deleted it, and then the clock of the deadline keeps running.
+    """
+    return condition_reason(status, names.RUNNING) == Reason.JOB_SUSPENDED
+
+
+def has_children(status: Object) -> bool:
+    """Returns whether the children exist, or are being created together with `status`.
+
+    startTime is no proof: the clock also runs while the API server rejects the children.
+    """
+    return "startTime" in status and condition_reason(status, names.RUNNING) != Reason.CHILD_REFUSED
+
+
+def reset_between_runs(status: Object, job: Job, now: float) -> Object:
+    """Returns `status` with the deadline's clock stopped, and without the agents' memory."""
+    active = active_seconds(status, now)
+    status = {key: value for key, value in status.items() if key not in ("startTime", "agent")}
+    if active:
+        status["activeSeconds"] = round(active, 3)
+    return status | replica_counts(job.spec.replicas, 0)
+
+
+def replica_counts(replicas: int, ready: int) -> Object:
+    return {"replicas": replicas, "readyReplicas": ready, "ready": f"{ready}/{replicas}"}

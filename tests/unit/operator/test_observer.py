@@ -1,0 +1,280 @@
+"""Observing: reads are repeated after every event.
+
+Between events only the agent is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from dtj_contract import names
+from dtj_contract.status_token import status_token
+from dtj_core.plan.children import agent_key
+from dtj_core.plan.model import Settings
+from dtj_operator.agent_client import AgentClient, coordinator_pod
+from dtj_operator.kube.observer import Observer
+from tests.unit.operator.fakes import FakeClient, job
+
+KEY = ("ns", "j")
+
+
+def settings(port: int) -> Settings:
+    return Settings(agent_image="i", master_key=b"m" * 32, agent_port=port)
+
+
+def pod(ordinal: int = 0, ip: str | None = "127.0.0.1", state: str = "running") -> Any:
+    status: Any = {
+        "containerStatuses": [{"name": "side", "state": {}}, {"name": names.CONTAINER, "state": {state: {}}}]
+    }
+    if ip:
+        status["podIP"] = ip
+    labels = {
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        names.LABEL_JOB: "j",
+        names.LABEL_POD_INDEX: str(ordinal),
+    }
+    metadata = {"name": f"j-{ordinal}", "uid": f"p{ordinal}", "labels": labels, "ownerReferences": [{"uid": "set"}]}
+    return {"metadata": metadata, "status": status}
+
+
+SET = {"metadata": {"name": "j", "uid": "set", "ownerReferences": [{"uid": "u1"}]}}
+
+
+def client_with(*pods: Any) -> FakeClient:
+    """Returns a client that serves a job, its StatefulSet, and these pods."""
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    client.objects["statefulsets", "j"] = SET
+    for each in pods:
+        client.objects["pods", each["metadata"]["name"]] = each
+    return client
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def observing(client: FakeClient, clock: Clock, test: Callable[[Observer], Awaitable[None]], port: int = 1) -> None:
+    async def main() -> None:
+        agents = AgentClient(settings(port))
+        try:
+            await test(Observer(client, agents, now=clock))  # type: ignore[arg-type]
+        finally:
+            await agents.close()
+
+    asyncio.run(main())
+
+
+async def look(observer: Observer) -> Any:
+    found = await observer.get_job(KEY)
+    assert found is not None
+    return await observer.observe(found)
+
+
+def test_observed_children_are_as_served_and_missing_ones_are_none() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.stateful_set, observed.service, observed.pods, observed.agent) == (None, None, (), None)
+        observer.invalidate(KEY)
+        client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
+        client.objects["pods", "j-1"] = pod(1)
+        observed = await look(observer)
+        assert observed.stateful_set == {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
+        assert observed.pods == (pod(1),)
+        assert await observer.get_job(("ns", "other")) is None
+
+    observing(client, Clock(), test)
+
+
+def test_children_of_other_jobs_and_namespaces_are_not_observed() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+    other = pod(0)
+    other["metadata"]["labels"] |= {names.LABEL_JOB: "k"}
+    client.objects["pods", "k-0"] = other
+    client.objects["services", "j"] = {"metadata": {"name": "j", "namespace": "elsewhere"}}
+
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.service, observed.pods) == (None, ())
+
+    observing(client, Clock(), test)
+
+
+def test_reads_are_reused_for_half_a_minute_without_an_event() -> None:
+    client, clock = client_with(pod()), Clock()
+
+    async def test(observer: Observer) -> None:
+        await look(observer)
+        assert len(client.calls) == 4
+        clock.now = 29
+        await look(observer)
+        assert len(client.calls) == 4
+        clock.now = 31
+        await look(observer)
+        assert len(client.calls) == 8
+        observer.invalidate(KEY)
+        await look(observer)
+        assert len(client.calls) == 12
+        observer.keep_only([])
+        await look(observer)
+        assert len(client.calls) == 16
+
+    observing(client, clock, test)
+
+
+def test_reads_of_a_job_without_a_reachable_agent_are_not_kept() -> None:
+    client = FakeClient()
+    client.objects["distributedtrainingjobs", "j"] = job()
+
+    async def test(observer: Observer) -> None:
+        await look(observer)
+        await look(observer)
+        assert len(client.calls) == 8
+
+    observing(client, Clock(), test)
+
+
+@pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
+def test_reads_during_a_change_are_not_reused(moment: str) -> None:
+    client = client_with(pod())
+
+    async def test(observer: Observer) -> None:
+        called = client._called
+
+        def hear(verb: str, plural: str, name: str, body: Any = None) -> None:
+            called(verb, plural, name, body)
+            if plural == moment:
+                observer.invalidate(KEY)
+
+        client._called = hear  # type: ignore[method-assign]
+        await look(observer)
+        await look(observer)
+        assert len(client.calls) == 8
+
+    observing(client, Clock(), test)
+
+
+@pytest.mark.parametrize(
+    ("pods", "asked"),
+    [
+        ((), None),
+        ((pod(1),), None),
+        ((pod(0, ip=None),), None),
+        ((pod(0, state="waiting"),), None),
+        ((pod(0, state="terminated"),), None),
+        ((pod(1), pod(0)), pod(0)),
+    ],
+)
+def test_agent_of_pod_0_is_polled_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
+    assert coordinator_pod(job(), SET, pods) == asked
+
+
+def test_coordinator_pod_ignores_a_foreign_pod_with_our_labels() -> None:
+    stranger = pod(0)
+    stranger["metadata"]["ownerReferences"] = []
+    assert coordinator_pod(job(), SET, (stranger,)) is None
+    assert coordinator_pod(job(), {"metadata": {"uid": "set"}}, (pod(0),)) is None
+    assert coordinator_pod(job(), None, (pod(0),)) is None
+
+
+GOOD = {"uid": "u1", "phase": "Running"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "seen"),
+    [
+        (lambda: web.json_response(GOOD), GOOD),
+        (lambda: web.json_response({"uid": "another"}), None),
+        (lambda: web.json_response([1]), None),
+        (lambda: web.Response(text="{"), None),
+        (lambda: web.Response(text="[" * 100_000), None),
+        (lambda: web.Response(status=401), None),
+        (lambda: web.Response(status=302, headers={"Location": "/status"}), None),
+        (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
+    ],
+)
+def test_agent_status_is_accepted_only_for_this_job_within_bounds(
+    answer: Callable[[], web.Response], seen: Any
+) -> None:
+    client = client_with(pod())
+    asked = []
+
+    async def status(request: web.Request) -> web.Response:
+        asked.append(request.headers["Authorization"])
+        return answer()
+
+    async def test() -> None:
+        app = web.Application()
+        app.router.add_get("/status", status)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        agents = AgentClient(settings(runner.addresses[0][1]), seconds=30)
+        try:
+            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
+            assert observed.agent == seen
+            assert asked == ["Bearer " + status_token(agent_key("u1", settings(1)).encode())]
+        finally:
+            await agents.close()
+            await runner.cleanup()
+
+    asyncio.run(test())
+
+
+def test_agent_status_in_several_chunks_is_read_completely() -> None:
+    client = client_with(pod())
+    text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
+
+    async def test() -> None:
+        async def in_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text))
+            for start in range(0, len(text), 5000):
+                writer.write(text[start : start + 5000])
+                await writer.drain()
+                await asyncio.sleep(0.001)  # so that each chunk arrives alone
+            writer.close()
+
+        server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)
+        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=30)
+        try:
+            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
+            assert observed.agent == json.loads(text)
+        finally:
+            await agents.close()
+            server.close()
+
+    asyncio.run(test())
+
+
+def test_silent_agent_costs_its_deadline_and_no_error() -> None:
+    client = client_with(pod())
+
+    async def test() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=0.2)
+        try:
+            async with asyncio.timeout(30):
+                assert (await look(Observer(client, agents))).agent is None  # type: ignore[arg-type]
+        finally:
+            await agents.close()
+            server.close()
+
+    asyncio.run(test())

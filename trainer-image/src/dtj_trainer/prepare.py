@@ -1,0 +1,236 @@
+"""Prepares a Run: checks the arguments of `Trainer.fit`, and decides what is automatic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtj_trainer import strategies
+from dtj_trainer.auto_batch import find_micro_batch_size
+from dtj_trainer.checkpoint import rng
+from dtj_trainer.components import lr_schedule
+from dtj_trainer.components.activation_checkpoint import checkpoint_activations
+from dtj_trainer.components.compile import compile_forward
+from dtj_trainer.components.early_stopping import EarlyStop
+from dtj_trainer.components.ema import Ema
+from dtj_trainer.components.optimizer import check_element_wise, make_optimizer
+from dtj_trainer.components.precision import Precision
+from dtj_trainer.config import TrainerConfig
+from dtj_trainer.data.loader import BatchPartition, LoaderConfig, StreamData, StreamOrder, batches
+from dtj_trainer.data.order import DataOrder
+from dtj_trainer.data.source import check_data
+from dtj_trainer.distributed import config_check
+from dtj_trainer.distributed.device_memory import device_bytes
+from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.distributed.worker_env import WorkerEnv
+from dtj_trainer.errors import ConfigError
+from dtj_trainer.run import Run, ranked_by_validation
+from dtj_trainer.state import State
+from dtj_trainer.strategies import StrategyConfig
+from dtj_trainer.task import Data, Task, scalar_loss
+from dtj_trainer.telemetry.meter import Meter
+from dtj_trainer.telemetry.profiler import ProfilerWindow
+from dtj_trainer.telemetry.record import Sink
+from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
+
+log = logging.getLogger(__name__)
+
+
+def prepare(
+    task: Task,
+    config: TrainerConfig,
+    group: Group,
+    env: WorkerEnv,
+    *,
+    sinks: Sequence[Sink] = (),
+    on_start: Callable[[State], None] | None = None,
+) -> Run:
+    """Makes the Run of a task. Raises ConfigError for arguments that can't work; a collective.
+
+    Args:
+        task: What is trained on what. Its model is put into train() if it is in eval() as a whole.
+        config: The run's config, checked to be the same on all ranks.
+        group: All ranks of the run.
+        env: This rank's environment.
+        sinks: Further places for rank 0's records.
+        on_start: Called once, after the load and before the first step.
+    """
+    check_arguments(task, config)
+    order, total_steps = make_order(task.data, config)
+    precision = Precision(config.precision, group)
+    loss = scalar_loss(task.loss)
+    model = task.model
+    # from_pretrained returns a model in eval(). A module in eval() of a model in train() stays.
+    if not model.training:
+        model.train()
+    strategy_config = decide_strategy(model, config, group)
+    if not isinstance(strategy_config, strategies.FsdpConfig):
+        strategies.check_not_meta(model, strategies.name_of(strategy_config))
+    found = find_blocks(model, config, group)
+    micro_batch_size = config.micro_batch_size
+    if micro_batch_size == "auto":
+        share = _first_share(task.data, order, config, group)
+        micro_batch_size = find_micro_batch_size(
+            model, share, loss, config=config, strategy=strategy_config, group=group, precision=precision
+        )
+    checkpoint_activations(found, config.recompute)
+    compile_forward(model, config.compile, strategy_config, config.blocks)
+    strategy = strategies.make(strategy_config, config.blocks)
+    config_check.check(strategies.shapes(model), group)
+    model = strategy.wrap(model, group)
+    optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
+    if isinstance(strategy_config, strategies.FsdpScratchConfig):
+        check_element_wise(optimizer)
+    scheduler = lr_schedule.make_schedule(optimizer, config.schedule, total_steps, config.global_batch_size)
+    early_stop = EarlyStop(config.early_stop) if config.early_stop else None
+    ema = Ema(model, config.ema_decay) if config.ema_decay else None
+    saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
+    optional = {"ema": ema, "early_stop": early_stop}
+    saved |= {name: value for name, value in optional.items() if value is not None}
+    state = State.attach(config.state, env, group, **saved)
+    state.on_start = partial(_start, early_stop, on_start)
+    if group.rank == 0:
+        state.sinks += [*_trackers(config, env), *sinks]
+    return Run(
+        config=config,
+        group=group,
+        state=state,
+        total_steps=total_steps,
+        model=model,
+        strategy=strategy,
+        loss=loss,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        precision=precision,
+        ema=ema,
+        early_stop=early_stop,
+        data=task.data,
+        order=order,
+        partition=_partition(config, group, micro_batch_size),
+        validation=task.validation,
+        measure=task.measure,
+        meter=Meter(
+            group,
+            flops_per_sample=task.flops_per_sample,
+            tokens_per_sample=task.tokens_per_sample,
+            peak=config.telemetry.peak_flops,
+        ),
+        profiler=ProfilerWindow(config.telemetry.profile, group.rank),
+    )
+
+
+def check_arguments(task: Task, config: TrainerConfig) -> None:
+    """Raises ConfigError for unusable arguments of `fit`, and for missing ones that the config needs."""
+    if not isinstance(task.data, StreamData):
+        check_data(task.data, "data")
+    if task.validation is not None:
+        check_data(task.validation, "validation")
+    if (task.validation is None) != (task.measure is None):
+        raise ConfigError(
+            "pass both validation=, a data set, and measure=, a function that gives means over a batch of it"
+        )
+    if task.validation is None and config.early_stop:
+        raise ConfigError("early_stop needs a validation: pass validation= and measure=, or leave early_stop out")
+    if task.validation is None and ranked_by_validation(config):
+        metric = config.state.checkpoint.retention.metric
+        raise ConfigError(f"checkpoint.retention.metric={metric!r} needs a validation: pass validation= and measure=")
+
+
+def make_order(data: Data | StreamData, config: TrainerConfig) -> tuple[DataOrder | StreamOrder, int]:
+    """Returns (order of the samples, number of steps)."""
+    if isinstance(data, StreamData):
+        if config.steps is None:
+            raise ConfigError("a stream has no epochs: write steps")
+        return StreamOrder(global_batch_size=config.global_batch_size), config.steps
+    order = DataOrder(
+        length=len(data), global_batch_size=config.global_batch_size, seed=config.seed, shuffle=config.shuffle
+    )
+    total = config.steps if config.steps is not None else order.steps_for(config.epochs or 0)
+    if total < 1:
+        size = config.global_batch_size
+        raise ConfigError(f"epochs={config.epochs} is less than one step of global_batch_size={size}")
+    return order, total
+
+
+def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> StrategyConfig:
+    """Returns the strategy's config.
+
+    The smallest device of the group decides `auto`; the log has the reason.
+    """
+    configured = config.strategy
+    if not isinstance(configured, strategies.AutoConfig):
+        return configured
+    smallest = group.gather(torch.tensor(device_bytes(group), dtype=torch.int64)).min()
+    facts = strategies.ModelFacts(
+        parameters=sum(p.numel() for p in model.parameters()),
+        parameter_bytes=strategies.tensor_bytes(model),
+        optimizer_bytes_per_parameter=8 if config.optimizer.name == "adamw" else 4,
+        device_bytes=int(smallest),
+        world_size=group.world_size,
+        local_world_size=group.local_world_size,
+    )
+    choice = strategies.choose(facts, configured)
+    if group.rank == 0:
+        log.info("strategy %s", choice.reason)
+    return choice.config
+
+
+def find_blocks(model: nn.Module, config: TrainerConfig, group: Group) -> list[nn.Module]:
+    """Returns the modules that are sharded, compiled and recomputed one by one.
+
+    Raises ConfigError if `recompute` needs some and the model has none.
+    """
+    found = strategies.blocks(model, config.blocks)
+    if config.recompute != "none" and not found:
+        raise ConfigError(
+            f"recompute={config.recompute}: {type(model).__name__} has no repeated modules that could be recomputed; "
+            "write blocks: with the name of a class of its modules, or recompute: none"
+        )
+    if group.rank == 0:
+        log.info("%s: %s", type(model).__name__, strategies.describe_blocks(found))
+    return found
+
+
+def _partition(config: TrainerConfig, group: Group, micro_batch_size: int | None) -> BatchPartition:
+    return BatchPartition(
+        global_batch_size=config.global_batch_size,
+        rank=group.rank,
+        world_size=group.world_size,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+def _first_share(data: Data | StreamData, order: DataOrder | StreamOrder, config: TrainerConfig, group: Group) -> Any:
+    """Returns this rank's share of the first step as one batch, to try sizes with."""
+    whole = _partition(config, group, micro_batch_size=None)
+    ((batch, _),) = next(batches(data, order, whole, LoaderConfig(), seed=config.seed))
+    return batch
+
+
+def _trackers(config: TrainerConfig, env: WorkerEnv) -> list[Sink]:
+    telemetry = config.telemetry
+    out: list[Sink] = []
+    if telemetry.tensorboard:
+        out.append(Background("TensorBoard", partial(TensorBoard, telemetry.tensorboard)))
+    if telemetry.mlflow:
+        uri, experiment = telemetry.mlflow, telemetry.mlflow_experiment
+        parameters = config_check.flatten(config)
+        out.append(Background("MLflow", partial(Mlflow, uri, experiment, env.job or "run", parameters)))
+    return out
+
+
+def _start(early_stop: EarlyStop | None, on_start: Callable[[State], None] | None, state: State) -> None:
+    """Prepares the first step, once a checkpoint is loaded."""
+    # Ranks that were seeded alike build the same model, and must draw different numbers afterwards.
+    if not state.step and state.group.rank:
+        rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
+    # The run had ended early, and was started again.
+    if early_stop and early_stop.should_stop:
+        state.end_at(state.step)
+    if on_start:
+        on_start(state)

@@ -1,0 +1,255 @@
+"""Fully sharded data parallelism from torch.distributed primitives, written to be read.
+
+Its results equal fully_shard's. Each rank owns 1/world of every parameter, of its gradient and of
+the optimizer's state. A block of the model has whole weights only while it computes:
+
+    forward of block i:   all-gather its weights (i+1's are already on the way), compute, free them
+    backward of block i:  all-gather again (i-1's are already on the way), compute its gradients,
+                          reduce-scatter them to their owners, free both
+    optimizer:            steps on the shards; no rank ever holds more than its own
+
+A stage is what a block gathers: one FlatParamGroup for each dtype (flat_params.py). This file
+decides when each of them is gathered, freed and scattered, by hooks on modules and gradients. The
+root stage has what is in no block: it stays whole from forward to backward's end. Parameters that
+are not trained have no gradient and no optimizer state, the bulk of what sharding saves: they stay
+whole on each rank.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from dtj_trainer.distributed.flat_shard import StateDict
+from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.strategies.initial_weights import move_unsharded, new_world_group
+from dtj_trainer.strategies.scratch.base import ScratchModel
+from dtj_trainer.strategies.scratch.call_order import CallOrder
+from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup, parameters_by_module
+from dtj_trainer.strategies.scratch.fsdp_state import ShardedState
+from dtj_trainer.strategies.scratch.hooks import on_gradient, on_output_gradient
+from dtj_trainer.strategies.scratch.reduce_queue import ReduceQueue
+from dtj_trainer.torch_private import in_backward
+
+log = logging.getLogger(__name__)
+
+
+class ScratchFsdpModel(ScratchModel):
+    """A sharded module. Its `parameters()` are the shards: an optimizer gets those."""
+
+    def __init__(self, module: nn.Module, group: Group, blocks: Sequence[nn.Module], *, offload: bool) -> None:
+        super().__init__(group)
+        self.inner = (module,)  # in a tuple: not a submodule
+        self.flat_groups: list[FlatParamGroup] = []
+        self._group = group
+        move_unsharded(module, group.device)
+        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        persistent = module.state_dict().keys()  # other buffers are in no checkpoint
+        unsharded = frozen | {n: b for n, b in module.named_buffers() if n in persistent}
+        for tensor in (*frozen.values(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        names = {id(p): n for n, p in module.named_parameters()}
+        every = module.named_parameters(remove_duplicate=False)
+        aliases = {n: names[id(p)] for n, p in every if n != names[id(p)]}  # shared weights have several names
+        self._stages: list[list[FlatParamGroup]] = []
+        reduce_group = new_world_group()
+        for place, own in parameters_by_module(module, blocks):
+            stage = []
+            for dtype in dict.fromkeys(p.dtype for p in own):
+                parameters = [p for p in own if p.dtype == dtype]
+                own_names = [names[id(p)] for p in parameters]
+                flat_group = FlatParamGroup(
+                    own_names, parameters, group, self.comm_timer, reduce_group=reduce_group, offload=offload
+                )
+                stage.append(flat_group)
+            if stage and place is module:
+                self._install_root(module, stage)
+            elif stage:
+                self._stages.append(stage)
+                self._install(place, len(self._stages) - 1)
+            self.flat_groups += stage
+        self.shards = nn.ParameterList([g.shard for g in self.flat_groups])
+        self._state = ShardedState(self.flat_groups, unsharded, aliases)
+        self._calls = CallOrder(len(self._stages))
+        self._reduce_queue = ReduceQueue()
+        self._uneven = set[int]()
+        """Stages that some ranks have called in this step and others have not."""
+        self._warned = False
+
+    def _install(self, block: nn.Module, number: int) -> None:
+        stage = self._stages[number]
+
+        def before_forward(*_: Any) -> None:
+            if not in_backward():
+                for skipped in self._calls.reach(number):
+                    self._gather_skipped(skipped)
+            for flat_group in stage:
+                flat_group.wait()
+            if not in_backward():
+                self._prefetch(self._calls.after(number))
+
+        def after_forward(_: nn.Module, __: Any, output: Any) -> None:
+            on_output_gradient(output, before_backward)
+            if not in_backward():
+                self._free(number)
+
+        def before_backward(_: torch.Tensor) -> None:
+            for flat_group in stage:
+                flat_group.wait()
+                flat_group.begin_backward()
+            self._prefetch(self._calls.before(number))
+
+        block.register_forward_pre_hook(before_forward)
+        block.register_forward_hook(after_forward)
+        self._on_gradients(stage, then=lambda flat_group: self._free(number, flat_group))
+
+    def _install_root(self, module: nn.Module, stage: list[FlatParamGroup]) -> None:
+        def before_forward(*_: Any) -> None:
+            for flat_group in stage:
+                flat_group.wait()
+
+        def after_forward(_: nn.Module, __: Any, output: Any) -> None:
+            on_output_gradient(output, before_backward)
+
+        def before_backward(_: torch.Tensor) -> None:
+            for flat_group in stage:
+                flat_group.wait()
+                flat_group.begin_backward()
+            self._prefetch(self._calls.even[-1] if self._calls.even else None)
+
+        module.register_forward_pre_hook(before_forward)
+        module.register_forward_hook(after_forward)
+        self._on_gradients(stage, then=lambda _: None)
+
+    def _on_gradients(self, stage: list[FlatParamGroup], then: Callable[[FlatParamGroup], None]) -> None:
+        def arrived(flat_group: FlatParamGroup, index: int, _: torch.Tensor) -> None:
+            flat_group.used.add(index)
+            flat_group.waiting -= 1
+            if flat_group.waiting == 0:
+                if self.synchronize:
+                    self._reduce_queue.add(flat_group)
+                then(flat_group)
+
+        for flat_group in stage:
+            for index, parameter in enumerate(flat_group.parameters):
+                on_gradient(parameter, partial(arrived, flat_group, index))
+
+    def _prefetch(self, number: int | None) -> None:
+        for flat_group in self._stages[number] if number is not None else []:
+            flat_group.gather()
+
+    def _free(self, number: int, *flat_groups: FlatParamGroup) -> None:
+        """Frees a stage, or some groups of it."""
+        for flat_group in (flat_groups or self._stages[number]) if number not in self._uneven else ():
+            flat_group.free()
+
+    def _gather_skipped(self, number: int) -> None:
+        """Takes part in the gathering of a block that this rank does not call."""
+        for flat_group in self._stages[number]:
+            flat_group.gather()
+        self._free(number)
+
+    def _agree_on_calls(self) -> None:
+        """Finds, after a forward, the blocks that will have a backward on all ranks, and those that will on some."""
+        for skipped in self._calls.rest():
+            self._gather_skipped(skipped)
+        if not torch.is_grad_enabled() or not self._stages:
+            return
+        rows = self._group.gather(torch.tensor(self._calls.row())).tolist()
+        everywhere, somewhere = self._calls.agree(rows)
+        # Ranks that skipped a block take no part in gathering it in backward, so all ranks gather
+        # it now. Its gradients leave when all others have left.
+        for number in (n for n in self._calls.order if n in somewhere - self._uneven):
+            self._prefetch(number)
+        self._uneven |= somewhere
+        self._calls.even = [n for n in self._calls.order if n in everywhere - self._uneven]
+        staged = {flat_group for stage in self._stages for flat_group in stage}
+        root = [flat_group for flat_group in self.flat_groups if flat_group not in staged]
+        self._reduce_queue.begin_backward([g for n in reversed(self._calls.even) for g in self._stages[n]] + root)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module."""
+        self._calls.begin()
+        out = self.inner[0](*args, **kwargs)
+        self._agree_on_calls()
+        return out
+
+    def train(self, mode: bool = True) -> ScratchFsdpModel:
+        """Passes the mode on to the module, which is not registered here."""
+        super().train(mode)
+        self.inner[0].train(mode)
+        return self
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        """Yields this model and the module's own submodules."""
+        yield self
+        yield from self.inner[0].modules(remove_duplicate)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields the module's buffers."""
+        return self.inner[0].named_buffers(*args, **kwargs)
+
+    def finish(self) -> None:
+        """Waits until all gradients are with their owners. Afterwards no group is whole."""
+        used = self._used_anywhere()
+        with self.comm_timer.counting():
+            # The rest of the queue leaves first, as on other ranks.
+            for flat_group in dict.fromkeys((*self._reduce_queue.pending, *self.flat_groups)):
+                if used[flat_group]:
+                    flat_group.contribute_zeros()
+                flat_group.end_backward()
+                flat_group.free()
+        self._begin_step()
+        self.comm_timer.step_done()
+
+    def discard_gradients(self) -> None:
+        """Drops all that is left of a backward that an exception ended."""
+        for flat_group in self.flat_groups:
+            flat_group.discard_gradients()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._reduce_queue.clear()
+        self._uneven = set()
+        for flat_group in self.flat_groups:
+            flat_group.sent = False
+            flat_group.used.clear()
+
+    def _used_anywhere(self) -> dict[FlatParamGroup, bool]:
+        """Returns whether some rank has a gradient for a group.
+
+        Warns once of parameters that only count as zero.
+        """
+        flags = [index in g.used for g in self.flat_groups for index in range(len(g.parameters))]
+        anywhere = iter(self._group.gather(torch.tensor(flags, dtype=torch.uint8)).amax(0).tolist())
+        used = {g: [bool(next(anywhere)) for _ in g.parameters] for g in self.flat_groups}
+        if not self._warned:
+            partly = [pair for g, row in used.items() if any(row) for pair in zip(g.names, row, strict=True)]
+            if unused := [name for name, is_used in partly if not is_used]:
+                self._warned = True
+                names = ", ".join(unused[:3])
+                log.warning("no gradient for %s: it counts as zero, which AdamW decays; write strategy fsdp", names)
+        return {flat_group: any(row) for flat_group, row in used.items()}
+
+    def portable_state_dict(self) -> StateDict:
+        """Returns the module's state in shards."""
+        return self._state.model()
+
+    def load_portable_state_dict(self, state: StateDict) -> None:
+        """Loads what `portable_state_dict` returned."""
+        self._state.load_model(state)
+
+    def portable_optimizer_state(self, optimizer: Optimizer) -> StateDict:
+        """Returns the optimizer's state in shards."""
+        return self._state.optimizer(optimizer)
+
+    def load_portable_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
+        """Loads what `portable_optimizer_state` returned."""
+        self._state.load_optimizer(optimizer, state)
