@@ -31,7 +31,7 @@ class AgentStatus(TypedDict):
     phaseReason: str
     """Why the group does not run, or what the running attempt recovered from; "" for neither."""
     phaseMessage: str
-    """The thing that the group waits for, as a sentence for people."""
+    """The cause of a wait, as a sentence for people; "" if the group waits for nothing."""
     waitingFor: List[int]
     """Ordinals that are missing."""
     replicas: int

@@ -115,7 +115,7 @@ PEER_DEAD_SECONDS = 5.0
 CONNECT_SECONDS = 3.0  # deadline of a connection attempt
 # From accept to a proven secret, or to the end of an HTTP request.
 HANDSHAKE_SECONDS = 5.0
-# First pause before a peer is called again; doubles up to the second, with jitter.
+# The first and the longest pause before a peer is called again; the pause doubles, with jitter.
 RETRY_MIN_SECONDS = 0.05
 RETRY_MAX_SECONDS = 1.0
 ANNOUNCE_SECONDS = 1.0  # between two rounds of calls to missing peers

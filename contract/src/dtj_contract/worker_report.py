@@ -5,8 +5,8 @@
      "checkpoint": {"step": 50, "path": "/checkpoints/step-00000050", "time": 1690000000.0},
      "event": {"type": "Warning", "reason": "CheckpointSlow", "message": "..."}}
 
-`rank` and `attempt` are required; every other key is optional. Parsed once, here, so that
-everything behind is clean.
+`rank` and `attempt` are required; every other key is optional. Reports are validated once, here,
+so that later code need not check them again.
 """
 
 from __future__ import annotations
