@@ -1,15 +1,15 @@
 """The group's decisions: who joins, when an attempt starts, how the job ends. Pure.
 
-The coordinator runs in the agent of pod 0.
-Every event method takes what happened and `now`, and returns effects. `_advance` looks at the whole
-state after each event, so that no order of events needs a case of its own:
+The coordinator runs in the agent of pod 0. Every event method takes what happened and `now`, and
+returns effects. `_advance` examines the whole state after each event, so that no order of events
+needs a case of its own:
 
     Rendezvous --all members ready, lease written--> Running
     Running    --failure or loss--> Stopping
     Stopping   --all stopped or gone--> Rendezvous
     any phase  --outcome--> Finished
 
-The coordinator is put together from parts: `Roster` (who is connected), `Admission` (who may join),
+The coordinator is composed of parts: `Roster` (who is connected), `Admission` (who may join),
 `AttemptLifecycle` (how an attempt starts, breaks and is settled), `RestartPolicy` (what a failure
 costs), `LeaseRequest` (the next attempt's number) and `Succession` (whether another coordinator has
 replaced this one).

@@ -104,7 +104,7 @@ class GoodputTracker:
             restart_policy.step_done(self.history, number(kept["step"]))
 
     def file_saved(self, newest: float, now: Now) -> None:
-        """Takes a file of modification time `newest` for a checkpoint if the script reports none."""
+        """Treats a file of modification time `newest` as a checkpoint if the script reports none."""
         if self.is_silent:
             restart_policy.file_saved(self.history, newest, self.age(now))
 

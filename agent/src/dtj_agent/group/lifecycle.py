@@ -98,7 +98,7 @@ class AttemptLifecycle:
             self.recovery.kind = POD  # lost while the group re-forms
 
     def member_leaving(self, peer: Peer, grace: float, now: Now) -> None:
-        """Stops the attempt with the grace of the peer's pod, which ends, whoever ended it.
+        """Stops the attempt with the grace of the peer's pod, which is terminating for whatever reason.
 
         All ranks get SIGTERM now, so that a trainer can still write a checkpoint together.
         """
@@ -174,7 +174,7 @@ class AttemptLifecycle:
         return self._stopping.pending() if self.phase == PHASE_STOPPING else []
 
     def give_up_overdue(self, now: Now) -> None:
-        """Takes members for stuck that have not reported for too long what became of their workers."""
+        """Treats members as stuck that have not reported in time what became of their workers."""
         if self.phase == PHASE_STOPPING and self._stopping.is_overdue(now):
             for peer in self.stopping:
                 self.member_stuck(peer, "its agent has not reported what became of them", now)

@@ -51,7 +51,7 @@ class CoordinatorLink:
 
     @property
     def address(self) -> Optional[Address]:
-        """Where the coordinator is; None while there is no link."""
+        """The coordinator's address; None while there is no link."""
         return None if self._link is None else self._link.peer_address
 
     def hint(self, address: Address) -> None:

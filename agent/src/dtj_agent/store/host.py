@@ -18,7 +18,8 @@ from dtj_agent.workers.supervisor import OWN_SESSION
 BACKLOG = 4096
 TRIES = 5
 RETRY_SECONDS = 1.0
-# The package may be in a zipapp, whose path -I leaves out of sys.path.
+# The package may be in a zipapp, whose path -I leaves out of sys.path. In a source tree this path has
+# no dtj_contract, and -S ignores .pth files: the server must not import dtj_contract.
 PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dtj_agent.store.server import main; main()"
 
 

@@ -13,8 +13,8 @@ from typing import Iterator, List, Mapping, Set
 
 LOCK = "lock"
 MAX_ENTRIES = 1000  # per folder
-# On these, processes of other machines may hold a file open unseen. This also avoids a volume that
-# does not answer.
+# On these file systems, processes of other machines may hold a file open unseen, and the volume may
+# not answer at all.
 REMOTE = (
     "nfs", "cifs", "smb", "ceph", "gluster", "lustre", "gpfs", "beegfs", "9p", "afs", "fuse", "virtiofs", "pvfs",
     "wekafs",
