@@ -3,9 +3,9 @@
 OperatorError
 ├── OptionError           a flag, a variable or a file that the operator reads is wrong: exit 2
 ├── NotServed             the API server does not serve the resource: the CRD is missing, exit 1
-├── ShellEnded            kopf's watch loops ended by themselves: exit 1, the kubelet restarts the operator
+├── ShellEnded            kopf's watch loops ended unexpectedly: exit 1, the kubelet restarts the operator
 └── KubeError             the API server rejected a call, or could not be reached
-    ├── ObjectNotFound          404
+    ├── ObjectNotFound    404
     ├── Conflict          409: another uid, or the name is taken
     │   └── Overtaken     the stored job is not the version that was planned on
     ├── Invalid           400, 422: the object is invalid as written

@@ -1,8 +1,8 @@
 """The planner's input and output: what a reconcile observes, and the plan that it executes.
 
-`plan(job, observed, now, settings)` in plan.py compares the state that a DistributedTrainingJob
-asks for with the state that was observed, and returns the actions that bring the second closer to
-the first. `now` is Unix seconds; everything else is of the types below. The planner does no I/O and
+`plan(job, observed, now, settings)` in plan.py compares the desired state of a
+DistributedTrainingJob with the observed state, and returns the actions that bring the second closer
+to the first. `now` is Unix seconds; everything else is of the types below. The planner does no I/O and
 reads no clock. Its callers are the operator (dtj_operator.controller), which executes plans on a
 Kubernetes API server, and `dtj run` (dtj.local), which executes them on one machine. The planner
 can't distinguish them.

@@ -30,7 +30,7 @@ def throttle_status_writes(
 ) -> Plan:
     """Returns `wanted` with its status held back if the write can wait.
 
-    requeue_after is the time of the next look at the latest.
+    requeue_after is no later than the deadline of the job, or the time at which the write is due.
     """
     old, new = job.status, wanted.status
     times = [wanted.requeue_after, until_deadline if "startTime" in new else None]
