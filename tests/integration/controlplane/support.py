@@ -33,9 +33,8 @@ MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
 
 # A server that fails or does not answer counts as a condition that is not met yet.
-wait_until = functools.partial(
-    waiting.wait_until, every=0.05, retry=(ProvisionError, OSError, http.client.HTTPException)
-)
+UNANSWERED = (ProvisionError, OSError, http.client.HTTPException)
+wait_until = functools.partial(waiting.wait_until, every=0.05, retry=UNANSWERED)
 
 
 def agent_address() -> str:
