@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import measures
-from benchmarks.gpu.bench import BILLION, TOY, Bench
+from benchmarks.gpu.bench import BILLION, TOY, GpuBench
 from benchmarks.gpu.measures import Tables
 from benchmarks.gpu.results import REPORT
 from benchmarks.report import circumstances, render
@@ -19,7 +19,7 @@ ALL = ["steps", "recompute", "edge", "stall"]
 EDGE_TRIALS = 3
 
 
-def measure(what: str, bench: Bench, trials: int, peak: float, volume: str | None) -> Tables:
+def measure(what: str, bench: GpuBench, trials: int, peak: float, volume: str | None) -> Tables:
     """Returns the rows of each table."""
     match what:
         case "steps":
@@ -56,7 +56,7 @@ def main() -> int:
         return 0
     if not torch.cuda.is_available() and not args.toy:
         p.error("torch sees no CUDA device here; --toy runs the command on the CPU")
-    bench = Bench(TOY if args.toy else BILLION)
+    bench = GpuBench(TOY if args.toy else BILLION)
     peak = args.peak_flops or peak_flops(bench.device)
     if not peak:
         p.error("the peak of this device is unknown; pass --peak-flops for dense bf16 from its data sheet")

@@ -68,7 +68,7 @@ class Turn:
     """Sequences of each pass through the model."""
 
 
-class Bench:
+class GpuBench:
     """One rank on the GPU, or on the CPU where there is none."""
 
     def __init__(self, size: Size) -> None:

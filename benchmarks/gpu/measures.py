@@ -1,4 +1,4 @@
-"""The measurements: each function takes a Bench and returns tables' rows. At toy size they run on a CPU too."""
+"""The measurements: each function takes a GpuBench and returns tables' rows. At toy size they run on a CPU too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import get_args
 
 import torch
 
-from benchmarks.gpu.bench import Bench, Turn
+from benchmarks.gpu.bench import GpuBench, Turn
 from benchmarks.memory import Peak
 from benchmarks.report import Rows
 from dtj_trainer.checkpoint.config import CheckpointConfig
@@ -34,7 +34,7 @@ FOUND, EDGE = "`micro_batch_size: auto`", "the most that trains"
 FLOOR, SAVE, FIRST = "copy into pinned buffers that are there", "ours, asynchronous", "ours, the first one of a run"
 
 
-def steps(bench: Bench, trials: int, peak_flops: float) -> Tables:
+def steps(bench: GpuBench, trials: int, peak_flops: float) -> Tables:
     """Measures the time of a step by precision and compilation, and derives MFU and tokens per second."""
     model, compiled = bench.model(), bench.model()
     compiled.compile(backend=bench.size.compiler)
@@ -68,7 +68,7 @@ def steps(bench: Bench, trials: int, peak_flops: float) -> Tables:
     }
 
 
-def recompute(bench: Bench, trials: int) -> Tables:
+def recompute(bench: GpuBench, trials: int) -> Tables:
     """Measures peak memory and time of a step for each mode of activation checkpointing."""
     peaks: Rows = {mode: [] for mode in get_args(Recompute)}
     taken: Rows = {mode: [] for mode in peaks}
@@ -82,7 +82,7 @@ def recompute(bench: Bench, trials: int) -> Tables:
     return {"recompute-memory": peaks, "recompute-time": taken}
 
 
-def edge(bench: Bench, trials: int) -> Tables:
+def edge(bench: GpuBench, trials: int) -> Tables:
     """Measures the micro-batch that `auto` chooses, and the largest one that trains two whole steps."""
     rows: Rows = {FOUND: [], EDGE: []}
     largest = bench.size.largest
@@ -100,7 +100,7 @@ def edge(bench: Bench, trials: int) -> Tables:
     return {"edge": rows}
 
 
-def stall(bench: Bench, trials: int, volume: str | None) -> Tables:
+def stall(bench: GpuBench, trials: int, volume: str | None) -> Tables:
     """Measures how long a checkpoint stalls the training, and the copy from the device that every save needs."""
     model = bench.model()
     optimizer = bench.optimizer(model)

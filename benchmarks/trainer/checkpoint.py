@@ -83,7 +83,7 @@ class Scribe:
         self._process.communicate(timeout=60)
 
 
-class Bench:
+class CheckpointBench:
     """An MLP of 12.6 M parameters with AdamW (151 MB of state), and each way to save it."""
 
     def __init__(self, folder: Path, width: int = 1774) -> None:
@@ -214,9 +214,9 @@ NOTHING, OURS, DCP, SCRIBE = (
 
 
 @contextlib.contextmanager
-def _bench(volume: str | None) -> Iterator[Bench]:
+def _bench(volume: str | None) -> Iterator[CheckpointBench]:
     folder = Path(volume or tempfile.gettempdir(), "dtj-benchmark-checkpoint")
-    yield Bench(folder)
+    yield CheckpointBench(folder)
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
@@ -235,7 +235,7 @@ def _turning(names: list[str], trials: int) -> Iterator[tuple[int, str]]:
         yield from ((trial, name) for name in names[first:] + names[:first])
 
 
-def _stalls(bench: Bench, trials: int) -> Rows:
+def _stalls(bench: CheckpointBench, trials: int) -> Rows:
     ways = {
         "torch.save on rank 0, fsync, barrier": bench.torch_save,
         "dcp.save": bench.dcp_save,
@@ -259,7 +259,7 @@ def _stalls(bench: Bench, trials: int) -> Rows:
     return rows
 
 
-def _beside(bench: Bench, trials: int) -> Rows:
+def _beside(bench: CheckpointBench, trials: int) -> Rows:
     """Measures the mean step from the hand-over until all ranks have written, and of as many steps without a write."""
     gather, usual = bench.trainer.group.gather, 8
     mebibytes = sum(t.nbytes for t in bench.buffers) // dist.get_world_size() >> 20

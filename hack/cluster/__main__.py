@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hack.cluster import baseimage, cluster, gobuild
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from hack.cluster.versions import CLIENTS, CONTROL_PLANE, TOOLS
 
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         _run(options)
-    except ClusterError as error:
+    except ProvisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
             names = options.names or dict.fromkeys(CONTROL_PLANE + CLIENTS)
             unknown = sorted(set(names) - set(TOOLS))
             if unknown:
-                raise ClusterError(f"unknown: {', '.join(unknown)}; known: {', '.join(TOOLS)}")
+                raise ProvisionError(f"unknown: {', '.join(unknown)}; known: {', '.join(TOOLS)}")
             print(gobuild.bin_folder(names))
         case "base-image":
             print(baseimage.python_image())

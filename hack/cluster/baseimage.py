@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from hack.cluster import cache, docker, engine, packages
-from hack.cluster.shell import ClusterError, log, output, run
+from hack.cluster.shell import ProvisionError, log, output, run
 from hack.cluster.versions import DEBIAN
 
 PUBLIC_PYTHON = "python:3.11-slim-bookworm"
@@ -72,9 +72,9 @@ def _extra_authorities() -> list[Path]:
 
 
 def _sources() -> list[str]:
-    """Returns this machine's package sources for the release. Raises ClusterError if there are none."""
+    """Returns this machine's package sources for the release. Raises ProvisionError if there are none."""
     if shutil.which("apt-get") is None:
-        raise ClusterError(
+        raise ProvisionError(
             "the base image is built from this machine's Debian package sources, and apt-get is missing here"
         )
     listed = output(
@@ -87,7 +87,7 @@ def _sources() -> list[str]:
         if release.split("-")[0] == DEBIAN and component == "main":
             found.append(f"deb {uri} {release} main")
     if not any(line.split()[2] == DEBIAN for line in found):
-        raise ClusterError(
+        raise ProvisionError(
             f"the base image is built from Debian {DEBIAN}: add its main component to this machine's apt sources"
         )
     return found
@@ -96,7 +96,7 @@ def _sources() -> list[str]:
 def _debootstrap(folder: Path) -> None:
     packages.need("debootstrap", "tar")
     if not packages.can_install():
-        raise ClusterError("the base image is built by debootstrap, which needs root")
+        raise ProvisionError("the base image is built by debootstrap, which needs root")
     sources = _sources()
     mirror = next(line.split()[1] for line in sources if line.split()[2] == DEBIAN)
     log(f"debootstrap {DEBIAN} (once)")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hack.cluster.shell import ClusterError, log
+from hack.cluster.shell import ProvisionError, log
 
 
 def root() -> Path:
@@ -51,7 +51,7 @@ def lock(name: str, *, timeout: float = 3600) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ClusterError(
+                    raise ProvisionError(
                         f"another run has held {path} for {timeout:g} s; stop it and try again"
                     ) from None
                 if not logged:

@@ -7,7 +7,7 @@ import shutil
 import time
 
 from hack.cluster import cache, docker, engine, kind, network, registry
-from hack.cluster.shell import ClusterError, log, run, wait_for
+from hack.cluster.shell import ProvisionError, log, run, wait_for
 from hack.cluster.versions import CLIENTS
 
 # A restarted node container needs kubelet, containerd and its pods; a minute is generous.
@@ -44,7 +44,7 @@ def down(*, keep_engine: bool, purge: bool) -> None:
 def environment() -> str:
     """Returns shell lines for `eval`: every setting that this project's commands and tests need."""
     if not kind.kubeconfig().exists():
-        raise ClusterError(f"there is no cluster {kind.name()}; `make cluster-up` creates it")
+        raise ProvisionError(f"there is no cluster {kind.name()}; `make cluster-up` creates it")
     folders = dict.fromkeys(str(kind.program(name).parent) for name in CLIENTS)
     lines = {
         "KUBECONFIG": str(kind.kubeconfig()),
@@ -74,7 +74,7 @@ def _ready() -> bool:
     try:
         template = '{range .items[*]}{.status.conditions[?(@.type=="Ready")].status}{" "}{end}'
         answers = kind.kubectl("get", "nodes", "-o", f"jsonpath={template}", timeout=10).split()
-    except ClusterError:
+    except ProvisionError:
         return False
     return answers == ["True"] * len(kind.nodes())
 
@@ -98,7 +98,7 @@ def _repaired() -> bool:
             network.apply()
         wait_for("all nodes to be Ready", _ready, timeout=REPAIR_TIMEOUT, every=1)
         return True
-    except ClusterError as error:
+    except ProvisionError as error:
         log(f"can't be repaired: {error}")
         return False
 
@@ -118,5 +118,5 @@ def _create() -> None:
 def _have_ranges() -> bool:
     try:
         return len(network.ranges()) == len(kind.nodes())
-    except ClusterError:
+    except ProvisionError:
         return False

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hack.cluster.pki import Authority, encoded, kubeconfig
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -103,7 +103,7 @@ class ControlPlane:
             try:
                 process.wait(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired as error:
-                raise ClusterError(f"{name} (process {process.pid}) did not exit on SIGKILL") from error
+                raise ProvisionError(f"{name} (process {process.pid}) did not exit on SIGKILL") from error
             if process.stdin is not None:
                 process.stdin.close()
         self._processes.clear()
@@ -161,7 +161,7 @@ class ControlPlane:
         """Sends a request as the administrator and returns the parsed response; meant for probes only."""
         status, text = self._call(method, path, body, timeout)
         if status >= 300:
-            raise ClusterError(f"{method} {path}: {status} {text[:500]}")
+            raise ProvisionError(f"{method} {path}: {status} {text[:500]}")
         return json.loads(text)
 
     def audit_events(self) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ class ControlPlane:
     def _spawn(self, name: str, flags: dict[str, object]) -> None:
         program = self.bin_dir / name
         if not program.exists():
-            raise ClusterError(f"no {program}; `python3 -m hack.cluster bin` builds it and prints the folder")
+            raise ProvisionError(f"no {program}; `python3 -m hack.cluster bin` builds it and prints the folder")
         with self._log(name).open("ab") as stream:
             self._processes[name] = subprocess.Popen(
                 [str(program), *(f"--{flag}={value}" for flag, value in flags.items())],
@@ -248,9 +248,9 @@ class ControlPlane:
         while not ready():
             for other, process in self._processes.items():
                 if process.poll() is not None:
-                    raise ClusterError(f"{other} exited with {process.returncode}:\n{_tail(self._log(other))}")
+                    raise ProvisionError(f"{other} exited with {process.returncode}:\n{_tail(self._log(other))}")
             if time.monotonic() > deadline:
-                raise ClusterError(f"{name} not ready after {self.ready_timeout:g} s:\n{_tail(self._log(name))}")
+                raise ProvisionError(f"{name} not ready after {self.ready_timeout:g} s:\n{_tail(self._log(name))}")
             time.sleep(0.05)
 
     def _exists(self, path: str) -> bool:
@@ -287,7 +287,7 @@ def free_ports(count: int) -> list[int]:
             found.append(port)
         if len(found) == count:
             return found
-    raise ClusterError("no free loopback ports")
+    raise ProvisionError("no free loopback ports")
 
 
 def _tail(path: Path) -> str:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from hack.cluster import cache, packages, runc_wrapper
-from hack.cluster.shell import ClusterError, log, run, succeeds, wait_for
+from hack.cluster.shell import ProvisionError, log, run, succeeds, wait_for
 
 
 def state() -> Path:
@@ -31,14 +31,14 @@ def answers() -> bool:
 def ensure() -> bool:
     """Makes `docker` work, privileged containers included. Returns whether the engine had to be started.
 
-    Raises ClusterError that names what is missing.
+    Raises ProvisionError that names what is missing.
     """
     if answers():
         return False
     if shutil.which("docker") and os.environ.get("DOCKER_HOST"):
-        raise ClusterError(f"no Docker engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}")
+        raise ProvisionError(f"no Docker engine answers at DOCKER_HOST={os.environ['DOCKER_HOST']}")
     if not packages.can_install():
-        raise ClusterError(
+        raise ProvisionError(
             "no Docker engine answers, and only root on Debian can install one here. "
             "Start one (or add yourself to its group), then try again"
         )
@@ -56,7 +56,7 @@ def _start() -> None:
     else:
         _start_by_hand()
     if not answers():
-        raise ClusterError(
+        raise ProvisionError(
             f"the Docker engine started, but the docker client gets no answer; see {state()}/dockerd.log"
         )
 
@@ -82,7 +82,7 @@ def _start_by_hand() -> None:
     def ready() -> bool:
         if daemon.poll() is not None:
             tail = "\n".join(logfile.read_text(errors="replace").splitlines()[-15:])
-            raise ClusterError(f"dockerd exited with {daemon.returncode}:\n{tail}")
+            raise ProvisionError(f"dockerd exited with {daemon.returncode}:\n{tail}")
         return answers()
 
     wait_for("the Docker engine", ready, timeout=60)
@@ -106,7 +106,7 @@ def _install_wrapper() -> Path:
     source = Path(runc_wrapper.__file__).read_text()
     real = packages.find("runc")
     if real is None:
-        raise ClusterError("no runc; on Debian, as root: apt-get install runc")
+        raise ProvisionError("no runc; on Debian, as root: apt-get install runc")
     # Prefer the system's interpreter, because a virtual environment may be deleted meanwhile.
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else os.path.realpath(sys.executable)
 

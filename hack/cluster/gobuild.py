@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hack.cluster import cache, toolchain
-from hack.cluster.shell import ClusterError, log, run
+from hack.cluster.shell import ProvisionError, log, run
 from hack.cluster.versions import TOOLS, Tool
 
 # Raise this number when a change of this file changes the programs.
@@ -30,7 +30,7 @@ def binary(name: str) -> Path:
     """Returns the program's path in the cache; builds it if it is missing."""
     tool = TOOLS.get(name)
     if tool is None:
-        raise ClusterError(f"unknown program {name}; known: {', '.join(TOOLS)}")
+        raise ProvisionError(f"unknown program {name}; known: {', '.join(TOOLS)}")
     folder = cache.entry("go", f"{name}-{tool.version}-{_key(tool)}", lambda aside: _build(tool, aside))
     return folder / name
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from hack.cluster import docker, kind
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 
 CONFLIST = "/etc/cni/net.d/10-dtj.conflist"
 
@@ -34,7 +34,7 @@ def ranges() -> dict[str, str]:
     found = {node["metadata"]["name"]: node["spec"].get("podCIDR", "") for node in listed["items"]}
     unknown = [node for node in kind.nodes() if not found.get(node)]
     if unknown:
-        raise ClusterError(f"no pod address range yet for {', '.join(unknown)}")
+        raise ProvisionError(f"no pod address range yet for {', '.join(unknown)}")
     return {node: found[node] for node in kind.nodes()}
 
 

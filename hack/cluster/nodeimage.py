@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from hack.cluster import baseimage, cache, docker, gobuild, nodeparts
-from hack.cluster.shell import ClusterError, log, run
+from hack.cluster.shell import ProvisionError, log, run
 from hack.cluster.versions import CNI_PLUGINS, KIND, KUBERNETES, TOOLS
 
 RECIPE = 1
@@ -99,7 +99,7 @@ def _lay_out(files: Path) -> None:
     text = config.read_text()
     relaxed = text.replace("restrict_oom_score_adj = false", "restrict_oom_score_adj = true")
     if relaxed == text:
-        raise ClusterError("kind's containerd config has changed and lacks `restrict_oom_score_adj = false`")
+        raise ProvisionError("kind's containerd config has changed and lacks `restrict_oom_score_adj = false`")
     # Without CAP_SYS_RESOURCE no process may lower its OOM score, and each pod would die at its start.
     config.write_text(relaxed)
     for folder, names in (("usr/local/bin", _LOCAL), ("opt/cni/bin", CNI_PLUGINS)):

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from hack.cluster import baseimage, docker, gobuild
-from hack.cluster.shell import ClusterError, log, output, run
+from hack.cluster.shell import ProvisionError, log, output, run
 from hack.cluster.versions import KUBERNETES, TOOLS
 
 _SCRATCH = 'FROM scratch\nCOPY {name} {path}\nENTRYPOINT ["{path}"]\n'
@@ -52,7 +52,7 @@ def image_names() -> dict[str, str]:
 def _only(pattern: str, text: str) -> str:
     found = re.findall(pattern, text)
     if len(found) != 1:
-        raise ClusterError(
+        raise ProvisionError(
             f"kind's sources changed: {pattern} found {len(found)} times; hack/cluster/nodeparts.py reads them"
         )
     return str(found[0])
@@ -122,7 +122,7 @@ def rewrite(saved: Path, target: Path, images: list[str]) -> None:
     with tarfile.open(saved) as old, tarfile.open(target, "w") as new:
         found = old.extractfile("manifest.json")
         if found is None:
-            raise ClusterError(f"{saved}: `docker save` wrote no manifest.json")
+            raise ProvisionError(f"{saved}: `docker save` wrote no manifest.json")
         manifest = json.load(found)
         for item in manifest:
             item["RepoTags"] = [full[tag.removeprefix("docker.io/")] for tag in item["RepoTags"] or []]

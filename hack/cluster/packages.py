@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
-from hack.cluster.shell import ClusterError, log, run
+from hack.cluster.shell import ProvisionError, log, run
 
 # Program -> Debian package that has it.
 PACKAGES = {
@@ -31,18 +31,18 @@ def can_install() -> bool:
 
 
 def need(*programs: str) -> None:
-    """Installs those of these programs that are missing. Raises ClusterError if it can't."""
+    """Installs those of these programs that are missing. Raises ProvisionError if it can't."""
     missing = [program for program in programs if find(program) is None]
     if not missing:
         return
     wanted = " ".join(sorted({PACKAGES.get(program, program) for program in missing}))
     if not can_install():
-        raise ClusterError(f"missing: {', '.join(missing)}. On Debian, as root: apt-get install {wanted}")
+        raise ProvisionError(f"missing: {', '.join(missing)}. On Debian, as root: apt-get install {wanted}")
     log(f"installing {wanted}")
     install(wanted.split())
     still = [program for program in missing if find(program) is None]
     if still:
-        raise ClusterError(f"apt-get installed {wanted}, but these are still missing: {', '.join(still)}")
+        raise ProvisionError(f"apt-get installed {wanted}, but these are still missing: {', '.join(still)}")
 
 
 def install(packages: list[str]) -> None:

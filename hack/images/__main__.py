@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from hack.images import build, deploy
 
 
@@ -25,7 +25,7 @@ def main() -> int:
             references = build.names() if options.command == "names" else build.ensure()
             for name, reference in references.items():
                 print(f"{name}={reference}")
-    except ClusterError as error:
+    except ProvisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

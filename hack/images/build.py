@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hack.cluster import baseimage, docker, engine, registry
-from hack.cluster.shell import ClusterError, output, run, succeeds
+from hack.cluster.shell import ProvisionError, output, run, succeeds
 from hack.cluster.shell import log as cluster_log
 from hack.images import recipes
 from hack.images.recipes import IMAGES, ROOT, STATE, Image
@@ -30,10 +30,10 @@ def log(message: str) -> None:
 
 
 def ensure() -> dict[str, str]:
-    """Publishes every image, so that the nodes can pull it. Returns the references by name. Raises ClusterError."""
+    """Publishes every image, so that the nodes can pull it. Returns the references by name. Raises ProvisionError."""
     engine.ensure()
     if not registry.answers():
-        raise ClusterError(f"no registry answers at {registry.address()}: run `make cluster-up` first")
+        raise ProvisionError(f"no registry answers at {registry.address()}: run `make cluster-up` first")
     remembered = _remembered()
     base = _base(remembered.get("base"))
     base_id = output(["docker", "image", "inspect", "-f", "{{.Id}}", base], timeout=20)
@@ -66,7 +66,7 @@ def names() -> dict[str, str]:
     """Returns the references of the last `make images`, even if the tree has changed since."""
     remembered = _remembered()
     if not all(image.name in remembered for image in IMAGES):
-        raise ClusterError("no images were built from this tree yet: run `make images` first")
+        raise ProvisionError("no images were built from this tree yet: run `make images` first")
     return {image.name: remembered[image.name] for image in IMAGES}
 
 
@@ -118,11 +118,11 @@ def _pushed(reference: str) -> bool:
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return False
-        raise ClusterError(
+        raise ProvisionError(
             f"the registry at {host} answered {error.code} to a request for {repository}:{tag}"
         ) from error
     except OSError as error:
-        raise ClusterError(f"no response from the registry at {host} for {repository}:{tag}: {error}") from error
+        raise ProvisionError(f"no response from the registry at {host} for {repository}:{tag}: {error}") from error
 
 
 def _revision() -> str:
@@ -139,4 +139,4 @@ def _remembered() -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ClusterError(f"{STATE} is damaged ({error}): delete it") from error
+        raise ProvisionError(f"{STATE} is damaged ({error}): delete it") from error

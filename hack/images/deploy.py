@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from hack.cluster import kind
-from hack.cluster.shell import ClusterError, run
+from hack.cluster.shell import ProvisionError, run
 from hack.images import build
 from hack.images.build import log
 from hack.images.recipes import ROOT
@@ -21,10 +21,10 @@ PULL_TIMEOUT = 1200
 
 
 def deploy() -> None:
-    """Raises ClusterError with the cluster's pods, events and logs if the operator is not ready in time."""
+    """Raises ProvisionError with the cluster's pods, events and logs if the operator is not ready in time."""
     began = time.monotonic()
     if not kind.kubeconfig().exists():
-        raise ClusterError(f"there is no cluster {kind.name()}: run `make cluster-up` first")
+        raise ProvisionError(f"there is no cluster {kind.name()}: run `make cluster-up` first")
     references = build.ensure()
     with ThreadPoolExecutor() as pool:
         pulls = [pool.submit(_pull, node, [*references.values(), build.EXAMPLES_IMAGE]) for node in kind.nodes()[1:]]
@@ -60,8 +60,8 @@ def _install(reference: str) -> None:
         kind.kubectl(
             "-n", NAMESPACE, "rollout", "status", deployment, f"--timeout={READY_SECONDS:g}s", timeout=READY_SECONDS + 5
         )
-    except ClusterError as error:
-        raise ClusterError(f"the operator is not ready after {READY_SECONDS:g} s\n{_evidence()}") from error
+    except ProvisionError as error:
+        raise ProvisionError(f"the operator is not ready after {READY_SECONDS:g} s\n{_evidence()}") from error
 
 
 def _pull(node: str, references: list[str]) -> None:
@@ -82,7 +82,7 @@ def _evidence() -> str:
     for question in questions:
         try:
             answer = kind.kubectl("-n", NAMESPACE, *question).strip()
-        except ClusterError as error:
+        except ProvisionError as error:
             answer = str(error)
         parts.append("\n".join([f"--- kubectl {' '.join(question)}", *answer.splitlines()[-40:]]))
     return "\n".join(parts)

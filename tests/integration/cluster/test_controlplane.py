@@ -14,7 +14,7 @@ import pytest
 
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from hack.cluster.versions import CONTROL_PLANE
 from tests.lib.waiting import wait_until
 
@@ -137,5 +137,5 @@ def test_no_process_outlives_a_killed_owner(bin_dir: Path, tmp_path: Path) -> No
 
 
 def test_error_names_the_command_that_builds_a_missing_program(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"hack\.cluster bin"), ControlPlane(tmp_path, tmp_path / "data"):
+    with pytest.raises(ProvisionError, match=r"hack\.cluster bin"), ControlPlane(tmp_path, tmp_path / "data"):
         pass

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hack.cluster import cache, gobuild, kind, network, nodeparts, runc_wrapper, toolchain
-from hack.cluster.shell import ClusterError, run, wait_for
+from hack.cluster.shell import ProvisionError, run, wait_for
 from hack.cluster.versions import GO_TOOLCHAIN, TOOLS, Tool
 
 
@@ -42,9 +42,9 @@ def test_cache_entry_is_built_once() -> None:
 def test_failed_build_leaves_no_cache_entry(own_cache: Path) -> None:
     def build(folder: Path) -> None:
         (folder / "half").touch()
-        raise ClusterError("broken")
+        raise ProvisionError("broken")
 
-    with pytest.raises(ClusterError, match="broken"):
+    with pytest.raises(ProvisionError, match="broken"):
         cache.entry("kind", "name", build)
     assert not (own_cache / "kind/name").exists()
     assert list((own_cache / "tmp").iterdir()) == []
@@ -52,7 +52,7 @@ def test_failed_build_leaves_no_cache_entry(own_cache: Path) -> None:
 
 
 def test_cache_lock_of_another_run_times_out() -> None:
-    with cache.lock("busy"), pytest.raises(ClusterError, match="another run"), cache.lock("busy", timeout=0.3):
+    with cache.lock("busy"), pytest.raises(ProvisionError, match="another run"), cache.lock("busy", timeout=0.3):
         pass
 
 
@@ -150,15 +150,15 @@ def test_image_archives_are_rewritten_to_the_form_that_kind_reads(tmp_path: Path
 
 
 def test_command_that_hangs_times_out() -> None:
-    with pytest.raises(ClusterError, match="timed out after"):
+    with pytest.raises(ProvisionError, match="timed out after"):
         run(["sleep", "60"], timeout=0.2)
 
 
 def test_error_of_a_failed_command_has_its_output() -> None:
-    with pytest.raises(ClusterError, match=r"(?s)exit code 3.*so it is"):
+    with pytest.raises(ProvisionError, match=r"(?s)exit code 3.*so it is"):
         run(["sh", "-c", "echo so it is >&2; exit 3"], timeout=5)
 
 
 def test_wait_for_a_condition_that_never_holds_times_out() -> None:
-    with pytest.raises(ClusterError, match="waiting for spring"):
+    with pytest.raises(ProvisionError, match="waiting for spring"):
         wait_for("spring", lambda: False, timeout=0.1, every=0.02)

@@ -26,14 +26,15 @@ from dtj_core.plan.children import agent_key
 from dtj_core.plan.model import Settings
 from dtj_operator import rbac
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from tests.lib import waiting
 
 MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
 
 # A server that fails or does not answer counts as a condition that is not met yet.
-wait_until = functools.partial(waiting.wait_until, every=0.05, retry=(ClusterError, OSError, http.client.HTTPException))
+UNANSWERED = (ProvisionError, OSError, http.client.HTTPException)
+wait_until = functools.partial(waiting.wait_until, every=0.05, retry=UNANSWERED)
 
 
 def agent_address() -> str:
@@ -77,7 +78,7 @@ class Objects:
         """Returns the object, or None."""
         try:
             return self.plane.request("GET", self.path(plural, name))
-        except ClusterError as error:
+        except ProvisionError as error:
             if ": 404 " in str(error):
                 return None
             raise
@@ -92,7 +93,7 @@ class Objects:
         for plural in ("distributedtrainingjobs", "statefulsets", "pods"):
             try:
                 lines += [f"{plural} {o['metadata']['name']}: {json.dumps(o.get('status'))}" for o in self.list(plural)]
-            except (ClusterError, OSError, http.client.HTTPException) as error:
+            except UNANSWERED as error:
                 lines.append(f"{plural}: {error}")
         return "\n".join(lines)
 
@@ -276,7 +277,7 @@ class Kubelet:
 
     def _run(self) -> None:
         while not self._stop.wait(0.1):
-            with contextlib.suppress(ClusterError, OSError, http.client.HTTPException):
+            with contextlib.suppress(ProvisionError, OSError, http.client.HTTPException):
                 for pod in self.objects.list("pods"):
                     self._tend(pod)
 

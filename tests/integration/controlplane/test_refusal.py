@@ -13,7 +13,7 @@ import pytest
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import running
 
@@ -108,7 +108,7 @@ def is_refused(plane: ControlPlane, namespace: str, container: Any, message: str
     body = {"metadata": {"name": "dry-run"}, "spec": {"containers": [{"image": "i"} | container]}}
     try:
         plane.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
-    except ClusterError as error:
+    except ProvisionError as error:
         return message in str(error)
     return False
 

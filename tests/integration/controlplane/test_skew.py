@@ -16,7 +16,7 @@ import yaml
 
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import outcome, running
 
@@ -65,7 +65,7 @@ def served(plane: ControlPlane) -> set[str]:
         path = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}?dryRun=All"
         try:
             plane.request("POST", path, body)
-        except ClusterError as error:
+        except ProvisionError as error:
             if ": 422 " not in str(error):
                 raise
         else:

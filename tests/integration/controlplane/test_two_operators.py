@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dtj_contract import names
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 from tests.integration.controlplane.test_life import outcome, running
 
@@ -150,7 +150,7 @@ def test_api_server_rejects_leaving_a_terminal_condition(
     path = objects.path(JOBS, "j") + "/status"
     ended = {"completionTime": TIME, "conditions": [END | {"type": "Complete"}]}
     job = objects.plane.request("PUT", path, job | {"status": ended})
-    with pytest.raises(ClusterError, match=r"stays so|can't change"):
+    with pytest.raises(ProvisionError, match=r"stays so|can't change"):
         objects.plane.request("PUT", path, {k: v for k, v in (job | {"status": BACK[case]}).items() if v is not None})
     assert json.dumps(objects.get(JOBS, "j")["status"], sort_keys=True) == json.dumps(ended, sort_keys=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from hack.images import build, recipes
 from hack.images.recipes import IMAGES, OPERATOR, ROOT, TORCH, TRAINER, Image
 
@@ -92,5 +92,5 @@ def test_dockerfile_needs_only_the_classic_builder(dockerfile: str) -> None:
 
 def test_names_before_the_first_build_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "STATE", tmp_path / "images.json")
-    with pytest.raises(ClusterError, match="run `make images` first"):
+    with pytest.raises(ProvisionError, match="run `make images` first"):
         build.names()

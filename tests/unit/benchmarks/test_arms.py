@@ -28,9 +28,9 @@ def test_all_arms_have_the_same_losses(tmp_path: Path) -> None:
 
 
 def one_save_each(folder: str) -> None:
-    from benchmarks.trainer.checkpoint import BEST_DCP, Bench, _stalls
+    from benchmarks.trainer.checkpoint import BEST_DCP, CheckpointBench, _stalls
 
-    rows = _stalls(Bench(Path(folder), width=8), 1)
+    rows = _stalls(CheckpointBench(Path(folder), width=8), 1)
     assert BEST_DCP in rows
     assert all(len(stalls) == 1 for stalls in rows.values()), rows
 

@@ -15,7 +15,7 @@ import yaml
 
 from dtj.cluster import wait
 from hack.cluster.controlplane import ControlPlane
-from hack.cluster.shell import ClusterError
+from hack.cluster.shell import ProvisionError
 from tests.unit.client.support import JOBS, job_yaml, set_status
 
 pytestmark = pytest.mark.controlplane
@@ -139,7 +139,7 @@ def test_delete_waits_until_job_and_pods_are_gone(cluster: ControlPlane, dtj: An
         'distributedtrainingjob.training.dtj.dev "count" deleted from default namespace\n',
         "",
     )
-    with pytest.raises(ClusterError, match="404"):
+    with pytest.raises(ProvisionError, match="404"):
         cluster.request("GET", f"{JOBS}/count")
     code, _, err = dtj("delete", "count")
     assert code == 1

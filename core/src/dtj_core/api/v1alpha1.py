@@ -147,7 +147,7 @@ class Checkpoint(Model):
     )
 
 
-class Restart(Model):
+class RestartSettings(Model):
     """Budget for failures of the job's own.
 
     Preempted, evicted and deleted pods never count.
@@ -220,7 +220,7 @@ class Spec(Model):
     checkpoint: Checkpoint | None = None
     """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
     """
-    restart: Restart = Restart()
+    restart: RestartSettings = RestartSettings()
     """Budget for failures of the job's own. Preempted, evicted and deleted pods never count."""
     suspend: bool = False
     """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
