@@ -15,7 +15,7 @@ from typing import List, Mapping, Optional
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.state_file import StateDir
-from dtj_agent.group import failure_rules, member
+from dtj_agent.group import diagnosis, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
@@ -167,7 +167,7 @@ class Agent:
     def _on_store_failed(self, why: str) -> None:
         """Fails the attempt: the next one has another port, and may find the resource that this one lacked."""
         if self.member.ranks:
-            failed = WorkerExit(self.member.ranks[0], failure_rules.EXEC_NO_RESOURCES, False, why, False)
+            failed = WorkerExit(self.member.ranks[0], diagnosis.EXEC_NO_RESOURCES, False, why, False)
             self._do(self.member.exited(self.workers.attempt, [failed], self._now()))
 
     def _send_reports(self) -> bool:

@@ -19,7 +19,7 @@ _other = json.loads(sys.argv.pop(1))
 
 
 def _change() -> None:
-    spec, restart = v1alpha1.Spec, v1alpha1.Restart
+    spec, restart = v1alpha1.Spec, v1alpha1.RestartSettings
     if "maxRestarts" in _other:
         restart.model_fields["max_restarts"].default = _other["maxRestarts"]
         restart.model_rebuild(force=True)

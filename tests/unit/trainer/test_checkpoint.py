@@ -20,6 +20,7 @@ from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.export import export
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint, FileEntry, Manifest
+from dtj_trainer.checkpoint.quarantine import sweep
 from dtj_trainer.checkpoint.retention import RetentionConfig, to_remove
 from dtj_trainer.checkpoint.write import Writer
 from dtj_trainer.distributed.process_group import Group
@@ -195,7 +196,7 @@ def test_older_writer_never_commits_after_the_next_attempt_has_swept(
         real(path, **options)
 
     monkeypatch.setattr(shutil, "rmtree", rename)
-    folder.sweep(tmp_path, 2)
+    sweep(tmp_path, 2)
     assert instants
     assert list(tmp_path.iterdir()) == []
 
@@ -217,7 +218,7 @@ def test_sweep_removes_leftovers_of_earlier_attempts_alone(tmp_path: Path) -> No
         ".torn-step-00000001-a2",
     ):
         (tmp_path / name).mkdir()
-    folder.sweep(tmp_path, 3)
+    sweep(tmp_path, 3)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".incomplete-step-00000001-a3", ".torn-step-00000001-a2"]
 
 

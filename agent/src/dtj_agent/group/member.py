@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
-from dtj_agent.group import failure_rules, outcome
+from dtj_agent.group import diagnosis, outcome
 from dtj_agent.group.effects import Log
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
@@ -288,7 +288,7 @@ class Member:
             # ranks.
             evidence = {
                 "rank": message["nodeRank"],
-                "exitCode": failure_rules.EXEC_NO_RESOURCES,
+                "exitCode": diagnosis.EXEC_NO_RESOURCES,
                 "logTail": why,
                 "oom": False,
             }

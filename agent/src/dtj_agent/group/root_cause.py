@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from dtj_agent.group.failure_rules import CRASH_SIGNALS, diagnose, signal_name
+from dtj_agent.group.diagnosis import CRASH_SIGNALS, diagnose, signal_name
 from dtj_agent.group.messages import Now
 from dtj_contract import names
 from dtj_contract.names import Reason

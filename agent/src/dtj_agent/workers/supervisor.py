@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from dtj_agent.group import failure_rules
+from dtj_agent.group import diagnosis
 from dtj_agent.group.member import WorkerExit
 from dtj_agent.net.loop import READ, Loop, Timer
 from dtj_agent.workers import cgroup
@@ -95,7 +95,7 @@ class Supervisor:
             except OSError as error:
                 text = "%s: %s" % (command[0], error.strerror)
                 self.on_output(b"[rank %d] %s\n" % (rank, text.encode()))
-                failed.append(WorkerExit(rank, failure_rules.start_error_exit_code(error), False, text, False))
+                failed.append(WorkerExit(rank, diagnosis.start_error_exit_code(error), False, text, False))
         if failed:
             self._loop.soon(lambda: self.on_exit(failed))
 

@@ -22,9 +22,9 @@ from dtj_core.plan import (
     progress,
     restarts,
     running,
-    skew,
     stuck_pods,
     suspend,
+    version_skew,
 )
 from dtj_core.plan.agent_report import Report, report_from_status
 from dtj_core.plan.conditions import Conditions, find_condition, is_finished, is_true, remove_condition
@@ -51,13 +51,13 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         job = Job.from_object(obj)
     except InvalidJob as error:
         job = Job.salvage(obj, str(error))
-        if skew.is_user_error(job, observed, error):
+        if version_skew.is_user_error(job, observed, error):
             invalid = JobResult(kind="Failed", reason=Reason.INVALID_SPEC, message=str(error))
             return _end(obj, stored, invalid, conditions)
 
     group = pods.current_pods(job, observed)
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
-    status = skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
+    status = version_skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
     status = _merge_report(status, report, now)
     result = _find_result(job, observed, group, status, report, now)
     if result is not None:
@@ -69,7 +69,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
         wanted = replace(wanted, events=(*events.events_for_agent(stored, report), *wanted.events))
     else:
         wanted = _reconcile_active(job, observed, group, status, report, conditions, settings, hint)
-    wanted = replace(wanted, events=(*skew.events_for_skew(job, status), *wanted.events))
+    wanted = replace(wanted, events=(*version_skew.events_for_skew(job, status), *wanted.events))
     wanted = throttle_status_writes(job, wanted, deadlines.until_deadline(job.spec, status, now), now, settings)
     return stuck_pods.force_delete_overdue(wanted, obj, observed, now)
 
@@ -221,7 +221,7 @@ def _wait_for_matching_operator(job: Job, status: Object, conditions: Conditions
 
     A version that can creates them.
     """
-    message = "pods can't be created: " + skew.describe(job)
+    message = "pods can't be created: " + version_skew.describe(job)
     status = _set_not_created(job, status, Reason.INVALID_SPEC, message, conditions)
     return Plan(status=status, events=events.events_for_change(job, status, None))
 

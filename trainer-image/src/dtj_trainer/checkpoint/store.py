@@ -22,12 +22,13 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from dtj_contract import names
-from dtj_trainer.checkpoint import folder, rng, shared_folder
+from dtj_trainer.checkpoint import folder, rng, shared_folder_check
 from dtj_trainer.checkpoint.background_task import BackgroundTask
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import CheckpointState, assign_writers, select_share
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.checkpoint.planner import LoadPlanner
+from dtj_trainer.checkpoint.quarantine import quarantine, sweep
 from dtj_trainer.checkpoint.write import (
     PRIVATE_FILE,
     SHARED_FILE,
@@ -70,7 +71,7 @@ class CheckpointStore:
         self._pending_since = 0.0
         self.stall_seconds = 0.0
         """How long the last `save` blocked the training thread."""
-        shared_folder.check(directory, group)
+        shared_folder_check.check(directory, group)
 
     # --- save ----------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class CheckpointStore:
         """
         if self._group.rank == 0 and self.directory.is_dir():
             # Without an agent all leftovers are of earlier runs.
-            folder.sweep(self.directory, 1 if self._attempt is None else self._attempt)
+            sweep(self.directory, 1 if self._attempt is None else self._attempt)
         checkpoint = self.newest()
         if checkpoint is None:
             return None
@@ -215,7 +216,7 @@ class CheckpointStore:
                 return checkpoint
             if self._group.rank == 0:
                 self._notify("Warning", names.Reason.CHECKPOINT_TORN, f"{path.name} skipped: {problems[0]}")
-                folder.quarantine(path, self._attempt or 0)
+                quarantine(path, self._attempt or 0)
         return None
 
     def close(self) -> None:

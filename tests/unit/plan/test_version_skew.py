@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj_core import api
-from dtj_core.api.v1alpha1 import Checkpoint, Restart, Spec
+from dtj_core.api.v1alpha1 import Checkpoint, RestartSettings, Spec
 from dtj_core.plan import children, plan, shape
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Delete, Object, Observed
@@ -195,7 +195,7 @@ def test_spec_shape_equals_that_of_all_earlier_versions() -> None:
 def test_every_immutable_field_of_the_spec_is_in_the_shape_table() -> None:
     known = {path.partition(".")[0] for path in shape.FIELDS}
     assert known == {info.alias for info in Spec.model_fields.values()} - LIVE
-    for name, model in (("checkpoint", Checkpoint), ("restart", Restart)):
+    for name, model in (("checkpoint", Checkpoint), ("restart", RestartSettings)):
         nested = {path.split(".")[1] for path in shape.FIELDS if path.startswith(name)}
         assert nested >= {info.alias for info in model.model_fields.values()}
 
