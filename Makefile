@@ -34,7 +34,7 @@ cluster-ready:
 	@$(MAKE) --no-print-directory deploy
 
 .PHONY: test-fast
-test-fast: venv ## run the tests without a cluster: planners, agents as real processes, gloo trainings
+test-fast: venv ## run the tests without a cluster: planners, agents as real processes, training with gloo
 	@$(CLUSTER) bin helm >/dev/null  # built before any test's deadline runs
 	@$(TESTS) fast $(TWO) --durations=15 -- -m "not controlplane and not e2e" tests
 

@@ -1,4 +1,4 @@
-# One command each. A dry run prints its commands; PUBLISH=1 runs all, BUILD=1 runs those whose results stay on this machine.
+# One target for each kind of artifact. A dry run prints its commands; PUBLISH=1 runs all, BUILD=1 those whose results stay on this machine.
 RELEASE = python3 -m hack.release $(patsubst release-%,%,$@) $(if $(BUILD),--build) $(if $(PUBLISH),--publish) $(if $(REGISTRY),--registry $(REGISTRY))
 
 .PHONY: release-wheels

@@ -109,7 +109,7 @@ def execute(steps: Sequence[Step], *, build: bool, publish: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one release. Returns the exit code: 0, or 1 with the reason on standard error."""
-    parser = argparse.ArgumentParser(prog="python3 hack/release.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python3 -m hack.release", description=__doc__)
     parser.add_argument("what", choices=("wheels", "images", "chart"))
     parser.add_argument(
         "--registry", default="", metavar="HOST/PATH", help="where images and chart go, for example ghcr.io/you"

@@ -30,7 +30,7 @@ TABLES = {
         target={OURS: 1.8},
     ),
     "recompute-memory": Table(
-        title="Activation checkpointing: peak memory of a training", unit="MB", ratio="cost", beside={"*": "none"}
+        title="Activation checkpointing: peak memory of a training run", unit="MB", ratio="cost", beside={"*": "none"}
     ),
     "recompute-time": Table(
         title="Activation checkpointing: a step", unit="ms", ratio="throughput", beside={"*": "none"}

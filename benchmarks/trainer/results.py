@@ -12,8 +12,8 @@ _BESIDE = {"*": BARE_DDP, "Trainer, `fsdp`": BARE_FSDP, "Trainer, `fsdp_scratch`
 _FAIR = _BESIDE | {"Trainer, `ddp`": TUNED_DDP, "Trainer, `ddp_scratch`": TUNED_DDP}
 """The Trainer's targets compare it with a loop that is tuned like the Trainer, not with torch's defaults."""
 _GLOO = (
-    "On a CPU with gloo, `fully_shard` waits for each collective and `fsdp_scratch` does not. Don't expect this gain "
-    "on a GPU with NCCL."
+    "On a CPU with gloo, `fully_shard` waits for each collective and `fsdp_scratch` does not. "
+    "The gain of `fsdp_scratch` here is due to gloo: don't expect the same on a GPU with NCCL."
 )
 _THROUGHPUT = {
     "`State` in that loop": 0.99,
@@ -72,7 +72,7 @@ TABLES = {
         title="Cost of reporting (meters, records, progress to an agent) in a step",
         unit="%",
         target={"CPU time": 1.0, "wall time": 1.0},
-        note="In one training, every second block of ten steps is reported; the medians of both kinds are compared.",
+        note="In one training run, every second block of ten steps is reported; medians of both kinds are compared.",
     ),
 }
 REPORT = Report(Path(__file__).parent, TABLES)

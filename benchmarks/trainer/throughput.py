@@ -75,7 +75,7 @@ PAIRS = 10
 def overhead(trials: int, strategy: StrategyConfig | None = None) -> Rows:
     """Measures the cost of reporting (meters, records, progress to an agent), in per cent of a step without reports.
 
-    In one training, every second block of steps is reported. A busy moment thus affects both kinds alike. The wait
+    In one training run, every second block of steps is reported. A busy moment thus affects both kinds alike. The wait
     for a slower rank, in our gather or in the next all-reduce, is in both kinds too: no function is timed by itself.
     """
     trainer = Trainer(TrainerConfig(steps=1))

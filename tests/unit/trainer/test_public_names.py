@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -24,6 +25,24 @@ def test_public_name_resolves_to_an_object_of_that_name(name: str) -> None:
     assert found.__name__ == name
     assert found.__module__.startswith("dtj_trainer.")
     assert name in dir(dtj_trainer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cli.Task",
+        "cli.guarded",
+        "config.TrainerConfig",
+        "data.source.TensorData",
+        "errors.ConfigError",
+        "state.State",
+        "trainer.Trainer",
+    ],
+)
+def test_module_path_of_the_changelog_has_the_public_object(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(f"dtj_trainer.{module}"), attribute)
+    assert found is getattr(dtj_trainer, attribute)
 
 
 def test_unknown_name_raises_attribute_error() -> None:

@@ -66,7 +66,7 @@ class Run:
     profiler: ProfilerWindow
 
     def steps(self) -> Iterator[tuple[int, MicroBatches]]:
-        """Yields each step still to do, from 0, with its data.
+        """Yields the number of each step still to do, and its data.
 
         `State.steps` resumes, saves, and stops on SIGTERM.
         """

@@ -92,7 +92,8 @@ class ViewUpdater:
         if time.monotonic() - self._rows_at >= ROWS_SECONDS:
             self._rows, self._rows_at = _rows(self._cluster, restarts(job)), time.monotonic()
         busy = "" if finished(job) else activity.group_activity(self._cluster.agent)
-        if _DIGITS.sub("", busy) != _DIGITS.sub("", self._activity):  # ignore a running "12 s ago"
+        # A text that differs only in its numbers, as `left 12 s ago` does each second, is no news.
+        if _DIGITS.sub("", busy) != _DIGITS.sub("", self._activity):
             self._activity_since = time.monotonic()
         self._activity = busy
         self._view.show(

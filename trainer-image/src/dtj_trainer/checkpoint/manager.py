@@ -95,8 +95,7 @@ class CheckpointManager:
         """Begins a save as `begin` does, but skips it if the previous one is still being written.
 
         Warns once until a save begins. `busy`, `overdue`: whether any rank is, as all ranks have
-        agreed. Raises CheckpointStalled
-        on all of them if one is overdue.
+        agreed. Raises CheckpointStalled on all of them if one is overdue.
         """
         if self.store and overdue:
             raise self.store.stalled()

@@ -1,1 +1,1 @@
-"""Components of a training: optimizer, learning rate, precision, compilation, validation."""
+"""Components of a training run: optimizer, learning rate, precision, compilation, validation."""

@@ -31,7 +31,7 @@ class FsdpScratchConfig:
 class FsdpScratch(ScratchStrategy[ScratchFsdpModel]):
     """The strategy `fsdp_scratch`.
 
-    Without `reduce_every_micro_batch`, whole gradients stay on each rank until the last one.
+    Without `reduce_every_micro_batch`, whole gradients stay on each rank until a step's last micro-batch.
     """
 
     name = "fsdp_scratch"
