@@ -1,10 +1,10 @@
 #!/bin/sh
-# Make .venv from the lock file (hashes checked), with our distributions linked into it.
-# On a Debian machine where we are root, missing system packages are installed; elsewhere they are named.
+# Makes .venv from the lock file (hashes checked), with our distributions linked into it.
+# As root on a Debian machine, the script installs missing system packages; elsewhere it names them.
 set -eu
 cd "$(dirname "$0")/.."
 
-# One at a time: two `make` at once would each remove what the other has made.
+# One run at a time: of two `make` at once, each would remove what the other has made.
 if command -v flock >/dev/null 2>&1 && [ -z "${DTJ_VENV_LOCKED:-}" ]; then
     DTJ_VENV_LOCKED=1 exec flock --timeout 1800 .venv.lock "$0"
 fi
@@ -31,7 +31,8 @@ rm -rf .venv
 "$python" -m venv .venv
 pip() { .venv/bin/pip --disable-pip-version-check "$@"; }
 pip install --quiet --require-hashes -r requirements/install.lock
-# uv links files from its cache where pip unpacks 2.5 GB anew: 2 s instead of 150 s. It doesn't read pip's settings, so they are handed over.
+# uv links files from its cache where pip unpacks 2.5 GB again: 2 s instead of 150 s.
+# uv doesn't read pip's settings, so they are handed over.
 setting() { pip config get "global.$1" 2>/dev/null || pip config get ":env:.$1" 2>/dev/null || true; }
 index=$(setting index-url) cert=$(setting cert)
 [ -z "$index" ] || export UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$index}"
@@ -39,8 +40,8 @@ index=$(setting index-url) cert=$(setting cert)
 uv() { .venv/bin/uv pip install --quiet --python .venv/bin/python "$@"; }
 uv --require-hashes -r requirements/dev.lock
 uv --no-deps --no-build-isolation -e contract -e core -e agent -e operator -e trainer-image -e client
-# Once, here: uv compiles nothing, and where PYTHONDONTWRITEBYTECODE is set every process would compile torch anew (3 s each).
-# A few files of other people's packages are templates or for another Python: they can't be compiled, and nobody imports them.
+# uv compiles nothing, and where PYTHONDONTWRITEBYTECODE is set every process would compile torch again (3 s each).
+# A few files of other packages are templates or for another Python: they can't be compiled, and nothing imports them.
 .venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 [ -d "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch/__pycache__" ] ||
     { echo "the libraries in .venv could not be compiled: is the disk full?" >&2; exit 1; }
