@@ -4,7 +4,8 @@ Control flow follows from observed objects and from fields of the status, not fr
 conditions. Two facts are exceptions: no object shows them any more when they are needed, and no
 field of the status holds them. `is_stop_announced` and `has_children` read them from the reason of
 condition Running. A third one, why a pod was lost, is read by running.py from condition Restarting.
-Fields of the status would make these exceptions unnecessary.
+A field of the status would be more direct. But a CRD that is older than the operator drops a new
+field, and the operator would then forget that a stop was announced; conditions exist in every CRD.
 """
 
 from __future__ import annotations
