@@ -14,12 +14,13 @@ from typing import Literal
 
 from dtj_core import api
 from dtj_core.api import v1alpha1
+from dtj_core.api.restart import RestartSettings
 
 _other = json.loads(sys.argv.pop(1))
 
 
 def _change() -> None:
-    spec, restart = v1alpha1.Spec, v1alpha1.RestartSettings
+    spec, restart = v1alpha1.Spec, RestartSettings
     if "maxRestarts" in _other:
         restart.model_fields["max_restarts"].default = _other["maxRestarts"]
         restart.model_rebuild(force=True)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj_core import api
-from dtj_core.api.v1alpha1 import Checkpoint, RestartSettings, Spec
+from dtj_core.api.checkpoint import Checkpoint
+from dtj_core.api.restart import RestartSettings
+from dtj_core.api.v1alpha1 import Spec
 from dtj_core.plan import children, plan, shape
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Delete, Object, Observed

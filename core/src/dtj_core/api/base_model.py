@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema
 
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
+INT32_MAX = 2**31 - 1
 TOLERANT = "tolerant"  # the pydantic validation context of `read`
 
 
