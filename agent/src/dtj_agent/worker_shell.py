@@ -13,7 +13,9 @@ from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import error_file, extension_locks, launchers, worker_env
 from dtj_agent.workers.report_socket import ReportSocket
+from dtj_agent.workers.stacks import StackFiles
 from dtj_agent.workers.supervisor import Supervisor
+from dtj_contract import names
 
 
 class WorkerShell:
@@ -39,6 +41,7 @@ class WorkerShell:
         self._ports.renew()
         self._reports = ReportSocket(loop, settings.state_dir)
         self._reports.on_news = lambda: self.on_reports()
+        self.stacks = StackFiles(os.path.join(os.path.abspath(settings.state_dir), names.STACK_FOLDER))
         self._supervisor = Supervisor(loop, is_init=os.getpid() == 1)
         self._supervisor.on_exit = self._on_worker_exit
         self._supervisor.on_gone = self._on_workers_gone
@@ -84,12 +87,13 @@ class WorkerShell:
             for path in extension_locks.remove_stale_locks(extension_locks.folder(self._environ)):
                 self._log("removed %s: the worker that was building an extension there was killed" % path)
         ranks = self.ranks(spawn)
+        self.stacks.begin(ranks)
         environments = {}
         for local_rank, rank in enumerate(ranks):
             error_path = self._error_path(local_rank)
             self._remove(error_path)
             environments[rank] = worker_env.worker_environment(
-                settings, self._environ, spawn, local_rank, self._reports.path, error_path
+                settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank)
             )
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))

@@ -84,6 +84,8 @@ ENV_CHECKPOINT_KEEP = "DTJ_CHECKPOINT_KEEP"
 # --- environment: agent -> worker (in addition to torchrun's) ---------------------------------------------------------
 ENV_ATTEMPT = "DTJ_ATTEMPT"
 ENV_AGENT_SOCKET = "DTJ_AGENT_SOCKET"  # unix datagram socket for progress reports
+# The file in which a worker registers for stack dumps (dtj_contract.stack_dump).
+ENV_STACK_FILE = "DTJ_STACK_FILE"
 TORCHRUN_ENV = (
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID",
@@ -107,6 +109,7 @@ METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "state.json"  # what an agent needs after a restart of its container
 OUTCOME_FILE = "outcome.json"
 SOCKET_FILE = "agent.sock"
+STACK_FOLDER = "stacks"
 
 # --- the agents' protocol: times --------------------------------------------------------------------------------------
 HEARTBEAT_SECONDS = 1.0
@@ -133,6 +136,7 @@ LEASE_RETRY_SECONDS = 1.0
 FAREWELL_SECONDS = 5.0  # how long the coordinator waits until all members have the outcome
 # The agent with rank 0 forwards progress this often; the others forward it with their heartbeat.
 PROGRESS_SECONDS = 0.2
+STEP_PAGE_SECONDS = 0.5  # between two readings of the optimizer steps that forked workers count
 SAVES_SECONDS = 10.0  # between two scans for checkpoints that a script does not report
 # How long a log that accepts nothing blocks its workers; after that their lines are dropped.
 BACK_PRESSURE_SECONDS = 1.0

@@ -28,8 +28,9 @@ def ranks(settings: AgentSettings, spawn: Spawn) -> range:
 
 
 def worker_environment(
-    settings: AgentSettings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str
-) -> Dict[str, str]:
+    settings: AgentSettings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str,
+    stack_file: str,
+) -> Dict[str, str]:  # fmt: skip
     """Returns `inherited` with everything that torchrun sets. RESTART_COUNT is attempt - 1: the first attempt is 1."""
     world = spawn.nodes * settings.processes
     rank = ranks(settings, spawn)[local_rank]
@@ -57,6 +58,7 @@ def worker_environment(
         "TORCHELASTIC_ERROR_FILE": error_file,
         names.ENV_ATTEMPT: str(spawn.attempt),
         names.ENV_AGENT_SOCKET: socket,
+        names.ENV_STACK_FILE: stack_file,
         names.ENV_BACKEND: settings.backend,
         names.ENV_JOB: settings.job,
     })  # fmt: skip
