@@ -1,4 +1,4 @@
-"""What the agent observes of a forked worker's training without any import in the user's script."""
+"""Observes a forked worker's training without any import in the user's script."""
 
 from __future__ import annotations
 
