@@ -73,6 +73,10 @@ ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"
 ENV_STOP_GRACE_SECONDS = "DTJ_STOP_GRACE_SECONDS"
 ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
+# Modules that the warm process imports beside torch, separated by commas; and whether there is one.
+ENV_PRELOAD = "DTJ_PRELOAD"
+ENV_WARM_WORKERS = "DTJ_WARM_WORKERS"
+WARM_AUTO, WARM_NEVER = "Auto", "Never"
 # --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": exit if the process that started the agent does
 # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
@@ -126,6 +130,14 @@ ANNOUNCE_FANOUT = 8  # peers that a member without a coordinator calls in one ro
 ANNOUNCE_AT_ONCE = 32  # concurrent calls of the coordinator
 # SIGTERM to SIGKILL of the workers of a failed group, unless restart.stopGraceSeconds is set.
 STOP_GRACE_SECONDS = 0.5
+# The warm process: how long one module may take to import, and how long an attempt waits for the imports
+# (a plain start would have to import the same, once for each rank).
+WARM_IMPORT_SECONDS = 60.0
+WARM_WAIT_SECONDS = 120.0
+WARM_FORK_SECONDS = 10.0  # from a request to the pid of every rank
+# The pause before a warm process that ended is replaced doubles; after this many that never became ready there is none.
+WARM_RETRY_SECONDS = 0.5
+WARM_TRIES = 4
 # A worker that is alive this long after SIGKILL is stuck (uninterruptible sleep): its pod must be replaced.
 STUCK_SECONDS = 30.0
 # The state of a member with stuck workers in /status: the operator deletes its pod.
