@@ -29,6 +29,8 @@ class WorkerEnv:
     job: str | None = None
     attempt: int | None = None
     agent_socket: Path | None = None
+    stack_file: Path | None = None
+    """Where this worker registers for the agent's requests of its stacks."""
     checkpoint_dir: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
@@ -70,6 +72,7 @@ class WorkerEnv:
             job=env.get(names.ENV_JOB),
             attempt=optional(names.ENV_ATTEMPT),
             agent_socket=path(names.ENV_AGENT_SOCKET),
+            stack_file=path(names.ENV_STACK_FILE),
             checkpoint_dir=path(names.ENV_CHECKPOINT_DIR),
             checkpoint_every=optional(names.ENV_CHECKPOINT_EVERY),
             checkpoint_keep=optional(names.ENV_CHECKPOINT_KEEP),
