@@ -85,3 +85,10 @@ def test_goodput_of_a_script_without_reports_is_unknown() -> None:
 def test_goodput_of_no_time_is_unknown(now: float) -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0}
     assert progress.with_goodput(status, now) == status
+
+
+def test_stragglers_are_those_of_the_last_report() -> None:
+    slow = {"rank": 3, "pod": "digits-1", "node": "w2", "ratio": 1.62}
+    status = merged({}, stragglers=[{**slow, "more": 1}, "x"])
+    assert status["stragglers"] == [slow]
+    assert "stragglers" not in merged(status)

@@ -9,6 +9,8 @@ from dtj_agent.group.vitals import RankVitals
 from dtj_contract.worker_report import WorkerReport
 
 RECENT_STEPS = 31
+LEAST_OWN_STEPS = 20
+"""Reports of a rank's own work that make it known."""
 TRAINING = ("", "training")
 
 
@@ -106,7 +108,7 @@ class _Rank:
             usual=_median(self._recent),
             longest=self.longest,
             announces=self._announces,
-            own=_median(self._own),
+            own=_median(self._own) if len(self._own) >= LEAST_OWN_STEPS else None,
         )
 
 

@@ -11,8 +11,10 @@ MIN_SPEED_SECONDS = 1.0
 
 
 def merge(status: Object, report: Report, now: float) -> Object:
-    """Returns `status` with the progress, the checkpoint and the goodput of `report`."""
-    merged = dict(status)
+    """Returns `status` with the progress, the checkpoint, the slow ranks and the goodput of `report`."""
+    merged = {name: value for name, value in status.items() if name != "stragglers"}
+    if report.stragglers:
+        merged["stragglers"] = list(report.stragglers)
     if report.progress:
         merged["progress"] = _progress(status.get("progress") or {}, report.progress)
     if report.checkpoint.get("step", -1) >= (status.get("checkpoint") or {}).get("step", -1) and report.checkpoint:
