@@ -35,6 +35,8 @@ ROWS: list[tuple[str, HangSettings, dict[int, RankVitals], bool, tuple[str, list
     ("silent, one rank behind", DEFAULTS, {0: rank(0, age=301), 1: rank(1, age=301, step=99)}, True, ("noStep", [1])),
     ("silent, first steps", DEFAULTS, both(age=1199.0, steps=3), True, None),
     ("silent, first steps, hung", DEFAULTS, both(age=1201.0, steps=3), True, ("noStep", [])),
+    ("silent, first report late", DEFAULTS, both(age=2999.0, steps=1, first=1500.0), True, None),
+    ("silent, first report late, later", DEFAULTS, both(age=301.0, first=1500.0), True, ("noStep", [])),
     ("announces, above the floor", DEFAULTS, both(age=31.0, **LOUD), True, ("noStep", [])),
     ("announces, below the floor", DEFAULTS, both(age=29.0, **LOUD), True, None),
     ("announces, at the disk", DEFAULTS, both(age=31.0, disk=True, **LOUD), True, None),
@@ -112,6 +114,15 @@ def hung_at(trace: Iterator[Event], settings: HangSettings = DEFAULTS, minutes: 
 
 def growing_validation(step: int, noise: random.Random) -> float:
     return 2.0 * (step // 500) if step % 500 == 0 else 0.0
+
+
+def rare_reports() -> Iterator[Event]:
+    for count in range(1, 100):
+        yield 1500.0, {"step": count * 1000}
+
+
+def test_script_that_reports_every_25_minutes_shows_no_hang() -> None:
+    assert hung_at(rare_reports(), minutes=600) is None
 
 
 SILENT_PAUSES: dict[str, Callable[[int, random.Random], float]] = {

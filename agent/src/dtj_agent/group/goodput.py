@@ -14,6 +14,8 @@ from dtj_agent.group.messages import Now
 from dtj_agent.group.recovery_timer import RecoveryTimer
 
 Json = Dict[str, Any]
+STARTING = ("loading", "compiling")
+"""Phases before the first step, in which nothing is trained."""
 
 
 class GoodputTracker:
@@ -78,7 +80,7 @@ class GoodputTracker:
 
         `recovery`: the one that led to this attempt, if any.
         """
-        if self._running and self._uncheckpointed_since is None and report.get("phase") != "loading":
+        if self._running and self._uncheckpointed_since is None and report.get("phase") not in STARTING:
             self._uncheckpointed_since = now.mono
         self.stepped = self.stepped or bool(report.get("stepped"))
         if recovery is not None and not recovery.is_finished:
