@@ -185,6 +185,8 @@ def test_own_steps_of_a_script_replace_those_of_its_optimizer() -> None:
     board = RankBoard(1, 0.0)
     board.add({"rank": 0, "attempt": 1, "phase": "training", "resumedStep": 500, "step": 500}, 1.0)
     assert board.vitals(0, 1.0).step is None
+    board.add({"rank": 0, "attempt": 1, "optimizerSteps": 0}, 1.5)
+    assert board.vitals(0, 1.5).step is None
     board.add({"rank": 0, "attempt": 1, "optimizerSteps": 1}, 2.0)
     assert board.vitals(0, 2.0).step == 1
     board.add({"rank": 0, "attempt": 1, "phase": "training", "step": 502}, 3.0)

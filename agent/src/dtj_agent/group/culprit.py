@@ -33,6 +33,14 @@ def place(stack: str) -> Place:
     return Place(text[-MAX_PLACE:], bool(_WAITING.search(innermost["file"])))
 
 
+def shortened(stack: str, room: int) -> str:
+    """Returns a stack of at most `room` characters, the main thread first, innermost frames first."""
+    if len(stack) <= room:
+        return stack
+    main = _main_thread(stack)
+    return (main + stack.replace(main, ""))[:room]
+
+
 def suspects(ranks: List[int], places: Dict[int, Place]) -> List[int]:
     """Returns the ranks that the others wait for, the most suspect first; `ranks` if no stack helps.
 

@@ -129,7 +129,11 @@ class HangGuard:
 
     def _failure(self, hang: Hang, members: List[Peer], attempt: int, now: Now) -> Json:
         places = {rank: culprit.place(stack) for rank, stack in self._stacks.items()}
-        ranks = hang.ranks or culprit.suspects(sorted(self._seen), places)
+        everyone = sorted(self._seen)
+        ranks = hang.ranks if hang.kind == hang_watch.STOPPED else culprit.suspects(everyone, places)
+        if ranks == everyone:
+            # Reports may be some steps behind, so a step is weaker evidence than a stack.
+            ranks = hang.ranks or everyone
         rank = ranks[0]
         peer = next(peer for peer in members if peer.ordinal == self._seen[rank].ordinal)
         stands = places[rank].line if rank in places else ""
@@ -138,7 +142,7 @@ class HangGuard:
             "attempt": attempt, "rank": rank, "ordinal": peer.ordinal, "pod": peer.pod, "node": peer.node,
             "exitCode": None, "signal": None, "reason": Reason.WORKER_HUNG,
             "message": _message(hang, ranks, len(self._seen), where, stands), "time": now.wall, "logTail": "",
-            "stack": self._stacks.get(rank, "")[: names.MAX_STACK_CHARS],
+            "stack": culprit.shortened(self._stacks.get(rank, ""), names.MAX_STACK_CHARS),
         }  # fmt: skip
 
 
