@@ -13,6 +13,7 @@ from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import error_file, extension_locks, launchers, python_command, worker_env
+from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.stacks import StackFiles
 from dtj_agent.workers.supervisor import Supervisor
@@ -51,6 +52,7 @@ class WorkerShell:
         self._supervisor.on_output = output.write
         self._supervisor.on_stuck = lambda text: self.on_stuck(text)
         self._supervisor.has_room = output.has_room
+        self.watch = RankWatch(loop, lambda: self._supervisor.processes, self._reports, self.stacks)
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._warm = self._warm_process(output)
@@ -102,6 +104,7 @@ class WorkerShell:
             )
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
+        self.watch.begin()
         self._start.start(settings.command, environments)
 
     def stop(self, grace: float) -> None:

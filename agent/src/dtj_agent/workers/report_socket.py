@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from dtj_agent.errors import SettingsError
 from dtj_agent.net.loop import READ, Loop
 from dtj_agent.workers.progress_board import ProgressBoard
+from dtj_agent.workers.rank_board import RankBoard
 from dtj_agent.workers.step_pages import StepPages
 from dtj_contract import names, worker_report
 from dtj_contract.step_page import StepCount
@@ -30,6 +31,8 @@ class ReportSocket:
         self.on_news: Callable[[], object] = lambda: None
         self._loop = loop
         self._board = ProgressBoard(0)
+        self.ranks = RankBoard(0, loop.clock())
+        """The reports of this attempt, by rank."""
         self._last_taken = 0.0
         self._pages = StepPages()
         self._counts: Dict[int, StepCount] = {}
@@ -53,6 +56,7 @@ class ReportSocket:
     def begin(self, attempt: int) -> None:
         """Accepts only reports of this attempt from now on."""
         self._board = ProgressBoard(attempt, self._board.take_events())
+        self.ranks = RankBoard(attempt, self._loop.clock(), self.ranks.longest)
         self._pages.close()
         self._counts = {}
 
@@ -69,6 +73,7 @@ class ReportSocket:
             report = worker_report.parse(datagram)
             if report is not None:
                 self._board.add(report)
+                self.ranks.add(report, self._loop.clock())
             for descriptor in descriptors:
                 if report is not None and report["attempt"] == self._board.attempt:
                     self._pages.add(report["rank"], descriptor)
@@ -125,7 +130,9 @@ class ReportSocket:
         for rank, count in self._pages.read().items():
             if count != self._counts.get(rank):
                 self._counts[rank] = count
-                self._board.add({"rank": rank, "attempt": self._board.attempt, "optimizerSteps": count.steps})
+                report = {"rank": rank, "attempt": self._board.attempt, "optimizerSteps": count.steps}
+                self._board.add(report)
+                self.ranks.add(report, count.last)
 
     def _pages_due(self) -> None:
         self._is_reading_pages = False

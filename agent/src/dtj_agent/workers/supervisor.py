@@ -124,6 +124,11 @@ class Supervisor:
         self._sweep()
 
     @property
+    def processes(self) -> Dict[int, int]:
+        """The pids of the workers that run, by rank."""
+        return {worker.rank: worker.pid for worker in self._workers.values() if worker.alive}
+
+    @property
     def is_guarded(self) -> bool:
         """Whether children must be made to end with the agent: the kernel does so only for PID 1."""
         return self._guarded

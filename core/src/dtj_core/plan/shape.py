@@ -37,6 +37,9 @@ FIELDS: dict[str, Any] = {
     "restart.maxRestarts": 10,
     "restart.windowSeconds": 3600,
     "restart.stopGraceSeconds": None,
+    "hangDetection.policy": "Restart",
+    "hangDetection.minSeconds": None,
+    "progressDeadlineSeconds": None,
 }
 DIGITS = 12
 DEFAULT = "default"
