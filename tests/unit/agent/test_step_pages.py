@@ -230,6 +230,7 @@ def test_metrics_show_counted_steps_beside_reported_ones() -> None:
     page: Any = {
         "job": "j", "attempt": 1, "phase": "Running", "worldSize": 1, "members": [], "recoveries": [],
         "restarts": {"inPlace": 0, "pod": 0, "counted": 0}, "productiveSeconds": 0.0, "checkpoint": None,
+        "stragglers": [],
         "progress": {"step": None, "optimizerSteps": 61},
     }  # fmt: skip
     text = metrics.render(page).decode()
