@@ -188,6 +188,8 @@ def test_counted_steps_show_that_a_script_works_and_are_no_step_of_the_job() -> 
     assert (history.furthest, harness.coordinator.goodput.last_step) == (0, None)
     counted(harness, 51, step=700)
     counted(harness, 52)
+    broken(harness)
+    counted(harness, 1, attempt=2)
     assert (history.progress or {})["step"] == 700, "a count never replaces a reported step"
 
 
