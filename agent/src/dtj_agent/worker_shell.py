@@ -51,7 +51,7 @@ class WorkerShell:
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._warm = self._warm_process(output)
-        self._start = WorkerStart(loop, self._supervisor, self._warm, self._log, self._stack_path)
+        self._start = WorkerStart(loop, self._supervisor, self._warm, self._log)
         self._store.on_failed = self._fail_store
         self._store.on_ended = lambda code: self._log(
             "the rendezvous store ended without being stopped (wait status %d)" % code
@@ -134,9 +134,6 @@ class WorkerShell:
         warm = WarmProcess(self._loop, command, environ, settings.preload, spared, guarded)
         warm.log, warm.on_output = self._log, output.write
         return warm
-
-    def _stack_path(self, rank: int) -> str:
-        return os.path.join(self._settings.state_dir, "stack-%d" % rank)
 
     # --- the end of workers -----------------------------------------------------------------------
 

@@ -88,6 +88,8 @@ ENV_CHECKPOINT_KEEP = "DTJ_CHECKPOINT_KEEP"
 # --- environment: agent -> worker (in addition to torchrun's) ---------------------------------------------------------
 ENV_ATTEMPT = "DTJ_ATTEMPT"
 ENV_AGENT_SOCKET = "DTJ_AGENT_SOCKET"  # unix datagram socket for progress reports
+# The file in which a worker registers for stack dumps (dtj_contract.stack_dump).
+ENV_STACK_FILE = "DTJ_STACK_FILE"
 TORCHRUN_ENV = (
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID",

@@ -37,6 +37,8 @@ FIELDS: dict[str, Any] = {
     "restart.maxRestarts": 10,
     "restart.windowSeconds": 3600,
     "restart.stopGraceSeconds": None,
+    "warmWorkers": "Auto",
+    "preload": [],
 }
 DIGITS = 12
 DEFAULT = "default"
