@@ -115,7 +115,7 @@ class WorkerShell:
         if self._warm is not None:
             self._warm.close()
         self._reports.close()
-        self._store.close()
+        self._store.end()
 
     # --- the warm process -------------------------------------------------------------------------
 
