@@ -108,16 +108,20 @@ class WorkerShell:
         self._start.start(settings.command, environments)
 
     def stop(self, grace: float) -> None:
-        """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""
+        """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds.
+
+        The default grace of a failed group is only for workers that can use it.
+        """
         self._start.cancel()
-        self._supervisor.stop(grace)
+        default = grace <= names.STOP_GRACE_SECONDS and not self._settings.stop_grace_given
+        self._supervisor.stop(grace, hurry=default)
 
     def close(self) -> None:
         """Closes the report socket, and ends the store and the warm process."""
         if self._warm is not None:
             self._warm.close()
         self._reports.close()
-        self._store.close()
+        self._store.end()
 
     # --- the warm process -------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ class RestartSettings(Model):
     window_seconds: int = Field(default=3600, ge=1, le=INT32_MAX)
     """Length of the sliding window in seconds."""
     stop_grace_seconds: float | None = Field(default=None, ge=0, le=600)
-    """Seconds from SIGTERM to SIGKILL for the workers of a failed group. Default: 0.5. A longer
-    time lets their signal handlers save, but every restart may then take that long, because a rank
-    that waits in a collective runs no handler."""
+    """Seconds from SIGTERM to SIGKILL for the workers of a failed group. Default: 0.5 if a worker
+    has a SIGTERM handler of its own, else 0. A longer time lets their signal handlers save, but
+    every restart may then take that long, because a rank that waits in a collective runs no
+    handler."""

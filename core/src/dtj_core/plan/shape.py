@@ -40,6 +40,8 @@ FIELDS: dict[str, Any] = {
     "hangDetection.policy": "Restart",
     "hangDetection.minSeconds": None,
     "progressDeadlineSeconds": None,
+    "warmWorkers": "Auto",
+    "preload": [],
 }
 DIGITS = 12
 DEFAULT = "default"
