@@ -21,6 +21,7 @@ from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Identity, Member, WorkerExit
 from dtj_agent.group.messages import Message, Now
+from dtj_agent.net import descriptors
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
@@ -57,6 +58,9 @@ class Agent:
         self.coordinator_shell: Optional[CoordinatorShell] = None
         """In the agent of pod 0."""
         if settings.ordinal == 0:
+            few_descriptors = descriptors.make_room(settings.peer_count)
+            if few_descriptors:
+                self.log(few_descriptors)
             history = History.from_json(self.member.history.to_json())
             coordinator = Coordinator(read_group_spec(settings), history, final, self._now())
             self.coordinator_shell = CoordinatorShell(loop, coordinator, settings.checkpoint_dir, self.log)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dtj_agent.group.coordinator import HISTORY_SECONDS
 from dtj_agent.group.history import History
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import WALL, CoordinatorHarness
@@ -17,6 +18,20 @@ def test_history_change_reaches_every_member() -> None:
     harness.receive(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": "step 5"})
     assert [ordinal for ordinal, _ in harness.messages("history")] == [0, 1]
     assert harness.messages("history")[0][1]["history"]["events"][-1]["reason"] == "CheckpointTorn"
+
+
+def test_changes_in_quick_succession_reach_every_member_together() -> None:
+    """All members may change the history at the same time, and each change goes to all of them."""
+    harness = CoordinatorHarness(2).running()
+    for number in range(5):
+        harness.receive(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": str(number)})
+    assert len(harness.messages("history")) == 2, "the first one is sent at once"
+    harness.wait(HISTORY_SECONDS)
+    sent = harness.messages("history")
+    assert [ordinal for ordinal, _ in sent] == [0, 1] * 2
+    assert [event["message"] for event in sent[-1][1]["history"]["events"]] == ["0", "1", "2", "3", "4"]
+    harness.wait(60)
+    assert len(harness.messages("history")) == 4
 
 
 def test_new_process_of_pod_0_keeps_the_newest_history() -> None:

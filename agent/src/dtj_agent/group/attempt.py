@@ -39,11 +39,12 @@ class Attempt:
         The first of `peers`, which are in the order of their ordinals, is the master.
         """
         master = peers[0]
+        memory = history.to_json()  # encoded once for all of them
         for peer in peers:
             peer.state, peer.attempt = RUNNING, self.number
             outbox.send(peer.conn, {
                 "type": "start", "attempt": self.number, "nodeRank": self.node_ranks[peer.ordinal], "nodes": len(peers),
-                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
+                "masterAddr": master.address, "masterPort": master.port, "history": memory,
             })  # fmt: skip
 
     @property

@@ -169,6 +169,11 @@ class AttemptLifecycle:
         self._stopping.request(grace, self._outbox, now)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the stopping attempt has no member left whose workers are still stopping."""
+        return self.phase == PHASE_STOPPING and not self._stopping.is_pending
+
+    @property
     def stopping(self) -> List[Peer]:
         """The members whose workers are still stopping, by ordinal."""
         return self._stopping.pending() if self.phase == PHASE_STOPPING else []
