@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dtj_agent.net.encoding import SharedEncoder, encode
 from dtj_agent.net.loop import Loop
 from dtj_agent.net.server import AgentServer
 from dtj_contract import names
+from tests.lib.crowd import crowd
 
 UNLIMITED = resource.RLIM_INFINITY
 LIMITS = {
@@ -81,3 +83,13 @@ def test_shared_history_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_encoded_message_that_is_too_long_is_rejected() -> None:
     with pytest.raises(WireError, match="too long"):
         Session(b"k" * 64, client=True).seal_encoded(b'"' + b"x" * names.MAX_FRAME_BYTES + b'"')
+
+
+def test_512_members_that_fail_at_once_start_the_next_attempt(tmp_path: Path) -> None:
+    """hack/group_size.py measures the time: at most 2 s on an idle machine."""
+    size = 512
+    with crowd(tmp_path, size) as group:
+        group.until_attempt(1)
+        group.fail_all()
+        group.until_attempt(2)
+        assert group.resident() * 1024 <= 20 * 2**20 + size * 10_000

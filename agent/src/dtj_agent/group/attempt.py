@@ -11,6 +11,7 @@ from dtj_agent.group.messages import RUNNING, Now
 from dtj_agent.group.node_ranks import assign_node_ranks
 from dtj_agent.group.root_cause import Json, Loss
 from dtj_agent.group.roster import Peer
+from dtj_contract import names
 from dtj_contract.names import Reason
 
 
@@ -66,7 +67,8 @@ class Attempt:
         """Adds the failed workers that a member reported."""
         for failure in failures:
             if root_cause.is_evidence(failure):
-                self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
+                tail = str(failure.get("logTail") or "")[-names.LOG_TAIL_BYTES :]  # thousands of members may fail
+                self._evidence.append(dict(failure, logTail=tail, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
 
     def root_failure(self, progressed: bool, pod_lost: bool, now: Now) -> Optional[Json]:
         """Returns the root cause among the failed workers; None if no worker is to blame."""
