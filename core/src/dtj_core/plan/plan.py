@@ -15,6 +15,7 @@ from dtj_contract.names import Reason
 from dtj_core.api import InvalidJob
 from dtj_core.plan import (
     children,
+    container_oom,
     deadlines,
     events,
     outcome,
@@ -58,10 +59,10 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     group = pods.current_pods(job, observed)
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
     status = version_skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
-    status = _merge_report(status, report, now)
+    status = container_oom.explain_crashes(_merge_report(status, report, now), group, job.trainer_container)
     result = _find_result(job, observed, group, status, report, now)
     if result is not None:
-        end = _end(obj, status, result, conditions)
+        end = _end(obj, status, result, conditions, group, job.trainer_container)
         return replace(end, events=(*events.events_for_agent(stored, report), *end.events))
     hint = stuck_pods.manual_action(obj, observed, now)
     if job.spec.suspend:
@@ -91,7 +92,14 @@ def _find_result(
     return result
 
 
-def _end(obj: Object, status: Object, result: JobResult, conditions: Conditions) -> Plan:
+def _end(
+    obj: Object,
+    status: Object,
+    result: JobResult,
+    conditions: Conditions,
+    group: tuple[Object, ...] = (),
+    container: str = names.CONTAINER,
+) -> Plan:
     """Writes only the status. Once it is stored, the next reconcile deletes the pods.
 
     The other way round, a crash in between would lose the outcome.
@@ -99,6 +107,10 @@ def _end(obj: Object, status: Object, result: JobResult, conditions: Conditions)
     time = rfc3339(conditions.now)
     status = _merge_report(remove_condition(status, names.STALLED), result.report, conditions.now)
     status = progress.with_goodput(status, conditions.now)
+    if result.report is not None:
+        status = container_oom.explain_crashes(status, group, container)
+        known = status.get("failures") or []
+        result = replace(result, message=container_oom.explain_outcome(result.message, result.report.failures, known))
     if result.failures:
         status = restarts.with_evidence(status, result.failures, result.crashes)
     for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, result.kind):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtj_contract.names import Reason
+from dtj_core.plan.container_oom import OOM_KILLED, describe, last_oom_kill
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.outcome import JobResult
@@ -101,9 +102,8 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
         if status.get("phase") == "Failed":
             reason = Reason.POD_EVICTED if status.get("reason") == "Evicted" else Reason.POD_LOST
             return Cause(reason, f"pod {name}: {status.get('message') or status.get('reason') or 'the pod failed'}")
-        ended = (_status(pod, job.trainer_container).get("state") or {}).get("terminated") or {}
-        if ended.get("reason") == "OOMKilled":
-            return Cause(Reason.OOM_KILLED, f"pod {name} exceeded its memory limit")
+        if not is_running(pod, job.trainer_container) and last_oom_kill(_status(pod, job.trainer_container)):
+            return Cause(Reason.OOM_KILLED, describe(pod, job.trainer_container))
     missing = sorted(set(range(job.spec.replicas)) - present)
     if missing:
         return Cause(Reason.POD_LOST, f"pod {job.name}-{missing[0]} is missing; waiting for its replacement")
@@ -137,7 +137,7 @@ def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | N
 def _unstartable_result(
     reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0
 ) -> JobResult:
-    why = Reason.OOM_KILLED if ended.get("reason") == "OOMKilled" else Reason.AGENT_CRASHED
+    why = Reason.OOM_KILLED if ended.get("reason") == OOM_KILLED else Reason.AGENT_CRASHED
     failure: Object = {
         "ordinal": ordinal(pod),
         "pod": pod["metadata"]["name"],
@@ -172,6 +172,8 @@ def _why_waiting(pod: Object, container: str) -> Cause | None:
             return Cause(Reason.CONTAINER_CONFIG_ERROR, f"pod {name}: {detail or reason}")
         if reason == "CrashLoopBackOff":
             ended = _last_failure(status)
+            if ended.get("reason") == OOM_KILLED:
+                return Cause(Reason.OOM_KILLED, describe(pod, str(status.get("name"))))
             return Cause(
                 Reason.AGENT_CRASHED,
                 f"pod {name}: container {status.get('name')} exited with {ended.get('exitCode')}; restarting it; "

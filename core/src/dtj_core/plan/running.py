@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
+from dtj_core.plan import container_oom
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.conditions import Conditions, find_condition, is_true
 from dtj_core.plan.job import Job
@@ -101,16 +102,31 @@ def _why_restarting(
     """Returns why the group does not run: why a pod was lost, or what the agents report."""
     reported = report.phase_reason if report is not None else ""
     remembered = _remembered_loss(job.status)
-    if remembered is not None and (not reported or reported in LOST):
+    failed = _failure_of_attempt(status, reported)
+    if failed is not None:
+        lost = failed
+    elif remembered is not None:
         lost = remembered
-    elif not reported or reported in LOST:
-        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, UNEXPLAINED)
     else:
-        failures = [f for f in status.get("failures") or () if f.get("attempt") == status.get("attempt")]
-        last = failures[-1] if failures else {}
-        lost = Cause(reported, str(last.get("message") or f"attempt {status.get('attempt')} ended"))
+        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, UNEXPLAINED)
     blocks = blocked is not None and blocked.reason not in (Reason.PODS_PENDING, lost.reason)
     return blocked if blocked is not None and blocks and lost.message == UNEXPLAINED else lost
+
+
+def _failure_of_attempt(status: Object, reported: str) -> Cause | None:
+    """Returns why the attempt broke; None if it broke because a pod was lost.
+
+    Running out of memory may be either: the agents report a crash or a loss, and the status holds
+    what the kubelet reports about it.
+    """
+    failures = [f for f in status.get("failures") or () if f.get("attempt") == status.get("attempt")]
+    killed = [f for f in failures if f.get("reason") == Reason.OOM_KILLED]
+    if killed and reported in (Reason.OOM_KILLED, *container_oom.UNEXPLAINED_REASONS):
+        return Cause(Reason.OOM_KILLED, str(killed[-1].get("message") or "a process ran out of memory"))
+    if not reported or reported in LOST:
+        return None
+    last = failures[-1] if failures else {}
+    return Cause(reported, str(last.get("message") or f"attempt {status.get('attempt')} ended"))
 
 
 def _remembered_loss(status: Object) -> Cause | None:

@@ -113,7 +113,10 @@ def significant_fields(status: Object) -> Object:
         ],
         "attempt": status.get("attempt", 0),
         "restarts": (status.get("restarts") or {}).get("total", 0),
-        "failures": [(f.get("attempt"), f.get("ordinal"), f.get("rank")) for f in status.get("failures") or ()],
+        "failures": [
+            (f.get("attempt"), f.get("ordinal"), f.get("rank"), f.get("reason") == Reason.OOM_KILLED)
+            for f in status.get("failures") or ()
+        ],
         # Written twice: when a recovery becomes known, and when its cost does.
         "recoveries": [
             (r.get("attempt"), bool((r.get("seconds") or {}).get("firstStep"))) for r in status.get("recoveries") or ()
