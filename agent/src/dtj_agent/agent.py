@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from typing import List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
@@ -18,9 +18,10 @@ from dtj_agent.files.state_file import StateDir
 from dtj_agent.group import diagnosis, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
+from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Identity, Member, WorkerExit
-from dtj_agent.group.messages import Message, Now
+from dtj_agent.group.messages import RUNNING, Message, Now
 from dtj_agent.net import descriptors
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.link import Link
@@ -71,6 +72,7 @@ class Agent:
         self.workers.on_stuck = self._on_stuck
         self.workers.on_reports = self._send_reports
         self.workers.on_store_failed = self._on_store_failed
+        self.workers.watch.on_stopped = self._send_beat
         self.member.port = self.workers.port
         self.server = AgentServer(
             loop,
@@ -123,6 +125,8 @@ class Agent:
                 self.workers.spawn(effect)
             elif isinstance(effect, member.Stop):
                 self.workers.stop(effect.grace)
+            elif isinstance(effect, member.TakeStacks):
+                self.workers.watch.take_stacks(self._send_stacks)
             elif isinstance(effect, member.Save):
                 self._state_dir.save_state(self.member.saved())
             elif isinstance(effect, member.Finish):
@@ -181,6 +185,18 @@ class Agent:
         self._do([member.SendToCoordinator(message) for message in messages])
         return bool(messages)
 
+    def _send_beat(self) -> None:
+        """Sends a heartbeat, with the vitals of the ranks that run."""
+        ranks = self.workers.watch.vitals() if self.member.state == RUNNING else []
+        vitals: Message = {"attempt": self.workers.attempt, "ranks": ranks} if ranks else {}
+        self._do([member.SendToCoordinator({"type": "beat", **vitals})])
+
+    def _send_stacks(self, stacks: Dict[str, str]) -> None:
+        for rank, stack in stacks.items():
+            self.log("rank %s hangs; its stack:\n%s" % (rank, stack))
+        beat: Message = {"type": "beat", "attempt": self.workers.attempt, "stacks": stacks}
+        self._do([member.SendToCoordinator(beat)])
+
     # --- connections ------------------------------------------------------------------------------
 
     def _coordinator_address(self) -> Address:
@@ -207,8 +223,8 @@ class Agent:
     def _on_tick(self) -> None:
         """Sends the heartbeats, and does whatever is due about once a second."""
         self.loop.later(names.HEARTBEAT_SECONDS, self._on_tick)
-        if not self._send_reports():
-            self._do([member.SendToCoordinator({"type": "beat"})])
+        self._send_reports()
+        self._send_beat()
         if self.coordinator_shell is not None:
             self.coordinator_shell.on_tick()
         self._discovery.on_tick()
@@ -253,6 +269,7 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         settings.rendezvous_timeout,
         settings.job,
         settings.stop_grace,
+        HangSettings(settings.hang_policy, settings.hang_min_seconds, settings.progress_deadline),
     )
 
 

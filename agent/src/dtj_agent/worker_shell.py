@@ -12,6 +12,7 @@ from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import error_file, extension_locks, launchers, worker_env
+from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.supervisor import Supervisor
 
@@ -45,6 +46,7 @@ class WorkerShell:
         self._supervisor.on_output = output.write
         self._supervisor.on_stuck = lambda text: self.on_stuck(text)
         self._supervisor.has_room = output.has_room
+        self.watch = RankWatch(loop, lambda: self._supervisor.processes, self._reports)
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._store.on_failed = self._fail_store
@@ -94,6 +96,7 @@ class WorkerShell:
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
         self._supervisor.spawn(settings.command, environments)
+        self.watch.begin()
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""

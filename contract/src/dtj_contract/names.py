@@ -73,6 +73,9 @@ ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"
 ENV_STOP_GRACE_SECONDS = "DTJ_STOP_GRACE_SECONDS"
 ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
+ENV_HANG_POLICY = "DTJ_HANG_POLICY"  # Restart, Report or Off
+ENV_HANG_MIN_SECONDS = "DTJ_HANG_MIN_SECONDS"
+ENV_PROGRESS_DEADLINE = "DTJ_PROGRESS_DEADLINE_SECONDS"
 # --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": exit if the process that started the agent does
 # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
@@ -133,6 +136,11 @@ LEASE_RETRY_SECONDS = 1.0
 FAREWELL_SECONDS = 5.0  # how long the coordinator waits until all members have the outcome
 # The agent with rank 0 forwards progress this often; the others forward it with their heartbeat.
 PROGRESS_SECONDS = 0.2
+# Between two looks at the state of the workers' processes.
+PROCESS_STATE_SECONDS = 0.25
+# How long the coordinator waits for the stacks of a group that hangs, and a member for its ranks'.
+STACKS_SECONDS = 1.0
+STACK_SECONDS = 0.4
 SAVES_SECONDS = 10.0  # between two scans for checkpoints that a script does not report
 # How long a log that accepts nothing blocks its workers; after that their lines are dropped.
 BACK_PRESSURE_SECONDS = 1.0
@@ -141,6 +149,9 @@ BACK_PRESSURE_SECONDS = 1.0
 MAX_FRAME_BYTES = 256 * 1024
 # Of log tails in one message: JSON makes up to 12 bytes of a character, and MAX_FRAME_BYTES must hold.
 MAX_EVIDENCE_CHARS = 16 * 1024
+MAX_RANKS_OF_POD = 64  # the bound of spec.processesPerPod
+MAX_STACK_CHARS = 2048  # of a hung rank, in the status
+MAX_STRAGGLERS = 16  # in the status
 # Of events, failures and recoveries; a hello holds an outcome with a failure beside them.
 MAX_HISTORY_BYTES = 96 * 1024
 MAX_HTTP_BYTES = 8 * 1024
@@ -215,7 +226,10 @@ class Reason:
     CONNECTION_LOST = "ConnectionLost"  # the same agent came back: a network failure
     # SIGKILL did not end a worker: uninterruptible sleep, as on a dead volume or driver.
     WORKER_STUCK = "WorkerStuck"
+    # No step, no sign of life, or a rank that a signal has stopped.
+    WORKER_HUNG = "WorkerHung"
     # events of an agent
+    STRAGGLER = "Straggler"  # a rank's own work takes longer than that of the others
     CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"
     # events of a trainer
     CHECKPOINT_TORN = "CheckpointTorn"  # skipped: a file is missing, short or altered

@@ -170,6 +170,8 @@ class Coordinator:
             self.lifecycle.member_leaving(peer, float(message["grace"]), now)
         elif kind == "finished":
             peer.state = FINISHED
+        elif kind == "beat" and self.lifecycle.is_current(peer, message.get("attempt", 0)):
+            self.lifecycle.heard(peer, message, now)
         elif kind in ("stuck", "stopped", "done") and message["attempt"] == peer.attempt:
             self._ended(peer, message, now)
         elif kind == "progress" and self.lifecycle.is_current(peer, message["attempt"]):
@@ -218,6 +220,7 @@ class Coordinator:
         if self.lease.is_overdue(now):
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
         self.lifecycle.give_up_overdue(now)
+        self.lifecycle.look_for_hang(now)
         return self._advance(now)
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dtj_agent.group.hang_watch import HangSettings
 from dtj_contract import names
 
 
@@ -27,3 +28,4 @@ class GroupSpec(NamedTuple):
     """Pods are named <job>-<ordinal>."""
     stop_grace: float = names.STOP_GRACE_SECONDS
     """SIGTERM to SIGKILL of the workers of a failed group."""
+    hang: HangSettings = HangSettings()

@@ -13,6 +13,7 @@ from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
+from dtj_agent.group.hang_guard import HangGuard
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
@@ -35,6 +36,7 @@ class AttemptLifecycle:
         self.policy = RestartPolicy(spec)
         self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
+        self.guard = HangGuard(spec.hang, spec.processes)
         self.recovery: Optional[RecoveryTimer] = None
         """The last recovery; it is open until the first step after the failure."""
         self._spec = spec
@@ -66,6 +68,7 @@ class AttemptLifecycle:
         history.revision += 1
         self.attempt = Attempt.with_members(members, number, self._spec.processes)
         self.goodput.started(now)
+        self.guard.started()
         if self.recovery is not None:
             self.recovery.started(number, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
@@ -81,6 +84,32 @@ class AttemptLifecycle:
     def progressed(self, report: Message, now: Now) -> None:
         led_here = self.recovery is not None and self.recovery.attempt == self.history.attempt
         self.goodput.report(report, self.recovery if led_here else None, now)
+
+    def heard(self, peer: Peer, message: Message, now: Now) -> None:
+        """Takes what a heartbeat holds of the member's ranks."""
+        if self.phase == PHASE_RUNNING and self.guard.heard(peer, message, now):
+            self.look_for_hang(now)
+
+    def look_for_hang(self, now: Now) -> None:
+        """Breaks the attempt if it hangs, once the evidence is there; or reports it, by the job's policy."""
+        if self.phase != PHASE_RUNNING:
+            return
+        peers = self._roster.peers
+        members = [peers[ordinal] for ordinal in self.attempt.node_ranks if ordinal in peers]
+        if self.guard.suspects(members, now):
+            self._outbox.log("attempt %d makes no progress: asking for the ranks' stacks" % self.attempt.number)
+            for peer in members:
+                self._outbox.send(peer.conn, {"type": "beat", "stacks": self.attempt.number})
+        found = self.guard.finding(members, self.attempt.number, now)
+        if found is None:
+            return
+        self._outbox.log("%s\n%s" % (found.failure["message"], found.failure["stack"]))
+        if self.guard.breaks:
+            self.attempt.hang(found.failure)
+            # A rank that hangs handles no SIGTERM, and the others wait for it in a collective.
+            self._break(IN_PLACE, Reason.WORKER_HUNG, found.hang.seconds, 0.0, now)
+        else:
+            self.history.event("Warning", Reason.WORKER_HUNG, found.failure["message"], now.wall)
 
     def workers_failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
         self.attempt.fail(peer, failures)

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional
 from dtj_agent.errors import SettingsError
 from dtj_agent.net.loop import READ, Loop
 from dtj_agent.workers.progress_board import ProgressBoard
+from dtj_agent.workers.rank_board import RankBoard
 from dtj_contract import names, worker_report
 
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, 104 on macOS
@@ -25,6 +26,8 @@ class ReportSocket:
         self.on_news: Callable[[], object] = lambda: None
         self._loop = loop
         self._board = ProgressBoard(0)
+        self.ranks = RankBoard(0, loop.clock())
+        """The reports of this attempt, by rank."""
         self._last_taken = 0.0
         self.path = os.path.join(os.path.abspath(state_dir), names.SOCKET_FILE)
         if len(self.path.encode()) > MAX_SOCKET_PATH:
@@ -45,6 +48,7 @@ class ReportSocket:
     def begin(self, attempt: int) -> None:
         """Accepts only reports of this attempt from now on."""
         self._board = ProgressBoard(attempt, self._board.take_events())
+        self.ranks = RankBoard(attempt, self._loop.clock(), self.ranks.longest)
 
     def read(self) -> None:
         """Reads the reports that have arrived; a worker that has ended may have sent one just before."""
@@ -55,6 +59,7 @@ class ReportSocket:
                 break
             if report is not None:
                 self._board.add(report)
+                self.ranks.add(report, self._loop.clock())
 
     def take(self) -> List[Dict[str, Any]]:
         """Returns the news as messages. Each is returned once and must arrive, so call it only with an open link."""

@@ -114,6 +114,11 @@ class Supervisor:
         self._sweep()
 
     @property
+    def processes(self) -> Dict[int, int]:
+        """The pids of the workers that run, by rank."""
+        return {worker.rank: worker.pid for worker in self._workers.values() if worker.alive}
+
+    @property
     def pids(self) -> List[int]:
         return [worker.pid for worker in self._workers.values() if worker.alive]
 
