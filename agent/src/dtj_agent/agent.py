@@ -102,6 +102,8 @@ class Agent:
             # The message of an earlier container may be gone from the pod's status by now.
             self._state_dir.write_termination_message(self.member.outcome)
             self.log("the job is finished (%s); waiting for this pod to be deleted" % self.member.outcome.get("result"))
+        else:
+            self.workers.warm_up()
         self._link.start()
         self._on_tick()
         self.loop.run()

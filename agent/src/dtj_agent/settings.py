@@ -39,6 +39,8 @@ class AgentSettings(NamedTuple):
     """SIGTERM to SIGKILL of the workers when the pod terminates."""
     stop_grace: float
     """SIGTERM to SIGKILL of the workers when the group has failed."""
+    stop_grace_given: bool
+    """Whether the job sets that grace, rather than having the default."""
     rendezvous_timeout: float
     """0: wait for the group as long as the job exists."""
     hang_policy: str
@@ -50,6 +52,10 @@ class AgentSettings(NamedTuple):
     checkpoint_dir: Optional[str]
     die_with_parent: bool
     command: Tuple[str, ...]
+    warm: bool
+    """Whether workers are forked from a warm process where that is possible."""
+    preload: Tuple[str, ...]
+    """Modules that the warm process imports beside torch."""
 
     def peer(self, ordinal: int) -> Address:
         """Returns name and port of another agent: from the template, or from the list by ordinal."""
@@ -91,6 +97,7 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         termination_log=environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG),
         grace=_seconds(environ, names.ENV_GRACE_SECONDS, default=25.0),
         stop_grace=_seconds(environ, names.ENV_STOP_GRACE_SECONDS, default=names.STOP_GRACE_SECONDS),
+        stop_grace_given=bool(environ.get(names.ENV_STOP_GRACE_SECONDS)),
         rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=0.0),
         hang_policy=_choice(environ, names.ENV_HANG_POLICY, (hang_watch.RESTART, hang_watch.REPORT, hang_watch.OFF)),
         hang_min_seconds=_seconds(environ, names.ENV_HANG_MIN_SECONDS, default=0.0),
@@ -98,6 +105,8 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         checkpoint_dir=environ.get(names.ENV_CHECKPOINT_DIR) or None,
         die_with_parent=environ.get(names.ENV_DIE_WITH_PARENT) == "1",
         command=tuple(command),
+        warm=environ.get(names.ENV_WARM_WORKERS) != names.WARM_NEVER,
+        preload=tuple(name for name in environ.get(names.ENV_PRELOAD, "").split(",") if name),
     )
     for other in range(settings.peer_count):
         # A wrong entry must be an error now, not when that peer is first called.

@@ -76,6 +76,10 @@ ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
 ENV_HANG_POLICY = "DTJ_HANG_POLICY"  # Restart, Report or Off
 ENV_HANG_MIN_SECONDS = "DTJ_HANG_MIN_SECONDS"
 ENV_PROGRESS_DEADLINE = "DTJ_PROGRESS_DEADLINE_SECONDS"
+# Modules that the warm process imports beside torch, separated by commas; and whether there is one.
+ENV_PRELOAD = "DTJ_PRELOAD"
+ENV_WARM_WORKERS = "DTJ_WARM_WORKERS"
+WARM_AUTO, WARM_NEVER = "Auto", "Never"
 # --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": exit if the process that started the agent does
 # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
@@ -87,6 +91,8 @@ ENV_CHECKPOINT_KEEP = "DTJ_CHECKPOINT_KEEP"
 # --- environment: agent -> worker (in addition to torchrun's) ---------------------------------------------------------
 ENV_ATTEMPT = "DTJ_ATTEMPT"
 ENV_AGENT_SOCKET = "DTJ_AGENT_SOCKET"  # unix datagram socket for progress reports
+# The file in which a worker registers for stack dumps (dtj_contract.stack_dump).
+ENV_STACK_FILE = "DTJ_STACK_FILE"
 TORCHRUN_ENV = (
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID",
@@ -110,6 +116,7 @@ METRICS_FILE = "metrics.jsonl"
 STATE_FILE = "state.json"  # what an agent needs after a restart of its container
 OUTCOME_FILE = "outcome.json"
 SOCKET_FILE = "agent.sock"
+STACK_FOLDER = "stacks"
 
 # --- the agents' protocol: times --------------------------------------------------------------------------------------
 HEARTBEAT_SECONDS = 1.0
@@ -126,6 +133,14 @@ ANNOUNCE_FANOUT = 8  # peers that a member without a coordinator calls in one ro
 ANNOUNCE_AT_ONCE = 32  # concurrent calls of the coordinator
 # SIGTERM to SIGKILL of the workers of a failed group, unless restart.stopGraceSeconds is set.
 STOP_GRACE_SECONDS = 0.5
+# The warm process: how long one module may take to import, and how long an attempt waits for the imports
+# (a plain start would have to import the same, once for each rank).
+WARM_IMPORT_SECONDS = 60.0
+WARM_WAIT_SECONDS = 120.0
+WARM_FORK_SECONDS = 10.0  # from a request to the pid of every rank
+# The pause before a warm process that ended is replaced doubles; after this many that never became ready there is none.
+WARM_RETRY_SECONDS = 0.5
+WARM_TRIES = 4
 # A worker that is alive this long after SIGKILL is stuck (uninterruptible sleep): its pod must be replaced.
 STUCK_SECONDS = 30.0
 # The state of a member with stuck workers in /status: the operator deletes its pod.
@@ -141,6 +156,7 @@ PROCESS_STATE_SECONDS = 0.25
 # How long the coordinator waits for the stacks of a group that hangs, and a member for its ranks'.
 STACKS_SECONDS = 1.0
 STACK_SECONDS = 0.4
+STEP_PAGE_SECONDS = 0.5  # between two readings of the optimizer steps that forked workers count
 SAVES_SECONDS = 10.0  # between two scans for checkpoints that a script does not report
 # How long a log that accepts nothing blocks its workers; after that their lines are dropped.
 BACK_PRESSURE_SECONDS = 1.0

@@ -7,6 +7,9 @@
 
 `rank` and `attempt` are required; every other key is optional. Reports are validated once, here,
 so that later code need not check them again.
+
+`optimizerSteps` counts the steps of this attempt, and is never the script's own `step`. A worker
+that the agent has forked sends it with the descriptor of its page (dtj_contract.step_page).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def parse(datagram: bytes) -> Optional[WorkerReport]:
     if not isinstance(raw, dict) or count(raw.get("rank")) is None or count(raw.get("attempt")) is None:
         return None
     report: WorkerReport = {"rank": raw["rank"], "attempt": raw["attempt"]}
-    for key in ("step", "totalSteps", "resumedStep"):
+    for key in ("step", "totalSteps", "resumedStep", "optimizerSteps"):
         _put(report, key, count(raw.get(key)))
     for key in ("loss", "samplesPerSecond", "ownSeconds"):
         _put(report, key, finite_number(raw.get(key)))

@@ -2,16 +2,21 @@
 
 Training time is productive when its result is kept: by a checkpoint, or by the end of the job.
 Training since the last checkpoint is lost when an attempt breaks.
+
+A script that reports nothing trains from its first counted optimizer step on, and the files that it
+saves in the checkpoint folder are its checkpoints. Its goodput is a lower bound: a script may save
+elsewhere.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from dtj_agent.group import restart_policy
 from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import Now
 from dtj_agent.group.recovery_timer import RecoveryTimer
+from dtj_contract import names
 
 Json = Dict[str, Any]
 
@@ -28,12 +33,15 @@ class GoodputTracker:
         self._started = 0.0
         self._uncheckpointed_since: Optional[float] = None
         """Training after this time is in no checkpoint yet; None: not training."""
+        self._interrupted: Optional[Tuple[float, float]] = None
+        """The training of the last broken attempt that is in no checkpoint as far as known: its begin and its end."""
         self._running = False
-        self._reporting_rank: Optional[int] = None
+        self._reporter: Optional[Tuple[bool, int]] = None
+        """Whose steps are shown: those that a script reports rather than counted ones, then the lowest rank's."""
 
     def started(self, now: Now) -> None:
         self._started = now.mono
-        self._uncheckpointed_since = self._reporting_rank = None
+        self._uncheckpointed_since = self._reporter = None
         self._running, self.stepped = True, False
 
     def age(self, now: Now) -> float:
@@ -43,6 +51,8 @@ class GoodputTracker:
     def ended(self, now: Now) -> None:
         """Ends the attempt's life. The time that its stop takes does not count."""
         self.lived = self.age(now)
+        since = self._uncheckpointed_since
+        self._interrupted = None if since is None else (since, now.mono)
         self.history.lived = max(self.history.lived, self.lived)
 
     def broken(self) -> None:
@@ -68,6 +78,10 @@ class GoodputTracker:
         step = (self.history.progress or {}).get("step")
         return step if isinstance(step, int) else None
 
+    def steps_unknown(self, now: Now) -> bool:
+        """Returns whether the attempt should have shown a step by now, and the job has never shown one."""
+        return self._running and self.history.progress is None and self.age(now) > names.EARLY_SECONDS
+
     @property
     def is_silent(self) -> bool:
         """Whether an attempt runs, and none has ever reported a checkpoint."""
@@ -92,26 +106,45 @@ class GoodputTracker:
         checkpoint = report.get("checkpoint")
         if isinstance(checkpoint, dict) and isinstance(checkpoint.get("step"), int):
             self._checkpoint(checkpoint, now)
-        rank = report.get("rank")
-        if (
-            isinstance(rank, int)
-            and report.get("step") is not None
-            and (self._reporting_rank is None or rank <= self._reporting_rank)
-        ):
-            self._reporting_rank = rank
-            kept = {key: report.get(key) for key in ("step", "totalSteps", "loss", "samplesPerSecond")}
-            self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
-            restart_policy.step_done(self.history, number(kept["step"]))
+        self._show(report, now)
 
     def file_saved(self, newest: float, now: Now) -> None:
         """Treats a file of modification time `newest` as a checkpoint if the script reports none."""
-        if self.is_silent:
-            restart_policy.file_saved(self.history, newest, self.age(now))
+        if not self.is_silent:
+            return
+        before = self.history.saved
+        restart_policy.file_saved(self.history, newest, self.age(now))
+        if before is None or newest > before:
+            self._saved_at(min(now.mono, now.mono - (now.wall - newest)), now)
 
     def event(self, event: Any, now: Now) -> None:
         if isinstance(event, dict):
             kind = "Warning" if event.get("type") == "Warning" else "Normal"
             self.history.event(kind, str(event.get("reason"))[:80], str(event.get("message"))[:500], now.wall)
+
+    def _show(self, report: Json, now: Now) -> None:
+        """Keeps the steps of a report, unless those of a better reporter are known."""
+        rank, step, counted = report.get("rank"), report.get("step"), report.get("optimizerSteps")
+        # A count never replaces a step that the script has reported, in whichever attempt.
+        if not isinstance(rank, int) or (step is None and (not counted or self.last_step is not None)):
+            return
+        reporter = (step is None, rank)
+        if self._reporter is not None and reporter > self._reporter:
+            return
+        self._reporter = reporter
+        keys = ("step", "totalSteps", "loss", "samplesPerSecond", "optimizerSteps")
+        kept = {key: report.get(key) for key in keys}
+        self.history.progress = dict(kept, metrics=report.get("metrics") or {}, time=now.wall)
+        restart_policy.step_done(self.history, number(step))
+
+    def _saved_at(self, saved: float, now: Now) -> None:
+        """Keeps the training until `saved`, on the clock of `now.mono`."""
+        if self._interrupted is not None and self._interrupted[0] < saved <= self._interrupted[1]:
+            self.history.productive += saved - self._interrupted[0]
+            self._interrupted = (saved, self._interrupted[1])
+        if self._uncheckpointed_since is not None and saved > self._uncheckpointed_since:
+            self.history.productive += saved - self._uncheckpointed_since
+            self._uncheckpointed_since = saved
 
     def _checkpoint(self, checkpoint: Json, now: Now) -> None:
         restart_policy.checkpoint_written(self.history, checkpoint["step"])

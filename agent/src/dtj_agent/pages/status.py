@@ -32,7 +32,7 @@ def coordinator_status(settings: AgentSettings, coordinator: Coordinator, now: N
     productive = coordinator.goodput.productive_seconds(now)
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
-        coordinator.waiting_for, members, productive, coordinator.outcome,
+        coordinator.waiting_for, members, productive, coordinator.outcome, coordinator.goodput.steps_unknown(now),
     )  # fmt: skip
 
 
@@ -56,14 +56,15 @@ def member_status(settings: AgentSettings, member: Member) -> AgentStatus:
 
 def _page(
     settings: AgentSettings, history: History, phase: str, reason: str, message: str, waiting: List[int],
-    members: List[Json], productive: float, outcome: Optional[Json],
+    members: List[Json], productive: float, outcome: Optional[Json], steps_unknown: bool = False,
 ) -> AgentStatus:  # fmt: skip
     return {
         "version": agent_status.VERSION, "job": settings.job, "uid": settings.uid, "ordinal": settings.ordinal,
         "attempt": history.attempt, "phase": phase, "phaseReason": reason, "phaseMessage": message,
         "waitingFor": waiting, "replicas": settings.replicas, "worldSize": settings.replicas * settings.processes,
         "members": members, "restarts": dict(history.restarts), "recoveries": history.recoveries,
-        "failures": history.failures, "progress": history.progress, "checkpoint": history.checkpoint,
+        "failures": history.failures, "progress": history.progress, "stepsUnknown": steps_unknown,
+        "checkpoint": history.checkpoint,
         "events": history.events, "productiveSeconds": round(productive, 3), "startTime": history.start_time,
         "outcome": outcome,
     }  # fmt: skip

@@ -49,7 +49,11 @@ class Progress(Model):
     """Progress as last reported by the trainer."""
 
     step: int | None = None
-    """Optimizer steps done."""
+    """Optimizer steps done. See stepSource."""
+    step_source: str | None = None
+    """Script: the script reports its step. Optimizer: the script reports none, and the agents count
+    the steps of its torch optimizers in the current attempt, from 0 in each attempt. Unknown: no
+    step of either kind was seen so far."""
     total_steps: int | None = None
     percent: float | None = None
     loss: float | None = None

@@ -28,8 +28,8 @@ RECOVERY: Shape = {
     "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
 }  # fmt: skip
 PROGRESS: Shape = {
-    "step": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number", "metrics": "numbers",
-    "time": "time",
+    "step": "int", "optimizerSteps": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number",
+    "metrics": "numbers", "time": "time",
 }  # fmt: skip
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}
 EVENT: Shape = {"type": "identifier", "reason": "identifier", "message": "text", "time": "number"}
@@ -62,6 +62,8 @@ class Report:
     failures: tuple[Object, ...] = ()
     recoveries: tuple[Object, ...] = ()
     progress: Object = field(default_factory=dict)
+    steps_unknown: bool = False
+    """Whether the job should have shown a step by now, and has not."""
     checkpoint: Object = field(default_factory=dict)
     events: tuple[Object, ...] = ()
     productive_seconds: float = 0.0
@@ -90,6 +92,7 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
             "phaseReason": "identifier",
             "phaseMessage": "text",
             "productiveSeconds": "number",
+            "stepsUnknown": "bool",
         },
     )
     start = sanitize(raw, {"startTime": "number"}).get("startTime")
@@ -104,6 +107,7 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         failures=_sanitize_list(raw.get("failures"), FAILURE, FAILURES),
         recoveries=_sanitize_list(raw.get("recoveries"), RECOVERY, RECOVERIES),
         progress=sanitize(raw.get("progress"), PROGRESS),
+        steps_unknown=top.get("stepsUnknown", False),
         checkpoint=sanitize(raw.get("checkpoint"), CHECKPOINT),
         events=_sanitize_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
