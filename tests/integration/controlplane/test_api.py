@@ -84,7 +84,7 @@ def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Con
             "everySteps": 100,
             "keep": 3,
         },
-        "restart": {"maxRestarts": 10, "windowSeconds": 3600},
+        "restart": {"maxRestarts": 10, "windowSeconds": 3600, "maxRestartsWithoutProgress": 20, "rules": []},
         "suspend": False,
         "cleanPodPolicy": "All",
         "forceDeletePods": "WhenFenced",

@@ -63,22 +63,22 @@ BAD: dict[str, tuple[Object, str]] = {
     "a reason in other words": (rules({"reasons": ["OOM"], "action": "Fail"}), "spec.restart.rules[0].reasons[0]"),
     "more rules than there may be": (rules(*[{"exitCodes": [9], "action": "Fail"}] * 33), "spec.restart.rules"),
     **{
-        f"a log pattern {pattern[:20]}": (
+        f"a log pattern with {what}": (
             rules({"logPattern": pattern, "action": "Fail"}),
             "spec.restart.rules[0].logPattern",
         )
-        for pattern in (
-            "",
-            "x" * 257,
-            "(a",
-            "a**",
-            "a(?=b)",
-            "(?<!a)b",
-            r"(a)\1",
-            r"\pL",
-            "[[:alpha:]]",
-            "(?P<a>b)",
-            "a{2000}",
-        )
+        for what, pattern in {
+            "nothing": "",
+            "too much": "x" * 257,
+            "an open group": "(a",
+            "two stars": "a**",
+            "look-ahead": "a(?=b)",
+            "look-behind": "(?<!a)b",
+            "a backreference": r"(a)\1",
+            "a Unicode class": r"\pL",
+            "a POSIX class": "[[:alpha:]]",
+            "a named group": "(?P<a>b)",
+            "too many repetitions": "a{2000}",
+        }.items()
     },
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from dtj_contract import names
 from dtj_contract.log_pattern import AMBIGUOUS, MAX_PATTERN_CHARS, LogPattern
-from dtj_core.api.base_model import INT32_MAX, Model, Rule
+from dtj_core.api.base_model import INT32_MAX, VALIDATIONS, Model, Rule
 
 # A Literal can't be built from names; a test compares the three with names.RULE_*.
 Action = Literal["Restart", "RestartElsewhere", "RestartFree", "Fail"]
@@ -24,12 +24,30 @@ RuleSignal = Literal[
 MATCHERS = ("exitCodes", "exitCodePreset", "signals", "reasons", "logPattern")
 
 
-def _can_be_searched(pattern: str) -> bool:
+_PATTERN_RULE = Rule(
+    # RE2 reports what it can't compile as an error of this rule.
+    cel=f"!self.matches(r'{AMBIGUOUS}') && ('x'.matches(self) || !'x'.matches(self))",
+    message="logPattern must be an RE2 expression without look-around, backreferences, named groups, Unicode and POSIX"
+    " classes",
+    holds=None,
+)
+
+
+def _searchable(pattern: str) -> str:
+    """Returns the pattern. Raises ValueError if an agent can't search it."""
     try:
         LogPattern(pattern)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        raise ValueError(f"{_PATTERN_RULE.message}: {error}") from error
+    return pattern
+
+
+Pattern = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_PATTERN_CHARS),
+    AfterValidator(_searchable),
+    Field(json_schema_extra={VALIDATIONS: [_PATTERN_RULE.as_crd()]}),
+]
 
 
 class RestartRule(Model):
@@ -50,7 +68,7 @@ class RestartRule(Model):
     reasons: list[RuleReason] | None = Field(default=None, min_length=1, max_length=64)
     """Reasons as in status.failures. A lost pod has PodLost until Kubernetes shows the cause:
     PodEvicted (an eviction or a drain), Preempted, PodDeleted or NodeLost."""
-    log_pattern: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PATTERN_CHARS)] | None = None
+    log_pattern: Pattern | None = None
     """Regular expression that is found in the last 2 kB of the failed rank's output, or in the
     message of the failure. RE2 syntax without Unicode classes; ^ and $ match at each line, and
     `(?i)` at the start ignores case."""
@@ -60,15 +78,6 @@ class RestartRule(Model):
             cel=" || ".join(f"has(self.{name})" for name in MATCHERS),
             message=f"a rule needs at least one of {', '.join(MATCHERS)}",
             holds=lambda self: bool(self.model_fields_set - {"action"}),
-        ),
-        Rule(
-            # RE2 reports what it can't compile as an error of this rule.
-            cel=f"!has(self.logPattern) || (!self.logPattern.matches(r'{AMBIGUOUS}')"
-            " && ('x'.matches(self.logPattern) || !'x'.matches(self.logPattern)))",
-            message="logPattern must be an RE2 expression without look-around, backreferences, named groups, Unicode"
-            " and POSIX classes",
-            holds=lambda self: self.log_pattern is None or _can_be_searched(self.log_pattern),
-            field="logPattern",
         ),
     )
 
