@@ -35,6 +35,7 @@ from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
 from dtj_contract import names
 from dtj_contract.agent_status import AgentStatus
+from dtj_contract.operator_message import OperatorMessage
 
 FLUSH_SECONDS = 1.0
 ORPHANED_SECONDS = 2.0  # grace after a local agent's parent died
@@ -78,7 +79,7 @@ class Agent:
             loop,
             settings.listen,
             settings.secret,
-            pages(settings.secret, self._status),
+            pages(settings.secret, self._status, self._handed_over),
             self._accept,
             settings.peer_count,
         )
@@ -98,6 +99,9 @@ class Agent:
         self.loop.on_signal(signal.SIGTERM, self.terminate)
         self.loop.on_signal(signal.SIGINT, self.terminate)
         self.log("%s listens on port %d" % (self.settings.pod, self.server.port))
+        if self.coordinator_shell is not None:
+            for problem in self.settings.rule_problems:
+                self.log(problem)
         if self.member.outcome is not None:
             # The message of an earlier container may be gone from the pod's status by now.
             self._state_dir.write_termination_message(self.member.outcome)
@@ -239,6 +243,10 @@ class Agent:
     def _now(self) -> Now:
         return Now(self.loop.clock(), time.time())
 
+    def _handed_over(self, message: OperatorMessage) -> None:
+        if self.coordinator_shell is not None:
+            self.coordinator_shell.handed_over(message)
+
     def _status(self) -> AgentStatus:
         if self.coordinator_shell is not None:
             return status.coordinator_status(self.settings, self.coordinator_shell.coordinator, self._now())
@@ -272,6 +280,9 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         settings.job,
         settings.stop_grace,
         HangSettings(settings.hang_policy, settings.hang_min_seconds, settings.progress_deadline),
+        settings.max_without_progress,
+        settings.rules,
+        settings.generation,
     )
 
 

@@ -16,6 +16,7 @@ from dtj_agent.group.messages import Message, Now
 from dtj_agent.net.encoding import SharedEncoder
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
+from dtj_contract.operator_message import OperatorMessage
 
 
 class CoordinatorShell:
@@ -80,6 +81,10 @@ class CoordinatorShell:
     def named(self) -> None:
         """Reports that pod 0's name resolves to this agent."""
         self._do(self.coordinator.named(self._now()))
+
+    def handed_over(self, message: OperatorMessage) -> None:
+        """Reports what the operator knows about the job."""
+        self._do(self.coordinator.handed_over(message, self._now()))
 
     def leased(self, attempt: int, taken: Optional[int], error: Optional[str]) -> None:
         """Reports the volume's answer to a lease request."""

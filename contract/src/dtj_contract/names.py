@@ -65,6 +65,9 @@ ENV_LISTEN = "DTJ_LISTEN"  # host:port that the agent serves on
 ENV_ATTEMPT_FLOOR = "DTJ_ATTEMPT_FLOOR"  # the first attempt's number is at least this
 ENV_MAX_RESTARTS = "DTJ_MAX_RESTARTS"
 ENV_RESTART_WINDOW = "DTJ_RESTART_WINDOW_SECONDS"
+ENV_MAX_WITHOUT_PROGRESS = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
+ENV_RESTART_RULES = "DTJ_RESTART_RULES"  # JSON: spec.restart.rules
+ENV_GENERATION = "DTJ_GENERATION"  # of the job when its pods were created
 ENV_BACKEND = "DTJ_BACKEND"
 ENV_SECRET_FILE = "DTJ_SECRET_FILE"
 ENV_STATE_DIR = "DTJ_STATE_DIR"
@@ -240,6 +243,8 @@ class Reason:
     NODE_LOST = "NodeLost"
     AGENT_CRASHED = "AgentCrashed"
     CONNECTION_LOST = "ConnectionLost"  # the same agent came back: a network failure
+    # SIGTERM ended the agent, and its pod stayed: a script that signals its parent, a liveness probe.
+    AGENT_TERMINATED = "AgentTerminated"
     # SIGKILL did not end a worker: uninterruptible sleep, as on a dead volume or driver.
     WORKER_STUCK = "WorkerStuck"
     # No step, no sign of life, or a rank that a signal has stopped.
@@ -259,6 +264,8 @@ class Reason:
     WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded
     # why a job failed
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"
+    NO_PROGRESS = "NoProgress"  # restart.maxRestartsWithoutProgress
+    RESTART_RULE = "RestartRule"  # a rule of restart.rules with action Fail
     NO_RESTART_EXIT_CODE = "NoRestartExitCode"
     ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
     IMPORT_FAILED = "ImportFailed"
@@ -282,3 +289,26 @@ PERMANENT = frozenset({
     Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
     Reason.USAGE_ERROR, Reason.INVALID_SPEC, Reason.TEMPLATE_REJECTED,
 })  # fmt: skip
+
+# --- restart rules ----------------------------------------------------------------------------------------------------
+ACTION_RESTART = "Restart"
+ACTION_RESTART_ELSEWHERE = "RestartElsewhere"
+ACTION_RESTART_FREE = "RestartFree"
+ACTION_FAIL = "Fail"
+RULE_ACTIONS = (ACTION_RESTART, ACTION_RESTART_ELSEWHERE, ACTION_RESTART_FREE, ACTION_FAIL)
+# The reasons that a failure can have when the rules are read.
+RULE_REASONS = (
+    Reason.WORKER_FAILED, Reason.OOM_KILLED, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.AGENT_TERMINATED,
+    Reason.CONNECTION_LOST, Reason.POD_LOST, Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST,
+    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
+    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND,
+)  # fmt: skip
+RULE_SIGNALS = (
+    "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",
+    "SIGSYS", "SIGTERM", "SIGTRAP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGXFSZ",
+)  # fmt: skip
+MAX_RULES = 32
+# Restarts in a row that cost budget, without a new step or checkpoint, before the job fails.
+MAX_WITHOUT_PROGRESS = 20
+# How long the group waits for the operator to replace the pod of a RestartElsewhere.
+ELSEWHERE_SECONDS = 30.0

@@ -10,6 +10,8 @@ import re
 from copy import deepcopy
 from typing import Any
 
+from tests.unit.api import specs_restart
+
 Object = dict[str, Any]
 
 MINIMAL: Object = {"image": "trainer:cpu", "entrypoint": {"module": "train"}}
@@ -139,6 +141,7 @@ GOOD: dict[str, Object] = {
     "all limits on its life": {"ttlSecondsAfterFinished": 0, "activeDeadlineSeconds": 1, "cleanPodPolicy": "None"},
     "a field that is null": {"processesPerPod": 2, "entrypoint": {"module": "train", "script": None}},
     "nccl without a GPU resource": {"backend": "nccl"},
+    **specs_restart.GOOD,
 }
 
 # Mistakes in YAML: quotes around a number, none around text, a list for a map, a map for a list,
@@ -297,6 +300,7 @@ BAD: dict[str, tuple[Object, str]] = {
     "a negative grace": ({"restart": {"stopGraceSeconds": -1}}, "spec.restart.stopGraceSeconds"),
     "grace as text": ({"restart": {"stopGraceSeconds": "30s"}}, "spec.restart.stopGraceSeconds"),
     "a window of no length": ({"restart": {"windowSeconds": 0}}, "spec.restart.windowSeconds"),
+    **specs_restart.BAD,
     "suspend as text": ({"suspend": "yes"}, "spec.suspend"),
     "a negative TTL": ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished"),
     "a deadline of no length": ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds"),

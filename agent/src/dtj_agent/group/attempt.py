@@ -13,6 +13,7 @@ from dtj_agent.group.root_cause import Json, Loss
 from dtj_agent.group.roster import Peer
 from dtj_contract import names
 from dtj_contract.names import Reason
+from dtj_contract.operator_message import LostPod
 
 
 class Attempt:
@@ -62,7 +63,17 @@ class Attempt:
         return peer.ordinal in self.node_ranks and peer.ordinal not in self.done
 
     def lose(self, peer: Peer, reason: str = Reason.POD_LOST, detail: str = "") -> None:
-        self.lost[peer.ordinal] = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, detail)
+        loss = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, detail)
+        self.lost[peer.ordinal] = loss._replace(address=peer.address)
+
+    def explain(self, lost: LostPod) -> Optional[int]:
+        """Adds the reason of a loss, which Kubernetes knows; returns the ordinal, None if nothing is new."""
+        for ordinal, loss in self.lost.items():
+            if (loss.pod, loss.address, loss.reason) == (lost.pod, lost.address, Reason.POD_LOST):
+                detail = " by its kubelet for what it used" if lost.own_fault else ""
+                self.lost[ordinal] = loss._replace(reason=lost.reason, detail=detail, own_fault=lost.own_fault)
+                return ordinal
+        return None
 
     def fail(self, peer: Peer, failures: List[Any]) -> None:
         """Adds the failed workers that a member reported."""

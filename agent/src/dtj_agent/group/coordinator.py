@@ -38,6 +38,7 @@ from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
 from dtj_agent.group.succession import Succession
 from dtj_contract.names import Reason
+from dtj_contract.operator_message import OperatorMessage
 
 LOG_SECONDS = 30.0
 """Between two log lines about what the group waits for."""
@@ -115,6 +116,9 @@ class Coordinator:
             return self.lease.trouble or replaced
         pause = self.policy.not_before - now.mono
         held_back = "the next attempt starts in %.0f s" % pause if pause > 0 else ""
+        moving = self.lifecycle.moving(now)
+        if moving:
+            held_back = "waiting for %s to be replaced on another node" % moving
         return self.roster.waiting(now) or self.lease.trouble or held_back
 
     @property
@@ -212,6 +216,14 @@ class Coordinator:
             self.lease = LeaseRequest()
         return self._advance(now)
 
+    def handed_over(self, message: OperatorMessage, now: Now) -> List[Effect]:
+        """Handles what the operator knows: the job's budget, and why pods were lost. The end of a job stays its end."""
+        if self.outcome is None:
+            self.lifecycle.take_budget(message.budget)
+            for lost in message.lost_pods:
+                self.lifecycle.pod_explained(lost, now)
+        return self._advance(now)
+
     def tick(self, now: Now) -> List[Effect]:
         """Handles the passing of time; called about once a second."""
         if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._log_at:
@@ -298,7 +310,7 @@ class Coordinator:
             # Pod 0's agent was away when the last of them finished; their work is complete.
             self.lifecycle.attempt = Attempt.with_members(self.roster.ready(), last, self.spec.processes)
             return self._succeed(now)
-        elif now.mono >= self.policy.not_before:
+        elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
             self.lifecycle.gathering("rendezvous", now)
             attempt = self.lease.request(self._known_attempt, now)
             if attempt is not None:

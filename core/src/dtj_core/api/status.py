@@ -88,6 +88,8 @@ class Failure(Model):
     reason: str | None = None
     message: str | None = None
     time: Time | None = None
+    action: str | None = None
+    """Action of the rule in spec.restart.rules that matched; absent if none did."""
     log_tail: str | None = None
     """The last lines that the rank wrote."""
 

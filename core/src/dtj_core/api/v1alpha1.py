@@ -78,6 +78,29 @@ def _immutable(field: str) -> Rule:
     )
 
 
+def _restart_is_kept() -> Rule:
+    """Returns a rule that rejects a change of spec.restart beyond the budget while the job is not suspended.
+
+    The operator hands the budget over to the agents, so no pod is recreated for it.
+    """
+
+    def has(parent: str, name: str) -> str:
+        return f"(has({parent}.restart) && has({parent}.restart.{name}))"
+
+    def same(name: str, default: str) -> str:
+        new, old = (f"({has(each, name)} ? {each}.restart.{name} : {default})" for each in ("self", "oldSelf"))
+        return f"{new} == {old}"
+
+    grace = f"{has('self', 'stopGraceSeconds')} == {has('oldSelf', 'stopGraceSeconds')}"
+    return Rule(
+        cel=f"oldSelf.suspend || ({grace} && {same('stopGraceSeconds', '0.0')} && {same('rules', '[]')})",
+        message="of restart, only maxRestarts, windowSeconds and maxRestartsWithoutProgress can change while the job "
+        "runs: set spec.suspend to true first",
+        holds=None,
+        field="restart",
+    )
+
+
 def _mounts(spec: Spec) -> list[str]:
     containers = ((spec.template or {}).get("spec") or {}).get("containers") or []
     return [str(m.get("mountPath")).removesuffix("/") for c in containers for m in c.get("volumeMounts") or []]
@@ -87,7 +110,8 @@ class Spec(Model):
     """The training, its pods, and how it recovers.
 
     Every field can change while the job is suspended; otherwise only suspend,
-    ttlSecondsAfterFinished, activeDeadlineSeconds, cleanPodPolicy and forceDeletePods can.
+    ttlSecondsAfterFinished, activeDeadlineSeconds, cleanPodPolicy, forceDeletePods and the budget
+    in restart (maxRestarts, windowSeconds, maxRestartsWithoutProgress) can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -110,7 +134,7 @@ class Spec(Model):
     """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
     """
     restart: RestartSettings = RestartSettings()
-    """Budget for failures of the job's own. Preempted, evicted and deleted pods never count."""
+    """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
     suspend: bool = False
     """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
     checkpoint."""
@@ -170,8 +194,9 @@ class Spec(Model):
         ),
         *map(
             _immutable,
-            ("replicas", "processesPerPod", "backend", "entrypoint", "image", "template", "checkpoint", "restart"),
+            ("replicas", "processesPerPod", "backend", "entrypoint", "image", "template", "checkpoint"),
         ),
+        _restart_is_kept(),
     )
 
     @property

@@ -34,9 +34,8 @@ FIELDS: dict[str, Any] = {
     "checkpoint.mountPath": "/checkpoints",
     "checkpoint.everySteps": 100,
     "checkpoint.keep": 3,
-    "restart.maxRestarts": 10,
-    "restart.windowSeconds": 3600,
     "restart.stopGraceSeconds": None,
+    "restart.rules": [],
 }
 DIGITS = 12
 DEFAULT = "default"
