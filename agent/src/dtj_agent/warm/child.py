@@ -25,7 +25,6 @@ class Birth(NamedTuple):
     """The variables of the warm process that the worker has too."""
     own: Dict[str, str]
     """All other variables of the worker."""
-    stack_file: str
     output: int
     gate: int
     parent: int
@@ -54,7 +53,8 @@ def begin(birth: Birth) -> None:
     multiprocessing.process.current_process().authkey = os.urandom(32)
     rank, attempt = int(os.environ["RANK"]), int(os.environ[names.ENV_ATTEMPT])
     try:
-        observe.install(rank, attempt, os.environ[names.ENV_AGENT_SOCKET], birth.stack_file)
+        stack_file = os.environ.get(names.ENV_STACK_FILE, "")
+        observe.install(rank, attempt, os.environ[names.ENV_AGENT_SOCKET], stack_file)
     except Exception as error:  # noqa: BLE001 (a training must not fail because it can't be observed)
         print("[agent] the training can't be observed: %r" % error, file=sys.stderr, flush=True)
 
@@ -86,9 +86,9 @@ def _set_environment(kept: List[str], own: Dict[str, str]) -> None:
 
 def _reseed() -> None:
     """Seeds the generators that a new interpreter seeds for each process; Python's own does so at a fork."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()
+    seed = getattr(sys.modules.get("numpy.random"), "seed", None)
+    if seed is not None:
+        seed()

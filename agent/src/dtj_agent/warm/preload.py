@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Optional, Sequence
 # Modules that the first step of a DistributedDataParallel script needs. More than half of the time is
 # torch._dynamo, which the first optimizer step imports.
 TORCH = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.profiler._cupti_monitor")
-OWN = ("dtj_trainer",)
+OWN = ("dtj_trainer.state", "dtj_trainer.trainer")
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 Send = Callable[[Dict[str, Any]], None]
@@ -35,7 +35,7 @@ def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool
     the process must be replaced by one that leaves this module out.
     """
     started = time.monotonic()
-    own = [name for name in OWN if is_installed(name)]
+    own = OWN if is_installed("dtj_trainer") else ()
     for name in [*TORCH, *own, *modules]:
         if name in left_out:
             continue

@@ -42,8 +42,9 @@ def shadowed(command: Sequence[str]) -> Optional[str]:
         found = {entry.partition(".")[0] for entry in os.listdir(where) if _is_importable(os.path.join(where, entry))}
     except OSError:
         return None
-    found.discard("__main__")
-    taken = sorted(name for name in found & set(sys.modules) if not _is_from(sys.modules[name], where))
+    # A built-in module can't be hidden.
+    loaded = set(sys.modules).difference(sys.builtin_module_names, ["__main__"])
+    taken = sorted(name for name in found & loaded if not _is_from(sys.modules[name], where))
     return "%s hides the module %s" % (where, taken[0]) if taken else None
 
 

@@ -82,7 +82,6 @@ class WarmServer:
                     command=request["command"],
                     kept=request["kept"][place],
                     own=own,
-                    stack_file=request["stackFiles"][place],
                     output=output,
                     gate=gate,
                     parent=parent,

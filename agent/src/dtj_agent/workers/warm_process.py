@@ -157,7 +157,7 @@ class WarmProcess:
         os.set_blocking(reader, False)
         ours.setblocking(False)
         self._socket, self._output, self._importing, self.why = ours, reader, "", "it is importing"
-        self._loop.watch(ours, READ, lambda events: self._receive())
+        self._loop.watch(ours, READ, lambda events: self.read())
         self._loop.watch(reader, READ, lambda events: self._copy())
         self._expect_news()
 
@@ -169,7 +169,8 @@ class WarmProcess:
         self._leave_out(self._importing, "its import took more than %d s" % names.WARM_IMPORT_SECONDS)
         self._failed("the import of %s took more than %d s" % (self._importing, names.WARM_IMPORT_SECONDS))
 
-    def _receive(self) -> None:
+    def read(self) -> None:
+        """Takes the messages that have come."""
         while self._socket is not None:
             try:
                 data = self._socket.recv(MESSAGE_BYTES)
@@ -206,7 +207,7 @@ class WarmProcess:
 
     def _ended(self, pid: int, status: int) -> None:
         if pid == self.pid and self._socket is not None:
-            self._receive()  # the last message may explain the end
+            self.read()  # the last message may explain the end
         if pid == self.pid and self._socket is not None:
             self._crashed("it ended with wait status %d" % status)
 

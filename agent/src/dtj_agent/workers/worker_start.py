@@ -35,21 +35,15 @@ class _Gate:
 
 
 class WorkerStart:
-    """Starts one attempt at a time. `stack_file` gives the path for the stacks of a rank."""
+    """Starts one attempt at a time."""
 
     def __init__(
-        self,
-        loop: Loop,
-        supervisor: Supervisor,
-        warm: Optional[WarmProcess],
-        log: Callable[[str], None],
-        stack_file: Callable[[int], str],
+        self, loop: Loop, supervisor: Supervisor, warm: Optional[WarmProcess], log: Callable[[str], None]
     ) -> None:
         self._loop = loop
         self._supervisor = supervisor
         self._warm = warm
         self._log = log
-        self._stack_file = stack_file
         self._command: Sequence[str] = ()
         self._environments: Environments = {}
         self._waits = False
@@ -139,7 +133,6 @@ class WorkerStart:
             "ranks": [
                 {key: value for key, value in own.items() if warm.get(key) != value} for own in environments.values()
             ],
-            "stackFiles": [self._stack_file(rank) for rank in environments],
         }
         descriptors = [fd for gate in gates for fd in (gate.writer, gate.theirs.fileno())]
         sent = self._warm.request(request, descriptors)
@@ -171,7 +164,10 @@ class WorkerStart:
         if gate.rank not in self._gates:
             return
         if not answer.isdigit():
-            self._start_plainly([gate], "it did not fork rank %d" % gate.rank)
+            assert self._warm is not None
+            self._warm.read()  # the reason, which gives up all gates
+            if gate.rank in self._gates:
+                self._start_plainly([gate], "it did not fork rank %d" % gate.rank)
             return
         # The pid is known from here on, so whatever becomes of the worker is its own end.
         self._supervisor.adopt(gate.rank, int(answer), gate.reader)

@@ -32,6 +32,10 @@ OTHER_ACCELERATORS = re.compile(
 )
 
 
+_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+ModuleName = Annotated[str, StringConstraints(max_length=256, pattern=_MODULE)]
+
+
 class Entrypoint(Model):
     """Script or module that every rank runs: `python3 -u SCRIPT ARGS…` or `python3 -u -m MODULE
     ARGS…`.
@@ -39,7 +43,7 @@ class Entrypoint(Model):
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Path of a Python file in the image."""
-    module: Annotated[str, StringConstraints(max_length=1024, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None = None
+    module: Annotated[str, StringConstraints(max_length=1024, pattern=_MODULE)] | None = None
     """Python module in the image, as for `python3 -m`."""
     args: list[Argument] = Field(default=[], max_length=512)
     """Arguments of the script or module."""
@@ -133,6 +137,15 @@ class Spec(Model):
     checkpoint: Checkpoint | None = None
     """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
     """
+    warm_workers: Literal["Auto", "Never"] = "Auto"
+    """Whether workers are forked from a warm process: one per pod, which has imported torch, so that
+    a restart does not import it again. Auto: where the command is `python3 SCRIPT` or `python3 -m
+    MODULE` and the image has torch; other workers are started plainly, and the log gives the reason.
+    Never: workers are always started plainly."""
+    preload: list[ModuleName] = Field(default=[], max_length=64)
+    """Third-party modules that the warm process imports beside torch, such as lightning. List what
+    your script imports and what does not change with your code: a module that starts a thread, uses
+    the GPU or fails when it is imported is left out."""
     restart: RestartSettings = RestartSettings()
     """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
     suspend: bool = False
@@ -194,7 +207,17 @@ class Spec(Model):
         ),
         *map(
             _immutable,
-            ("replicas", "processesPerPod", "backend", "entrypoint", "image", "template", "checkpoint"),
+            (
+                "replicas",
+                "processesPerPod",
+                "backend",
+                "entrypoint",
+                "image",
+                "template",
+                "checkpoint",
+                "warmWorkers",
+                "preload",
+            ),
         ),
         _restart_is_kept(),
     )

@@ -36,6 +36,8 @@ FIELDS: dict[str, Any] = {
     "checkpoint.keep": 3,
     "restart.stopGraceSeconds": None,
     "restart.rules": [],
+    "warmWorkers": "Auto",
+    "preload": [],
 }
 DIGITS = 12
 DEFAULT = "default"
