@@ -52,3 +52,5 @@ class AgentStatus(TypedDict):
     startTime: Optional[float]
     """When the group's memory begins."""
     outcome: Optional[Dict[str, Any]]
+    stragglers: List[Dict[str, Any]]
+    """Slow ranks of the running attempt: rank, pod, node, ratio to the median rank."""

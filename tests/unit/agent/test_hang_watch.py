@@ -10,8 +10,10 @@ import pytest
 
 from dtj_agent.group import culprit, hang_watch, vitals
 from dtj_agent.group.hang_watch import Hang, HangSettings, judge
+from dtj_agent.group.stragglers import StragglerWatch
 from dtj_agent.group.vitals import RankVitals
 from dtj_agent.workers.rank_board import RankBoard
+from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 DEFAULTS = HangSettings()
 
@@ -33,6 +35,8 @@ ROWS: list[tuple[str, HangSettings, dict[int, RankVitals], bool, tuple[str, list
     ("silent, one rank behind", DEFAULTS, {0: rank(0, age=301), 1: rank(1, age=301, step=99)}, True, ("noStep", [1])),
     ("silent, first steps", DEFAULTS, both(age=1199.0, steps=3), True, None),
     ("silent, first steps, hung", DEFAULTS, both(age=1201.0, steps=3), True, ("noStep", [])),
+    ("silent, first report late", DEFAULTS, both(age=2999.0, steps=1, first=1500.0), True, None),
+    ("silent, first report late, later", DEFAULTS, both(age=301.0, first=1500.0), True, ("noStep", [])),
     ("announces, above the floor", DEFAULTS, both(age=31.0, **LOUD), True, ("noStep", [])),
     ("announces, below the floor", DEFAULTS, both(age=29.0, **LOUD), True, None),
     ("announces, at the disk", DEFAULTS, both(age=31.0, disk=True, **LOUD), True, None),
@@ -110,6 +114,15 @@ def hung_at(trace: Iterator[Event], settings: HangSettings = DEFAULTS, minutes: 
 
 def growing_validation(step: int, noise: random.Random) -> float:
     return 2.0 * (step // 500) if step % 500 == 0 else 0.0
+
+
+def rare_reports() -> Iterator[Event]:
+    for count in range(1, 100):
+        yield 1500.0, {"step": count * 1000}
+
+
+def test_script_that_reports_every_25_minutes_shows_no_hang() -> None:
+    assert hung_at(rare_reports(), minutes=600) is None
 
 
 SILENT_PAUSES: dict[str, Callable[[int, random.Random], float]] = {
@@ -236,3 +249,125 @@ def test_limit_is_the_greatest_of_floor_steps_and_pauses() -> None:
     assert hang_watch.limit(DEFAULTS, both(usual=150.0)) == 450.0
     assert hang_watch.limit(DEFAULTS, both(longest=200.0)) == 400.0
     assert hang_watch.limit(DEFAULTS, both(), longest=500.0) == 1000.0
+
+
+# --- slow ranks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "slow"),
+    [
+        ([0.1, 0.1, 0.1, 0.1], []),
+        ([0.1, 0.1, 0.16, 0.1], [2]),
+        ([0.1, 0.129], []),
+        ([0.1, 0.2], [1]),
+        ([0.001, 0.004], []),
+        ([0.2, None], []),
+        ([0.2], []),
+        ([0.0, 0.0], []),
+        ([], []),
+    ],
+)
+def test_slow_ranks_are_those_far_above_the_median(own: list[float | None], slow: list[int]) -> None:
+    watch = StragglerWatch()
+    assert watch.look({number: rank(number, own=seconds) for number, seconds in enumerate(own)}) == slow
+    assert watch.look({number: rank(number, own=seconds) for number, seconds in enumerate(own)}) == []
+    assert sorted(watch.slow) == slow
+
+
+def test_slow_rank_stays_slow_until_it_is_clearly_faster() -> None:
+    watch = StragglerWatch()
+    states = []
+    for seconds in (0.14, 0.125, 0.115, 0.125, 0.14):
+        watch.look({0: rank(0, own=0.1), 1: rank(1, own=seconds)})
+        states.append(sorted(watch.slow))
+    assert states == [[1], [1], [], [], [1]]
+
+
+def test_own_time_is_known_after_twenty_reports() -> None:
+    board = RankBoard(1, 0.0)
+    for step in range(1, 21):
+        assert board.vitals(0, 1.0).own is None
+        board.add({"rank": 0, "attempt": 1, "step": step, "ownSeconds": 9.0 if step < 5 else 0.5}, float(step))
+    assert board.vitals(0, 20.0).own == 0.5
+
+
+def test_coordinator_reports_a_straggler_once_with_its_pod() -> None:
+    group = CoordinatorHarness(2).running()
+    for _ in range(3):
+        rows = [rank(number, own=0.3 if number == 3 else 0.1).to_json() for number in range(4)]
+        group.receive(0, "beat", attempt=1, ranks=rows[:2])
+        group.receive(1, "beat", attempt=1, ranks=rows[2:])
+        group.wait(1.0)
+    coordinator = group.coordinator
+    assert coordinator.lifecycle.stragglers() == [{"rank": 3, "pod": "j-1", "node": "w1", "ratio": 3.0}]
+    assert [event["reason"] for event in coordinator.history.events] == ["Straggler"]
+
+
+# --- the coordinator --------------------------------------------------------------------------------------------------
+
+
+def beat(group: CoordinatorHarness, ordinal: int, **changes: Any) -> None:
+    rows = [rank(ordinal * 2 + local, **changes).to_json() for local in (0, 1)]
+    group.receive(ordinal, "beat", attempt=1, ranks=rows)
+
+
+def test_hung_group_gives_its_stacks_and_restarts_counted() -> None:
+    group = CoordinatorHarness(2).running()
+    for ordinal in (0, 1):
+        beat(group, ordinal, age=301.0)
+    group.wait(0.1)
+    assert [message for _, message in group.messages("beat")] == [{"type": "beat", "stacks": 1}] * 2
+    assert not group.messages("stop")
+    group.receive(0, "beat", attempt=1, stacks={"0": IN_COLLECTIVE, "1": IN_COLLECTIVE})
+    assert not group.messages("stop")
+    group.receive(1, "beat", attempt=1, stacks={"2": IN_COLLECTIVE, "3": IN_SCRIPT})
+    assert [message["grace"] for _, message in group.messages("stop")] == [0.0, 0.0]
+    group.stopped(0, 1)
+    failure = group.coordinator.history.failures[0]
+    assert (failure["reason"], failure["rank"], failure["pod"], failure["node"]) == ("WorkerHung", 3, "j-1", "w1")
+    assert failure["message"].startswith("no step for 301 s, usually one takes 0.2 s: the others wait for rank 3")
+    assert failure["message"].endswith("it is at /app/data.py:7 in read")
+    assert failure["stack"] == IN_SCRIPT
+    assert group.coordinator.history.restarts == {"inPlace": 1, "pod": 0, "counted": 1}
+
+
+def test_hung_group_without_stacks_restarts_after_a_second() -> None:
+    group = CoordinatorHarness(2).running()
+    for ordinal in (0, 1):
+        beat(group, ordinal, age=301.0)
+    group.wait(0.1)
+    group.wait(0.5)
+    assert not group.messages("stop")
+    group.wait(0.6)
+    assert len(group.messages("stop")) == 2
+    group.stopped(0, 1)
+    assert "no rank stands out" in group.coordinator.history.failures[0]["message"]
+
+
+def test_step_that_arrives_while_stacks_are_taken_ends_the_suspicion() -> None:
+    group = CoordinatorHarness(2).running()
+    for ordinal in (0, 1):
+        beat(group, ordinal, age=301.0)
+    group.wait(0.1)
+    beat(group, 0)
+    group.wait(1.1)
+    group.wait(1.1)
+    assert not group.messages("stop")
+
+
+def test_group_with_an_agent_that_sends_no_vitals_is_not_judged_by_its_steps() -> None:
+    group = CoordinatorHarness(2).running()
+    beat(group, 0, age=9999.0)
+    group.wait(2.0)
+    assert not group.messages("beat")
+
+
+def test_hang_that_is_only_reported_is_an_event_once() -> None:
+    group = CoordinatorHarness(2, hang=HangSettings("Report")).running()
+    for _ in range(4):
+        for ordinal in (0, 1):
+            beat(group, ordinal, age=301.0)
+        group.wait(1.1)
+    assert not group.messages("stop")
+    assert [event["reason"] for event in group.coordinator.history.events] == ["WorkerHung"]

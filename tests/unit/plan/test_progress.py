@@ -121,3 +121,10 @@ def test_script_without_any_step_has_unknown_steps() -> None:
 def test_goodput_of_counted_steps_is_known() -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0}
     assert merged(status, NOW + 80, progress=counted(5), productiveSeconds=60.0)["goodput"] > 0
+
+
+def test_stragglers_are_those_of_the_last_report() -> None:
+    slow = {"rank": 3, "pod": "digits-1", "node": "w2", "ratio": 1.62}
+    status = merged({}, stragglers=[{**slow, "more": 1}, "x"])
+    assert status["stragglers"] == [slow]
+    assert "stragglers" not in merged(status)

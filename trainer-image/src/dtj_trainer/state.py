@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -110,6 +111,8 @@ class State:
         self._record: Record | None = None
         self._latest: dict[str, float] = {}
         self._latest_step = 0
+        self.own_seconds: float | None = None
+        """This rank's own work in the last step, without waits for others, if it is measured."""
         self._nonfinite = 0
         self._reported_nonfinite = False
         self._samples = 0
@@ -151,6 +154,8 @@ class State:
                 self.on_start(self)
             self._window_start = self._step_start = time.perf_counter()
             first = True
+            if self.step < self.total:
+                self._progress.phase("compiling")
             while self.step < self.total:
                 self._in_step = True
                 yield self.step
@@ -225,6 +230,17 @@ class State:
             or self._saves.due(self.step + 1)
             or (self._saves.store is not None and self.step + 1 == self.total)
         )
+
+    def pause(self, phase: Literal["loading", "compiling", "validating", "saving"]) -> AbstractContextManager[None]:
+        """Announces a long pause between two steps, such as a validation, so that it is no hang.
+
+        Use it as `with state.pause("validating"):` on every rank.
+        """
+        return self._progress.pause(phase)
+
+    def announce_all_pauses(self) -> None:
+        """Promises that `pause` announces every pause of 30 s or more, so that a hang is found sooner."""
+        self._progress.announce_all_pauses()
 
     def exclude_time(self, seconds: float) -> None:
         """Excludes `seconds` (of a validation, for example) from samples_per_second."""
@@ -338,6 +354,7 @@ class State:
             self.total,
             loss=self._latest.get("loss"),
             samples_per_second=record.samples_per_second if record else None,
+            own_seconds=None if first else self.own_seconds,
             metrics={k: v for k, v in self._latest.items() if k != "loss"},
             now=first,
         )

@@ -233,6 +233,7 @@ class Coordinator:
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
         self.lifecycle.give_up_overdue(now)
         self.lifecycle.look_for_hang(now)
+        self.lifecycle.look_for_stragglers(now)
         return self._advance(now)
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:

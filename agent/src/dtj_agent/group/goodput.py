@@ -19,6 +19,8 @@ from dtj_agent.group.recovery_timer import RecoveryTimer
 from dtj_contract import names
 
 Json = Dict[str, Any]
+STARTING = ("loading", "compiling")
+"""Phases before the first step, in which nothing is trained."""
 
 
 class GoodputTracker:
@@ -92,7 +94,7 @@ class GoodputTracker:
 
         `recovery`: the one that led to this attempt, if any.
         """
-        if self._running and self._uncheckpointed_since is None and report.get("phase") != "loading":
+        if self._running and self._uncheckpointed_since is None and report.get("phase") not in STARTING:
             self._uncheckpointed_since = now.mono
         self.stepped = self.stepped or bool(report.get("stepped"))
         if recovery is not None and not recovery.is_finished:

@@ -80,6 +80,10 @@ class HangGuard:
         """Returns the vitals of the running ranks."""
         return {rank: seen.now(now) for rank, seen in self._seen.items()}
 
+    def ordinal(self, rank: int) -> int:
+        """Returns the ordinal of the pod that a rank runs in; -1 if it is unknown."""
+        return self._seen[rank].ordinal if rank in self._seen else -1
+
     def suspects(self, members: List[Peer], now: Now) -> bool:
         """Returns whether the members must take their stacks now; at most once for each suspicion."""
         hang = self._judge(members, now)

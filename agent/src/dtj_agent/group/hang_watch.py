@@ -24,6 +24,7 @@ FLOOR_SECONDS = 30.0
 """For a script that announces every pause, and is not at the disk."""
 SILENT_FLOOR_SECONDS = 300.0
 EARLY_STEPS = 10
+"""Before them, the time that the first step took counts as a pause: it may be a report of many steps."""
 EARLY_FACTOR = 4.0
 """Of the silent floor, in the first steps: compilers and graph captures work then."""
 USUAL_FACTOR, LONGEST_FACTOR = 3.0, 2.0
@@ -82,6 +83,8 @@ def limit(settings: HangSettings, ranks: Dict[int, RankVitals], longest: float =
     stepped = [each for each in ranks.values() if each.step is not None]
     usual = _median([each.usual for each in stepped if each.usual is not None]) or 0.0
     longest = max([longest, *(each.longest for each in stepped)])
+    if _is_early(stepped):
+        longest = max([longest, *(each.first for each in stepped)])
     return max(_floor(settings, ranks, stepped), USUAL_FACTOR * usual, LONGEST_FACTOR * longest)
 
 
@@ -90,8 +93,11 @@ def _floor(settings: HangSettings, ranks: Dict[int, RankVitals], stepped: List[R
         return settings.min_seconds
     if all(each.announces for each in stepped) and not any(each.disk for each in ranks.values()):
         return FLOOR_SECONDS
-    early = max((each.steps for each in stepped), default=0) < EARLY_STEPS
-    return SILENT_FLOOR_SECONDS * (EARLY_FACTOR if early else 1.0)
+    return SILENT_FLOOR_SECONDS * (EARLY_FACTOR if _is_early(stepped) else 1.0)
+
+
+def _is_early(stepped: List[RankVitals]) -> bool:
+    return max((each.steps for each in stepped), default=0) < EARLY_STEPS
 
 
 def _without_step(settings: HangSettings, ranks: Dict[int, RankVitals], longest: float) -> Optional[Hang]:

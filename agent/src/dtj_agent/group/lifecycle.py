@@ -21,6 +21,7 @@ from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_
 from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.stopping import AttemptStop
+from dtj_agent.group.stragglers import StragglerWatch
 from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import LostPod, RestartBudget
@@ -42,6 +43,7 @@ class AttemptLifecycle:
         self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
         self.guard = HangGuard(spec.hang, spec.processes)
+        self._stragglers = StragglerWatch()
         self.recovery: Optional[RecoveryTimer] = None
         """The last recovery; it is open until the first step after the failure."""
         self._spec = spec
@@ -84,6 +86,7 @@ class AttemptLifecycle:
         self.attempt = Attempt.with_members(members, number, self._spec.processes)
         self.goodput.started(now)
         self.guard.started()
+        self._stragglers = StragglerWatch()
         if self.recovery is not None:
             self.recovery.started(number, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
@@ -125,6 +128,29 @@ class AttemptLifecycle:
             self._break(IN_PLACE, Reason.WORKER_HUNG, found.hang.seconds, 0.0, now)
         else:
             self.history.event("Warning", Reason.WORKER_HUNG, found.failure["message"], now.wall)
+
+    def look_for_stragglers(self, now: Now) -> None:
+        """Reports each rank that has become slow, once."""
+        if self.phase != PHASE_RUNNING:
+            return
+        new = self._stragglers.look(self.guard.ranks(now))
+        for one in self.stragglers():
+            if one["rank"] in new:
+                where = "%s on node %s" % (one["pod"], one["node"]) if one["node"] else one["pod"]
+                text = "rank %d (%s) takes %.1f times as long for its own work in a step as the median rank"
+                self.history.event("Warning", Reason.STRAGGLER, text % (one["rank"], where, one["ratio"]), now.wall)
+
+    def stragglers(self) -> List[Message]:
+        """Returns the slowest ranks of the running attempt: rank, pod, node, and ratio to the median rank."""
+        if self.phase != PHASE_RUNNING:
+            return []
+        slowest = sorted(self._stragglers.slow.items(), key=lambda item: -item[1])[: names.MAX_STRAGGLERS]
+        found = [(rank, ratio, self._roster.peers.get(self.guard.ordinal(rank))) for rank, ratio in slowest]
+        return [
+            {"rank": rank, "pod": peer.pod, "node": peer.node, "ratio": round(ratio, 2)}
+            for rank, ratio, peer in found
+            if peer is not None
+        ]
 
     def workers_failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
         self.attempt.fail(peer, failures)

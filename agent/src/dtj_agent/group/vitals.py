@@ -27,6 +27,8 @@ class RankVitals(NamedTuple):
     began."""
     phase: str = ""
     """The last announcement of the script (worker_report.PHASES)."""
+    first: float = 0.0
+    """From the attempt's beginning to the first step."""
     usual: Optional[float] = None
     """Median of the recent steps."""
     longest: float = 0.0
@@ -65,6 +67,7 @@ def _parse(row: Json) -> RankVitals:
         steps=_count(row.get("steps")) or 0,
         age=_seconds(row.get("age")) or 0.0,
         phase=phase if phase in worker_report.PHASES else "",
+        first=_seconds(row.get("first")) or 0.0,
         usual=_seconds(row.get("usual")),
         longest=_seconds(row.get("longest")) or 0.0,
         announces=row.get("announces") is True,

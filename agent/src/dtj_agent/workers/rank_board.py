@@ -9,6 +9,8 @@ from dtj_agent.group.vitals import RankVitals
 from dtj_contract.worker_report import WorkerReport
 
 RECENT_STEPS = 31
+LEAST_OWN_STEPS = 20
+"""Reports of a rank's own work that make it known."""
 TRAINING = ("", "training")
 
 
@@ -46,7 +48,7 @@ class _Rank:
         self._step: Optional[int] = None
         self._first: Optional[int] = None
         """The step before the first one that was reported."""
-        self._at = now
+        self._at = self._first_at = now
         self._quiet_since = now
         """The last step, or the end of an announced pause after it."""
         self._phase = ""
@@ -69,7 +71,7 @@ class _Rank:
         if step is None:
             return
         if self._step is None:
-            self._first = step - 1
+            self._first, self._first_at = step - 1, now
         elif step > self._step:
             self._pause(now - self._at, step - self._step)
         if self._step is None or step > self._step:
@@ -102,11 +104,12 @@ class _Rank:
             step=self._step,
             steps=0 if self._step is None or self._first is None else self._step - self._first,
             age=now - (began if self._step is None else self._quiet_since),
+            first=0.0 if self._step is None else self._first_at - began,
             phase=self._phase,
             usual=_median(self._recent),
             longest=self.longest,
             announces=self._announces,
-            own=_median(self._own),
+            own=_median(self._own) if len(self._own) >= LEAST_OWN_STEPS else None,
         )
 
 

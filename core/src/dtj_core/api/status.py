@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dtj_contract import names
 from dtj_core.api.base_model import Model
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -92,6 +93,18 @@ class Failure(Model):
     """Action of the rule in spec.restart.rules that matched; absent if none did."""
     log_tail: str | None = None
     """The last lines that the rank wrote."""
+    stack: str | None = None
+    """Python stack of the rank, where it hung."""
+
+
+class Straggler(Model):
+    """A rank whose own work in a step takes longer than that of the others."""
+
+    rank: int | None = None
+    pod: str | None = None
+    node: str | None = None
+    ratio: float | None = None
+    """Time of its own work, as a multiple of the median rank's."""
 
 
 class Recovery(Model):
@@ -161,6 +174,8 @@ class Status(Model):
     """The newest failures, oldest first."""
     recoveries: list[Recovery] | None = Field(default=None, max_length=RECOVERIES)
     """The newest restarts, oldest first."""
+    stragglers: list[Straggler] | None = Field(default=None, max_length=names.MAX_STRAGGLERS)
+    """Slow ranks of the running attempt, the slowest first."""
     productive_seconds: float | None = None
     """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None

@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from dtj_contract import names
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
+from dtj_core.api.hang import HangDetection
 from dtj_core.api.restart import RestartSettings
 from dtj_core.api.status import Status
 from dtj_core.api.template import Argument, find_trainer_container
@@ -148,6 +149,13 @@ class Spec(Model):
     the GPU or fails when it is imported is left out."""
     restart: RestartSettings = RestartSettings()
     """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
+    hang_detection: HangDetection = HangDetection()
+    """Detection of a group that has made steps and makes no more, or of a rank that is stopped by a
+    signal."""
+    progress_deadline_seconds: int | None = Field(default=None, ge=10, le=2592000)
+    """Seconds without any sign of life after which a group hangs, whatever the script announced: no
+    step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
+    unknown. Default: no limit."""
     suspend: bool = False
     """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
     checkpoint."""
@@ -217,6 +225,8 @@ class Spec(Model):
                 "checkpoint",
                 "warmWorkers",
                 "preload",
+                "hangDetection",
+                "progressDeadlineSeconds",
             ),
         ),
         _restart_is_kept(),

@@ -45,6 +45,13 @@ def agent_environment(
         values[names.ENV_WARM_WORKERS] = job.spec.warm_workers
     if job.spec.preload:
         values[names.ENV_PRELOAD] = ",".join(job.spec.preload)
+    hangs = job.spec.hang_detection
+    if hangs.policy != "Restart":
+        values[names.ENV_HANG_POLICY] = hangs.policy
+    if hangs.min_seconds is not None:
+        values[names.ENV_HANG_MIN_SECONDS] = str(hangs.min_seconds)
+    if job.spec.progress_deadline_seconds is not None:
+        values[names.ENV_PROGRESS_DEADLINE] = str(job.spec.progress_deadline_seconds)
     if job.spec.checkpoint:
         root = job.spec.checkpoint.mount_path.rstrip("/")
         values |= {

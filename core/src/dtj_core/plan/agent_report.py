@@ -22,7 +22,7 @@ Shape = dict[str, str]
 FAILURE: Shape = {
     "attempt": "int", "rank": "int", "ordinal": "int", "pod": "text", "node": "text", "exitCode": "int",
     "signal": "text", "reason": "identifier", "message": "text", "time": "time", "action": "identifier",
-    "logTail": "text",
+    "logTail": "text", "stack": "text",
 }  # fmt: skip
 RECOVERY: Shape = {
     "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time",
@@ -32,6 +32,7 @@ PROGRESS: Shape = {
     "step": "int", "optimizerSteps": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number",
     "metrics": "numbers", "time": "time",
 }  # fmt: skip
+STRAGGLER: Shape = {"rank": "int", "pod": "text", "node": "text", "ratio": "number"}
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}
 EVENT: Shape = {"type": "identifier", "reason": "identifier", "message": "text", "time": "number"}
 MEMBER: Shape = {"pod": "text", "address": "text", "state": "identifier"}
@@ -68,6 +69,7 @@ class Report:
     checkpoint: Object = field(default_factory=dict)
     events: tuple[Object, ...] = ()
     productive_seconds: float = 0.0
+    stragglers: tuple[Object, ...] = ()
     stuck: tuple[Object, ...] = ()
     """Members (pod, address) whose workers SIGKILL can't end."""
 
@@ -112,6 +114,7 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         checkpoint=sanitize(raw.get("checkpoint"), CHECKPOINT),
         events=_sanitize_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
+        stragglers=_sanitize_list(raw.get("stragglers"), STRAGGLER, names.MAX_STRAGGLERS),
         stuck=tuple(
             m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK
         ),

@@ -13,8 +13,10 @@ SCRIPT, OPTIMIZER, UNKNOWN = "Script", "Optimizer", "Unknown"
 
 
 def merge(status: Object, report: Report, now: float) -> Object:
-    """Returns `status` with the progress, the checkpoint and the goodput of `report`."""
-    merged = dict(status)
+    """Returns `status` with the progress, the checkpoint, the slow ranks and the goodput of `report`."""
+    merged = {name: value for name, value in status.items() if name != "stragglers"}
+    if report.stragglers:
+        merged["stragglers"] = list(report.stragglers)
     if report.progress:
         merged["progress"] = _progress(status.get("progress") or {}, with_step(report.progress))
     elif report.steps_unknown and not status.get("progress"):

@@ -38,6 +38,9 @@ FIELDS: dict[str, Any] = {
     "restart.rules": [],
     "warmWorkers": "Auto",
     "preload": [],
+    "hangDetection.policy": "Restart",
+    "hangDetection.minSeconds": None,
+    "progressDeadlineSeconds": None,
 }
 DIGITS = 12
 DEFAULT = "default"

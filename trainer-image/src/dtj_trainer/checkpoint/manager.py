@@ -82,14 +82,16 @@ class CheckpointManager:
 
         Does nothing if this step is on the volume already.
         """
-        self.settle()
-        if self.store is None or self.step == step:
+        if self.store is None:
             return
-        self._warned_slow = False
-        self._check_metric(metrics)
-        self._progress.phase("saving", step=step)
-        self.store.save(step, CheckpointState(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
-        self._stall += self.store.stall_seconds
+        with self._progress.pause("saving"):
+            self.settle()
+            if self.step == step:
+                return
+            self._warned_slow = False
+            self._check_metric(metrics)
+            self.store.save(step, CheckpointState(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
+            self._stall += self.store.stall_seconds
 
     def begin_unless(self, busy: bool, step: int, metrics: Mapping[str, float], *, overdue: bool) -> None:
         """Begins a save as `begin` does, but skips it if the previous one is still being written.
@@ -109,9 +111,12 @@ class CheckpointManager:
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
         """Saves this step after the save in flight, and waits for both: at the end, and before a stop."""
+        if self.store is None:
+            return
         self.begin(step, metrics)
-        self.settle()
-        if self.store and self.step != step:
+        with self._progress.pause("saving"):
+            self.settle()
+        if self.step != step:
             raise CheckpointError(f"step {step} could not be saved to {self.store.directory}; last saved: {self.step}")
 
     def pop_stall_seconds(self) -> float:
