@@ -27,6 +27,8 @@ ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"
 ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
 # When the operator last woke the StatefulSet controller, because pods were missing.
 ANNOTATION_NUDGED = GROUP + "/nudged"
+# On the pod template and its pods: the nodes that they avoid, separated by commas.
+ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
 
 # --- names inside the pod ---------------------------------------------------------------------------------------------
 CONTAINER = "trainer"  # the container that runs the agent
@@ -215,6 +217,8 @@ class Reason:
     CONNECTION_LOST = "ConnectionLost"  # the same agent came back: a network failure
     # SIGKILL did not end a worker: uninterruptible sleep, as on a dead volume or driver.
     WORKER_STUCK = "WorkerStuck"
+    NODE_AVOIDED = "NodeAvoided"  # repeated failures on one node: its pods are recreated elsewhere
+    NODE_ALLOWED = "NodeAllowed"  # no other node has room
     # events of an agent
     CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"
     # events of a trainer
@@ -252,3 +256,7 @@ PERMANENT = frozenset({
     Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
     Reason.USAGE_ERROR, Reason.INVALID_SPEC, Reason.TEMPLATE_REJECTED,
 })  # fmt: skip
+
+# --- restart rules ----------------------------------------------------------------------------------------------------
+ACTION_RESTART = "Restart"
+ACTION_RESTART_ELSEWHERE = "RestartElsewhere"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dtj_core.api.avoid_nodes import AVOIDED_NODES
 from dtj_core.api.base_model import Model
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -84,8 +85,25 @@ class Failure(Model):
     reason: str | None = None
     message: str | None = None
     time: Time | None = None
+    action: str | None = None
+    """Action of the rule in spec.restart.rules that decided about the failure."""
     log_tail: str | None = None
     """The last lines that the rank wrote."""
+
+
+class AvoidedNode(Model):
+    """A node that the job's pods avoid (spec.restart.avoidNodes)."""
+
+    node: str | None = None
+    reason: str | None = None
+    """Reason of the last failure on the node."""
+    failures: int | None = None
+    """Number of failures that made the node avoided."""
+    since: Time | None = None
+    until: Time | None = None
+    """Time at which the node may be used again."""
+    lifted: Time | None = None
+    """Time since which the node may be used after all, because no other node had room."""
 
 
 class Recovery(Model):
@@ -155,6 +173,8 @@ class Status(Model):
     """The newest failures, oldest first."""
     recoveries: list[Recovery] | None = Field(default=None, max_length=RECOVERIES)
     """The newest restarts, oldest first."""
+    avoided_nodes: list[AvoidedNode] | None = Field(default=None, max_length=AVOIDED_NODES)
+    """Nodes that pods are recreated away from."""
     productive_seconds: float | None = None
     """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None

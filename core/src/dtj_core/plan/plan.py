@@ -14,6 +14,7 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api import InvalidJob
 from dtj_core.plan import (
+    avoided_nodes,
     children,
     container_oom,
     deadlines,
@@ -159,15 +160,18 @@ def _reconcile_active(
     ready = pods.ready_count(group, job.trainer_container)
     status = _mark_active(status, conditions) | replica_counts(job.spec.replicas, ready)
     now = conditions.now
+    status, moves = avoided_nodes.update(job, status, group, now, settings)
+    looks = (_next_look(job, observed, group, settings), avoided_nodes.until_next_look(job, status, group, now))
     return Plan(
         actions=(
             *(children.repairs(job, observed, group, now, settings) if job.unreadable is None else ()),
             *(children.nudges(job, observed, group, now) if job.unreadable is None else ()),
             *stuck_pods.delete_stuck_pods(group, report),
+            *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
         ),
         status=status,
-        events=events.events_for_change(job, status, report),
-        requeue_after=_next_look(job, observed, group, settings),
+        events=(*events.events_for_change(job, status, report), *moves),
+        requeue_after=min((look for look in looks if look is not None), default=None),
     )
 
 
@@ -213,7 +217,10 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
     status |= replica_counts(job.spec.replicas, 0)
-    actions = tuple(Apply(body=body) for body in children.all_children(job, settings))
+    actions = tuple(
+        Apply(body=body)
+        for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+    )
     return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 
 

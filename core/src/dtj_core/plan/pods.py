@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtj_contract.names import Reason
+from dtj_core.plan.avoided_nodes import active_nodes
 from dtj_core.plan.container_oom import OOM_KILLED, describe, last_oom_kill
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Observed
@@ -28,7 +29,7 @@ DISRUPTIONS = {  # reasons of the pod condition DisruptionTarget
     "DeletionByTaintManager": Reason.NODE_LOST,
     "DeletionByPodGC": Reason.NODE_LOST,
 }
-LOST = frozenset({Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, *DISRUPTIONS.values()})
+LOST = frozenset({Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, Reason.NODE_AVOIDED, *DISRUPTIONS.values()})
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
             return Cause(reason, f"pod {name}: {disruption.get('message') or disruption.get('reason')}")
         if _is_on_silent_node(pod):
             return Cause(Reason.NODE_LOST, f"pod {name}: its node {_node(pod)} is not responding")
+        if "deletionTimestamp" in pod["metadata"] and _node(pod) in active_nodes(job.status):
+            return Cause(Reason.NODE_AVOIDED, f"pod {name} is recreated away from node {_node(pod)}, where it failed")
         if "deletionTimestamp" in pod["metadata"]:
             return Cause(Reason.POD_DELETED, f"pod {name} was deleted")
         if status.get("phase") == "Failed":
