@@ -198,6 +198,10 @@ class Reason:
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
+    MOUNT_PENDING = "MountPending"  # a pod has had no volumes or no network for a minute
+    NODE_SILENT = "NodeSilent"  # a node has not begun to start a pod for a minute
+    POD_REJECTED = "PodRejected"  # by the kubelet of its node (OutOfcpu); the pod is recreated
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
     AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, but its agent has not answered for a minute
@@ -242,6 +246,7 @@ class Reason:
     FILE_NOT_FOUND = "FileNotFound"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
     # why a job waits

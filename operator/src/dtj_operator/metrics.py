@@ -104,7 +104,7 @@ class Metrics:
             self.recovery_seconds.labels(part)
         self.finished.labels(names.COMPLETE, names.Reason.SUCCEEDED)
         spent = (names.Reason.RESTART_BUDGET_SPENT, names.Reason.FILE_NOT_FOUND, names.Reason.DEADLINE_EXCEEDED)
-        for reason in (*spent, *sorted(names.PERMANENT)):
+        for reason in (*spent, names.Reason.STARTUP_DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
             self.finished.labels(names.FAILED, reason)
         self._phases: dict[tuple[str, str], str] = {}
 

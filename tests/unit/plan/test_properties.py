@@ -73,6 +73,7 @@ steps = st.one_of(
         {"suspend": True}, {"suspend": False}, {"image": "b"}, {"replicas": 2}, {"cleanPodPolicy": "None"},
         {"activeDeadlineSeconds": 50}, {"ttlSecondsAfterFinished": 20}, {"backend": "mpi"}, {"backend": "auto"},
         {"replicas": 2000}, {"restart": {"avoidNodes": {"afterFailures": 1, "forSeconds": 60}}},
+        {"startupDeadlineSeconds": 30},
     ])),
     st.tuples(st.just("lose"), st.sampled_from(["stateful_set", "service"])),
     st.tuples(st.just("foreign service"), st.none()),

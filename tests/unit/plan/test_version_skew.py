@@ -176,7 +176,10 @@ def job_of(body: Object) -> Job:
 
 
 # --- the shape -------------------------------------------------------------------------------------------------------
-LIVE = {"suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "cleanPodPolicy", "forceDeletePods"}
+LIVE = {
+    "suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "startupDeadlineSeconds", "cleanPodPolicy",
+    "forceDeletePods",
+}  # fmt: skip
 FROZEN = (
     "replicas=default,processesPerPod=default,backend=default,entrypoint.script=default,"
     "entrypoint.module=80d5b9c7c81e,entrypoint.args=default,image=4d527f39861b,template=default,"

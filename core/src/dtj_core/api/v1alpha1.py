@@ -87,7 +87,8 @@ class Spec(Model):
     """The training, its pods, and how it recovers.
 
     Every field can change while the job is suspended; otherwise only suspend,
-    ttlSecondsAfterFinished, activeDeadlineSeconds, cleanPodPolicy and forceDeletePods can.
+    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy and
+    forceDeletePods can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -118,6 +119,10 @@ class Spec(Model):
     """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
     """Seconds that the job may be active (not suspended) before it fails. Default: no limit."""
+    startup_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    """Seconds after the job was started or resumed within which the ranks of all pods must be
+    started, or the job fails; the message names what it waited for. Restarts later on don't count.
+    Default: no limit."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """Policy for the pods of a finished job. All: they are deleted and free their
     resources. None: they stay, idle."""

@@ -64,9 +64,10 @@ def update(
 
     `pods`: those of the present StatefulSet.
     """
+    if not settings.can_avoid_nodes or job.unreadable is not None:
+        return status, ()
     # The API server fills in the field. An older CRD does not have it, and drops the decisions too.
-    declared = "avoidNodes" in (job.stored_spec.get("restart") or {})
-    if not settings.can_avoid_nodes or not declared or job.unreadable is not None:
+    if "avoidNodes" not in (job.stored_spec.get("restart") or {}):
         return status, ()
     known = [entry for entry in status.get("avoidedNodes") or () if _is_current(entry, now)]
     entries, events = _lift(known, pods, now)

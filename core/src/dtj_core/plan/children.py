@@ -14,7 +14,7 @@ from dtj_core.plan import avoided_nodes, shape
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
 from dtj_core.plan.pod_template import pod_template
-from dtj_core.plan.pods import Cause
+from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
 
 # Time that pods may be missing before the StatefulSet's controller is woken, and between two
