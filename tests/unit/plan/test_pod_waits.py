@@ -82,7 +82,6 @@ WAITS: dict[str, tuple[Object, tuple[str, str], tuple[str, str]]] = {
         init(last={"exitCode": 7}, waiting={"reason": "CrashLoopBackOff"}),
         ("InitContainerFailed", "exited with 7"), ("InitContainerFailed", "-c fetch"),
     ),
-    "a sidecar that runs": (sidecar(), ("PodsPending", "is starting"), ("PodsPending", "is starting")),
     "a node that rejects it": (
         waiting(SCHEDULED, phase="Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu"),
         ("PodRejected", "OutOfcpu: Node didn't have enough resource"), ("PodRejected", "node w1"),
@@ -107,6 +106,10 @@ def test_pending_pod_names_what_it_waits_for(case: str) -> None:
         assert message in running["message"]
         expected = [] if reason in ("PodsPending", "PodEvicted") else [reason]
         assert [event.reason for event in after.events] == expected
+
+
+def test_sidecar_that_runs_is_not_waited_for() -> None:
+    assert condition(look(sidecar(), 61).status, "Running")["message"] == "pod digits-1 is starting"
 
 
 @pytest.mark.parametrize("node", [None, "w1"])

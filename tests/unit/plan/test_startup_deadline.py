@@ -94,6 +94,18 @@ def test_job_that_has_run_does_not_fail_for_a_later_start() -> None:
     assert failed(again) == {}
 
 
+@pytest.mark.parametrize("fact", ["the condition", "the agents' memory"])
+def test_job_that_has_run_does_not_fail_without_its_children(fact: str) -> None:
+    """Somebody else has deleted the StatefulSet, and a quota keeps the operator from recreating it."""
+    status = look(*(made(n) for n in range(3)), page=agent(), after=9).status
+    if fact == "the condition":
+        status = {name: value for name, value in status.items() if name != "agent"}
+    else:
+        status = {**status, "conditions": [c | {"status": "False"} for c in status["conditions"]]}
+    stored = job(status, startupDeadlineSeconds=LIMIT)
+    assert failed(plan(stored, Observed(refusal="exceeded quota"), NOW + LIMIT * 2, SETTINGS)) == {}
+
+
 def test_suspended_time_does_not_count() -> None:
     suspended = {
         "type": "Suspended",
