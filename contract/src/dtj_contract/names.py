@@ -27,6 +27,8 @@ ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"
 ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
 # When the operator last woke the StatefulSet controller, because pods were missing.
 ANNOTATION_NUDGED = GROUP + "/nudged"
+# On the pod template and its pods: the nodes that they avoid, separated by commas.
+ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
 
 # --- names inside the pod ---------------------------------------------------------------------------------------------
 CONTAINER = "trainer"  # the container that runs the agent
@@ -226,6 +228,10 @@ class Reason:
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
+    MOUNT_PENDING = "MountPending"  # a pod has had no volumes or no network for a minute
+    NODE_SILENT = "NodeSilent"  # a node has not begun to start a pod for a minute
+    POD_REJECTED = "PodRejected"  # by the kubelet of its node (OutOfcpu); the pod is recreated
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
     AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, but its agent has not answered for a minute
@@ -249,6 +255,8 @@ class Reason:
     WORKER_STUCK = "WorkerStuck"
     # No step, no sign of life, or a rank that a signal has stopped.
     WORKER_HUNG = "WorkerHung"
+    NODE_AVOIDED = "NodeAvoided"  # repeated failures on one node: its pods are recreated elsewhere
+    NODE_ALLOWED = "NodeAllowed"  # no other node has room
     # events of an agent
     STRAGGLER = "Straggler"  # a rank's own work takes longer than that of the others
     CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"
@@ -275,6 +283,7 @@ class Reason:
     FILE_NOT_FOUND = "FileNotFound"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
     # why a job waits
@@ -301,7 +310,7 @@ RULE_REASONS = (
     Reason.WORKER_FAILED, Reason.OOM_KILLED, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.AGENT_TERMINATED,
     Reason.CONNECTION_LOST, Reason.POD_LOST, Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST,
     Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
-    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND,
+    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND, Reason.WORKER_HUNG,
 )  # fmt: skip
 RULE_SIGNALS = (
     "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",

@@ -99,8 +99,8 @@ def _restart_is_kept() -> Rule:
     grace = f"{has('self', 'stopGraceSeconds')} == {has('oldSelf', 'stopGraceSeconds')}"
     return Rule(
         cel=f"oldSelf.suspend || ({grace} && {same('stopGraceSeconds', '0.0')} && {same('rules', '[]')})",
-        message="of restart, only maxRestarts, windowSeconds and maxRestartsWithoutProgress can change while the job "
-        "runs: set spec.suspend to true first",
+        message="of restart, only maxRestarts, windowSeconds, maxRestartsWithoutProgress and avoidNodes can change"
+        " while the job runs: set spec.suspend to true first",
         holds=None,
         field="restart",
     )
@@ -115,8 +115,9 @@ class Spec(Model):
     """The training, its pods, and how it recovers.
 
     Every field can change while the job is suspended; otherwise only suspend,
-    ttlSecondsAfterFinished, activeDeadlineSeconds, cleanPodPolicy, forceDeletePods and the budget
-    in restart (maxRestarts, windowSeconds, maxRestartsWithoutProgress) can.
+    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
+    forceDeletePods, and in restart the budget (maxRestarts, windowSeconds,
+    maxRestartsWithoutProgress) and avoidNodes can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -163,6 +164,10 @@ class Spec(Model):
     """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
     """Seconds that the job may be active (not suspended) before it fails. Default: no limit."""
+    startup_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    """Seconds after the job was started or resumed within which the ranks of all pods must be
+    started, or the job fails; the message names what it waited for. Restarts later on don't count.
+    Default: no limit."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """Policy for the pods of a finished job. All: they are deleted and free their
     resources. None: they stay, idle."""

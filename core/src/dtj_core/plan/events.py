@@ -21,7 +21,8 @@ from dtj_core.plan.outcome import JobResult
 PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
     Reason.AGENT_CRASHED, Reason.OOM_KILLED, Reason.AGENT_UNREACHABLE, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
-    Reason.ACCELERATOR_UNDECIDED,
+    Reason.ACCELERATOR_UNDECIDED, Reason.INIT_CONTAINER_FAILED, Reason.MOUNT_PENDING, Reason.NODE_SILENT,
+    Reason.POD_REJECTED,
 }  # fmt: skip
 # In characters. The recorder cuts at the API server's limit, which is in bytes.
 MESSAGE_LENGTH = 1000

@@ -12,7 +12,8 @@ from dtj_core.plan.conditions import Conditions, find_condition, is_true
 from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object
-from dtj_core.plan.pods import LOST, Cause, why_lost, why_not_running
+from dtj_core.plan.pod_waits import Cause
+from dtj_core.plan.pods import LOST, why_lost, why_not_running
 
 FORMING = "all pods are running; waiting for their agents to form a group"
 NO_ANSWER_YET = (
@@ -48,6 +49,7 @@ def group_phase(
     *,
     silent_seconds: float = 0.0,
     refusal: str | None = None,
+    now: float = 0.0,
 ) -> GroupPhase | None:
     """Returns the phase of the group; None if nothing new is known.
 
@@ -67,7 +69,7 @@ def group_phase(
     ):
         # Finished: the outcome comes with the report, or with the termination message.
         return None
-    blocked = why_not_running(pods, job, refusal)
+    blocked = why_not_running(pods, job, refusal, now)
     if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
         return _unreachable(job)
     if not has_started(job.status):
