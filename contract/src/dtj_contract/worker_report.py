@@ -1,7 +1,7 @@
 """The reports that workers send to their agent: one JSON object per datagram on the socket DTJ_AGENT_SOCKET.
 
-    {"rank": 0, "attempt": 2, "phase": "training", "step": 70, "totalSteps": 900, "resumedStep": 50, "loss": 0.31,
-     "samplesPerSecond": 410.0, "metrics": {"lr": 0.001},
+    {"rank": 0, "attempt": 2, "phase": "training", "step": 70, "totalSteps": 900, "resumedStep": 50,
+     "resumedFrom": "memory", "loss": 0.31, "samplesPerSecond": 410.0, "metrics": {"lr": 0.001},
      "checkpoint": {"step": 50, "path": "/checkpoints/step-00000050", "time": 1690000000.0},
      "event": {"type": "Warning", "reason": "CheckpointSlow", "message": "..."}}
 
@@ -16,6 +16,7 @@ from typing import Any, Dict, Optional
 
 from dtj_contract.json_numbers import count, finite_number
 
+RESUMED_FROM = ("memory", "replica", "partner", "volume")
 PHASES = ("loading", "training", "saving", "done")
 MAX_METRICS = 32
 MAX_METRIC_NAME = 80
@@ -40,6 +41,7 @@ def parse(datagram: bytes) -> Optional[WorkerReport]:
     for key in ("loss", "samplesPerSecond"):
         _put(report, key, finite_number(raw.get(key)))
     _put(report, "phase", raw.get("phase") if raw.get("phase") in PHASES else None)
+    _put(report, "resumedFrom", raw.get("resumedFrom") if raw.get("resumedFrom") in RESUMED_FROM else None)
     if isinstance(raw.get("metrics"), dict):
         named = list(raw["metrics"].items())[:MAX_METRICS]
         pairs = [(_text(name, MAX_METRIC_NAME), finite_number(value)) for name, value in named]

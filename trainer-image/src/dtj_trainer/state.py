@@ -285,6 +285,7 @@ class State:
     def _after_step(self, first: bool) -> None:
         now = time.perf_counter()
         step_seconds = None if first else now - self._step_start
+        self._snapshots.settle(self.step)
         if first and (age := process_age()) is not None:
             self._print(f"first step done {age:.2f} s after the process started")
         elif step_seconds is not None:

@@ -1,6 +1,7 @@
 """The goodput of a job: progress, checkpoints, and the time that they are worth. Pure.
 
-Training time is productive when its result is kept: by a checkpoint, or by the end of the job.
+Training time is productive when its result is kept: by a checkpoint, by a memory snapshot that the
+next attempt resumes from, or by the end of the job.
 Training since the last checkpoint is lost when an attempt breaks.
 """
 
@@ -12,6 +13,7 @@ from dtj_agent.group import restart_policy
 from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import Now
 from dtj_agent.group.recovery_timer import RecoveryTimer
+from dtj_contract.worker_report import RESUMED_FROM
 
 Json = Dict[str, Any]
 
@@ -28,6 +30,10 @@ class GoodputTracker:
         self._started = 0.0
         self._uncheckpointed_since: Optional[float] = None
         """Training after this time is in no checkpoint yet; None: not training."""
+        self._since_step = 0
+        """The step at that time."""
+        self._dropped = 0.0
+        """Seconds of training that the last attempt lost, unless a memory snapshot has kept them."""
         self._running = False
         self._reporting_rank: Optional[int] = None
 
@@ -43,11 +49,19 @@ class GoodputTracker:
     def ended(self, now: Now) -> None:
         """Ends the attempt's life. The time that its stop takes does not count."""
         self.lived = self.age(now)
+        self._dropped = 0.0 if self._uncheckpointed_since is None else now.mono - self._uncheckpointed_since
         self.history.lived = max(self.history.lived, self.lived)
 
     def broken(self) -> None:
         """Drops the training that is in no checkpoint: the attempt stops before its end."""
         self._uncheckpointed_since, self._running = None, False
+
+    def _resumed(self, step: int, last_step: Optional[int]) -> None:
+        """Counts the training that is in no checkpoint, and that the next attempt has nevertheless kept."""
+        if last_step is not None and last_step > self._since_step:
+            kept = min(1.0, max(0.0, (step - self._since_step) / (last_step - self._since_step)))
+            self.history.productive += kept * self._dropped
+        self._dropped, self._since_step = 0.0, step
 
     def succeeded(self, now: Now) -> None:
         """Keeps everything that was trained.
@@ -84,6 +98,9 @@ class GoodputTracker:
         if recovery is not None and not recovery.is_finished:
             if report.get("resumedStep") is not None:
                 recovery.resumed_step = report["resumedStep"]
+                self._resumed(report["resumedStep"], recovery.last_step)
+            if report.get("resumedFrom") in RESUMED_FROM:
+                recovery.source = report["resumedFrom"]
             if report.get("phase") != "loading":
                 recovery.enter("firstStep", now)
             if report.get("stepped"):
@@ -118,5 +135,6 @@ class GoodputTracker:
         if self._uncheckpointed_since is not None:
             self.history.productive += now.mono - self._uncheckpointed_since
             self._uncheckpointed_since = now.mono
+        self._since_step = checkpoint["step"]
         self.history.checkpoint = checkpoint
         self.history.revision += 1

@@ -7,6 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence
 from dtj_contract.worker_report import WorkerReport
 
 MAX_PENDING_EVENTS = 20
+# Not part of the latest values: each is passed on once.
+NEWS = ("event", "resumedStep", "resumedFrom", "checkpoint")
 
 Json = Dict[str, Any]
 
@@ -38,9 +40,9 @@ class ProgressBoard:
             return  # from a worker that is being stopped
         self._dirty = True
         if report["rank"] <= self._latest.get("rank", report["rank"]):
-            values = {key: value for key, value in report.items() if key not in ("event", "checkpoint", "resumedStep")}
+            values = {key: value for key, value in report.items() if key not in NEWS}
             self._latest.update(values)
-        for key in ("resumedStep", "checkpoint"):
+        for key in NEWS[1:]:
             if key in report:
                 self._news[key] = report[key]
                 self.urgent = True

@@ -64,8 +64,8 @@ class MemorySnapshots:
         self._slots: list[tuple[Slot, Image, list[torch.Tensor]] | None] = [None, None]
         self._next = 0
         self._started = 0
-        self._stall = self._made_seconds = 0.0
-        self._measured = self._paired = self._old_removed = False
+        self._stall = self._made_seconds = self._waited = 0.0
+        self._settled = self._measured = self._paired = self._old_removed = False
         self._room = 0
         self._layout = self._warning = ""
         self._process_group: dist.ProcessGroup | None = None
@@ -118,6 +118,16 @@ class MemorySnapshots:
         """Sets the interval from the greatest cost and step of any rank."""
         self._interval.agreed(cost, step_seconds)
 
+    def settle(self, step: int) -> None:
+        """Waits until the last snapshot is whole on all ranks, if another is due after this step.
+
+        Called before the step is reported, so that a reported step is never lost with the one before.
+        """
+        if self._enabled and self._task is not None and self._interval.due(step):
+            began = time.perf_counter()
+            self._settled = self._settle()
+            self._waited = time.perf_counter() - began
+
     def after_step(self, step: int, seconds: float | None) -> None:
         """Takes a snapshot if one is due after this step. `seconds`: of the step, None for the first one."""
         if not self._enabled:
@@ -133,9 +143,9 @@ class MemorySnapshots:
         if self._task is None:
             if not self._join():
                 return
-        elif not self._settle():
+        elif not self._settled and not self._settle():
             return
-        self._made_seconds, problem = 0.0, ""
+        self._settled, self._made_seconds, problem = False, 0.0, ""
         prepared: tuple[Slot, Header] | None = None
         try:
             prepared = self._copy(step)
@@ -149,7 +159,8 @@ class MemorySnapshots:
         self._interval.taken(step)
         self._measured = False
         self._task = BackgroundTask(partial(self._finish, prepared, problem, copied), nice=WRITER_NICE)
-        self._stall = time.perf_counter() - began - self._made_seconds
+        self._stall = time.perf_counter() - began - self._made_seconds + self._waited
+        self._waited = 0.0
 
     def _join(self) -> bool:
         """Prepares the first snapshot: the group of the threads, and whether every pod has room. A collective."""
