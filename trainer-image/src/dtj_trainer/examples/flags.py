@@ -9,6 +9,7 @@ from pathlib import Path
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.cli import run_task
 from dtj_trainer.config import TrainerConfig
+from dtj_trainer.snapshots.memory import Every
 from dtj_trainer.state import StateConfig
 from dtj_trainer.task import Task
 
@@ -32,7 +33,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def state_config(args: argparse.Namespace) -> StateConfig:
     """Returns the config of logs and checkpoints."""
-    snapshots = "auto" if args.snapshot_every is None else args.snapshot_every
+    snapshots: Every = "auto" if args.snapshot_every is None else args.snapshot_every
     checkpoint = CheckpointConfig(
         directory=args.checkpoint_dir, every_steps=args.checkpoint_every, snapshot_every_steps=snapshots
     )
