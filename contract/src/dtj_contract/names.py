@@ -117,6 +117,11 @@ MANIFEST_FILE = "manifest.json"
 # One JSON object per logged step, appended by rank 0: attempt, step, loss, ...
 METRICS_FILE = "metrics.jsonl"
 
+# --- files in shared memory -------------------------------------------------------------------------------------------
+SHM_DIR = "/dev/shm"  # noqa: S108 (every rank of a pod sees it, and nobody else)
+# One pod's memory snapshots, by the job's uid and the pod's ordinal (under dtj run: the pod's uid).
+SNAPSHOT_FOLDER = "dtj-%s-%s"
+
 # --- files in the state dir of an agent -------------------------------------------------------------------------------
 STATE_FILE = "state.json"  # what an agent needs after a restart of its container
 OUTCOME_FILE = "outcome.json"
@@ -269,6 +274,8 @@ class Reason:
     LEASE_LOST = "CheckpointLeaseLost"  # a newer attempt owns the folder
     # A file or a tracking server rejected a record; training continues without it.
     SINK_FAILED = "SinkFailed"
+    # The state is not kept in memory, because the pod has no room for it.
+    SNAPSHOTS_OFF = "SnapshotsOff"
     WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded
     # why a job failed
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"

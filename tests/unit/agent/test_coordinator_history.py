@@ -112,3 +112,20 @@ def test_coordinator_survives_garbage_from_a_peer(history: dict[str, Any]) -> No
     harness.receive(1, "progress", attempt=attempt, progress={"checkpoint": {"step": 1, "path": "p", "time": 1.0}})
     harness.stopped(0, 1, attempt=attempt)
     assert harness.messages("start")[-1][1]["attempt"] == attempt + 1
+
+
+def test_training_that_a_memory_snapshot_kept_is_productive() -> None:
+    harness = CoordinatorHarness(1).running()
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "resumedStep": 0, "phase": "training"})
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "", "time": 0.0}})
+    harness.time += 10
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 15, "stepped": True})
+    harness.fail(0)
+    harness.stopped(0)
+    before = harness.coordinator.goodput.productive_seconds(harness.now())
+    resumed = {"rank": 0, "resumedStep": 14, "resumedFrom": "memory", "phase": "training"}
+    for _ in range(2):  # each member's agent reports it
+        harness.receive(0, "progress", attempt=2, progress=resumed)
+    assert harness.coordinator.goodput.productive_seconds(harness.now()) - before == pytest.approx(9)
+    (recovery,) = harness.coordinator.history.recoveries
+    assert (recovery["source"], recovery["lostSteps"]) == ("memory", 1)

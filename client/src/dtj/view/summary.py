@@ -20,6 +20,11 @@ PHASES = {
     "load": "importing and loading",
     "firstStep": "first step",
 }
+SOURCES = {
+    "memory": ", in memory",
+    "replica": ", in a replica's memory",
+    "partner": ", in a partner's memory",
+}
 UNREPORTED = "steps unknown: no optimizer step was seen, and the script reports none (State.report of dtj_trainer does)"
 
 
@@ -86,7 +91,7 @@ def _recovery(recovery: dict[str, Any]) -> list[str]:
     )
     lost = recovery.get("lostSteps")
     back = (
-        f"{lost} steps repeated from step {recovery.get('resumedStep')}"
+        f"{lost} steps repeated from step {recovery.get('resumedStep')}" + SOURCES.get(str(recovery.get("source")), "")
         if lost is not None
         else "the resumed step was not reported"
     )

@@ -136,6 +136,8 @@ class Recovery(Model):
     last_step: int | None = None
     resumed_step: int | None = None
     lost_steps: int | None = None
+    source: str | None = None
+    """Where the state came from: memory (of each pod), replica or partner (another pod's memory), volume."""
     seconds: dict[str, float] | None = Field(default=None, max_length=16)
     """Duration by phase: detect, stop, schedule, rendezvous, load, firstStep."""
 

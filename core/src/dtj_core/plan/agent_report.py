@@ -26,7 +26,8 @@ FAILURE: Shape = {
 }  # fmt: skip
 RECOVERY: Shape = {
     "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time",
-    "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
+    "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "source": "identifier",
+    "seconds": "phases",
 }  # fmt: skip
 PROGRESS: Shape = {
     "step": "int", "optimizerSteps": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number",
