@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from pathlib import Path
 from typing import ClassVar
@@ -80,10 +81,13 @@ class Group:
     def spawn(self, name: str, arguments: list[str], **environment: str) -> subprocess.Popen[bytes]:
         """Starts a process of the trial in a session of its own."""
         with (self.folder / f"{name}.out").open("ab") as out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *arguments], env=self.environment | environment, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
+        # NVRx waits until a killed rank is no zombie any more.
+        threading.Thread(target=process.wait, daemon=True).start()
+        return process
 
 
 class Ours(Group):

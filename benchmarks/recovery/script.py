@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 EVERY = 10
 
 
-def main() -> None:
-    """Trains until the process is killed."""
+def main(**rendezvous: Any) -> None:
+    """Trains until the process is killed. torchrun's environment is the rendezvous unless one is given."""
     folder, pause = os.environ["RECOVERY_FOLDER"], float(os.environ["RECOVERY_STEP_SECONDS"])
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", **rendezvous)
     rank, world = dist.get_rank(), dist.get_world_size()
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     log = os.open(f"{folder}/log/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

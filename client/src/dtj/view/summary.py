@@ -56,6 +56,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     # has overcome its failures.
     lines += _failure(failure) if failure else []
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
+    lines.append(f"  timeline     dtj report {run_dir}")
     if checkpoint_dir:
         saved = (status.get("checkpoint") or {}).get("step")
         lines.append(
