@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, Optional
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
 from dtj_agent.files.state_file import StateDir
-from dtj_agent.group import diagnosis, member
+from dtj_agent.group import culprit, diagnosis, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_watch import HangSettings
@@ -199,8 +199,10 @@ class Agent:
 
     def _send_stacks(self, stacks: Dict[str, str]) -> None:
         for rank, stack in stacks.items():
-            self.log("rank %s hangs; its stack:\n%s" % (rank, stack))
-        beat: Message = {"type": "beat", "attempt": self.workers.attempt, "stacks": stacks}
+            self.log("stack of rank %s in a group that hangs: %s" % (rank, stack))
+        room = names.MAX_EVIDENCE_CHARS // max(1, len(stacks))
+        short = {rank: culprit.shortened(stack, room) for rank, stack in stacks.items()}
+        beat: Message = {"type": "beat", "attempt": self.workers.attempt, "stacks": short}
         self._do([member.SendToCoordinator(beat)])
 
     # --- connections ------------------------------------------------------------------------------

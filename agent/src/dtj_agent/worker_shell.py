@@ -52,7 +52,7 @@ class WorkerShell:
         self._supervisor.on_output = output.write
         self._supervisor.on_stuck = lambda text: self.on_stuck(text)
         self._supervisor.has_room = output.has_room
-        self.watch = RankWatch(loop, lambda: self._supervisor.processes, self._reports)
+        self.watch = RankWatch(loop, lambda: self._supervisor.processes, self._reports, self.stacks)
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._warm = self._warm_process(output)
@@ -104,8 +104,8 @@ class WorkerShell:
             )
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
-        self._start.start(settings.command, environments)
         self.watch.begin()
+        self._start.start(settings.command, environments)
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""

@@ -162,10 +162,10 @@ FAREWELL_SECONDS = 5.0  # how long the coordinator waits until all members have 
 # The agent with rank 0 forwards progress this often; the others forward it with their heartbeat.
 PROGRESS_SECONDS = 0.2
 # Between two looks at the state of the workers' processes.
-PROCESS_STATE_SECONDS = 0.25
+PROCESS_STATE_SECONDS = 0.1
 # How long the coordinator waits for the stacks of a group that hangs, and a member for its ranks'.
-STACKS_SECONDS = 1.0
-STACK_SECONDS = 0.4
+STACKS_SECONDS = 5.0
+STACK_SECONDS = 3.0
 STEP_PAGE_SECONDS = 0.5  # between two readings of the optimizer steps that forked workers count
 SAVES_SECONDS = 10.0  # between two scans for checkpoints that a script does not report
 # How long a log that accepts nothing blocks its workers; after that their lines are dropped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +17,14 @@ from tests.unit.agent.harness import Group, running
 
 # Reports like a trainer, until the plan makes one rank hang.
 SCRIPT = """
-import json, os, socket, sys, time
+import json, os, runpy, socket, sys, time
+from dtj_contract import stack_dump
+stack_dump.register(os.environ["DTJ_STACK_FILE"])
+def spin():
+    while True:
+        pass
+def sleep():
+    time.sleep(1e9)
 rank, attempt, plan = int(os.environ["RANK"]), int(os.environ["DTJ_ATTEMPT"]), os.environ["PLAN"]
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 def report(**what):
@@ -35,12 +43,8 @@ while not planned("finish"):
     # A collective: nobody passes while one rank hangs.
     if attempt == 1 and planned("hang"):
         if rank != int(open(os.path.join(plan, "hang")).read()):
-            time.sleep(1e9)
-        time.sleep(0.1)  # the others are in their last step
-        if planned("spin"):
-            while True:
-                pass
-        time.sleep(1e9)
+            runpy.run_path(os.path.join(os.path.dirname(plan), "torch", "distributed", "wait.py"))
+        spin() if planned("spin") else sleep()
     step += 1
     if not silent:
         report(phase="training", step=step, totalSteps=100000)
@@ -51,6 +55,11 @@ def start(folder: Path, replicas: int = 2, **environ: str) -> Any:
     folder.mkdir(exist_ok=True)
     script = folder / "script.py"
     script.write_text(SCRIPT)
+    waits = folder / "torch" / "distributed" / "wait.py"
+    waits.parent.mkdir(parents=True)
+    waits.write_text("import time\ntime.sleep(1e9)\n")
+    # The import of torch into a process to fork from would take most of the time here.
+    environ = {names.ENV_WARM_WORKERS: names.WARM_NEVER, **environ}
     return running(folder, replicas, [sys.executable, "-u", str(script)], **environ)
 
 
@@ -65,6 +74,7 @@ def failed(group: Group) -> dict[str, Any]:
 def test_group_with_a_stopped_rank_names_it_and_trains_again(tmp_path: Path) -> None:
     with start(tmp_path / "g", **{names.ENV_PROCESSES_PER_POD: "2"}) as group:
         group.wait_attempt(1)
+        wait_until("rank 3", lambda: group.ran(1, 3))
         os.kill(group.worker(3), signal.SIGSTOP)
         failure = failed(group)
         assert (failure["reason"], failure["rank"], failure["pod"]) == ("WorkerHung", 3, "j-1")
@@ -76,13 +86,16 @@ def test_group_with_a_stopped_rank_names_it_and_trains_again(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["spin", "sleep"])
 def test_group_without_a_step_for_longer_than_the_limit_restarts(tmp_path: Path, kind: str) -> None:
-    with start(tmp_path / "g", **{names.ENV_HANG_MIN_SECONDS: "3"}) as group:
+    with start(tmp_path / "g", **{names.ENV_HANG_MIN_SECONDS: "6"}) as group:
         group.tell(kind)
         group.wait_attempt(1, step=20)
         group.tell("hang", "1")
         failure = failed(group)
-        assert failure["reason"] == "WorkerHung"
-        assert "no step for" in failure["message"] or "no rank has made a step" in failure["message"]
+        assert (failure["reason"], failure["rank"], failure["pod"]) == ("WorkerHung", 1, "j-1")
+        assert "no step for" in failure["message"]
+        assert re.search(rf"it is at .*/script.py:\d+ in {kind}$", failure["message"])
+        assert f"in {kind}" in failure["stack"]
+        assert f"in {kind}" in group.log(1), "the whole stack is in the pod's log"
         assert group.wait_attempt(2)["restarts"]["counted"] == 1
 
 

@@ -6,6 +6,7 @@
 | a permanent error (names.PERMANENT)    | the job fails                                               |
 | a file not found before the first step | counted; the job fails after FILE_NOT_FOUND_TRIES in a row  |
 | another failure of a worker            | counted; waits if attempts end soon and without a step      |
+| a rank that hangs                      | the same                                                    |
 | a crashed agent, a stuck worker        | counted                                                     |
 | a lost connection, both agents alive   | free three times without progress, then counted; waits      |
 | a pod that its kubelet evicted for     | free three times without progress, then counted; waits      |

@@ -91,7 +91,8 @@ class _Rank:
             self._has_own_steps = True
             step: int = report["step"]
             return step
-        return None if self._has_own_steps else report.get("optimizerSteps")
+        # 0 announces the counter, long before the first step.
+        return None if self._has_own_steps else report.get("optimizerSteps") or None
 
     def _pause(self, seconds: float, steps: int) -> None:
         if not self._paused:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List
 
 from dtj_agent.group.hang_watch import STOPPED_SECONDS
 from dtj_agent.net.loop import Loop
 from dtj_agent.workers.process_watch import LIFE_SECONDS, ProcessWatch
 from dtj_agent.workers.report_socket import ReportSocket
+from dtj_agent.workers.stacks import StackFiles
 from dtj_contract import names
 
-TakeStacks = Callable[[Dict[int, int], Callable[[Dict[int, str]], None]], None]
-"""Takes the stacks of rank -> pid, and calls back with those that could be had."""
+LOOK_SECONDS = 0.02  # between two looks at the stacks that are being written
 
 
 class RankWatch:
@@ -20,21 +20,22 @@ class RankWatch:
     `processes` returns the pids of the running workers by rank.
     """
 
-    def __init__(self, loop: Loop, processes: Callable[[], Dict[int, int]], reports: ReportSocket) -> None:
+    def __init__(
+        self, loop: Loop, processes: Callable[[], Dict[int, int]], reports: ReportSocket, stacks: StackFiles
+    ) -> None:
         self.on_stopped: Callable[[], None] = lambda: None
-        self.take: Optional[TakeStacks] = None
-        """None where no worker can give a stack."""
         self._loop = loop
         self._processes = processes
         self._reports = reports
+        self._stacks = stacks
         self._watch = ProcessWatch(loop.clock())
-        self._runs = False
+        self._runs = self._started = False
         self._known_stopped = False
 
     def begin(self) -> None:
         """Watches the workers of a new attempt until all of them have ended."""
         self._watch = ProcessWatch(self._loop.clock())
-        self._known_stopped = False
+        self._known_stopped = self._started = False
         if not self._runs:
             self._runs = True
             self._loop.later(names.PROCESS_STATE_SECONDS, self._look)
@@ -56,17 +57,25 @@ class RankWatch:
         ]
 
     def take_stacks(self, done: Callable[[Dict[str, str]], None]) -> None:
-        """Calls `done` with the stacks of the running ranks; with none at once where none can be had."""
+        """Calls `done` with the stacks of the ranks that have written one within STACK_SECONDS."""
         processes = self._processes()
-        if self.take is None or not processes:
-            return done({})
-        room = names.MAX_EVIDENCE_CHARS // len(processes)
-        return self.take(processes, lambda found: done({str(rank): text[:room] for rank, text in found.items()}))
+        self._stacks.request(processes)
+        until = self._loop.clock() + names.STACK_SECONDS
+
+        def look() -> None:
+            if self._stacks.pending() and self._loop.clock() < until:
+                self._loop.later(LOOK_SECONDS, look)
+            else:
+                done({str(rank): text for rank, text in self._stacks.read().items()})
+
+        look()
 
     def _look(self) -> None:
         processes, now = self._processes(), self._loop.clock()
-        self._runs = bool(processes)
-        if not processes:
+        # A warm process may take a while to start them.
+        self._started = self._started or bool(processes)
+        self._runs = bool(processes) or not self._started
+        if not self._runs:
             return
         self._loop.later(names.PROCESS_STATE_SECONDS, self._look)
         self._watch.look_at_states(processes, now)

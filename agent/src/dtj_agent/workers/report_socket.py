@@ -130,11 +130,7 @@ class ReportSocket:
         for rank, count in self._pages.read().items():
             if count != self._counts.get(rank):
                 self._counts[rank] = count
-                report: worker_report.WorkerReport = {
-                    "rank": rank,
-                    "attempt": self._board.attempt,
-                    "optimizerSteps": count.steps,
-                }
+                report = {"rank": rank, "attempt": self._board.attempt, "optimizerSteps": count.steps}
                 self._board.add(report)
                 self.ranks.add(report, count.last)
 
