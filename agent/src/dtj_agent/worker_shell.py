@@ -56,7 +56,7 @@ class WorkerShell:
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._warm = self._warm_process(output)
-        self._start = WorkerStart(loop, self._supervisor, self._warm, self._log)
+        self._start = WorkerStart(loop, self._supervisor, self._warm, self._log, self.stacks.path)
         self._store.on_failed = self._fail_store
         self._store.on_ended = lambda code: self._log(
             "the rendezvous store ended without being stopped (wait status %d)" % code
@@ -108,16 +108,20 @@ class WorkerShell:
         self._start.start(settings.command, environments)
 
     def stop(self, grace: float) -> None:
-        """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""
+        """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds.
+
+        The default grace of a failed group is only for workers that can use it.
+        """
         self._start.cancel()
-        self._supervisor.stop(grace)
+        default = grace <= names.STOP_GRACE_SECONDS and not self._settings.stop_grace_given
+        self._supervisor.stop(grace, hurry=default)
 
     def close(self) -> None:
         """Closes the report socket, and ends the store and the warm process."""
         if self._warm is not None:
             self._warm.close()
         self._reports.close()
-        self._store.close()
+        self._store.end()
 
     # --- the warm process -------------------------------------------------------------------------
 

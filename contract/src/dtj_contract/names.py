@@ -143,6 +143,9 @@ ANNOUNCE_FANOUT = 8  # peers that a member without a coordinator calls in one ro
 ANNOUNCE_AT_ONCE = 32  # concurrent calls of the coordinator
 # SIGTERM to SIGKILL of the workers of a failed group, unless restart.stopGraceSeconds is set.
 STOP_GRACE_SECONDS = 0.5
+# A worker that catches this signal shows that its SIGTERM handler can't save alone: all ranks must save together.
+# The C library keeps the real-time signals for programs, and scripts hardly use this one.
+COLLECTIVE_STOP_SIGNAL = 61
 # The warm process: how long one module may take to import, and how long an attempt waits for the imports
 # (a plain start would have to import the same, once for each rank).
 WARM_IMPORT_SECONDS = 60.0

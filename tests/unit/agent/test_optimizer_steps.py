@@ -18,10 +18,11 @@ from dtj_agent.net.loop import Loop
 from dtj_agent.workers.report_socket import ReportSocket
 from dtj_agent.workers.stacks import StackFiles
 from dtj_contract.step_page import StepCount
+from tests.lib.ports import free_port
 from tests.lib.waiting import wait_until
 
 pytestmark = pytest.mark.torch
-PATIENCE = 240.0
+PATIENCE = 120.0
 
 # Ten iterations of each, and the steps that the agent counts.
 CASES = {
@@ -163,6 +164,14 @@ def all_reduce_alone(rank):
 for rank in range(2):
     if os.fork() == 0:
         all_reduce_alone(rank)
+
+# A script that uses the trainer library, and that was not forked from a warm process.
+if os.fork() == 0:
+    from dtj_trainer import State
+    os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[4])
+    os.environ.update(DTJ_STACK_FILE=sys.argv[3] % 2)
+    print(2, os.getpid(), flush=True)
+    State()
 os.wait()
 sys.exit("a rank has ended")
 """
@@ -184,9 +193,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     reports = ReportSocket(Loop(), str(folder))
     reports.begin(1)
     files = StackFiles(str(folder / "stacks"))
-    files.begin(range(2))
+    files.begin(range(3))
     bodies = json.dumps([dedent(body) for body, _ in CASES.values()])
-    command = [sys.executable, "-c", DRIVER, reports.path, bodies, str(folder / "stacks" / "stack-%s.txt")]
+    stack_files = str(folder / "stacks" / "stack-%s.txt")
+    command = [sys.executable, "-c", DRIVER, reports.path, bodies, stack_files, str(free_port())]
     with open(folder / "output", "w") as output:
         driver = subprocess.Popen(
             command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=output, start_new_session=True
@@ -198,7 +208,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             reports.read()
             return (folder / "output").read_text().splitlines()
 
-        found = wait_until("both ranks are in their group", lambda: len(lines()) == 2 and lines(), timeout=PATIENCE)
+        found = wait_until("all ranks wait", lambda: len(lines()) == 3 and lines(), timeout=PATIENCE)
         pids = dict(tuple(map(int, line.split())) for line in found)
         yield Seen(dict(reports.counts), files, pids)
     finally:
@@ -214,13 +224,23 @@ def test_agent_counts_the_steps_of_any_optimizer(seen: Seen, case: str, expected
     assert found is None or found.first <= found.last <= time.monotonic()
 
 
-def test_rank_in_a_collective_dumps_its_stack(seen: Seen) -> None:
+def stack_with(seen: Seen, rank: int, line: str) -> dict[int, str]:
+    """Returns the stacks of all ranks once that of `rank` shows this line."""
+
     def stacks() -> dict[int, str] | None:
         seen.files.request(seen.pids)
         wait_until("the stacks are written", lambda: not seen.files.pending(), timeout=PATIENCE)
         found = seen.files.read()
-        return found if "in all_reduce\n" in found.get(0, "") else None
+        return found if line in found.get(rank, "") else None
 
-    found = wait_until("rank 0 is in the collective", stacks, timeout=PATIENCE)
+    return wait_until(f"rank {rank} is where it should be", stacks, timeout=PATIENCE)
+
+
+def test_rank_in_a_collective_dumps_its_stack(seen: Seen) -> None:
+    found = stack_with(seen, 0, "in all_reduce\n")
     assert "in all_reduce_alone" in found[1]
     assert "in all_reduce\n" not in found[1]
+
+
+def test_trainer_that_waits_for_its_group_dumps_its_stack(seen: Seen) -> None:
+    assert "rendezvous.py" in stack_with(seen, 2, "in join")[2]

@@ -188,6 +188,8 @@ def test_counted_steps_show_that_a_script_works_and_are_no_step_of_the_job() -> 
     assert (history.furthest, harness.coordinator.goodput.last_step) == (0, None)
     counted(harness, 51, step=700)
     counted(harness, 52)
+    broken(harness)
+    counted(harness, 1, attempt=2)
     assert (history.progress or {})["step"] == 700, "a count never replaces a reported step"
 
 
@@ -230,6 +232,7 @@ def test_metrics_show_counted_steps_beside_reported_ones() -> None:
     page: Any = {
         "job": "j", "attempt": 1, "phase": "Running", "worldSize": 1, "members": [], "recoveries": [],
         "restarts": {"inPlace": 0, "pod": 0, "counted": 0}, "productiveSeconds": 0.0, "checkpoint": None,
+        "stragglers": [],
         "progress": {"step": None, "optimizerSteps": 61},
     }  # fmt: skip
     text = metrics.render(page).decode()

@@ -14,28 +14,15 @@ from typing import Any
 
 import pytest
 
+from tests.unit.agent.warm_site import write_site
+
 ROOT = Path(__file__).parents[3]
-TORCH = {
-    "torch/__init__.py": "class default_generator:\n    seed = staticmethod(lambda: None)\n",
-    "torch/distributed.py": "",
-    "torch/_dynamo.py": "",
-    "torch/nn/__init__.py": "",
-    "torch/nn/parallel.py": "",
-    "starts_thread.py": "import threading, time\n"
-    "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
-    "raises.py": "raise RuntimeError('as asked')\n",
-    "exits.py": "raise SystemExit(3)\n",
-    "warns.py": "print('an import warns')\n",
-}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    for name, text in TORCH.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    write_site(folder)
     return folder
 
 

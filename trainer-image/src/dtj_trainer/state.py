@@ -175,6 +175,7 @@ class State:
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
             if previous is not None:
+                _show_collective_stop(signal.SIG_DFL)
                 signal.signal(signal.SIGTERM, previous)
             self._in_step = False
             self._progress.linger()
@@ -413,4 +414,11 @@ def _on_sigterm(stop: threading.Event) -> Any:
     """
     if threading.current_thread() is not threading.main_thread():
         return None
+    _show_collective_stop(lambda *_: None)
     return signal.signal(signal.SIGTERM, lambda *_: stop.set())
+
+
+def _show_collective_stop(handler: Any) -> None:
+    """Shows the agent, by a handler, that the one for SIGTERM saves nothing unless all ranks live."""
+    if names.COLLECTIVE_STOP_SIGNAL in signal.valid_signals():
+        signal.signal(names.COLLECTIVE_STOP_SIGNAL, handler)

@@ -1,7 +1,8 @@
 """The agent's side of the rendezvous store: listens from the start of an attempt, and starts the server when needed.
 
 The first connection starts the server process, so a script without torch.distributed never costs
-that process. The port is bound all the time, so no other program can take it.
+that process. Once a store was needed, the next attempt's server process is started ahead, and waits.
+The port is bound all the time, so no other program can take it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Callable, Dict, List, Mapping, Optional
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from dtj_agent.net.loop import READ, Loop
 from dtj_agent.workers.supervisor import OWN_SESSION
@@ -18,9 +19,17 @@ from dtj_agent.workers.supervisor import OWN_SESSION
 BACKLOG = 4096
 TRIES = 5
 RETRY_SECONDS = 1.0
+AHEAD_SECONDS = 2.0  # the workers' start has gone before
 # The package may be in a zipapp, whose path -I leaves out of sys.path. In a source tree this path has
 # no dtj_contract, and -S ignores .pth files: the server must not import dtj_contract.
 PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dtj_agent.store.server import main; main()"
+
+
+class _Server(NamedTuple):
+    """A server process; its end of `socket` is its standard input, whose end ends it."""
+
+    pid: int
+    socket: socket.socket
 
 
 class StoreHost:
@@ -36,8 +45,10 @@ class StoreHost:
         self._environ = environ
         self._spared = spared
         self._listeners: List[socket.socket] = []
-        # Our end of the server's standard input: closing it ends the server.
-        self._holder: Optional[int] = None
+        self._server: Optional[_Server] = None
+        """The process that serves the current store."""
+        self._ahead: Optional[_Server] = None
+        """The process that waits for the next store."""
         self._tries = 0
 
     def open(self, bound: socket.socket) -> None:
@@ -60,18 +71,25 @@ class StoreHost:
             self._loop.watch(listener, READ, lambda events: self._serve())
 
     def close(self) -> None:
-        """Ends the store. Call this when every rank of its attempt has ended, or the agent exits."""
+        """Ends the store. Call this when every rank of its attempt has ended."""
         self._unlisten()
-        if self._holder is not None:
-            os.close(self._holder)
-            self._holder = None
+        if self._server is not None:
+            self._server.socket.close()
+            self._server = None
+
+    def end(self) -> None:
+        """Ends the store and the process that waits for the next one. Call this when the agent exits."""
+        self.close()
+        if self._ahead is not None:
+            self._ahead.socket.close()
+            self._ahead = None
 
     def _serve(self) -> None:
         for listener in self._listeners:
             # The first connection waits in the kernel until the server accepts it.
             self._loop.unwatch(listener)
         try:
-            self._spawn()
+            self._hand_over()
         except OSError as error:
             self._tries += 1
             why = "can't start the rendezvous store: %s" % error.strerror
@@ -86,28 +104,49 @@ class StoreHost:
     def _serve_again(self, listeners: List[socket.socket]) -> Callable[[], None]:
         return lambda: self._serve() if listeners and listeners is self._listeners else None
 
-    def _spawn(self) -> None:
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        reader, writer = os.pipe()
-        arguments = [sys.executable, "-I", "-S", "-c", PROGRAM, root, *(str(each.fileno()) for each in self._listeners)]
+    def _hand_over(self) -> None:
+        """Gives the listeners to the process that waits for them, or to a new one."""
+        descriptors = [listener.fileno() for listener in self._listeners]
+        server, self._ahead = self._ahead, None
+        if server is None or not _send(server, descriptors):
+            server = self._spawn()
+            if not _send(server, descriptors):
+                raise ConnectionResetError(104, "the process has ended")
+        self._server = server
+        self._loop.later(AHEAD_SECONDS, self._start_ahead)
+
+    def _start_ahead(self) -> None:
+        if self._server is None or self._ahead is not None:
+            return  # closed meanwhile
         try:
-            for listener in self._listeners:
-                listener.set_inheritable(True)
+            self._ahead = self._spawn()
+        except OSError:
+            pass  # the next store starts its own
+
+    def _spawn(self) -> _Server:
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        ours, theirs = socket.socketpair()
+        arguments = [sys.executable, "-I", "-S", "-c", PROGRAM, root]
+        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+        try:
             pid = os.posix_spawn(
-                sys.executable, arguments, dict(self._environ),
-                file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+                sys.executable, arguments, dict(self._environ), file_actions=actions,
                 setsigmask=(), setsigdef=(signal.SIGCHLD, signal.SIGPIPE), **OWN_SESSION,
             )  # fmt: skip
         except OSError:
-            os.close(writer)
+            ours.close()
             raise
         finally:
-            os.close(reader)
-        self._holder = writer
-        self._spared[pid] = lambda status: self._ended(writer, status)
+            theirs.close()
+        server = _Server(pid, ours)
+        self._spared[pid] = lambda status: self._ended(server, status)
+        return server
 
-    def _ended(self, holder: int, status: int) -> None:
-        if self._holder == holder:  # this agent did not stop it
+    def _ended(self, server: _Server, status: int) -> None:
+        if self._ahead is server:
+            self._ahead = None
+            server.socket.close()
+        if self._server is server:  # this agent did not stop it
             self.close()
             self.on_ended(status)
 
@@ -116,6 +155,16 @@ class StoreHost:
         for listener in listeners:
             self._loop.unwatch(listener)
             listener.close()
+
+
+def _send(server: _Server, descriptors: List[int]) -> bool:
+    """Sends open listeners to a server process. Returns False, and lets go of the process, if it has ended."""
+    try:
+        socket.send_fds(server.socket, [b"\0"], descriptors)
+    except OSError:
+        server.socket.close()
+        return False
+    return True
 
 
 def _on_loopback(bound: socket.socket) -> Optional[socket.socket]:

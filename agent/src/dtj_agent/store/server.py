@@ -1,7 +1,8 @@
 """The rendezvous store of one attempt, in a process of its own: it outlives every rank, as torchrun's agent store does.
 
-Called with listening sockets as open file descriptors. The process exits when its standard input
-ends: the agent holds the other end, so the store never outlives the agent, however the agent dies.
+The listening sockets come over standard input, a socket, when an attempt needs them. The process
+exits when its standard input ends: the agent holds the other end, so the store never outlives the
+agent, however the agent dies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from typing import Dict, List
 
 from dtj_agent.net.loop import READ, WRITE, Loop
@@ -18,6 +18,7 @@ from dtj_agent.store.key_store import KeyStore, ProtocolError, StoreClient
 
 CHUNK = 256 * 1024
 ACCEPTS_AT_ONCE = 64
+MAX_LISTENERS = 4
 PAUSE_SECONDS = 0.1  # after running out of file descriptors
 
 
@@ -121,7 +122,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with socket.socket(fileno=os.dup(0)) as agent:
+        data, descriptors, _, _ = socket.recv_fds(agent, 1, MAX_LISTENERS)
+    if not data:
+        os._exit(0)
     loop = Loop()
-    StoreServer(loop, [socket.socket(fileno=int(argument)) for argument in sys.argv[1:]])
+    StoreServer(loop, [socket.socket(fileno=descriptor) for descriptor in descriptors])
     loop.watch(0, READ, lambda events: os._exit(0))
     loop.run()

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 from dtj_agent.group import diagnosis
 from dtj_agent.group.member import WorkerExit
 from dtj_agent.net.loop import READ, Loop, Timer
-from dtj_agent.workers import cgroup
+from dtj_agent.workers import cgroup, signal_handlers
 from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
 
@@ -109,10 +109,15 @@ class Supervisor:
         if failed:
             self._loop.soon(lambda: self.on_exit(failed))
 
-    def stop(self, grace: float) -> None:
-        """Sends SIGTERM to each worker, and SIGKILL to all processes that are left of it after `grace` seconds."""
+    def stop(self, grace: float, hurry: bool = False) -> None:
+        """Sends SIGTERM to each worker, and SIGKILL to all processes that are left of it after `grace` seconds.
+
+        `hurry`: there is no grace if no worker has a handler that could use it.
+        """
         self.reap()  # workers that ended before the signal
         now = self._loop.clock()
+        if hurry and not any(signal_handlers.can_save_alone(pid) for pid in self.pids):
+            grace = 0.0
         if not self._stopping:
             self._stopping = True
             for worker in self._workers.values():

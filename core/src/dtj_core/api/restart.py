@@ -101,8 +101,9 @@ class RestartSettings(Model):
     avoid_nodes: AvoidNodes = AvoidNodes()
     """Nodes on which the training fails again and again: their pods are recreated elsewhere."""
     stop_grace_seconds: float | None = Field(default=None, ge=0, le=600)
-    """Seconds from SIGTERM to SIGKILL for the workers of a failed group. Default: 0.5. A longer
-    time lets their signal handlers save, but every restart may then take that long, because a rank
-    that waits in a collective runs no handler."""
+    """Seconds from SIGTERM to SIGKILL for the workers of a failed group. Default: 0.5 if a worker
+    has a SIGTERM handler of its own, else 0. A longer time lets their signal handlers save, but
+    every restart may then take that long, because a rank that waits in a collective runs no
+    handler."""
     failure_rules: list[RestartRule] = Field(default=[], alias="rules", max_length=names.MAX_RULES)
     """Actions after certain failures. The first rule that matches decides."""

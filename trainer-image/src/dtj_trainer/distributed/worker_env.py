@@ -33,6 +33,8 @@ class WorkerEnv:
     """The pod's tag under `dtj run`, where pods share a machine."""
     attempt: int | None = None
     agent_socket: Path | None = None
+    stack_file: Path | None = None
+    """Where this worker registers for the agent's requests of its stacks."""
     checkpoint_dir: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
@@ -77,6 +79,7 @@ class WorkerEnv:
             local_pod=env.get(names.ENV_LOCAL_POD) or None,
             attempt=optional(names.ENV_ATTEMPT),
             agent_socket=path(names.ENV_AGENT_SOCKET),
+            stack_file=path(names.ENV_STACK_FILE),
             checkpoint_dir=path(names.ENV_CHECKPOINT_DIR),
             checkpoint_every=optional(names.ENV_CHECKPOINT_EVERY),
             checkpoint_keep=optional(names.ENV_CHECKPOINT_KEEP),

@@ -1,0 +1,59 @@
+"""The warm process of a whole agent, which is a zipapp as in a pod."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from dtj_agent.build import build
+from dtj_contract import names
+from tests.lib.waiting import wait_until
+from tests.unit.agent.harness import WORKER, Group, is_alive, running
+from tests.unit.agent.warm_site import write_site
+
+READY = re.compile(r"warm process (\d+) is ready")
+
+
+def warm_pids(group: Group, ordinal: int) -> list[int]:
+    return [int(pid) for pid in READY.findall(group.log(ordinal))]
+
+
+def test_agent_forks_every_attempt_and_survives_its_warm_process(tmp_path: Path) -> None:
+    build(str(tmp_path / "agent.pyz"))
+    write_site(tmp_path / "site")
+    script = tmp_path / "script.py"
+    script.write_text("import torch, sys\nassert not [path for path in sys.path if 'pyz' in path]\n" + WORKER)
+    environ = {"PYTHONPATH": str(tmp_path / "site"), names.ENV_WARM_WORKERS: names.WARM_AUTO}
+    program = [sys.executable, str(tmp_path / "agent.pyz")]
+    with running(tmp_path, 2, [sys.executable, "-u", str(script)], program, **environ) as group:
+        group.wait_attempt(1)
+        for rank in (0, 1):
+            assert warm_pids(group, rank), group.logs()
+            pid = group.worker(rank)
+            assert os.getsid(pid) == pid
+            assert f"\0RANK={rank}\0" in Path(f"/proc/{pid}/environ").read_text()
+            assert Path(f"/proc/{pid}/cmdline").read_text().split("\0")[2] == str(script)
+        os.kill(group.worker(1), signal.SIGKILL)
+        group.wait_attempt(2)
+        (failure,) = group.status()["failures"]
+        assert (failure["rank"], failure["signal"]) == (1, "SIGKILL")
+        os.kill(warm_pids(group, 0)[0], signal.SIGKILL)
+        wait_until("another warm process", lambda: len(warm_pids(group, 0)) == 2, detail=group.logs)
+        assert group.status()["attempt"] == 2, "workers that run are not affected"
+        group.tell("exit-1", "7")
+        group.wait_attempt(3)
+        assert group.status()["failures"][-1]["exitCode"] == 7
+        group.tell("finish")
+        assert [group.wait_exit(0), group.wait_exit(1)] == [0, 0], group.logs()
+        assert "without" not in group.log(0) + group.log(1)
+        warm = [pid for ordinal in (0, 1) for pid in warm_pids(group, ordinal)]
+        wait_until("the warm processes to end", lambda: not any(is_alive(pid) for pid in warm))
+
+
+def test_shell_command_is_started_plainly_and_the_log_has_the_reason(tmp_path: Path) -> None:
+    with running(tmp_path, 1, ["sh", "-c", "echo done"], **{names.ENV_WARM_WORKERS: names.WARM_AUTO}) as group:
+        assert group.wait_exit(0) == 0
+        assert "workers are started without a warm process: the command is sh, not python3" in group.log(0)
