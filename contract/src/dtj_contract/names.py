@@ -151,9 +151,10 @@ COLLECTIVE_STOP_SIGNAL = 61
 WARM_IMPORT_SECONDS = 60.0
 WARM_WAIT_SECONDS = 120.0
 WARM_FORK_SECONDS = 10.0  # from a request to the pid of every rank
-# The pause before a warm process that ended is replaced doubles; after this many that never became ready there is none.
+# The pause before a warm process that ended is replaced doubles; after this many in a row there is none.
 WARM_RETRY_SECONDS = 0.5
 WARM_TRIES = 4
+WARM_LIVED_SECONDS = 300.0  # an end after this is not one in a row
 # A worker that is alive this long after SIGKILL is stuck (uninterruptible sleep): its pod must be replaced.
 STUCK_SECONDS = 30.0
 # The state of a member with stuck workers in /status: the operator deletes its pod.
