@@ -171,7 +171,7 @@ def test_pods_move_in_one_wave_after_status_and_template_are_written() -> None:
         {"node": "w1", "reason": "WorkerFailed", "failures": 3, "since": rfc3339(cluster.now),
          "until": rfc3339(cluster.now + 3600)}
     ]  # fmt: skip
-    assert (first.actions, first.requeue_after) == ((), 1.0)
+    assert (first.actions, first.requeue_after) == ((), 0.2)
     (event,) = [event for event in first.events if event.reason == "NodeAvoided"]
     assert "digits-1, digits-2" in event.message
     second = cluster.look(page)

@@ -86,7 +86,7 @@ class Failure(Model):
     message: str | None = None
     time: Time | None = None
     action: str | None = None
-    """Action of the rule in spec.restart.rules that decided about the failure."""
+    """Action of the rule in spec.restart.rules that matched; absent if none did."""
     log_tail: str | None = None
     """The last lines that the rank wrote."""
 

@@ -21,8 +21,8 @@ Shape = dict[str, str]
 
 FAILURE: Shape = {
     "attempt": "int", "rank": "int", "ordinal": "int", "pod": "text", "node": "text", "exitCode": "int",
-    "signal": "text", "reason": "identifier", "message": "text", "time": "time", "logTail": "text",
-    "action": "identifier",
+    "signal": "text", "reason": "identifier", "message": "text", "time": "time", "action": "identifier",
+    "logTail": "text",
 }  # fmt: skip
 RECOVERY: Shape = {
     "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time",

@@ -37,7 +37,7 @@ NOT_OF_A_NODE = names.PERMANENT | {
     Reason.CONNECTION_LOST, Reason.OOM_KILLED, Reason.FILE_NOT_FOUND,
 }  # fmt: skip
 # Pause between the write of a decision and the next step.
-STEP_SECONDS = 1.0
+STEP_SECONDS = 0.2
 # Stands in the scheduler's message about a pod that the exclusion keeps from a node.
 AFFINITY = "affinity"
 

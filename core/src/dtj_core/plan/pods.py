@@ -87,25 +87,34 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
     """Returns why a pod that ran is gone or terminating; None if all pods are in place."""
     present = {ordinal(pod) for pod in pods}
     for pod in pods:
-        name, status = pod["metadata"]["name"], pod.get("status") or {}
-        disruption = _condition(pod, "DisruptionTarget")
-        if disruption.get("status") == "True":
-            reason = DISRUPTIONS.get(str(disruption.get("reason")), Reason.POD_EVICTED)
-            return Cause(reason, f"pod {name}: {disruption.get('message') or disruption.get('reason')}")
-        if _is_on_silent_node(pod):
-            return Cause(Reason.NODE_LOST, f"pod {name}: its node {_node(pod)} is not responding")
-        if "deletionTimestamp" in pod["metadata"] and _node(pod) in active_nodes(job.status):
+        name = pod["metadata"]["name"]
+        cause = why_one_was_lost(pod)
+        if cause is not None and cause.reason == Reason.POD_DELETED and _node(pod) in active_nodes(job.status):
             return Cause(Reason.NODE_AVOIDED, f"pod {name} is recreated away from node {_node(pod)}, where it failed")
-        if "deletionTimestamp" in pod["metadata"]:
-            return Cause(Reason.POD_DELETED, f"pod {name} was deleted")
-        if status.get("phase") == "Failed":
-            reason = Reason.POD_EVICTED if status.get("reason") == "Evicted" else Reason.POD_LOST
-            return Cause(reason, f"pod {name}: {status.get('message') or status.get('reason') or 'the pod failed'}")
+        if cause is not None:
+            return cause
         if not is_running(pod, job.trainer_container) and last_oom_kill(_status(pod, job.trainer_container)):
             return Cause(Reason.OOM_KILLED, describe(pod, job.trainer_container))
     missing = sorted(set(range(job.spec.replicas)) - present)
     if missing:
         return Cause(Reason.POD_LOST, f"pod {job.name}-{missing[0]} is missing; waiting for its replacement")
+    return None
+
+
+def why_one_was_lost(pod: Object) -> Cause | None:
+    """Returns why Kubernetes ends or has ended the pod; None if it does not."""
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    disruption = _condition(pod, "DisruptionTarget")
+    if disruption.get("status") == "True":
+        reason = DISRUPTIONS.get(str(disruption.get("reason")), Reason.POD_EVICTED)
+        return Cause(reason, f"pod {name}: {disruption.get('message') or disruption.get('reason')}")
+    if _is_on_silent_node(pod):
+        return Cause(Reason.NODE_LOST, f"pod {name}: its node {_node(pod)} is not responding")
+    if "deletionTimestamp" in pod["metadata"]:
+        return Cause(Reason.POD_DELETED, f"pod {name} was deleted")
+    if status.get("phase") == "Failed":
+        reason = Reason.POD_EVICTED if status.get("reason") == "Evicted" else Reason.POD_LOST
+        return Cause(reason, f"pod {name}: {status.get('message') or status.get('reason') or 'the pod failed'}")
     return None
 
 

@@ -37,9 +37,6 @@ FIELDS: dict[str, Any] = {
     "restart.maxRestarts": 10,
     "restart.windowSeconds": 3600,
     "restart.stopGraceSeconds": None,
-    "restart.avoidNodes.afterFailures": 3,
-    "restart.avoidNodes.forSeconds": 3600,
-    "restart.avoidNodes.maxNodes": None,
 }
 DIGITS = 12
 DEFAULT = "default"
