@@ -7,22 +7,29 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
+from dtj_agent.group.hang_guard import HangGuard
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
-from dtj_agent.group.restart_policy import Decision, Fail, Restart, RestartPolicy
+from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
+from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.stopping import AttemptStop
-from dtj_contract import agent_status
+from dtj_agent.group.stragglers import StragglerWatch
+from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
+from dtj_contract.operator_message import LostPod, RestartBudget
 
 PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = agent_status.PHASES
+
+KEEP_EXPLANATIONS = 64
+"""Pods whose loss the operator has explained, before the loss is heard of."""
 
 
 class AttemptLifecycle:
@@ -35,12 +42,18 @@ class AttemptLifecycle:
         self.policy = RestartPolicy(spec)
         self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
+        self.guard = HangGuard(spec.hang, spec.processes)
+        self._stragglers = StragglerWatch()
         self.recovery: Optional[RecoveryTimer] = None
         """The last recovery; it is open until the first step after the failure."""
         self._spec = spec
         self._roster = roster
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
+        self._explanations: Dict[Tuple[str, str], LostPod] = {}
+        """Why Kubernetes ended a pod, by its name and address."""
+        self._moving: Optional[Tuple[int, str, float]] = None
+        """The pod that is to be replaced on another node: ordinal, incarnation, and how long to wait for that."""
 
     @property
     def history(self) -> History:
@@ -49,6 +62,8 @@ class AttemptLifecycle:
 
     def continue_from(self, history: History) -> None:
         """Replaces the history by a newer one, which a member remembers."""
+        if self.history.budget is not None:
+            history.budget = later_budget(self.history.budget, history.budget)
         self.goodput.history = history
         self.attempt = Attempt(history.attempt, [], self._spec.processes)
 
@@ -61,11 +76,17 @@ class AttemptLifecycle:
 
     def start(self, number: int, members: List[Peer], now: Now) -> None:
         history = self.history
+        unmoved, self._moving = self._unmoved(), None
+        if unmoved is not None:
+            text = "%s was not replaced within %.0f s: the group restarts in place"
+            self._outbox.log(text % (unmoved.pod, names.ELSEWHERE_SECONDS))
         history.attempt = number
         history.start_time = history.start_time or now.wall
         history.revision += 1
         self.attempt = Attempt.with_members(members, number, self._spec.processes)
         self.goodput.started(now)
+        self.guard.started()
+        self._stragglers = StragglerWatch()
         if self.recovery is not None:
             self.recovery.started(number, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
@@ -81,6 +102,55 @@ class AttemptLifecycle:
     def progressed(self, report: Message, now: Now) -> None:
         led_here = self.recovery is not None and self.recovery.attempt == self.history.attempt
         self.goodput.report(report, self.recovery if led_here else None, now)
+
+    def heard(self, peer: Peer, message: Message, now: Now) -> None:
+        """Takes what a heartbeat holds of the member's ranks."""
+        if self.phase == PHASE_RUNNING and self.guard.heard(peer, message, now):
+            self.look_for_hang(now)
+
+    def look_for_hang(self, now: Now) -> None:
+        """Breaks the attempt if it hangs, once the evidence is there; or reports it, by the job's policy."""
+        if self.phase != PHASE_RUNNING:
+            return
+        peers = self._roster.peers
+        members = [peers[ordinal] for ordinal in self.attempt.node_ranks if ordinal in peers]
+        if self.guard.suspects(members, now):
+            self._outbox.log("attempt %d makes no progress: asking for the ranks' stacks" % self.attempt.number)
+            for peer in members:
+                self._outbox.send(peer.conn, {"type": "beat", "stacks": self.attempt.number})
+        found = self.guard.finding(members, self.attempt.number, now)
+        if found is None:
+            return
+        self._outbox.log("%s\n%s" % (found.failure["message"], found.failure["stack"]))
+        if self.guard.breaks:
+            self.attempt.hang(found.failure)
+            # A rank that hangs handles no SIGTERM, and the others wait for it in a collective.
+            self._break(IN_PLACE, Reason.WORKER_HUNG, found.hang.seconds, 0.0, now)
+        else:
+            self.history.event("Warning", Reason.WORKER_HUNG, found.failure["message"], now.wall)
+
+    def look_for_stragglers(self, now: Now) -> None:
+        """Reports each rank that has become slow, once."""
+        if self.phase != PHASE_RUNNING:
+            return
+        new = self._stragglers.look(self.guard.ranks(now))
+        for one in self.stragglers():
+            if one["rank"] in new:
+                where = "%s on node %s" % (one["pod"], one["node"]) if one["node"] else one["pod"]
+                text = "rank %d (%s) takes %.1f times as long for its own work in a step as the median rank"
+                self.history.event("Warning", Reason.STRAGGLER, text % (one["rank"], where, one["ratio"]), now.wall)
+
+    def stragglers(self) -> List[Message]:
+        """Returns the slowest ranks of the running attempt: rank, pod, node, and ratio to the median rank."""
+        if self.phase != PHASE_RUNNING:
+            return []
+        slowest = sorted(self._stragglers.slow.items(), key=lambda item: -item[1])[: names.MAX_STRAGGLERS]
+        found = [(rank, ratio, self._roster.peers.get(self.guard.ordinal(rank))) for rank, ratio in slowest]
+        return [
+            {"rank": rank, "pod": peer.pod, "node": peer.node, "ratio": round(ratio, 2)}
+            for rank, ratio, peer in found
+            if peer is not None
+        ]
 
     def workers_failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
         self.attempt.fail(peer, failures)
@@ -138,6 +208,8 @@ class AttemptLifecycle:
         same_agent = loss is not None and loss.incarnation == hello["incarnation"]
         if hello["crashed"]:  # its agent died, not the pod
             self._explain(recovery, hello, Reason.AGENT_CRASHED, now)
+        elif hello.get("terminated") is True:
+            self._explain(recovery, hello, Reason.AGENT_TERMINATED, now)
         elif same_agent and recovery.reason == Reason.POD_LOST:
             self._explain(recovery, hello, Reason.CONNECTION_LOST, now)
         if isinstance(broke.get("step"), int):
@@ -145,9 +217,31 @@ class AttemptLifecycle:
 
     def _explain(self, recovery: RecoveryTimer, hello: Message, reason: str, now: Now) -> None:
         recovery.reason = self.phase_reason = reason
-        failure = self.attempt.return_failure(hello, reason, now)
-        self.history.failure(failure)
-        self._note(self.policy.decide(failure, self.history, now))
+        self._account(self.attempt.return_failure(hello, reason, now), now)
+
+    # --- what the operator hands over -----------------------------------------------------------------------------
+
+    def take_budget(self, budget: Optional[RestartBudget]) -> None:
+        """Takes the budget that the job's spec has now."""
+        changed = self.policy.take_budget(budget, self.history)
+        if changed:
+            self._outbox.log(changed)
+
+    def pod_explained(self, lost: LostPod, now: Now) -> None:
+        """Remembers why Kubernetes ended a pod, and corrects the cause of the recovery if that pod was lost."""
+        self._explanations[lost.pod, lost.address] = lost
+        while len(self._explanations) > KEEP_EXPLANATIONS:
+            del self._explanations[next(iter(self._explanations))]
+        if self.phase != PHASE_RENDEZVOUS or self.recovery is None or self.recovery.attempt:
+            return
+        ordinal = self.attempt.explain(lost)
+        if ordinal is None:
+            return
+        if self.recovery.reason == Reason.POD_LOST:
+            self.recovery.reason = self.phase_reason = lost.reason
+        for failure in self.attempt.loss_failures(now):
+            if failure["ordinal"] == ordinal:
+                self._account(failure, now)
 
     # --- it breaks, stops and is settled --------------------------------------------------------------------------
 
@@ -169,6 +263,11 @@ class AttemptLifecycle:
         self._stopping.request(grace, self._outbox, now)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the stopping attempt has no member left whose workers are still stopping."""
+        return self.phase == PHASE_STOPPING and not self._stopping.is_pending
+
+    @property
     def stopping(self) -> List[Peer]:
         """The members whose workers are still stopping, by ordinal."""
         return self._stopping.pending() if self.phase == PHASE_STOPPING else []
@@ -188,15 +287,17 @@ class AttemptLifecycle:
         pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
         root = self.attempt.root_failure(self.history.established, pod_lost, now)
         if root is not None:
-            self.history.failure(root)
+            self.history.failure(self.policy.apply_rules(root))
             self.recovery.reason = self.phase_reason = root["reason"]
             decision = self.policy.decide(root, self.history, now, self.goodput.stepped, self.goodput.lived)
-            self._note(decision)
+            self._note(decision, root, now)
             if isinstance(decision, Fail):
                 return decision
+        for lost in self._explanations.values():
+            if self.attempt.explain(lost) is not None and self.recovery.reason == Reason.POD_LOST:
+                self.recovery.reason = self.phase_reason = lost.reason
         for failure in self.attempt.loss_failures(now):
-            self.history.failure(failure)
-            self._note(self.policy.decide(failure, self.history, now))
+            self._account(failure, now)
         self.phase = PHASE_RENDEZVOUS
         self.recovery.enter("schedule", now)
         return None
@@ -206,14 +307,45 @@ class AttemptLifecycle:
         if self.policy.deferred is None:
             return None
         decision = self.policy.charge_deferred(self.history, now)
-        self._note(decision)
+        self._note(decision, {}, now)
         return decision if isinstance(decision, Fail) else None
 
-    def _note(self, decision: Decision) -> None:
-        if isinstance(decision, Restart) and decision.counted and self.recovery is not None:
+    def _account(self, failure: Json, now: Now) -> None:
+        """Adds the failure of a lost member to the history and the policy's books."""
+        self.history.failure(self.policy.apply_rules(failure))
+        self._note(self.policy.decide(failure, self.history, now), failure, now)
+
+    def _note(self, decision: Decision, failure: Json, now: Now) -> None:
+        if isinstance(decision, Fail):
+            return
+        if decision.counted and self.recovery is not None:
             self.recovery.counted = True
-        if isinstance(decision, Restart) and decision.wait:
+        if decision.wait:
             self._outbox.log("%s: the next attempt waits %.0f s" % (decision.why, decision.wait))
+        peer = self._roster.peers.get(failure.get("ordinal", -1))
+        if not decision.elsewhere or peer is None:
+            return
+        if not peer.node:
+            self._outbox.log("action RestartElsewhere restarts in place here, because this pod is on no node")
+            return
+        self._moving = peer.ordinal, peer.incarnation, now.mono + names.ELSEWHERE_SECONDS
+        self._outbox.log("waiting for %s to be replaced on another node than %s" % (peer.pod, peer.node))
+
+    def moving(self, now: Now) -> str:
+        """Returns the pod that the next attempt waits for to be replaced on another node; "" if there is none.
+
+        Only the operator can replace it. If the operator does not in time, the group restarts in place.
+        """
+        if self._moving is None or now.mono >= self._moving[2]:
+            return ""
+        peer = self._unmoved()
+        return "" if peer is None or peer.leaving else peer.pod
+
+    def _unmoved(self) -> Optional[Peer]:
+        """Returns the agent of the pod that was to be replaced, if it is still there."""
+        ordinal, incarnation, _ = self._moving or (-1, "", 0.0)
+        peer = self._roster.peers.get(ordinal)
+        return peer if peer is not None and peer.incarnation == incarnation else None
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 

@@ -87,9 +87,9 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
     """Returns why a pod that ran is gone or terminating; None if all pods are in place."""
     present = {ordinal(pod) for pod in pods}
     for pod in pods:
-        name = pod["metadata"]["name"]
         cause = why_one_was_lost(pod)
         if cause is not None and cause.reason == Reason.POD_DELETED and _node(pod) in active_nodes(job.status):
+            name = pod["metadata"]["name"]
             return Cause(Reason.NODE_AVOIDED, f"pod {name} is recreated away from node {_node(pod)}, where it failed")
         if cause is not None:
             return cause

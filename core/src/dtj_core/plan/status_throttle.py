@@ -120,8 +120,14 @@ def significant_fields(status: Object) -> Object:
             for f in status.get("failures") or ()
         ],
         # Written twice: when a recovery becomes known, and when its cost does.
-        "recoveries": [
-            (r.get("attempt"), bool((r.get("seconds") or {}).get("firstStep"))) for r in status.get("recoveries") or ()
-        ],
+        "recoveries": [(r.get("attempt"), _is_timed(r.get("seconds") or {})) for r in status.get("recoveries") or ()],
         "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
     }
+
+
+def _is_timed(seconds: Object) -> bool:
+    """Returns whether the first step after a recovery is done.
+
+    Loading ends with the first step where steps are only counted, so that phase firstStep is 0.
+    """
+    return bool(seconds.get("firstStep") or ("firstStep" in seconds and seconds.get("load")))
