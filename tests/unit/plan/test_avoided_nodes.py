@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from dtj_core.plan import plan
 from dtj_core.plan.model import Delete, Observed, Plan
 from dtj_core.plan.times import rfc3339
-from tests.unit.plan.objects import NOW, SETTINGS, agent, condition, job, pod, pods, service, started
+from tests.unit.plan.objects import NOW, SETTINGS, World, agent, condition, job, pod, pods, service, started
 
 Object = dict[str, Any]
 DEFAULT: Object = {"afterFailures": 3, "forSeconds": 3600}
@@ -95,6 +96,8 @@ OTHERS: dict[str, tuple[list[Object], list[str]]] = {
     "lost connections": ([failure(n, reason="ConnectionLost") for n in (1, 2, 3)], []),
     "lack of memory": ([failure(n, reason="OOMKilled") for n in (1, 2, 3)], []),
     "a file that is missing": ([failure(n, reason="FileNotFound") for n in (1, 2, 3)], []),
+    "hangs": ([failure(n, reason="WorkerHung") for n in (1, 2, 3)], ["w1"]),
+    "agents that a script ends": ([failure(n, reason="AgentTerminated") for n in (1, 2, 3)], []),
     "crashed agents": ([failure(n, reason="AgentCrashed") for n in (1, 2, 3)], ["w1"]),
     "one of them long ago": ([failure(1, age=3700), *THREE[1:]], []),
     "no node": ([failure(n, node="w1") | {"node": ""} for n in (1, 2, 3)], []),
@@ -170,7 +173,7 @@ def test_pods_move_in_one_wave_after_status_and_template_are_written() -> None:
         {"node": "w1", "reason": "WorkerFailed", "failures": 3, "since": rfc3339(cluster.now),
          "until": rfc3339(cluster.now + 3600)}
     ]  # fmt: skip
-    assert (first.actions, first.requeue_after) == ((), 1.0)
+    assert (first.actions, first.requeue_after) == ((), 0.2)
     (event,) = [event for event in first.events if event.reason == "NodeAvoided"]
     assert "digits-1, digits-2" in event.message
     second = cluster.look(page)
@@ -303,3 +306,31 @@ def test_running_job_of_an_earlier_version_is_left_alone() -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=pods(), agent=report(*THREE))
     assert plan(stored, seen, NOW + 5, SETTINGS).actions == ()
+
+
+def replaced(world: World) -> None:
+    """Recreates pod 1 as the StatefulSet controller and the scheduler would."""
+    if len(world.observed.pods) < 3 and world.observed.stateful_set is not None:
+        template = world.observed.stateful_set["spec"]["template"]
+        annotations = template["metadata"].get("annotations", {})
+        new = pod(1, owner=world.set_uid)
+        new["metadata"] |= {"uid": "pod-1-new", "annotations": annotations}
+        new["spec"] = {"nodeName": "w3" if ANNOTATION in annotations else "w1"}
+        first, last = world.observed.pods
+        world.see(pods=(first, new, last))
+
+
+@pytest.mark.parametrize("crashes", list(itertools.product(range(4), repeat=2)), ids=str)
+def test_operator_killed_between_any_two_writes_moves_each_pod_once(crashes: tuple[int, ...]) -> None:
+    world = World(job(restart={"avoidNodes": DEFAULT}))
+    world.settle(NOW)
+    world.see(pods=tuple(pod(ordinal, owner=world.set_uid) for ordinal in range(3)), agent=agent())
+    world.settle(NOW + 1)
+    world.see(agent=report(*THREE))
+    for steps_done in (*crashes, None, None, None, None):
+        world.reconcile(NOW + 101, crash_after=steps_done)
+        replaced(world)
+    world.settle(NOW + 101)
+    assert world.writes.count("delete Pod") == 1
+    assert [each["spec"]["nodeName"] for each in world.observed.pods] == ["w0", "w3", "w2"]
+    assert [entry["node"] for entry in world.status["avoidedNodes"]] == ["w1"]

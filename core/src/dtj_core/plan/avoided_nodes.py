@@ -34,10 +34,10 @@ LARGEST_SHARE = 0.25
 # Failures that no node has caused: lost pods, and what would happen on every node.
 NOT_OF_A_NODE = names.PERMANENT | {
     Reason.POD_LOST, Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST,
-    Reason.CONNECTION_LOST, Reason.OOM_KILLED, Reason.FILE_NOT_FOUND,
+    Reason.CONNECTION_LOST, Reason.AGENT_TERMINATED, Reason.OOM_KILLED, Reason.FILE_NOT_FOUND,
 }  # fmt: skip
 # Pause between the write of a decision and the next step.
-STEP_SECONDS = 1.0
+STEP_SECONDS = 0.2
 # Stands in the scheduler's message about a pod that the exclusion keeps from a node.
 AFFINITY = "affinity"
 
