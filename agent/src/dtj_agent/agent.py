@@ -260,6 +260,7 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         settings.max_without_progress,
         settings.rules,
         settings.generation,
+        not settings.die_with_parent,
     )
 
 
