@@ -257,10 +257,10 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         settings.rendezvous_timeout,
         settings.job,
         settings.stop_grace,
-        settings.max_without_progress,
-        settings.rules,
-        settings.generation,
-        not settings.die_with_parent,
+        max_without_progress=settings.max_without_progress,
+        rules=settings.rules,
+        generation=settings.generation,
+        has_other_nodes=not settings.die_with_parent,
     )
 
 

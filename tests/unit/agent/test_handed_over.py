@@ -115,14 +115,15 @@ def test_budget_is_kept_when_a_members_newer_history_replaces_the_own() -> None:
 @pytest.mark.parametrize("early", [False, True], ids=["after the loss", "before the loss"])
 def test_loss_gets_the_reason_that_the_operator_hands_over(early: bool) -> None:
     group = handed()
-    preempted = LostPod("j-1", "10.0.0.1", "Preempted", False)
+    preempted, other = LostPod("j-1", "10.0.0.1", "Preempted", False), LostPod("j-1", "10.9.9.9", "PodEvicted", True)
     if early:
-        group.hand(None, preempted)
+        group.hand(None, other, preempted)
     group.leave(1)
     group.stopped(0)
     if not early:
+        group.hand(None, other)  # an earlier pod of that name
+        assert [failure["reason"] for failure in group.history.failures] == ["PodLost"]
         group.hand(None, preempted)
-    group.hand(None, preempted, LostPod("j-1", "10.9.9.9", "PodEvicted", True))  # again, and of an earlier pod
     (failure,) = group.history.failures
     assert (failure["reason"], failure["message"]) == ("Preempted", "pod j-1 on node w1 was preempted")
     assert group.coordinator.phase_reason == "Preempted"
@@ -152,6 +153,17 @@ def test_pods_lost_for_no_known_reason_wait_and_cost_nothing() -> None:
     assert group.coordinator.outcome is None
     assert group.history.restarts["counted"] == 0
     assert group.logged("20 attempts ended by lost pods without progress: the next attempt waits 120 s")
+
+
+def test_wait_for_a_lost_pod_ends_when_the_loss_turns_out_to_be_free() -> None:
+    group = handed()
+    for generation in range(3):
+        group.lose_pod(generation=generation)
+    group.leave(1, generation=3)
+    group.stopped(0, attempt=4)
+    group.hand(None, LostPod("j-1", "10.0.0.1", "Preempted", False))
+    group.join(1, generation=4, incarnation="newer")
+    assert group.history.attempt == 5, "at once"
 
 
 def test_lost_pod_0_waits_by_the_same_rule() -> None:

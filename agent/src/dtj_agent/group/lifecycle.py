@@ -294,7 +294,7 @@ class AttemptLifecycle:
         if self._moving is None or now.mono >= self._moving[2]:
             return ""
         peer = self._unmoved()
-        return "" if peer is None or peer.leaving else peer.pod
+        return "" if peer is None else peer.pod
 
     def _unmoved(self) -> Optional[Peer]:
         """Returns the agent of the pod that was to be replaced, if it is still there."""
