@@ -281,10 +281,11 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         settings.rendezvous_timeout,
         settings.job,
         settings.stop_grace,
-        HangSettings(settings.hang_policy, settings.hang_min_seconds, settings.progress_deadline),
-        settings.max_without_progress,
-        settings.rules,
-        settings.generation,
+        hang=HangSettings(settings.hang_policy, settings.hang_min_seconds, settings.progress_deadline),
+        max_without_progress=settings.max_without_progress,
+        rules=settings.rules,
+        generation=settings.generation,
+        has_other_nodes=not settings.die_with_parent,
     )
 
 

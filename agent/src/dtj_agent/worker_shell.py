@@ -56,7 +56,7 @@ class WorkerShell:
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._warm = self._warm_process(output)
-        self._start = WorkerStart(loop, self._supervisor, self._warm, self._log, self.stacks.path)
+        self._start = WorkerStart(loop, self._supervisor, self._warm, self._log)
         self._store.on_failed = self._fail_store
         self._store.on_ended = lambda code: self._log(
             "the rendezvous store ended without being stopped (wait status %d)" % code

@@ -115,14 +115,15 @@ def test_budget_is_kept_when_a_members_newer_history_replaces_the_own() -> None:
 @pytest.mark.parametrize("early", [False, True], ids=["after the loss", "before the loss"])
 def test_loss_gets_the_reason_that_the_operator_hands_over(early: bool) -> None:
     group = handed()
-    preempted = LostPod("j-1", "10.0.0.1", "Preempted", False)
+    preempted, other = LostPod("j-1", "10.0.0.1", "Preempted", False), LostPod("j-1", "10.9.9.9", "PodEvicted", True)
     if early:
-        group.hand(None, preempted)
+        group.hand(None, other, preempted)
     group.leave(1)
     group.stopped(0)
     if not early:
+        group.hand(None, other)  # an earlier pod of that name
+        assert [failure["reason"] for failure in group.history.failures] == ["PodLost"]
         group.hand(None, preempted)
-    group.hand(None, preempted, LostPod("j-1", "10.9.9.9", "PodEvicted", True))  # again, and of an earlier pod
     (failure,) = group.history.failures
     assert (failure["reason"], failure["message"]) == ("Preempted", "pod j-1 on node w1 was preempted")
     assert group.coordinator.phase_reason == "Preempted"
@@ -154,6 +155,30 @@ def test_pods_lost_for_no_known_reason_wait_and_cost_nothing() -> None:
     assert group.logged("20 attempts ended by lost pods without progress: the next attempt waits 120 s")
 
 
+def test_wait_for_a_lost_pod_ends_when_the_loss_turns_out_to_be_free() -> None:
+    group = handed()
+    for generation in range(3):
+        group.lose_pod(generation=generation)
+    group.leave(1, generation=3)
+    group.stopped(0, attempt=4)
+    group.hand(None, LostPod("j-1", "10.0.0.1", "Preempted", False))
+    group.join(1, generation=4, incarnation="newer")
+    assert group.history.attempt == 5, "at once"
+
+
+def test_lost_pod_0_waits_by_the_same_rule() -> None:
+    old = handed()
+    for _ in range(5):
+        new = Handed(2)
+        new.join(0)
+        attempt = old.history.attempt
+        new.join(1, attempt=attempt, history=old.history.to_json(), interrupted={"attempt": attempt})
+        new.wait(130)
+        old = new
+    assert old.logged("5 attempts ended by lost pods without progress: the next attempt waits 2 s")
+    assert old.history.attempt == 6
+
+
 @pytest.mark.parametrize("reason", ["Preempted", "PodEvicted", "PodDeleted", "NodeLost"])
 def test_ends_of_pods_by_the_cluster_cost_nothing_and_wait_for_nothing(reason: str) -> None:
     group = handed(max_restarts=0, max_without_progress=1)
@@ -171,11 +196,9 @@ def test_ends_of_pods_by_the_cluster_cost_nothing_and_wait_for_nothing(reason: s
 ELSEWHERE = restart_rules.read([{"exitCodes": [7], "action": "RestartElsewhere"}])[0]
 
 
-def broken(**hello: Any) -> CoordinatorHarness:
+def broken(**spec: Any) -> CoordinatorHarness:
     """Returns a group whose pod 1 has failed by a rule that moves it."""
-    group = CoordinatorHarness(2, rules=ELSEWHERE)
-    group.join(0)
-    group.join(1, **hello)
+    group = CoordinatorHarness(2, rules=ELSEWHERE, **spec).running()
     group.fail(1, exit_code=7)
     group.stopped(0, 1)
     return group
@@ -203,10 +226,16 @@ def test_group_restarts_in_place_if_the_pod_is_not_moved_in_time() -> None:
     assert group.logged("j-1 was not replaced within 30 s: the group restarts in place")
 
 
-def test_group_without_nodes_restarts_in_place_at_once() -> None:
-    group = broken(node="")
+def test_group_without_other_nodes_restarts_in_place_at_once_and_logs_why_once() -> None:
+    text = "action RestartElsewhere restarts in place here, because there are no other nodes"
+    group = broken(has_other_nodes=False)
     assert group.coordinator.history.attempt == 2
-    assert group.logged("action RestartElsewhere restarts in place here, because this pod is on no node")
+    assert group.logged(text)
+    group.fail(1, exit_code=7, attempt=2)
+    group.stopped(0, 1, attempt=2)
+    group.wait(1)
+    assert group.coordinator.history.attempt == 3
+    assert not group.logged(text)
 
 
 # --- real agents ------------------------------------------------------------------------------------------------------

@@ -111,6 +111,16 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
         "NoProgress",
         0,
     ),
+    "a long attempt of a script that shows nothing ends no row": (
+        lambda: Job(99, max_without_progress=1).breaks(FAILED).breaks(FAILED, lived=31),
+        COUNTED,
+        0,
+    ),
+    "long attempts of a script that shows nothing make no row": (
+        lambda: Job(99, max_without_progress=1).times(5, FAILED, lived=31).breaks(FAILED, lived=30),
+        COUNTED,
+        0,
+    ),
     "free restarts are no lack of progress": (
         lambda: Job(max_without_progress=1).breaks(FAILED).times(50, PREEMPTED),
         FREE,
@@ -122,7 +132,12 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
         COUNTED,
         0,
     ),
-    "an older budget is ignored": (
+    "an older budget than that handed over before is ignored": (
+        lambda: Job(9, generation=1).budget(3, 1).budget(2, 9).times(2, FAILED),
+        "RestartBudgetSpent",
+        0,
+    ),
+    "an older budget than the pod's own is ignored": (
         lambda: Job(1, generation=3).breaks(FAILED).budget(2, 9).breaks(FAILED),
         "RestartBudgetSpent",
         0,

@@ -37,6 +37,8 @@ class GroupSpec(NamedTuple):
     """The user's decisions about certain failures, in order of precedence."""
     generation: int = 0
     """Generation of the job that the budget is from."""
+    has_other_nodes: bool = True
+    """An operator can replace pods on other nodes; nobody can under `dtj run`."""
 
     @property
     def budget(self) -> RestartBudget:

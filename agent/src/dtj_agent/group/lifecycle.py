@@ -50,6 +50,9 @@ class AttemptLifecycle:
         self._roster = roster
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
+        self._is_moving_explained = False
+        self._left_behind = False
+        """Members have returned from an attempt of an earlier coordinator."""
         self._explanations: Dict[Tuple[str, str], LostPod] = {}
         """Why Kubernetes ended a pod, by its name and address."""
         self._moving: Optional[Tuple[int, str, float]] = None
@@ -193,6 +196,15 @@ class AttemptLifecycle:
 
     def member_returned(self, hello: Message, now: Now) -> None:
         """Corrects the cause of the recovery if the hello of a returned member shows why it went."""
+        self._correct_cause(hello, now)
+        coordinator = self._roster.peers.get(0)
+        if self._left_behind and coordinator is not None and coordinator.attempt == 0:
+            # Pod 0 is new: it was lost like any other pod, and nobody has listed the loss.
+            self._left_behind = False
+            lost = {"reason": Reason.POD_LOST, "ordinal": 0}
+            self._note(self.policy.decide(lost, self.history, now), lost, now)
+
+    def _correct_cause(self, hello: Message, now: Now) -> None:
         loss = self.attempt.lost.pop(hello["ordinal"], None)
         broke = hello.get("interrupted")
         if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
@@ -202,6 +214,7 @@ class AttemptLifecycle:
             # their hellos report when.
             self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
+            self._left_behind = True
         recovery = self.recovery
         if recovery is None or recovery.attempt:
             return
@@ -325,8 +338,10 @@ class AttemptLifecycle:
         peer = self._roster.peers.get(failure.get("ordinal", -1))
         if not decision.elsewhere or peer is None:
             return
-        if not peer.node:
-            self._outbox.log("action RestartElsewhere restarts in place here, because this pod is on no node")
+        if not peer.node or not self._spec.has_other_nodes:
+            if not self._is_moving_explained:
+                self._outbox.log("action RestartElsewhere restarts in place here, because there are no other nodes")
+            self._is_moving_explained = True
             return
         self._moving = peer.ordinal, peer.incarnation, now.mono + names.ELSEWHERE_SECONDS
         self._outbox.log("waiting for %s to be replaced on another node than %s" % (peer.pod, peer.node))
@@ -339,7 +354,7 @@ class AttemptLifecycle:
         if self._moving is None or now.mono >= self._moving[2]:
             return ""
         peer = self._unmoved()
-        return "" if peer is None or peer.leaving else peer.pod
+        return "" if peer is None else peer.pod
 
     def _unmoved(self) -> Optional[Peer]:
         """Returns the agent of the pod that was to be replaced, if it is still there."""
