@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.report import Rows, circumstances, render
-from benchmarks.trainer import checkpoint, memory, throughput
+from benchmarks.trainer import checkpoint, memory, snapshots, throughput
 from benchmarks.trainer.arms import ARMS, installed
 from benchmarks.trainer.group import run
 from benchmarks.trainer.results import REPORT
 
-ALL = ["throughput", "memory", "checkpoint", "overhead"]
+ALL = ["throughput", "memory", "checkpoint", "snapshots", "overhead"]
 # Each trial starts 9 fresh groups; trials differ by a few MB.
 MEMORY_TRIALS = 3
 
@@ -31,6 +31,10 @@ def measure(what: str, world: int, trials: int, volume: str | None) -> Iterator[
             stalls, steps = run(world, checkpoint.measure, trials, volume)
             yield "stall", stalls
             yield "beside-writing", steps
+        case "snapshots":
+            yield "snapshots-small", run(world, snapshots.measure, trials, 128, 64, 100, False)
+            yield "snapshots-ddp", run(world, snapshots.measure, trials, 1024, 64, 20, False)
+            yield "snapshots-fsdp", run(world, snapshots.measure, trials, 1024, 64, 20, True)
         case "overhead":
             yield "overhead", run(world, throughput.overhead, trials)
 
