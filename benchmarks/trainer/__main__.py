@@ -32,9 +32,11 @@ def measure(what: str, world: int, trials: int, volume: str | None) -> Iterator[
             yield "stall", stalls
             yield "beside-writing", steps
         case "snapshots":
-            yield "snapshots-small", run(world, snapshots.measure, trials, 128, 64, 100, False)
-            yield "snapshots-ddp", run(world, snapshots.measure, trials, 1024, 64, 20, False)
-            yield "snapshots-fsdp", run(world, snapshots.measure, trials, 1024, 64, 20, True)
+            costs: Rows = {}
+            for name, *sizes in snapshots.WORKLOADS:
+                rows, costs[name] = run(world, snapshots.measure, trials, *sizes)
+                yield f"snapshots-{name}", rows
+            yield "snapshots-cost", costs
         case "overhead":
             yield "overhead", run(world, throughput.overhead, trials)
 

@@ -75,6 +75,11 @@ TABLES = {
         beside={"*": snapshots.NONE},
         target={snapshots.AUTO: 1.02},
     ),
+    "snapshots-cost": Table(
+        title="One snapshot on one rank: what the training thread waited, and the CPU time of the thread beside it",
+        unit="ms",
+        note="Median of the last five, once a trial; a snapshot after each step.",
+    ),
     "stall": Table(
         title="Stall of the training thread for a checkpoint of 151 MB",
         unit="ms",

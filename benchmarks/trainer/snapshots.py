@@ -25,7 +25,9 @@ from dtj_trainer.state import State, StateConfig
 
 NONE, AUTO, EACH = "no snapshots", "snapshots, auto", "a snapshot after each step"
 ARMS: dict[str, Every] = {NONE: 0, AUTO: "auto", EACH: 1}
-WARM_UP_STEPS = 40
+WORKLOADS = [("small", 128, 64, 60, False), ("ddp", 1024, 64, 8, False), ("fsdp", 1024, 64, 8, True)]
+"""Name, width, batch, steps of a trial, and whether the model is sharded."""
+WARM_UP_STEPS = 15
 """Steps in which `auto` finds its interval."""
 
 
@@ -62,8 +64,12 @@ class Loop:
         self.state._snapshots.discard()
 
 
-def measure(trials: int, width: int, batch: int, steps: int, sharded: bool) -> Rows:
-    """Returns the milliseconds of a step by arm. The arms take turns within one group."""
+def measure(trials: int, width: int, batch: int, steps: int, sharded: bool) -> tuple[Rows, list[float]]:
+    """Returns the milliseconds of a step by arm, and those that a snapshot after each step has cost rank 0.
+
+    The arms take turns within one group. A snapshot costs the time that the training thread stood
+    still, and the CPU time of the thread beside it.
+    """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     env = WorkerEnv(
         rank=rank, world_size=world, node_rank=rank, launched=True, job_uid=f"benchmark-{os.environ['MASTER_PORT']}",
@@ -74,11 +80,13 @@ def measure(trials: int, width: int, batch: int, steps: int, sharded: bool) -> R
     for loop in loops.values():
         loop.run(WARM_UP_STEPS)
     rows: Rows = {name: [] for name in loops}
+    costs: list[float] = []
     names = list(loops)
     for trial in range(trials):
         first = trial % len(names)
         for name in names[first:] + names[:first]:
             rows[name].append(loops[name].run(steps))
+        costs.append(loops[EACH].state._snapshots.cost * 1000)
     for loop in loops.values():
         loop.close()
-    return rows
+    return rows, costs
