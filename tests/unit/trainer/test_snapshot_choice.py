@@ -87,6 +87,10 @@ def test_automatic_interval_waits_for_what_the_ranks_agree_on() -> None:
     assert not interval.due(1000), "its cost is not known"
     interval.agreed(0.05, 0.5)
     assert [step for step in range(103, 109) if interval.due(step)] == [107, 108]
+    interval.taken(107)
+    assert [step for step in range(108, 114) if interval.due(step)] == [112, 113], "known without another exchange"
+    interval.agreed(0.02, 0.5)
+    assert interval.due(109)
 
 
 def test_fixed_interval_is_kept() -> None:

@@ -16,7 +16,7 @@ _ORDINAL_LENGTH = 5
 
 def remove(job_uid: str, directory: Path = Path(names.SHM_DIR)) -> None:
     """Removes the folders of a run that has ended."""
-    for folder in directory.iterdir():
+    for folder in _folders(directory):
         if folder.name.startswith(names.SNAPSHOT_FOLDER % (job_uid, "")):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -29,7 +29,7 @@ def remove_stale(directory: Path = Path(names.SHM_DIR)) -> None:
         if env.get(names.ENV_LOCAL_POD, "").count("/") == 1
     }
     begin = (names.SNAPSHOT_FOLDER % ("", ""))[:-1]
-    for folder in directory.iterdir():
+    for folder in _folders(directory):
         ours = folder.name.startswith(begin) and len(folder.name.rpartition("-")[2]) > _ORDINAL_LENGTH
         try:
             stale = ours and folder.name not in living and time.time() - folder.stat().st_mtime > STALE_SECONDS
@@ -37,3 +37,10 @@ def remove_stale(directory: Path = Path(names.SHM_DIR)) -> None:
             continue
         if stale:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:  # a machine without shared memory
+        return []

@@ -20,7 +20,9 @@ class Interval:
 
     def __init__(self, every: int | None) -> None:
         """Takes the steps between two snapshots; None follows the cost."""
-        self.every = every
+        self._fixed = every
+        self._every = every
+        """Steps between two snapshots; None until the ranks have exchanged what the first has cost."""
         self._next: int | None = None
         self._last = 0
         self._costs: deque[float] = deque(maxlen=MEASURED)
@@ -28,16 +30,16 @@ class Interval:
 
     def begin(self, step: int) -> None:
         """Begins at this step. The first step is no measure, so the first snapshot follows the second."""
-        self._next = step + (self.every or 2)
+        self._next = step + (self._fixed or 2)
 
     def due(self, step: int) -> bool:
         """Returns whether a snapshot follows this step."""
         return self._next is not None and step >= self._next
 
     def taken(self, step: int) -> None:
-        """Records a snapshot. The next one's step is known at once, or after the next exchange."""
+        """Records a snapshot. After the first one, the next one's step may be known only after an exchange."""
         self._last = step
-        self._next = step + self.every if self.every else None
+        self._next = step + self._every if self._every else None
 
     def record_cost(self, seconds: float) -> None:
         """Records what a snapshot has cost this rank."""
@@ -59,8 +61,9 @@ class Interval:
 
     def agreed(self, cost: float, step_seconds: float) -> None:
         """Sets the interval from the greatest cost and step of any rank."""
-        if not self.every and cost > 0 and step_seconds > 0:
-            self._next = self._last + steps_between(cost, step_seconds)
+        if not self._fixed and cost > 0 and step_seconds > 0:
+            self._every = steps_between(cost, step_seconds)
+            self._next = self._last + self._every
 
 
 def steps_between(cost: float, step_seconds: float) -> int:
