@@ -154,8 +154,7 @@ def _break_of(recovery: Recovery, facts: Evidence) -> Break:
     """
     before = max((s.time for s in facts.samples if s.attempt < recovery.attempt), default=recovery.time)
     after = min((s.time for s in facts.samples if s.attempt >= recovery.attempt), default=facts.end)
-    broke = max(recovery.time, before)
-    broke = max(min(broke, after - recovery.total), before if before <= after else recovery.time)
+    broke = max(min(recovery.time, after - recovery.total), before if before <= after else recovery.time)
     spans, at = [], broke
     for phase in names.RECOVERY_PHASES:
         if length := recovery.seconds.get(phase, 0.0):
