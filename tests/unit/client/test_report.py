@@ -96,6 +96,12 @@ def test_time_in_whole_seconds_is_narrowed_by_the_logged_steps(written: int) -> 
     assert 60.7 <= broke <= 61.0
 
 
+def test_few_lost_steps_are_drawn_though_times_have_whole_seconds() -> None:
+    steps = [sample(59.3, 140), sample(59.8, 150), sample(61.5, 155, 2)]
+    line = timeline(evidence(job(recoveries=[recovery(2, 59, 151, 154, load=0.2)]), 1, steps))
+    assert (59.85, 60.0, "LOST", 1) in spans(line)
+
+
 def test_restart_that_the_status_forgot_shows_as_unknown() -> None:
     line = timeline(evidence(job(), 1, [sample(10, 10), sample(50, 50), sample(70, 41, 2)]))
     assert spans(line) == [
@@ -185,7 +191,7 @@ def hostile() -> Evidence:
         "recoveries": [{**recovery(2, 60), "reason": HOSTILE, "source": HOSTILE}],
         "failures": [failure(1, 60, rank=1, reason=HOSTILE, message=HOSTILE, stack=HOSTILE, logTail=HOSTILE)],
         "stragglers": [{"rank": 3, "ratio": 2.5}],
-        "avoidedNodes": [HOSTILE, {"name": "n2"}],
+        "avoidedNodes": [HOSTILE, {"node": HOSTILE, "reason": HOSTILE}],
     }
     return evidence(job(2, **status) | {"metadata": {"name": HOSTILE}}, 1, [sample(5, 1, 1, 0.5), sample(50, 9, 1, 2)])
 
@@ -246,6 +252,21 @@ def test_page_shows_the_stack_of_a_hung_rank_and_what_was_decided() -> None:
     text = page(facts, timeline(facts))
     assert 'File "train.py", line 7 in step' in text
     assert "attempt 1, rank 1, count-0 on n1, WorkerHung, Restart" in text
+
+
+def test_page_shows_slow_ranks_avoided_nodes_and_the_source_of_the_state() -> None:
+    status = {
+        "stragglers": [{"rank": 3, "ratio": 2.46}],
+        "avoidedNodes": [{"node": "n2", "reason": "PodLost", "until": "2026-01-02T00:00:00Z"}],
+        "recoveries": [{**recovery(2, 60), "source": "memory"}],
+        "progress": {"step": 7, "stepSource": "Optimizer"},
+    }
+    facts = evidence(job(**status), 1)
+    text = page(facts, timeline(facts))
+    assert "Slow ranks: rank 3: 2.5x." in text
+    assert "Avoided nodes: n2 (PodLost, until 2026-01-02T00:00:00Z)." in text
+    assert "20 steps lost, resumed from memory" in text
+    assert "step 7 of the last attempt" in text
 
 
 @pytest.mark.parametrize("status", [
