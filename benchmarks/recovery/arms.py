@@ -130,7 +130,7 @@ class Torchrun(Group):
 
     def start(self) -> None:
         """Starts one agent per pod."""
-        self.port = free_port()
+        self.port, self.is_kept = free_port(), False
         self.agents = [self._agent(ordinal) for ordinal in range(self.pods)]
 
     def _agent(self, ordinal: int) -> subprocess.Popen[bytes]:
@@ -146,8 +146,16 @@ class Torchrun(Group):
         return self.agents[ordinal].pid
 
     def replace(self, ordinal: int) -> None:
-        """Starts the agent at once, faster than any cluster would."""
+        """Starts the agent at once, faster than any cluster would, and from now on each agent that ends."""
         self.agents[ordinal] = self._agent(ordinal)
+        self.is_kept = True
+
+    def entries(self) -> list[Entry]:
+        """Returns what the scripts have logged so far. The loss of the store's host ends the other agent too."""
+        for ordinal, agent in enumerate(self.agents):
+            if self.is_kept and agent.poll() is not None:
+                self.replace(ordinal)
+        return super().entries()
 
 
 class TunedTorchrun(Torchrun):

@@ -48,7 +48,7 @@ TABLES = {
     ),
     "agent": Experiment(
         title="An agent and its workers are lost: return of the agent to the next completed step of the group",
-        note="2 pods of 2 ranks, a random pod, 0 too. torchrun's agent returns at once.",
+        note="2 pods of 2 ranks, a random pod, 0 too. torchrun's agents return at once, as often as they end.",
         target=1.0,
     ),
     "stop": Experiment(

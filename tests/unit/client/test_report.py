@@ -88,11 +88,18 @@ def test_loading_ends_at_the_first_step_that_the_pace_of_the_log_implies() -> No
     assert spans(line) == [(0.0, 20.0, "LOAD", 1), (20.0, 100.0, "STEPS", 1)]
 
 
-def test_time_in_whole_seconds_is_narrowed_by_the_logged_steps() -> None:
+@pytest.mark.parametrize("written", [60, 62])
+def test_time_in_whole_seconds_is_narrowed_by_the_logged_steps(written: int) -> None:
     steps = [sample(60.7, 60), sample(61.2, 50, 2)]
-    found = spans(timeline(evidence(job(recoveries=[recovery(2, 60, load=0.2)]), 1, steps)))
+    found = spans(timeline(evidence(job(recoveries=[recovery(2, written, load=0.2)]), 1, steps)))
     (broke,) = [begin for begin, _, state, attempt in found if (state, attempt) == ("LOAD", 2)]
     assert 60.7 <= broke <= 61.0
+
+
+def test_few_lost_steps_are_drawn_though_times_have_whole_seconds() -> None:
+    steps = [sample(59.3, 140), sample(59.8, 150), sample(61.5, 155, 2)]
+    line = timeline(evidence(job(recoveries=[recovery(2, 59, 151, 154, load=0.2)]), 1, steps))
+    assert (59.85, 60.0, "LOST", 1) in spans(line)
 
 
 def test_restart_that_the_status_forgot_shows_as_unknown() -> None:
@@ -106,6 +113,30 @@ def test_steps_of_two_attempts_are_lost_if_neither_saved() -> None:
     status = {"recoveries": [recovery(2, 40, 0, 40, load=10.0), recovery(3, 70, 0, 20, load=10.0)]}
     states = [(state, attempt) for *_, state, attempt in spans(timeline(evidence(job(**status), 1)))]
     assert states == [("LOST", 1), ("LOAD", 2), ("LOST", 2), ("LOAD", 3), ("STEPS", 3)]
+
+
+def test_steps_that_a_second_restart_kept_stay_lost_by_the_first() -> None:
+    status = {"recoveries": [recovery(2, 40, 20, 40, load=10.0), recovery(3, 90, 60, 60, load=5.0)]}
+    found = spans(timeline(evidence(job(**status), 1)))
+    assert found[:2] == [(0.0, 20.0, "STEPS", 1), (20.0, 40.0, "LOST", 1)]
+    assert [state for *_, state, attempt in found if attempt == 2] == ["LOAD", "STEPS"]
+
+
+def test_failure_of_the_same_attempt_and_reason_is_the_cause() -> None:
+    """Reads two failures of attempt 1: a peer notices the loss of its connection before the cause is known."""
+    failures = [failure(1, 59, rank=0, reason="ConnectionLost"), failure(1, 60, rank=1)]
+    line = timeline(evidence(job(recoveries=[recovery(2, 60)], failures=failures), 1))
+    assert [any(state == "DOWN" for *_, state, _ in spans(line, rank)) for rank in (0, 1)] == [False, True]
+
+
+def test_loss_of_lost_steps_is_drawn_apart() -> None:
+    steps = [sample(at, at, 1, 1 / at) for at in (10, 20, 30, 50, 60)] + [sample(80, 60, 2, 0.1)]
+    facts = evidence(job(recoveries=[recovery(2, 60)]), 1, steps)
+    root = ElementTree.fromstring(svg(facts, timeline(facts)))
+    curves = [(line.attrib["class"], "".join(line.itertext())) for line in root.iter(f"{SVG}polyline")]
+    assert curves == [
+        ("curve", "loss of attempt 1"), ("curve gone", "loss of attempt 1, steps lost"), ("curve", "loss of attempt 2"),
+    ]  # fmt: skip
 
 
 def test_steps_of_a_silent_script_are_not_called_lost() -> None:
@@ -160,7 +191,7 @@ def hostile() -> Evidence:
         "recoveries": [{**recovery(2, 60), "reason": HOSTILE, "source": HOSTILE}],
         "failures": [failure(1, 60, rank=1, reason=HOSTILE, message=HOSTILE, stack=HOSTILE, logTail=HOSTILE)],
         "stragglers": [{"rank": 3, "ratio": 2.5}],
-        "avoidedNodes": [HOSTILE, {"name": "n2"}],
+        "avoidedNodes": [HOSTILE, {"node": HOSTILE, "reason": HOSTILE}],
     }
     return evidence(job(2, **status) | {"metadata": {"name": HOSTILE}}, 1, [sample(5, 1, 1, 0.5), sample(50, 9, 1, 2)])
 
@@ -221,6 +252,21 @@ def test_page_shows_the_stack_of_a_hung_rank_and_what_was_decided() -> None:
     text = page(facts, timeline(facts))
     assert 'File "train.py", line 7 in step' in text
     assert "attempt 1, rank 1, count-0 on n1, WorkerHung, Restart" in text
+
+
+def test_page_shows_slow_ranks_avoided_nodes_and_the_source_of_the_state() -> None:
+    status = {
+        "stragglers": [{"rank": 3, "ratio": 2.46}],
+        "avoidedNodes": [{"node": "n2", "reason": "PodLost", "until": "2026-01-02T00:00:00Z"}],
+        "recoveries": [{**recovery(2, 60), "source": "memory"}],
+        "progress": {"step": 7, "stepSource": "Optimizer"},
+    }
+    facts = evidence(job(**status), 1)
+    text = page(facts, timeline(facts))
+    assert "Slow ranks: rank 3: 2.5x." in text
+    assert "Avoided nodes: n2 (PodLost, until 2026-01-02T00:00:00Z)." in text
+    assert "20 steps lost, resumed from memory" in text
+    assert "step 7 of the last attempt" in text
 
 
 @pytest.mark.parametrize("status", [

@@ -87,6 +87,8 @@ class Evidence:
     restarts: int
     step: int | None
     total_steps: int | None
+    counted_in_attempt: bool
+    """The agents count the steps of a script that reports none, from 0 in each attempt."""
     failures: tuple[Failure, ...]
     recoveries: tuple[Recovery, ...]
     samples: tuple[Sample, ...]
@@ -125,11 +127,12 @@ def evidence(job: Object, processes: int, samples: Iterable[Sample] = ()) -> Evi
         restarts=_int(_dict(status.get("restarts")).get("total")) or 0,
         step=_int(progress.get("step")),
         total_steps=_int(progress.get("totalSteps")),
+        counted_in_attempt=progress.get("stepSource") == "Optimizer",
         failures=tuple(sorted(failures, key=lambda one: one.time)),
         recoveries=tuple(sorted(recoveries, key=lambda one: one.attempt)),
         samples=tuple(kept),
         stragglers=tuple(_straggler(one) for one in _dicts(status.get("stragglers"))),
-        avoided=tuple(_node(one) for one in _list(status.get("avoidedNodes"))),
+        avoided=tuple(_avoided(one) for one in _dicts(status.get("avoidedNodes"))),
     )
 
 
@@ -211,9 +214,10 @@ def _straggler(raw: Object) -> str:
     return f"rank {raw.get('rank')}" + (f": {ratio:.1f}x" if ratio is not None else "")
 
 
-def _node(raw: object) -> str:
-    """Returns the name of a node, which stands alone or in an object."""
-    return str(_dict(raw).get("node") or _dict(raw).get("name")) if isinstance(raw, dict) else str(raw)
+def _avoided(raw: Object) -> str:
+    details = [_text(raw.get("reason")), f"until {raw['until']}" if raw.get("until") else ""]
+    details.append("used all the same, because no other node has room" if raw.get("lifted") else "")
+    return f"{raw.get('node')} ({', '.join(part for part in details if part)})"
 
 
 def _parsed(text: str) -> float | int | None:

@@ -114,7 +114,8 @@ def headline(facts: Evidence) -> str:
     took = durations.format_duration(facts.end - facts.begin)
     parts = [f"{facts.phase} after {took}" if facts.phase in (names.COMPLETE, names.FAILED) else facts.phase]
     if facts.step is not None:
-        parts.append(f"step {facts.step}" + (f"/{facts.total_steps}" if facts.total_steps else ""))
+        whole = f"/{facts.total_steps}" if facts.total_steps else ""
+        parts.append(f"step {facts.step}{whole}" + (" of the last attempt" if facts.counted_in_attempt else ""))
     parts.append(f"{facts.ranks} ranks in {facts.replicas} pods")
     parts.append(f"{facts.restarts} restart{'' if facts.restarts == 1 else 's'}")
     if facts.goodput is not None:

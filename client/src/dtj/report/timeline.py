@@ -154,14 +154,23 @@ def _break_of(recovery: Recovery, facts: Evidence) -> Break:
     """
     before = max((s.time for s in facts.samples if s.attempt < recovery.attempt), default=recovery.time)
     after = min((s.time for s in facts.samples if s.attempt >= recovery.attempt), default=facts.end)
-    broke = max(recovery.time, before)
-    broke = max(min(broke, after - recovery.total), before if before <= after else recovery.time)
+    broke = min(max(_last_step_time(recovery, facts), recovery.time), recovery.time + 1.0, after - recovery.total)
+    broke = max(broke, before if before <= after else recovery.time)
     spans, at = [], broke
     for phase in names.RECOVERY_PHASES:
         if length := recovery.seconds.get(phase, 0.0):
             spans.append(Span(at, min(at + length, facts.end), PHASES[phase], recovery.attempt))
             at = spans[-1].end
     return broke, at, spans or [Span(broke, broke, State.WAIT, recovery.attempt)]
+
+
+def _last_step_time(recovery: Recovery, facts: Evidence) -> float:
+    """Returns when the last step before a recovery was done, extrapolated from the logged steps before it."""
+    logged = [sample for sample in facts.samples if sample.attempt < recovery.attempt][-2:]
+    if len(logged) < 2 or recovery.last_step is None or logged[1].step <= logged[0].step:
+        return recovery.time
+    pace = (logged[1].time - logged[0].time) / (logged[1].step - logged[0].step)
+    return logged[1].time + pace * (recovery.last_step - logged[1].step)
 
 
 def _first_step(facts: Evidence) -> float:
