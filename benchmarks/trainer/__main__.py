@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.report import Rows, circumstances, render
-from benchmarks.trainer import checkpoint, memory, throughput
+from benchmarks.trainer import checkpoint, memory, snapshots, throughput
 from benchmarks.trainer.arms import ARMS, installed
 from benchmarks.trainer.group import run
 from benchmarks.trainer.results import REPORT
 
-ALL = ["throughput", "memory", "checkpoint", "overhead"]
+ALL = ["throughput", "memory", "checkpoint", "snapshots", "overhead"]
 # Each trial starts 9 fresh groups; trials differ by a few MB.
 MEMORY_TRIALS = 3
 
@@ -31,6 +31,12 @@ def measure(what: str, world: int, trials: int, volume: str | None) -> Iterator[
             stalls, steps = run(world, checkpoint.measure, trials, volume)
             yield "stall", stalls
             yield "beside-writing", steps
+        case "snapshots":
+            costs: Rows = {}
+            for name, *sizes in snapshots.WORKLOADS:
+                rows, costs[name] = run(world, snapshots.measure, trials, *sizes)
+                yield f"snapshots-{name}", rows
+            yield "snapshots-cost", costs
         case "overhead":
             yield "overhead", run(world, throughput.overhead, trials)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.report import Report, Table
-from benchmarks.trainer import checkpoint
+from benchmarks.trainer import checkpoint, snapshots
 from benchmarks.trainer.arms import BARE_DDP, BARE_FSDP, TUNED_DDP
 
 _BESIDE = {"*": BARE_DDP, "Trainer, `fsdp`": BARE_FSDP, "Trainer, `fsdp_scratch`": BARE_FSDP, BARE_FSDP: BARE_FSDP}
@@ -52,6 +52,33 @@ TABLES = {
         unit="MB",
         ratio="cost",
         beside={"*": BARE_DDP},
+    ),
+    "snapshots-small": Table(
+        title="A step of an MLP with 0.8 MB of state, with memory snapshots",
+        unit="ms",
+        ratio="cost",
+        beside={"*": snapshots.NONE},
+        target={snapshots.AUTO: 1.02},
+        note="Each rank is a pod; under DDP partners get what is private.",
+    ),
+    "snapshots-ddp": Table(
+        title="A step of an MLP with 50 MB of state, with memory snapshots",
+        unit="ms",
+        ratio="cost",
+        beside={"*": snapshots.NONE},
+        target={snapshots.AUTO: 1.02},
+    ),
+    "snapshots-fsdp": Table(
+        title="The same under `fully_shard`: each partner gets a whole shard",
+        unit="ms",
+        ratio="cost",
+        beside={"*": snapshots.NONE},
+        target={snapshots.AUTO: 1.02},
+    ),
+    "snapshots-cost": Table(
+        title="One snapshot on one rank: what the training thread waited, and the CPU time of the thread beside it",
+        unit="ms",
+        note="Median of the last five, once a trial; a snapshot after each step.",
     ),
     "stall": Table(
         title="Stall of the training thread for a checkpoint of 151 MB",

@@ -22,6 +22,7 @@ from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Identity, Member, WorkerExit
 from dtj_agent.group.messages import RUNNING, Message, Now
+from dtj_agent.net import descriptors
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
@@ -34,6 +35,7 @@ from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
 from dtj_contract import names
 from dtj_contract.agent_status import AgentStatus
+from dtj_contract.operator_message import OperatorMessage
 
 FLUSH_SECONDS = 1.0
 ORPHANED_SECONDS = 2.0  # grace after a local agent's parent died
@@ -58,6 +60,9 @@ class Agent:
         self.coordinator_shell: Optional[CoordinatorShell] = None
         """In the agent of pod 0."""
         if settings.ordinal == 0:
+            few_descriptors = descriptors.make_room(settings.peer_count)
+            if few_descriptors:
+                self.log(few_descriptors)
             history = History.from_json(self.member.history.to_json())
             coordinator = Coordinator(read_group_spec(settings), history, final, self._now())
             self.coordinator_shell = CoordinatorShell(loop, coordinator, settings.checkpoint_dir, self.log)
@@ -74,7 +79,7 @@ class Agent:
             loop,
             settings.listen,
             settings.secret,
-            pages(settings.secret, self._status),
+            pages(settings.secret, self._status, self._handed_over),
             self._accept,
             settings.peer_count,
         )
@@ -94,6 +99,9 @@ class Agent:
         self.loop.on_signal(signal.SIGTERM, self.terminate)
         self.loop.on_signal(signal.SIGINT, self.terminate)
         self.log("%s listens on port %d" % (self.settings.pod, self.server.port))
+        if self.coordinator_shell is not None:
+            for problem in self.settings.rule_problems:
+                self.log(problem)
         if self.member.outcome is not None:
             # The message of an earlier container may be gone from the pod's status by now.
             self._state_dir.write_termination_message(self.member.outcome)
@@ -237,6 +245,10 @@ class Agent:
     def _now(self) -> Now:
         return Now(self.loop.clock(), time.time())
 
+    def _handed_over(self, message: OperatorMessage) -> None:
+        if self.coordinator_shell is not None:
+            self.coordinator_shell.handed_over(message)
+
     def _status(self) -> AgentStatus:
         if self.coordinator_shell is not None:
             return status.coordinator_status(self.settings, self.coordinator_shell.coordinator, self._now())
@@ -269,7 +281,11 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         settings.rendezvous_timeout,
         settings.job,
         settings.stop_grace,
-        HangSettings(settings.hang_policy, settings.hang_min_seconds, settings.progress_deadline),
+        hang=HangSettings(settings.hang_policy, settings.hang_min_seconds, settings.progress_deadline),
+        max_without_progress=settings.max_without_progress,
+        rules=settings.rules,
+        generation=settings.generation,
+        has_other_nodes=not settings.die_with_parent,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from dtj_agent.errors import SettingsError
-from dtj_agent.group import hang_watch
+from dtj_agent.group import hang_watch, restart_rules
+from dtj_agent.group.restart_rules import RestartRule
 from dtj_contract import names
 
 Address = Tuple[str, int]
@@ -56,6 +58,12 @@ class AgentSettings(NamedTuple):
     """Whether workers are forked from a warm process where that is possible."""
     preload: Tuple[str, ...]
     """Modules that the warm process imports beside torch."""
+    max_without_progress: int = names.MAX_WITHOUT_PROGRESS
+    rules: Tuple[RestartRule, ...] = ()
+    rule_problems: Tuple[str, ...] = ()
+    """Why some of the job's rules were left out."""
+    generation: int = 0
+    """Generation of the job when this pod's template was rendered; 0: unknown."""
 
     def peer(self, ordinal: int) -> Address:
         """Returns name and port of another agent: from the template, or from the list by ordinal."""
@@ -76,6 +84,7 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
     ordinal = _integer(environ, names.ENV_ORDINAL, least=0)
     listen = parse_address(names.ENV_LISTEN, environ.get(names.ENV_LISTEN, "0.0.0.0:%d" % names.AGENT_PORT))
     job = _text(environ, names.ENV_JOB)
+    rules, problems = _rules(environ)
     settings = AgentSettings(
         job=job,
         uid=_text(environ, names.ENV_JOB_UID),
@@ -107,6 +116,12 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         command=tuple(command),
         warm=environ.get(names.ENV_WARM_WORKERS) != names.WARM_NEVER,
         preload=tuple(name for name in environ.get(names.ENV_PRELOAD, "").split(",") if name),
+        max_without_progress=_integer(
+            environ, names.ENV_MAX_WITHOUT_PROGRESS, least=1, default=names.MAX_WITHOUT_PROGRESS
+        ),
+        rules=rules,
+        rule_problems=tuple(problems),
+        generation=_integer(environ, names.ENV_GENERATION, least=0, default=0),
     )
     for other in range(settings.peer_count):
         # A wrong entry must be an error now, not when that peer is first called.
@@ -120,6 +135,13 @@ def parse_address(variable: str, text: str) -> Address:
     if not host or not port.isdigit() or not 0 <= int(port) < 65536:
         raise SettingsError("%s: %r is not host:port; write e.g. 10.0.0.5:29400 or [::]:29400" % (variable, text))
     return host.strip("[]"), int(port)
+
+
+def _rules(environ: Mapping[str, str]) -> Tuple[Tuple[RestartRule, ...], List[str]]:
+    try:
+        return restart_rules.read(json.loads(environ.get(names.ENV_RESTART_RULES) or "[]"))
+    except (ValueError, RecursionError) as error:
+        raise SettingsError("%s: not JSON (%s)" % (names.ENV_RESTART_RULES, error)) from error
 
 
 def _text(environ: Mapping[str, str], variable: str) -> str:

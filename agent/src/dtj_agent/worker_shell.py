@@ -136,6 +136,8 @@ class WorkerShell:
         if not settings.warm or sys.platform != "linux":
             return None
         command = python_command.parse(settings.command)
+        if launchers.is_launcher(settings.command):
+            command = python_command.Unsuitable("the command is a launcher, which starts the ranks itself")
         if isinstance(command, python_command.Unsuitable):
             if command.why:
                 self._log("workers are started without a warm process: %s" % command.why)

@@ -27,6 +27,8 @@ ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"
 ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
 # When the operator last woke the StatefulSet controller, because pods were missing.
 ANNOTATION_NUDGED = GROUP + "/nudged"
+# On the pod template and its pods: the nodes that they avoid, separated by commas.
+ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
 
 # --- names inside the pod ---------------------------------------------------------------------------------------------
 CONTAINER = "trainer"  # the container that runs the agent
@@ -65,6 +67,9 @@ ENV_LISTEN = "DTJ_LISTEN"  # host:port that the agent serves on
 ENV_ATTEMPT_FLOOR = "DTJ_ATTEMPT_FLOOR"  # the first attempt's number is at least this
 ENV_MAX_RESTARTS = "DTJ_MAX_RESTARTS"
 ENV_RESTART_WINDOW = "DTJ_RESTART_WINDOW_SECONDS"
+ENV_MAX_WITHOUT_PROGRESS = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
+ENV_RESTART_RULES = "DTJ_RESTART_RULES"  # JSON: spec.restart.rules
+ENV_GENERATION = "DTJ_GENERATION"  # of the job when its pods were created
 ENV_BACKEND = "DTJ_BACKEND"
 ENV_SECRET_FILE = "DTJ_SECRET_FILE"
 ENV_STATE_DIR = "DTJ_STATE_DIR"
@@ -112,6 +117,11 @@ MANIFEST_FILE = "manifest.json"
 # One JSON object per logged step, appended by rank 0: attempt, step, loss, ...
 METRICS_FILE = "metrics.jsonl"
 
+# --- files in shared memory -------------------------------------------------------------------------------------------
+SHM_DIR = "/dev/shm"  # noqa: S108 (every rank of a pod sees it, and nobody else)
+# One pod's memory snapshots, by the job's uid and the pod's ordinal (under dtj run: the pod's uid).
+SNAPSHOT_FOLDER = "dtj-%s-%s"
+
 # --- files in the state dir of an agent -------------------------------------------------------------------------------
 STATE_FILE = "state.json"  # what an agent needs after a restart of its container
 OUTCOME_FILE = "outcome.json"
@@ -141,9 +151,10 @@ COLLECTIVE_STOP_SIGNAL = 61
 WARM_IMPORT_SECONDS = 60.0
 WARM_WAIT_SECONDS = 120.0
 WARM_FORK_SECONDS = 10.0  # from a request to the pid of every rank
-# The pause before a warm process that ended is replaced doubles; after this many that never became ready there is none.
+# The pause before a warm process that ended is replaced doubles; after this many in a row there is none.
 WARM_RETRY_SECONDS = 0.5
 WARM_TRIES = 4
+WARM_LIVED_SECONDS = 300.0  # an end after this is not one in a row
 # A worker that is alive this long after SIGKILL is stuck (uninterruptible sleep): its pod must be replaced.
 STUCK_SECONDS = 30.0
 # The state of a member with stuck workers in /status: the operator deletes its pod.
@@ -155,10 +166,10 @@ FAREWELL_SECONDS = 5.0  # how long the coordinator waits until all members have 
 # The agent with rank 0 forwards progress this often; the others forward it with their heartbeat.
 PROGRESS_SECONDS = 0.2
 # Between two looks at the state of the workers' processes.
-PROCESS_STATE_SECONDS = 0.25
+PROCESS_STATE_SECONDS = 0.1
 # How long the coordinator waits for the stacks of a group that hangs, and a member for its ranks'.
-STACKS_SECONDS = 1.0
-STACK_SECONDS = 0.4
+STACKS_SECONDS = 5.0
+STACK_SECONDS = 3.0
 STEP_PAGE_SECONDS = 0.5  # between two readings of the optimizer steps that forked workers count
 SAVES_SECONDS = 10.0  # between two scans for checkpoints that a script does not report
 # How long a log that accepts nothing blocks its workers; after that their lines are dropped.
@@ -226,6 +237,10 @@ class Reason:
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
+    MOUNT_PENDING = "MountPending"  # a pod has had no volumes or no network for a minute
+    NODE_SILENT = "NodeSilent"  # a node has not begun to start a pod for a minute
+    POD_REJECTED = "PodRejected"  # by the kubelet of its node (OutOfcpu); the pod is recreated
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
     AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, but its agent has not answered for a minute
@@ -243,10 +258,14 @@ class Reason:
     NODE_LOST = "NodeLost"
     AGENT_CRASHED = "AgentCrashed"
     CONNECTION_LOST = "ConnectionLost"  # the same agent came back: a network failure
+    # SIGTERM ended the agent, and its pod stayed: a script that signals its parent, a liveness probe.
+    AGENT_TERMINATED = "AgentTerminated"
     # SIGKILL did not end a worker: uninterruptible sleep, as on a dead volume or driver.
     WORKER_STUCK = "WorkerStuck"
     # No step, no sign of life, or a rank that a signal has stopped.
     WORKER_HUNG = "WorkerHung"
+    NODE_AVOIDED = "NodeAvoided"  # repeated failures on one node: its pods are recreated elsewhere
+    NODE_ALLOWED = "NodeAllowed"  # no other node has room
     # events of an agent
     STRAGGLER = "Straggler"  # a rank's own work takes longer than that of the others
     CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"
@@ -259,9 +278,13 @@ class Reason:
     LEASE_LOST = "CheckpointLeaseLost"  # a newer attempt owns the folder
     # A file or a tracking server rejected a record; training continues without it.
     SINK_FAILED = "SinkFailed"
+    # The state is not kept in memory, because the pod has no room for it.
+    SNAPSHOTS_OFF = "SnapshotsOff"
     WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded
     # why a job failed
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"
+    NO_PROGRESS = "NoProgress"  # restart.maxRestartsWithoutProgress
+    RESTART_RULE = "RestartRule"  # a rule of restart.rules with action Fail
     NO_RESTART_EXIT_CODE = "NoRestartExitCode"
     ENTRYPOINT_NOT_FOUND = "EntrypointNotFound"
     IMPORT_FAILED = "ImportFailed"
@@ -271,6 +294,7 @@ class Reason:
     FILE_NOT_FOUND = "FileNotFound"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
     # why a job waits
@@ -285,3 +309,26 @@ PERMANENT = frozenset({
     Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
     Reason.USAGE_ERROR, Reason.INVALID_SPEC, Reason.TEMPLATE_REJECTED,
 })  # fmt: skip
+
+# --- restart rules ----------------------------------------------------------------------------------------------------
+ACTION_RESTART = "Restart"
+ACTION_RESTART_ELSEWHERE = "RestartElsewhere"
+ACTION_RESTART_FREE = "RestartFree"
+ACTION_FAIL = "Fail"
+RULE_ACTIONS = (ACTION_RESTART, ACTION_RESTART_ELSEWHERE, ACTION_RESTART_FREE, ACTION_FAIL)
+# The reasons that a failure can have when the rules are read.
+RULE_REASONS = (
+    Reason.WORKER_FAILED, Reason.OOM_KILLED, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.AGENT_TERMINATED,
+    Reason.CONNECTION_LOST, Reason.POD_LOST, Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST,
+    Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
+    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND, Reason.WORKER_HUNG,
+)  # fmt: skip
+RULE_SIGNALS = (
+    "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",
+    "SIGSYS", "SIGTERM", "SIGTRAP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGXFSZ",
+)  # fmt: skip
+MAX_RULES = 32
+# Restarts in a row that cost budget, without a new step or checkpoint, before the job fails.
+MAX_WITHOUT_PROGRESS = 20
+# How long the group waits for the operator to replace the pod of a RestartElsewhere.
+ELSEWHERE_SECONDS = 30.0

@@ -1,7 +1,8 @@
 """The reports that workers send to their agent: one JSON object per datagram on the socket DTJ_AGENT_SOCKET.
 
-    {"rank": 0, "attempt": 2, "phase": "training", "step": 70, "totalSteps": 900, "resumedStep": 50, "loss": 0.31,
-     "samplesPerSecond": 410.0, "ownSeconds": 0.08, "announcesPauses": true, "metrics": {"lr": 0.001},
+    {"rank": 0, "attempt": 2, "phase": "training", "step": 70, "totalSteps": 900, "resumedStep": 50,
+     "resumedFrom": "memory", "loss": 0.31, "samplesPerSecond": 410.0, "ownSeconds": 0.08,
+     "announcesPauses": true, "metrics": {"lr": 0.001},
      "checkpoint": {"step": 50, "path": "/checkpoints/step-00000050", "time": 1690000000.0},
      "event": {"type": "Warning", "reason": "CheckpointSlow", "message": "..."}}
 
@@ -19,6 +20,7 @@ from typing import Any, Dict, Optional
 
 from dtj_contract.json_numbers import count, finite_number
 
+RESUMED_FROM = ("memory", "replica", "partner", "volume")
 PHASES = ("loading", "compiling", "training", "validating", "saving", "done")
 MAX_METRICS = 32
 MAX_METRIC_NAME = 80
@@ -44,6 +46,7 @@ def parse(datagram: bytes) -> Optional[WorkerReport]:
         _put(report, key, finite_number(raw.get(key)))
     _put(report, "phase", raw.get("phase") if raw.get("phase") in PHASES else None)
     _put(report, "announcesPauses", True if raw.get("announcesPauses") is True else None)
+    _put(report, "resumedFrom", raw.get("resumedFrom") if raw.get("resumedFrom") in RESUMED_FROM else None)
     if isinstance(raw.get("metrics"), dict):
         named = list(raw["metrics"].items())[:MAX_METRICS]
         pairs = [(_text(name, MAX_METRIC_NAME), finite_number(value)) for name, value in named]

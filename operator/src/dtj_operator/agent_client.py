@@ -1,4 +1,8 @@
-"""Polls the agent of a job's pod 0: `GET /status`."""
+"""Polls the agent of a job's pod 0: `GET /status`.
+
+The request hands over what the agents can't know: the budget that the job's spec has now, and why
+Kubernetes ended pods.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from dtj_contract import names
+from dtj_contract.operator_message import HEADER, encode
 from dtj_contract.status_token import status_token
 from dtj_core.plan.children import agent_key
 from dtj_core.plan.job import is_owned
 from dtj_core.plan.model import Object, Settings
+from dtj_core.plan.operator_message import operator_message
 from dtj_operator.kube.resources import job_key
 
 STATUS_SECONDS = 1.0
@@ -90,9 +96,10 @@ class AgentClient:
         wanted = set(keys)
         self._silent = {key: silence for key, silence in self._silent.items() if key in wanted}
 
-    async def status(self, job: Object, pod: Object) -> Object | None:
+    async def status(self, job: Object, pod: Object, pods: Iterable[Object] = ()) -> Object | None:
         """Returns the agent's status, or None if it gave no usable answer.
 
+        `pods`: those of the job's StatefulSet, whose ends are handed over.
         The agent may be starting or stopping, or its node may be gone; the planner copes without.
         """
         key, who = job_key(job), _identity(pod)
@@ -103,11 +110,12 @@ class AgentClient:
         now = self._now()
         if silence is not None and now - silence.asked < self._settings.poll_seconds(silence.asked - silence.since):
             return None
+        message = encode(operator_message(job, pods))
         try:
             try:
-                answer = await self._ask(job, pod)
+                answer = await self._ask(job, pod, message)
             except _OtherKey:
-                answer = await self._ask(job, pod)
+                answer = await self._ask(job, pod, message)
         except _Unanswered as error:
             self._count(error.result)
             self._unanswered(key, _Silence(who, now, now, error.result), silence, pod["metadata"]["name"], error)
@@ -128,12 +136,12 @@ class AgentClient:
             level = logging.DEBUG if new.result == UNREACHABLE else logging.WARNING
             logger.log(level, "the agent of pod %s %s", pod, error)
 
-    async def _ask(self, job: Object, pod: Object) -> Object:
+    async def _ask(self, job: Object, pod: Object, message: str) -> Object:
         """Requests the status once. Raises _Unanswered."""
         address = pod["status"]["podIP"]
         uid = job["metadata"]["uid"]
         url = f"http://{'[' + address + ']' if ':' in address else address}:{self._settings.agent_port}/status"
-        headers = {"Authorization": "Bearer " + status_token(self._key(uid).encode())}
+        headers = {"Authorization": "Bearer " + status_token(self._key(uid).encode()), HEADER: message}
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
                 if response.status == 401 and self._settings.previous_master_key is not None:

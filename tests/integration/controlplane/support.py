@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from dtj_contract import names
+from dtj_contract.operator_message import HEADER, OperatorMessage, decode
 from dtj_contract.status_token import status_token
 from dtj_core.plan.children import agent_key
 from dtj_core.plan.model import Settings
@@ -214,6 +215,8 @@ class Agents:
         """By job uid."""
         self.asked = 0
         self.refused = 0
+        self.handed_over = OperatorMessage()
+        """By the last request with the key."""
         settings = Settings(agent_image="", master_key=MASTER_KEY)
         agents = self
 
@@ -223,6 +226,7 @@ class Agents:
                 shown = self.headers.get("Authorization")
                 for uid, status in agents.statuses.items():
                     if shown == "Bearer " + status_token(agent_key(uid, settings).encode()):
+                        agents.handed_over = decode(self.headers.get(HEADER, ""))
                         body = json.dumps(status | {"version": 1, "uid": uid}).encode()
                         self.send_response(200)
                         self.send_header("Content-Length", str(len(body)))

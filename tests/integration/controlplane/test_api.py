@@ -84,7 +84,7 @@ def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Con
             "everySteps": 100,
             "keep": 3,
         },
-        "restart": {"maxRestarts": 10, "windowSeconds": 3600},
+        "restart": {"maxRestarts": 10, "windowSeconds": 3600, "maxRestartsWithoutProgress": 20, "rules": []},
         "suspend": False,
         "cleanPodPolicy": "All",
         "forceDeletePods": "WhenFenced",
@@ -99,7 +99,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "image": {"image": "trainer:2"},
     "template": {"template": template({"nodeSelector": {"a": "b"}})},
     "checkpoint": {"checkpoint": {"volume": {"claimName": "other"}}},
-    "restart": {"restart": {"maxRestarts": 11}},
+    "restart": {"restart": {"stopGraceSeconds": 11}},
 }
 
 
@@ -122,6 +122,22 @@ def test_unknown_template_field_is_immutable_too(kubectl: Kubectl) -> None:
     # The pods of such a job are recreated (tests/unit/plan/test_suspend.py).
     for other in ({"future": {"a": 2}}, {"future": {"b": 1}}, {"future": {"a": 1}, "more": 1}, {}):
         assert kubectl.apply(job({"template": template(other)})).returncode == 1, other
+
+
+def test_restart_budget_changes_while_the_job_runs_and_rules_do_not(kubectl: Kubectl) -> None:
+    rules = [{"exitCodes": [3], "action": "Fail"}]
+    assert kubectl.apply(job({"restart": {"rules": rules}})).returncode == 0
+    budget = {"maxRestarts": 50, "windowSeconds": 60, "maxRestartsWithoutProgress": 5}
+    for restart in (budget, {"maxRestarts": 9}, {}):
+        done = kubectl.apply(job({"restart": {"rules": rules, **restart}}))
+        assert done.returncode == 0, done.stderr
+    for restart in ({}, {"rules": []}, {"rules": [*rules, *rules]}, {"rules": rules, "stopGraceSeconds": 0}):
+        refused = kubectl.apply(job({"restart": restart}))
+        assert refused.returncode == 1, restart
+        assert (
+            "of restart, only maxRestarts, windowSeconds, maxRestartsWithoutProgress and avoidNodes can change"
+            in refused.stderr
+        )
 
 
 def test_lifetime_fields_change_at_any_time(kubectl: Kubectl) -> None:

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_contract import names
+from hack.cluster.shell import ProvisionError
 from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
 
 Start = Callable[..., Operator]
@@ -256,3 +257,41 @@ def test_full_quota_delays_a_job_and_fails_none(
     quota["spec"]["hard"]["pods"] = "10"
     objects.plane.request("PUT", where, quota)
     wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
+
+
+def change(objects: Objects, **restart: Any) -> None:
+    """Changes spec.restart, again after a conflict with a status write."""
+
+    def changed() -> bool:
+        stored = objects.get(JOBS, "j")
+        stored["spec"]["restart"] |= restart
+        try:
+            objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
+        except ProvisionError as error:
+            if ": 409 " not in str(error):
+                raise
+            return False
+        return True
+
+    wait_until("the spec is changed", changed)
+
+
+def test_budget_raised_while_the_job_runs_reaches_the_agent_and_recreates_no_pod(
+    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+) -> None:
+    start_operator().ready()
+    job = submit()
+    agents.statuses[job["metadata"]["uid"]] = running(step=5)
+    wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
+    generation = objects.get("statefulsets", "j")["metadata"]["generation"]
+    change(objects, maxRestarts=77)
+    raised = wait_until(
+        "the agent has the new budget",
+        lambda: (found := agents.handed_over.budget) and found.max_restarts == 77 and found,
+    )
+    assert raised.generation == objects.get(JOBS, "j")["metadata"]["generation"] == 2
+    kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
+    assert {pod["metadata"]["uid"] for pod in objects.list("pods")} <= pods
+    assert objects.get("statefulsets", "j")["metadata"]["generation"] == generation
+    wait_until("the job is complete", lambda: objects.condition("j", "Complete"))

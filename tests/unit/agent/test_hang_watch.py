@@ -10,9 +10,9 @@ import pytest
 
 from dtj_agent.group import culprit, hang_watch, vitals
 from dtj_agent.group.hang_watch import Hang, HangSettings, judge
-from dtj_agent.group.stragglers import StragglerWatch
 from dtj_agent.group.vitals import RankVitals
 from dtj_agent.workers.rank_board import RankBoard
+from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 
 DEFAULTS = HangSettings()
@@ -241,6 +241,10 @@ def test_rank_that_stands_alone_is_the_culprit() -> None:
     assert culprit.suspects([0, 1, 2], {0: one, 1: other, 2: one}) == [1]
 
 
+def test_rank_without_a_stack_is_the_culprit_if_all_others_wait() -> None:
+    assert culprit.suspects([0, 1], {0: culprit.place(IN_COLLECTIVE)}) == [1]
+
+
 def test_no_rank_stands_out_without_stacks() -> None:
     assert culprit.suspects([1, 0], {}) == [0, 1]
     assert culprit.place("garbage") == culprit.Place("", False)
@@ -251,59 +255,6 @@ def test_limit_is_the_greatest_of_floor_steps_and_pauses() -> None:
     assert hang_watch.limit(DEFAULTS, both(usual=150.0)) == 450.0
     assert hang_watch.limit(DEFAULTS, both(longest=200.0)) == 400.0
     assert hang_watch.limit(DEFAULTS, both(), longest=500.0) == 1000.0
-
-
-# --- slow ranks -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("own", "slow"),
-    [
-        ([0.1, 0.1, 0.1, 0.1], []),
-        ([0.1, 0.1, 0.16, 0.1], [2]),
-        ([0.1, 0.129], []),
-        ([0.1, 0.2], [1]),
-        ([0.001, 0.004], []),
-        ([0.2, None], []),
-        ([0.2], []),
-        ([0.0, 0.0], []),
-        ([], []),
-    ],
-)
-def test_slow_ranks_are_those_far_above_the_median(own: list[float | None], slow: list[int]) -> None:
-    watch = StragglerWatch()
-    assert watch.look({number: rank(number, own=seconds) for number, seconds in enumerate(own)}) == slow
-    assert watch.look({number: rank(number, own=seconds) for number, seconds in enumerate(own)}) == []
-    assert sorted(watch.slow) == slow
-
-
-def test_slow_rank_stays_slow_until_it_is_clearly_faster() -> None:
-    watch = StragglerWatch()
-    states = []
-    for seconds in (0.14, 0.125, 0.115, 0.125, 0.14):
-        watch.look({0: rank(0, own=0.1), 1: rank(1, own=seconds)})
-        states.append(sorted(watch.slow))
-    assert states == [[1], [1], [], [], [1]]
-
-
-def test_own_time_is_known_after_twenty_reports() -> None:
-    board = RankBoard(1, 0.0)
-    for step in range(1, 21):
-        assert board.vitals(0, 1.0).own is None
-        board.add({"rank": 0, "attempt": 1, "step": step, "ownSeconds": 9.0 if step < 5 else 0.5}, float(step))
-    assert board.vitals(0, 20.0).own == 0.5
-
-
-def test_coordinator_reports_a_straggler_once_with_its_pod() -> None:
-    group = CoordinatorHarness(2).running()
-    for _ in range(3):
-        rows = [rank(number, own=0.3 if number == 3 else 0.1).to_json() for number in range(4)]
-        group.receive(0, "beat", attempt=1, ranks=rows[:2])
-        group.receive(1, "beat", attempt=1, ranks=rows[2:])
-        group.wait(1.0)
-    coordinator = group.coordinator
-    assert coordinator.lifecycle.stragglers() == [{"rank": 3, "pod": "j-1", "node": "w1", "ratio": 3.0}]
-    assert [event["reason"] for event in coordinator.history.events] == ["Straggler"]
 
 
 # --- the coordinator --------------------------------------------------------------------------------------------------
@@ -334,17 +285,44 @@ def test_hung_group_gives_its_stacks_and_restarts_counted() -> None:
     assert group.coordinator.history.restarts == {"inPlace": 1, "pod": 0, "counted": 1}
 
 
-def test_hung_group_without_stacks_restarts_after_a_second() -> None:
+def test_hung_group_without_stacks_restarts_after_their_deadline() -> None:
     group = CoordinatorHarness(2).running()
     for ordinal in (0, 1):
         beat(group, ordinal, age=301.0)
     group.wait(0.1)
-    group.wait(0.5)
+    group.wait(names.STACKS_SECONDS - 0.1)
     assert not group.messages("stop")
-    group.wait(0.6)
+    group.wait(0.2)
     assert len(group.messages("stop")) == 2
     group.stopped(0, 1)
     assert "no rank stands out" in group.coordinator.history.failures[0]["message"]
+
+
+def test_stopped_rank_ends_the_attempt_without_a_stack() -> None:
+    group = CoordinatorHarness(2).running()
+    beat(group, 1, stopped=1.1)
+    assert not group.messages("beat")
+    assert len(group.messages("stop")) == 2
+    group.fail(0, -6)
+    group.stopped(0, 1)
+    failures = group.coordinator.history.failures
+    assert [(failure["reason"], failure["rank"]) for failure in failures] == [("WorkerHung", 2)]
+    assert failures[0]["message"] == (
+        "rank 2 (j-1 on node w1) has been stopped by a signal for 1.1 s; the same holds for rank 3"
+    )
+
+
+def test_member_that_is_done_is_not_judged_with_the_others() -> None:
+    group = CoordinatorHarness(2).running()
+    beat(group, 0, age=10.0)
+    group.receive(0, "done", attempt=1, port=1)
+    beat(group, 1, age=9999.0, idle=5.0)
+    group.wait(1.0)
+    assert not group.messages("beat")
+    beat(group, 1, age=9999.0, idle=1801.0)
+    group.wait(1.0)
+    group.wait(names.STACKS_SECONDS)
+    assert group.messages("stop")
 
 
 def test_step_that_arrives_while_stacks_are_taken_ends_the_suspicion() -> None:
@@ -353,8 +331,8 @@ def test_step_that_arrives_while_stacks_are_taken_ends_the_suspicion() -> None:
         beat(group, ordinal, age=301.0)
     group.wait(0.1)
     beat(group, 0)
-    group.wait(1.1)
-    group.wait(1.1)
+    group.wait(names.STACKS_SECONDS)
+    group.wait(names.STACKS_SECONDS)
     assert not group.messages("stop")
 
 
@@ -370,6 +348,6 @@ def test_hang_that_is_only_reported_is_an_event_once() -> None:
     for _ in range(4):
         for ordinal in (0, 1):
             beat(group, ordinal, age=301.0)
-        group.wait(1.1)
+        group.wait(names.STACKS_SECONDS)
     assert not group.messages("stop")
     assert [event["reason"] for event in group.coordinator.history.events] == ["WorkerHung"]

@@ -86,7 +86,7 @@ def test_group_with_a_stopped_rank_names_it_and_trains_again(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["spin", "sleep"])
 def test_group_without_a_step_for_longer_than_the_limit_restarts(tmp_path: Path, kind: str) -> None:
-    with start(tmp_path / "g", **{names.ENV_HANG_MIN_SECONDS: "3"}) as group:
+    with start(tmp_path / "g", **{names.ENV_HANG_MIN_SECONDS: "6"}) as group:
         group.tell(kind)
         group.wait_attempt(1, step=20)
         group.tell("hang", "1")

@@ -3,70 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from dtj_agent.group import restart_policy
-from dtj_agent.group.group_spec import GroupSpec
-from dtj_agent.group.history import History
-from dtj_agent.group.messages import Now
-from dtj_agent.group.restart_policy import Fail, Restart, RestartPolicy
+from dtj_agent.group.restart_policy import Fail, Restart
 from dtj_contract import names
 from dtj_contract.names import Reason
 from tests.unit.agent.coordinator_harness import WALL
-
-
-class Job:
-    """A history and its policy; time stands still unless it is moved."""
-
-    def __init__(self, max_restarts: int = 10, window: float = 3600.0) -> None:
-        self.policy = RestartPolicy(GroupSpec("uid", 2, 1, max_restarts=max_restarts, window=window))
-        self.history = History()
-        self.time = 1000.0
-        self.result: Restart | Fail = Restart()
-
-    def now(self) -> Now:
-        return Now(self.time, WALL + self.time)
-
-    def breaks(self, *reasons: str, stepped: bool = False, lived: float = 0.0, after: float = 0.0) -> Job:
-        """Breaks one attempt by all `reasons`, and charges a deferred failure."""
-        self.time += after
-        self.policy.attempt_broke()
-        for reason in reasons:
-            failure = {"reason": reason, "message": f"it was {reason}", "attempt": 1, "ordinal": 0}
-            self.history.failure(failure)
-            self.result = self.policy.decide(failure, self.history, self.now(), stepped, lived)
-        if self.policy.deferred is not None:
-            charged = self.policy.charge_deferred(self.history, self.now())
-            wait = self.result.wait if isinstance(self.result, Restart) else 0.0
-            self.result = charged._replace(wait=wait) if isinstance(charged, Restart) else charged
-        return self
-
-    def times(self, count: int, reason: str, **attempt: Any) -> Job:
-        for _ in range(count):
-            self.breaks(reason, **attempt)
-        return self
-
-    def checkpoint(self, step: int) -> Job:
-        restart_policy.checkpoint_written(self.history, step)
-        self.history.checkpoint = {"step": step, "path": "p", "time": 1.0}
-        return self
-
-    def step(self, step: int) -> Job:
-        restart_policy.step_done(self.history, step)
-        return self
-
-    def saved(self, newest: float, age: float = 60.0) -> Job:
-        restart_policy.file_saved(self.history, newest, age)
-        return self
-
-
-FREE, COUNTED = "free", "counted"
-FAILED, LOST, STUCK, CRASHED, CONNECTION, MISSING, OOM = (
-    Reason.WORKER_FAILED, Reason.POD_LOST, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.CONNECTION_LOST,
-    Reason.FILE_NOT_FOUND, Reason.OOM_KILLED,
-)  # fmt: skip
+from tests.unit.agent.restart_job import (
+    CONNECTION,
+    COUNTED,
+    CRASHED,
+    FAILED,
+    FREE,
+    LOST,
+    MISSING,
+    OOM,
+    STUCK,
+    Job,
+    outcome,
+)
 
 DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
     # what a failure costs
@@ -196,12 +152,7 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
 
 @pytest.mark.parametrize(("job", "expected", "wait"), DECISIONS.values(), ids=DECISIONS)
 def test_policy_decides(job: Callable[[], Job], expected: str, wait: float) -> None:
-    result = job().result
-    if isinstance(result, Fail):
-        assert result.reason == expected
-    else:
-        assert (COUNTED if result.counted else FREE) == expected
-        assert result.wait == wait
+    assert outcome(job()) == (expected, wait)
 
 
 def test_permanent_reasons_all_fail_the_job() -> None:
@@ -280,6 +231,7 @@ def test_waits_after_lost_connections_grow_up_to_two_minutes() -> None:
     results = [job.breaks(CONNECTION).result for _ in range(1, 12)]
     waits = [result.wait for result in results if isinstance(result, Restart)]
     assert waits == [0, 1, 2, 4, 8, 16, 32, 64, 120, 120, 120]
+    job.history.without_progress = 0
     job.history.losses = [job.now().wall] * (10**6 - 1)
     job.history.spent = []
     result = job.breaks(CONNECTION).result

@@ -26,10 +26,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def drive(scenario: str, site: Path | None, cwd: Path, **request: Any) -> Any:
-    """Runs a scenario of warm_driver. Returns what it found."""
-    paths = [str(site)] if site else []
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])}
+def drive(scenario: str, site: Path | None, cwd: Path, more: dict[str, str] | None = None, **request: Any) -> Any:
+    """Runs a scenario of warm_driver, with `more` variables. Returns what it found."""
+    paths = [(more or {}).get("PYTHONPATH") or str(site or ""), str(ROOT)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **(more or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     run = subprocess.run(
         [sys.executable, "-m", "tests.unit.agent.warm_driver", scenario],
         input=json.dumps(request), capture_output=True, text=True, timeout=300, cwd=cwd, env=environ,
@@ -185,6 +185,24 @@ def test_start_survives(site: Path, tmp_path: Path, scenario: str) -> None:
     else:
         assert found["result"] == BOTH_WELL
         assert any("without the warm process" in line for line in found["logs"])
+
+
+def test_attempt_waits_for_imports_and_can_stop_meanwhile(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import os, time\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.01)\n")
+    go = tmp_path / "go"
+    environ = {"GO": str(go), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(site)])}
+    found = drive("still_importing", site, tmp_path, environ, command=hello(tmp_path), modules=["slow"], go=str(go))
+    assert found["stopped"] == {}
+    assert found["importing"]
+    assert found["result"] == BOTH_WELL
+    assert not any("without" in line for line in found["logs"]), found
+
+
+def test_warm_process_that_always_dies_soon_is_given_up(site: Path, tmp_path: Path) -> None:
+    found = drive("killed_again_and_again", site, tmp_path, command=hello(tmp_path))
+    assert found["result"] == BOTH_WELL
+    assert sum("is ready" in line for line in found["logs"]) == 5
+    assert found["logs"][-1] == "workers are started without a warm process: it ended"
 
 
 def test_warm_process_killed_while_idle_is_replaced(site: Path, tmp_path: Path) -> None:

@@ -118,6 +118,35 @@ def ranks(request: Any) -> Any:
     return {"result": result, "logs": driver.logs}
 
 
+def still_importing(request: Any) -> Any:
+    """Stops one attempt while the warm process imports, and starts another, which waits for it."""
+    driver = Driver(request["modules"])
+    driver.warm.start()
+    driver.begin(request["command"], 2)
+    driver.stop()
+    stopped = dict(driver.results)
+    importing = driver.warm.is_importing
+    Path(request["go"]).touch()
+    result = driver.run(request["command"], 2)
+    driver.close()
+    return {"stopped": stopped, "importing": importing, "result": result, "logs": driver.logs}
+
+
+def killed_again_and_again(request: Any) -> Any:
+    from dtj_contract import names
+
+    names.WARM_RETRY_SECONDS = 0.01
+    driver = Driver([])
+    while not driver.warm.is_off:
+        driver.warm.start()
+        driver.until(lambda: driver.warm.is_ready or driver.warm.is_off, "a warm process")
+        if driver.warm.is_ready:
+            os.kill(driver.warm.pid, signal.SIGKILL)
+            driver.until(lambda: not driver.warm.is_ready, "the end to be noticed")
+    result = driver.run(request["command"], 2)
+    return {"result": result, "logs": driver.logs}
+
+
 def killed_while_idle(request: Any) -> Any:
     driver = Driver([])
     driver.ready()

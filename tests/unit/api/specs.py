@@ -10,6 +10,8 @@ import re
 from copy import deepcopy
 from typing import Any
 
+from tests.unit.api import specs_restart
+
 Object = dict[str, Any]
 
 MINIMAL: Object = {"image": "trainer:cpu", "entrypoint": {"module": "train"}}
@@ -132,7 +134,7 @@ GOOD: dict[str, Object] = {
     "the greatest numbers": {"replicas": 1024, "processesPerPod": 64, "restart": {"maxRestarts": 1000}},
     "no restarts at all": {"restart": {"maxRestarts": 0}},
     "hangs that are only reported": {"hangDetection": {"policy": "Report"}},
-    "hangs after two seconds": {"hangDetection": {"minSeconds": 2}},
+    "hangs after five seconds": {"hangDetection": {"minSeconds": 5}},
     "a deadline for progress": {"progressDeadlineSeconds": 10},
     "only the window of the budget": {"restart": {"windowSeconds": 60}},
     "a long grace for what has failed": {"restart": {"stopGraceSeconds": 600}},
@@ -142,6 +144,7 @@ GOOD: dict[str, Object] = {
     "all limits on its life": {"ttlSecondsAfterFinished": 0, "activeDeadlineSeconds": 1, "cleanPodPolicy": "None"},
     "a field that is null": {"processesPerPod": 2, "entrypoint": {"module": "train", "script": None}},
     "nccl without a GPU resource": {"backend": "nccl"},
+    **specs_restart.GOOD,
 }
 
 # Mistakes in YAML: quotes around a number, none around text, a list for a map, a map for a list,
@@ -300,9 +303,10 @@ BAD: dict[str, tuple[Object, str]] = {
     "a negative grace": ({"restart": {"stopGraceSeconds": -1}}, "spec.restart.stopGraceSeconds"),
     "grace as text": ({"restart": {"stopGraceSeconds": "30s"}}, "spec.restart.stopGraceSeconds"),
     "a policy for hangs that does not exist": ({"hangDetection": {"policy": "Kill"}}, "spec.hangDetection.policy"),
-    "hangs after a second": ({"hangDetection": {"minSeconds": 1}}, "spec.hangDetection.minSeconds"),
+    "hangs after four seconds": ({"hangDetection": {"minSeconds": 4}}, "spec.hangDetection.minSeconds"),
     "a deadline for progress that is too short": ({"progressDeadlineSeconds": 9}, "spec.progressDeadlineSeconds"),
     "a window of no length": ({"restart": {"windowSeconds": 0}}, "spec.restart.windowSeconds"),
+    **specs_restart.BAD,
     "suspend as text": ({"suspend": "yes"}, "spec.suspend"),
     "a negative TTL": ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished"),
     "a deadline of no length": ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds"),

@@ -108,6 +108,7 @@ def test_summary_shows_each_recovery_and_its_cost() -> None:
         "importing and loading 2.10 s, first step 0.20 s",
         "  goodput      90.0 % of the time was spent on steps that count",
         "  logs         /r/*.log; status.json beside them",
+        "  timeline     dtj report /r",
         "  checkpoints  /c (newest: step 100)",
     ]
 

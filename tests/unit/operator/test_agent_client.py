@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from dtj_contract.operator_message import HEADER, LostPod, OperatorMessage, RestartBudget, decode
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.observer import Observer
 from dtj_operator.metrics import Metrics
@@ -124,3 +125,35 @@ def test_every_poll_result_is_a_series_from_the_start() -> None:
     text = Metrics("1").text().decode()
     for result in ("answered", "unreachable", "refused", "invalid"):
         assert f'dtj_agent_polls_total{{result="{result}"}} 0.0' in text
+
+
+def test_poll_hands_the_budget_and_the_losses_over_with_the_token() -> None:
+    seen: list[OperatorMessage] = []
+
+    async def status(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"].startswith("Bearer ")
+        seen.append(decode(request.headers[HEADER]))
+        return GOOD()
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/status", status)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        agents = AgentClient(settings(runner.addresses[0][1]), seconds=30)
+        try:
+            raised = job()
+            raised["metadata"]["generation"] = 4
+            raised["spec"]["restart"] = {"maxRestarts": 50}
+            evicted = pod()
+            evicted["metadata"]["name"] = "j-1"
+            evicted["status"] |= {"podIP": "10.0.0.9", "phase": "Failed", "reason": "Evicted"}
+            await agents.status(raised, pod(), [pod(), evicted])
+        finally:
+            await agents.close()
+            await runner.cleanup()
+
+    asyncio.run(main())
+    lost = (LostPod("j-1", "10.0.0.9", "PodEvicted", True),)
+    assert seen == [OperatorMessage(RestartBudget(4, 50, 3600.0, 20), lost)]

@@ -68,6 +68,18 @@ def test_status_write_counts_each_new_fact_once() -> None:
     assert found["dtj_jobs_finished_total{reason=RestartBudgetSpent,result=Failed}"] == 1
 
 
+def test_avoided_node_is_counted_once_by_reason() -> None:
+    metrics = Metrics("1")
+    first = {"node": "w1", "reason": "WorkerFailed", "since": "2026-01-01T00:00:00Z"}
+    lifted = first | {"lifted": "2026-01-01T00:10:00Z"}
+    later = first | {"since": "2026-01-01T02:00:00Z", "reason": "MyReason"}
+    for before, after in itertools.pairwise([[], [first], [lifted], [], [later]]):
+        metrics.status_written({"avoidedNodes": before}, {"avoidedNodes": after})
+    found = samples(metrics)
+    assert found["dtj_job_nodes_avoided_total{reason=WorkerFailed}"] == 1
+    assert found["dtj_job_nodes_avoided_total{reason=Other}"] == 1
+
+
 def test_pod_message_is_never_a_metric_label() -> None:
     metrics = Metrics("1")
     recovery = {"attempt": 2, "kind": "mine", "reason": "MyReason", "seconds": {"mySeconds": 1.0}}

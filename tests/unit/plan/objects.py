@@ -220,7 +220,8 @@ class World:
             existing = self.observed.stateful_set
             self.runs += existing is None
             uid = existing["metadata"]["uid"] if existing else f"set-{self.runs}"
-            self.observed = replace(self.observed, stateful_set={**body, "metadata": body["metadata"] | {"uid": uid}})
+            seen = {"status": {"observedGeneration": 1}, "metadata": body["metadata"] | {"uid": uid}}
+            self.observed = replace(self.observed, stateful_set={**body, **seen})
 
     @property
     def set_uid(self) -> str | None:

@@ -65,13 +65,15 @@ def test_spec_hash_covers_what_shapes_pods_and_ignores_defaults() -> None:
         return Job.from_object(job(**spec)).spec_hash
 
     assert digest() == digest(backend="auto", restart={"maxRestarts": 10, "windowSeconds": 3600}, suspend=True)
+    budget = {"maxRestarts": 1, "windowSeconds": 9, "maxRestartsWithoutProgress": 3}
+    assert digest() == digest(restart=budget), "the agents take a new budget while they run"
     assert digest() == digest(ttlSecondsAfterFinished=1, cleanPodPolicy="None", activeDeadlineSeconds=9)
     changed = [
         {"replicas": 2},
         {"image": "b"},
         {"backend": "gloo"},
-        {"restart": {"maxRestarts": 1}},
         {"processesPerPod": 2},
+        {"restart": {"rules": [{"exitCodes": [1], "action": "Fail"}]}},
     ]
     changed.append({"restart": {"stopGraceSeconds": 30}})
     changed += [{"hangDetection": {"policy": "Off"}}, {"progressDeadlineSeconds": 600}]

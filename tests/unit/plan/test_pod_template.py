@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -61,6 +62,7 @@ def test_environment_matches_the_contract() -> None:
         "DTJ_JOB": "digits", "DTJ_JOB_UID": UID, "DTJ_NAMESPACE": "team", "DTJ_REPLICAS": "3",
         "DTJ_PROCESSES_PER_POD": "2", "DTJ_PEERS": "digits-{}.digits:29400", "DTJ_LISTEN": "0.0.0.0:29400",
         "DTJ_ATTEMPT_FLOOR": "1", "DTJ_MAX_RESTARTS": "10",
+        "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": "20", "DTJ_GENERATION": "1",
         "DTJ_RESTART_WINDOW_SECONDS": "3600", "DTJ_BACKEND": "gloo", "DTJ_SECRET_FILE": "/dtj/secret/key",
         "DTJ_STATE_DIR": "/dtj/state", "DTJ_TERMINATION_LOG": "/dev/termination-log", "DTJ_GRACE_SECONDS": "25",
         "DTJ_CHECKPOINT_DIR": "/mnt/team/digits", "DTJ_CHECKPOINT_EVERY_STEPS": "5", "DTJ_CHECKPOINT_KEEP": "2",
@@ -85,6 +87,17 @@ def test_stop_grace_is_in_the_environment_only_if_set() -> None:
 
     assert given() is None
     assert given(restart={"stopGraceSeconds": 30}) == "30.0"
+
+
+def test_restart_rules_reach_the_agent_through_the_kubelets_expansion() -> None:
+    rules = [
+        {"logPattern": 'cost "$(HOME)" $$ é', "action": "Fail"},
+        {"exitCodes": [7], "signals": ["SIGBUS"], "action": "RestartFree"},
+    ]
+    given = {one["name"]: one.get("value") for one in pod_spec(restart={"rules": rules})["containers"][0]["env"]}
+    assert "$" not in given["DTJ_RESTART_RULES"], "the kubelet expands $(NAME), and makes $ of $$"
+    assert json.loads(given["DTJ_RESTART_RULES"]) == rules
+    assert "DTJ_RESTART_RULES" not in {one["name"] for one in pod_spec()["containers"][0]["env"]}
 
 
 def test_hang_detection_is_in_the_environment_only_if_set() -> None:

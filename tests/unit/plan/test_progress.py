@@ -87,13 +87,6 @@ def test_goodput_of_no_time_is_unknown(now: float) -> None:
     assert progress.with_goodput(status, now) == status
 
 
-def test_stragglers_are_those_of_the_last_report() -> None:
-    slow = {"rank": 3, "pod": "digits-1", "node": "w2", "ratio": 1.62}
-    status = merged({}, stragglers=[{**slow, "more": 1}, "x"])
-    assert status["stragglers"] == [slow]
-    assert "stragglers" not in merged(status)
-
-
 def counted(steps: int, seconds: float = 0.0) -> Object:
     """Returns the progress of a script that reports nothing."""
     return {"step": None, "totalSteps": None, "loss": None, "optimizerSteps": steps, "time": NOW + seconds}
@@ -128,3 +121,10 @@ def test_script_without_any_step_has_unknown_steps() -> None:
 def test_goodput_of_counted_steps_is_known() -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0}
     assert merged(status, NOW + 80, progress=counted(5), productiveSeconds=60.0)["goodput"] > 0
+
+
+def test_stragglers_are_those_of_the_last_report() -> None:
+    slow = {"rank": 3, "pod": "digits-1", "node": "w2", "ratio": 1.62}
+    status = merged({}, stragglers=[{**slow, "more": 1}, "x"])
+    assert status["stragglers"] == [slow]
+    assert "stragglers" not in merged(status)

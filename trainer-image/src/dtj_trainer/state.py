@@ -36,8 +36,9 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.stop_consensus import RankStatus, StopConsensus
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
+from dtj_trainer.snapshots.memory import MemorySnapshots
 from dtj_trainer.telemetry.meter import process_age
-from dtj_trainer.telemetry.progress import ProgressReporter
+from dtj_trainer.telemetry.progress import RESUMED_FROM, ProgressReporter, ResumeSource
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
 from dtj_trainer.telemetry.sinks import Background
 
@@ -106,6 +107,8 @@ class State:
             self._open_store(), config.checkpoint, objects,
             every=every, first_rank=group.rank == 0, progress=self._progress, notify=self.notify,
         )  # fmt: skip
+        snapshot_every = config.checkpoint.snapshot_every_steps
+        self._snapshots = MemorySnapshots(env, group, objects, snapshot_every, self.notify)
         self._save_requested = False
         self._in_step = False
         self._record: Record | None = None
@@ -167,6 +170,8 @@ class State:
                 at_the_end = self._stop_consensus.exchange(self.step, self._rank_status())
                 self._check_loss(at_the_end.nonfinite, limit=min(1, self._config.max_nonfinite))
             self._saves.finish(self.step, self._metrics())
+            if self._saves.store:
+                self._snapshots.discard()
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
             if previous is not None:
@@ -175,19 +180,26 @@ class State:
             self._in_step = False
             self._progress.linger()
             self._saves.close()
+            self._snapshots.close()
             while self.sinks:
                 self.sinks.pop().close()
 
     def resume(self) -> int:
-        """Loads the newest valid checkpoint, if there is one.
+        """Loads the newest state that all ranks have: a memory snapshot, else the newest valid checkpoint.
 
         Returns its step, 0 for a fresh start.
         """
         self._progress.phase("loading")
-        if checkpoint := self._saves.load():
-            self.step = checkpoint.step
+        source: ResumeSource | None = None
+        if snapshot := self._snapshots.load(self._saves.newest):
+            self.step, source = snapshot.step, snapshot.source
+            self._saves.keep()
+            self._print(f"resumed step {self.step} from {RESUMED_FROM[source]}")
+        elif checkpoint := self._saves.load():
+            self.step, source = checkpoint.step, "volume"
             self._print(f"resumed from {checkpoint.path.name}")
-        self._progress.resumed(self.step)
+        self._snapshots.begin(self.step)
+        self._progress.resumed(self.step, source)
         return self.step
 
     def report(
@@ -289,10 +301,12 @@ class State:
 
     def _after_step(self, first: bool) -> None:
         now = time.perf_counter()
+        step_seconds = None if first else now - self._step_start
+        self._snapshots.settle(self.step)
         if first and (age := process_age()) is not None:
             self._print(f"first step done {age:.2f} s after the process started")
-        else:
-            self._stop_consensus.record_step_seconds(now - self._step_start)
+        elif step_seconds is not None:
+            self._stop_consensus.record_step_seconds(step_seconds)
         self._log(now, first)
         self._saves.poll()
         requested, self._save_requested = self._save_requested, False
@@ -300,6 +314,7 @@ class State:
         if due or requested or self._stop_consensus.due(self.step):
             any_rank = self._stop_consensus.exchange(self.step, self._rank_status())
             self._check_loss(any_rank.nonfinite, limit=self._config.max_nonfinite)
+            self._snapshots.agreed(any_rank.snapshot_seconds, any_rank.step_seconds)
             if any_rank.stop:
                 self._saves.finish(self.step, self._metrics())
                 raise Stopped(self.step)
@@ -307,6 +322,8 @@ class State:
                 self._saves.begin(self.step, self._metrics())
             elif due:
                 self._saves.begin_unless(any_rank.busy, self.step, self._metrics(), overdue=any_rank.overdue)
+        if self.step != self.total:
+            self._snapshots.after_step(self.step, step_seconds)
         self._step_start = time.perf_counter()
 
     def _metrics(self) -> dict[str, float]:
@@ -314,8 +331,14 @@ class State:
         return self._latest if self._latest_step == self.step else {}
 
     def _rank_status(self) -> RankStatus:
-        saves = self._saves
-        return RankStatus(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
+        return RankStatus(
+            stop=self._stop.is_set(),
+            busy=self._saves.busy,
+            overdue=self._saves.overdue,
+            nonfinite=self._nonfinite,
+            snapshot_seconds=self._snapshots.cost,
+            step_seconds=self._snapshots.step_seconds,
+        )
 
     def _check_loss(self, nonfinite: int, *, limit: int) -> None:
         """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row
@@ -327,6 +350,7 @@ class State:
             self.notify("Warning", names.Reason.LOSS_NOT_FINITE, f"the loss is NaN or infinite at step {self.step}")
         self._reported_nonfinite = nonfinite > 0
         if limit and nonfinite >= limit:
+            self._snapshots.discard()  # they may hold what the loss comes from
             raise NonFiniteLoss(
                 f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: check the "
                 "learning rate, the data and the precision (clip_norm helps), or raise max_nonfinite"

@@ -11,7 +11,9 @@ from dtj_agent.group.messages import RUNNING, Now
 from dtj_agent.group.node_ranks import assign_node_ranks
 from dtj_agent.group.root_cause import Json, Loss
 from dtj_agent.group.roster import Peer
+from dtj_contract import names
 from dtj_contract.names import Reason
+from dtj_contract.operator_message import LostPod
 
 
 class Attempt:
@@ -40,11 +42,12 @@ class Attempt:
         The first of `peers`, which are in the order of their ordinals, is the master.
         """
         master = peers[0]
+        memory = history.to_json()  # encoded once for all of them
         for peer in peers:
             peer.state, peer.attempt = RUNNING, self.number
             outbox.send(peer.conn, {
                 "type": "start", "attempt": self.number, "nodeRank": self.node_ranks[peer.ordinal], "nodes": len(peers),
-                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
+                "masterAddr": master.address, "masterPort": master.port, "history": memory,
             })  # fmt: skip
 
     @property
@@ -60,13 +63,24 @@ class Attempt:
         return peer.ordinal in self.node_ranks and peer.ordinal not in self.done
 
     def lose(self, peer: Peer, reason: str = Reason.POD_LOST, detail: str = "") -> None:
-        self.lost[peer.ordinal] = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, detail)
+        loss = self._loss(peer.ordinal, peer.incarnation, peer.pod, peer.node, reason, detail)
+        self.lost[peer.ordinal] = loss._replace(address=peer.address)
+
+    def explain(self, lost: LostPod) -> Optional[int]:
+        """Adds the reason of a loss, which Kubernetes knows; returns the ordinal, None if nothing is new."""
+        for ordinal, loss in self.lost.items():
+            if (loss.pod, loss.address, loss.reason) == (lost.pod, lost.address, Reason.POD_LOST):
+                detail = " by its kubelet for what it used" if lost.own_fault else ""
+                self.lost[ordinal] = loss._replace(reason=lost.reason, detail=detail, own_fault=lost.own_fault)
+                return ordinal
+        return None
 
     def fail(self, peer: Peer, failures: List[Any]) -> None:
         """Adds the failed workers that a member reported."""
         for failure in failures:
             if root_cause.is_evidence(failure):
-                self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
+                tail = str(failure.get("logTail") or "")[-names.LOG_TAIL_BYTES :]  # thousands of members may fail
+                self._evidence.append(dict(failure, logTail=tail, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
 
     def hang(self, failure: Json) -> None:
         """Adds the hang that the attempt is stopped for: workers that fail from now on fail of the stop."""

@@ -45,12 +45,15 @@ def suspects(ranks: List[int], places: Dict[int, Place]) -> List[int]:
     """Returns the ranks that the others wait for, the most suspect first; `ranks` if no stack helps.
 
     A rank outside of every collective is waited for, if another one is in one. Else the ranks that
-    stand where no other one does.
+    stand where no other one does. A rank that gave no stack is suspect if all others wait.
     """
     known = {rank: places[rank] for rank in ranks if rank in places and places[rank].line}
     busy = sorted(rank for rank, where in known.items() if not where.waits)
     if busy and len(busy) < len(known):
         return busy
+    missing = sorted(rank for rank in ranks if rank not in known)
+    if known and missing and not busy:
+        return missing
     lines = Counter(where.line for where in known.values())
     odd = sorted(rank for rank, where in known.items() if lines[where.line] == 1)
     return odd if odd and len(odd) < len(known) else sorted(ranks)

@@ -1,6 +1,7 @@
 """The goodput of a job: progress, checkpoints, and the time that they are worth. Pure.
 
-Training time is productive when its result is kept: by a checkpoint, or by the end of the job.
+Training time is productive when its result is kept: by a checkpoint, by a memory snapshot that the
+next attempt resumes from, or by the end of the job.
 Training since the last checkpoint is lost when an attempt breaks.
 
 A script that reports nothing trains from its first counted optimizer step on, and the files that it
@@ -17,6 +18,7 @@ from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import Now
 from dtj_agent.group.recovery_timer import RecoveryTimer
 from dtj_contract import names
+from dtj_contract.worker_report import RESUMED_FROM
 
 Json = Dict[str, Any]
 STARTING = ("loading", "compiling")
@@ -37,6 +39,10 @@ class GoodputTracker:
         """Training after this time is in no checkpoint yet; None: not training."""
         self._interrupted: Optional[Tuple[float, float]] = None
         """The training of the last broken attempt that is in no checkpoint as far as known: its begin and its end."""
+        self._since_step = 0
+        """The step at that time."""
+        self._dropped = 0.0
+        """Seconds of training that the last attempt lost, unless a memory snapshot has kept them."""
         self._running = False
         self._reporter: Optional[Tuple[bool, int]] = None
         """Whose steps are shown: those that a script reports rather than counted ones, then the lowest rank's."""
@@ -55,11 +61,19 @@ class GoodputTracker:
         self.lived = self.age(now)
         since = self._uncheckpointed_since
         self._interrupted = None if since is None else (since, now.mono)
+        self._dropped = 0.0 if since is None else now.mono - since
         self.history.lived = max(self.history.lived, self.lived)
 
     def broken(self) -> None:
         """Drops the training that is in no checkpoint: the attempt stops before its end."""
         self._uncheckpointed_since, self._running = None, False
+
+    def _resumed(self, step: int, last_step: Optional[int]) -> None:
+        """Counts the training that is in no checkpoint, and that the next attempt has nevertheless kept."""
+        if last_step is not None and last_step > self._since_step:
+            kept = min(1.0, max(0.0, (step - self._since_step) / (last_step - self._since_step)))
+            self.history.productive += kept * self._dropped
+        self._dropped, self._since_step, self._interrupted = 0.0, step, None
 
     def succeeded(self, now: Now) -> None:
         """Keeps everything that was trained.
@@ -100,6 +114,9 @@ class GoodputTracker:
         if recovery is not None and not recovery.is_finished:
             if report.get("resumedStep") is not None:
                 recovery.resumed_step = report["resumedStep"]
+                self._resumed(report["resumedStep"], recovery.last_step)
+            if report.get("resumedFrom") in RESUMED_FROM:
+                recovery.source = report["resumedFrom"]
             if report.get("phase") != "loading":
                 recovery.enter("firstStep", now)
             if report.get("stepped"):
@@ -153,5 +170,6 @@ class GoodputTracker:
         if self._uncheckpointed_since is not None:
             self.history.productive += now.mono - self._uncheckpointed_since
             self._uncheckpointed_since = now.mono
+        self._since_step = checkpoint["step"]
         self.history.checkpoint = checkpoint
         self.history.revision += 1

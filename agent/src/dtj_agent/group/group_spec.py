@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 from dtj_agent.group.hang_watch import HangSettings
+from dtj_agent.group.restart_rules import RestartRule
 from dtj_contract import names
+from dtj_contract.operator_message import RestartBudget
 
 
 class GroupSpec(NamedTuple):
@@ -29,3 +31,16 @@ class GroupSpec(NamedTuple):
     stop_grace: float = names.STOP_GRACE_SECONDS
     """SIGTERM to SIGKILL of the workers of a failed group."""
     hang: HangSettings = HangSettings()
+    max_without_progress: int = names.MAX_WITHOUT_PROGRESS
+    """Counted restarts in a row without progress, after which the next one fails the job."""
+    rules: Tuple[RestartRule, ...] = ()
+    """The user's decisions about certain failures, in order of precedence."""
+    generation: int = 0
+    """Generation of the job that the budget is from."""
+    has_other_nodes: bool = True
+    """An operator can replace pods on other nodes; nobody can under `dtj run`."""
+
+    @property
+    def budget(self) -> RestartBudget:
+        """The budget that the pod was created with."""
+        return RestartBudget(self.generation, self.max_restarts, self.window, self.max_without_progress)

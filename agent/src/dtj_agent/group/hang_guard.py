@@ -21,15 +21,15 @@ Json = Dict[str, Any]
 
 
 class _Seen(NamedTuple):
-    """The vitals of a rank, and when they arrived."""
+    """The vitals of a member's ranks, and when they arrived."""
 
-    vitals: RankVitals
+    rows: List[RankVitals]
     at: float
-    ordinal: int
 
-    def now(self, now: Now) -> RankVitals:
+    def ranks(self, now: Now) -> Dict[int, RankVitals]:
         """Returns the vitals as old as they are by now, which only their ages follow."""
-        return self.vitals._replace(age=self.vitals.age + now.mono - self.at)
+        since = now.mono - self.at
+        return {row.rank: row._replace(age=row.age + since) for row in self.rows}
 
 
 class Finding(NamedTuple):
@@ -46,6 +46,7 @@ class HangGuard:
         self._settings = settings
         self._processes = processes
         self._seen: Dict[int, _Seen] = {}
+        """By ordinal, so that the work for a message does not grow with the group."""
         self._longest = 0.0
         """The longest unannounced pause of any attempt."""
         self._stacks: Dict[int, str] = {}
@@ -66,8 +67,7 @@ class HangGuard:
         urgent = "stacks" in message
         if "ranks" in message:
             rows = vitals.parse(message["ranks"])
-            self._seen = {rank: seen for rank, seen in self._seen.items() if seen.ordinal != peer.ordinal}
-            self._seen.update({row.rank: _Seen(row, now.mono, peer.ordinal) for row in rows})
+            self._seen[peer.ordinal] = _Seen(rows, now.mono)
             self._longest = max([self._longest, *(row.longest for row in rows)])
             urgent = urgent or any(row.stopped for row in rows)
         if "stacks" in message:
@@ -78,11 +78,12 @@ class HangGuard:
 
     def ranks(self, now: Now) -> Dict[int, RankVitals]:
         """Returns the vitals of the running ranks."""
-        return {rank: seen.now(now) for rank, seen in self._seen.items()}
+        return {rank: row for seen in self._seen.values() for rank, row in seen.ranks(now).items()}
 
     def ordinal(self, rank: int) -> int:
         """Returns the ordinal of the pod that a rank runs in; -1 if it is unknown."""
-        return self._seen[rank].ordinal if rank in self._seen else -1
+        found = (ordinal for ordinal, seen in self._seen.items() if any(row.rank == rank for row in seen.rows))
+        return next(found, -1)
 
     def suspects(self, members: List[Peer], now: Now) -> bool:
         """Returns whether the members must take their stacks now; at most once for each suspicion."""
@@ -115,33 +116,35 @@ class HangGuard:
         return self._settings.policy == hang_watch.RESTART
 
     def _judge(self, members: List[Peer], now: Now) -> Optional[Hang]:
-        heard = {seen.ordinal for seen in self._seen.values()}
-        running = [peer for peer in members if peer.state != DONE]
-        if any(peer.ordinal not in heard for peer in running):
+        if any(peer.ordinal not in self._seen for peer in members if peer.state != DONE):
             # An agent of an older version, or the first second: only a stopped rank is certain.
-            return hang_watch.stopped(self._settings, self.ranks(now))
-        kept = {peer.ordinal for peer in running}
-        ranks = {rank: seen.now(now) for rank, seen in self._seen.items() if seen.ordinal in kept}
+            return hang_watch.stopped(self._settings, self._running(members, now))
+        ranks = self._running(members, now)
         whole = len(ranks) == len(members) * self._processes
         return hang_watch.judge(self._settings, ranks, whole=whole, longest=self._longest)
+
+    def _running(self, members: List[Peer], now: Now) -> Dict[int, RankVitals]:
+        """Returns the vitals of the ranks whose pod is not done."""
+        running = [self._seen[peer.ordinal] for peer in members if peer.state != DONE and peer.ordinal in self._seen]
+        return {rank: row for seen in running for rank, row in seen.ranks(now).items()}
 
     # --- the evidence ---------------------------------------------------------------------------------------------
 
     def _failure(self, hang: Hang, members: List[Peer], attempt: int, now: Now) -> Json:
         places = {rank: culprit.place(stack) for rank, stack in self._stacks.items()}
-        everyone = sorted(self._seen)
+        everyone = sorted(self._running(members, now))
         ranks = hang.ranks if hang.kind == hang_watch.STOPPED else culprit.suspects(everyone, places)
         if ranks == everyone:
             # Reports may be some steps behind, so a step is weaker evidence than a stack.
             ranks = hang.ranks or everyone
         rank = ranks[0]
-        peer = next(peer for peer in members if peer.ordinal == self._seen[rank].ordinal)
+        peer = next(peer for peer in members if peer.ordinal == self.ordinal(rank))
         stands = places[rank].line if rank in places else ""
         where = "%s on node %s" % (peer.pod, peer.node) if peer.node else peer.pod
         return {
             "attempt": attempt, "rank": rank, "ordinal": peer.ordinal, "pod": peer.pod, "node": peer.node,
             "exitCode": None, "signal": None, "reason": Reason.WORKER_HUNG,
-            "message": _message(hang, ranks, len(self._seen), where, stands), "time": now.wall, "logTail": "",
+            "message": _message(hang, ranks, len(everyone), where, stands), "time": now.wall, "logTail": "",
             "stack": culprit.shortened(self._stacks.get(rank, ""), names.MAX_STACK_CHARS),
         }  # fmt: skip
 

@@ -10,8 +10,21 @@ import json
 from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_contract import names
+from dtj_contract.operator_message import RestartBudget
 
 Json = Dict[str, Any]
+
+
+LOSS_CAUSES = (
+    names.Reason.AGENT_CRASHED,
+    names.Reason.AGENT_TERMINATED,
+    names.Reason.CONNECTION_LOST,
+    names.Reason.POD_DELETED,
+    names.Reason.POD_EVICTED,
+    names.Reason.PREEMPTED,
+    names.Reason.NODE_LOST,
+)
+"""The reasons that replace PodLost once the member is back, or the operator has looked at its pod."""
 
 
 class History:
@@ -26,6 +39,12 @@ class History:
         """Unix times of the counted restarts that weigh on the budget."""
         self.losses: List[float] = []
         """Unix times of the connections that were lost since the last progress (restart_policy.py)."""
+        self.pod_losses: List[float] = []
+        """Unix times of the attempts that lost pods have broken since the last progress."""
+        self.without_progress = 0
+        """Counted restarts since the last progress."""
+        self.budget: Optional[RestartBudget] = None
+        """The newest budget that the operator has handed over; None: none yet."""
         self.lived = 0.0
         """Seconds that the longest attempt lasted before it broke."""
         self.saved: Optional[float] = None
@@ -75,7 +94,7 @@ class History:
         The failure of a member that was lost and is back replaces its loss, because the cause is
         known now.
         """
-        if failure["reason"] in (names.Reason.AGENT_CRASHED, names.Reason.CONNECTION_LOST):
+        if failure["reason"] in LOSS_CAUSES:
             loss = (failure["attempt"], failure["ordinal"], names.Reason.POD_LOST)
             self.failures = [f for f in self.failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != loss]
         self.failures.append(failure)
@@ -118,7 +137,8 @@ class History:
         return {
             "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts),
             "spent": list(self.spent), "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived,
-            "saved": self.saved,
+            "saved": self.saved, "podLosses": list(self.pod_losses), "withoutProgress": self.without_progress,
+            "budget": None if self.budget is None else self.budget.to_json(),
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
             "eventId": self.event_id, "startTime": self.start_time, **self.live(),
         }  # fmt: skip
@@ -136,6 +156,9 @@ class History:
         history.restarts = {key: int(number(restarts.get(key))) for key in history.restarts}
         history.spent = [number(time) for time in _list(data.get("spent"))]
         history.losses = [number(time) for time in _list(data.get("losses"))]
+        history.pod_losses = [number(time) for time in _list(data.get("podLosses"))]
+        history.without_progress = int(number(data.get("withoutProgress")))
+        history.budget = RestartBudget.from_json(data.get("budget"))
         history.lived = number(data.get("lived"))
         history.saved = None if data.get("saved") is None else number(data["saved"])
         history.furthest = int(number(data.get("furthest")))

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
@@ -17,14 +17,19 @@ from dtj_agent.group.hang_guard import HangGuard
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
-from dtj_agent.group.restart_policy import Decision, Fail, Restart, RestartPolicy
+from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
+from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.stopping import AttemptStop
 from dtj_agent.group.stragglers import StragglerWatch
 from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
+from dtj_contract.operator_message import LostPod, RestartBudget
 
 PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = agent_status.PHASES
+
+KEEP_EXPLANATIONS = 64
+"""Pods whose loss the operator has explained, before the loss is heard of."""
 
 
 class AttemptLifecycle:
@@ -45,6 +50,13 @@ class AttemptLifecycle:
         self._roster = roster
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
+        self._is_moving_explained = False
+        self._left_behind = False
+        """Members have returned from an attempt of an earlier coordinator."""
+        self._explanations: Dict[Tuple[str, str], LostPod] = {}
+        """Why Kubernetes ended a pod, by its name and address."""
+        self._moving: Optional[Tuple[int, str, float]] = None
+        """The pod that is to be replaced on another node: ordinal, incarnation, and how long to wait for that."""
 
     @property
     def history(self) -> History:
@@ -53,6 +65,8 @@ class AttemptLifecycle:
 
     def continue_from(self, history: History) -> None:
         """Replaces the history by a newer one, which a member remembers."""
+        if self.history.budget is not None:
+            history.budget = later_budget(self.history.budget, history.budget)
         self.goodput.history = history
         self.attempt = Attempt(history.attempt, [], self._spec.processes)
 
@@ -65,6 +79,10 @@ class AttemptLifecycle:
 
     def start(self, number: int, members: List[Peer], now: Now) -> None:
         history = self.history
+        unmoved, self._moving = self._unmoved(), None
+        if unmoved is not None:
+            text = "%s was not replaced within %.0f s: the group restarts in place"
+            self._outbox.log(text % (unmoved.pod, names.ELSEWHERE_SECONDS))
         history.attempt = number
         history.start_time = history.start_time or now.wall
         history.revision += 1
@@ -178,6 +196,15 @@ class AttemptLifecycle:
 
     def member_returned(self, hello: Message, now: Now) -> None:
         """Corrects the cause of the recovery if the hello of a returned member shows why it went."""
+        self._correct_cause(hello, now)
+        coordinator = self._roster.peers.get(0)
+        if self._left_behind and coordinator is not None and coordinator.attempt == 0:
+            # Pod 0 is new: it was lost like any other pod, and nobody has listed the loss.
+            self._left_behind = False
+            lost = {"reason": Reason.POD_LOST, "ordinal": 0}
+            self._note(self.policy.decide(lost, self.history, now), lost, now)
+
+    def _correct_cause(self, hello: Message, now: Now) -> None:
         loss = self.attempt.lost.pop(hello["ordinal"], None)
         broke = hello.get("interrupted")
         if not isinstance(broke, dict) or broke.get("attempt") != self.history.attempt:
@@ -187,12 +214,15 @@ class AttemptLifecycle:
             # their hellos report when.
             self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
+            self._left_behind = True
         recovery = self.recovery
         if recovery is None or recovery.attempt:
             return
         same_agent = loss is not None and loss.incarnation == hello["incarnation"]
         if hello["crashed"]:  # its agent died, not the pod
             self._explain(recovery, hello, Reason.AGENT_CRASHED, now)
+        elif hello.get("terminated") is True:
+            self._explain(recovery, hello, Reason.AGENT_TERMINATED, now)
         elif same_agent and recovery.reason == Reason.POD_LOST:
             self._explain(recovery, hello, Reason.CONNECTION_LOST, now)
         if isinstance(broke.get("step"), int):
@@ -200,9 +230,31 @@ class AttemptLifecycle:
 
     def _explain(self, recovery: RecoveryTimer, hello: Message, reason: str, now: Now) -> None:
         recovery.reason = self.phase_reason = reason
-        failure = self.attempt.return_failure(hello, reason, now)
-        self.history.failure(failure)
-        self._note(self.policy.decide(failure, self.history, now))
+        self._account(self.attempt.return_failure(hello, reason, now), now)
+
+    # --- what the operator hands over -----------------------------------------------------------------------------
+
+    def take_budget(self, budget: Optional[RestartBudget]) -> None:
+        """Takes the budget that the job's spec has now."""
+        changed = self.policy.take_budget(budget, self.history)
+        if changed:
+            self._outbox.log(changed)
+
+    def pod_explained(self, lost: LostPod, now: Now) -> None:
+        """Remembers why Kubernetes ended a pod, and corrects the cause of the recovery if that pod was lost."""
+        self._explanations[lost.pod, lost.address] = lost
+        while len(self._explanations) > KEEP_EXPLANATIONS:
+            del self._explanations[next(iter(self._explanations))]
+        if self.phase != PHASE_RENDEZVOUS or self.recovery is None or self.recovery.attempt:
+            return
+        ordinal = self.attempt.explain(lost)
+        if ordinal is None:
+            return
+        if self.recovery.reason == Reason.POD_LOST:
+            self.recovery.reason = self.phase_reason = lost.reason
+        for failure in self.attempt.loss_failures(now):
+            if failure["ordinal"] == ordinal:
+                self._account(failure, now)
 
     # --- it breaks, stops and is settled --------------------------------------------------------------------------
 
@@ -224,6 +276,11 @@ class AttemptLifecycle:
         self._stopping.request(grace, self._outbox, now)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the stopping attempt has no member left whose workers are still stopping."""
+        return self.phase == PHASE_STOPPING and not self._stopping.is_pending
+
+    @property
     def stopping(self) -> List[Peer]:
         """The members whose workers are still stopping, by ordinal."""
         return self._stopping.pending() if self.phase == PHASE_STOPPING else []
@@ -243,15 +300,17 @@ class AttemptLifecycle:
         pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
         root = self.attempt.root_failure(self.history.established, pod_lost, now)
         if root is not None:
-            self.history.failure(root)
+            self.history.failure(self.policy.apply_rules(root))
             self.recovery.reason = self.phase_reason = root["reason"]
             decision = self.policy.decide(root, self.history, now, self.goodput.stepped, self.goodput.lived)
-            self._note(decision)
+            self._note(decision, root, now)
             if isinstance(decision, Fail):
                 return decision
+        for lost in self._explanations.values():
+            if self.attempt.explain(lost) is not None and self.recovery.reason == Reason.POD_LOST:
+                self.recovery.reason = self.phase_reason = lost.reason
         for failure in self.attempt.loss_failures(now):
-            self.history.failure(failure)
-            self._note(self.policy.decide(failure, self.history, now))
+            self._account(failure, now)
         self.phase = PHASE_RENDEZVOUS
         self.recovery.enter("schedule", now)
         return None
@@ -261,14 +320,47 @@ class AttemptLifecycle:
         if self.policy.deferred is None:
             return None
         decision = self.policy.charge_deferred(self.history, now)
-        self._note(decision)
+        self._note(decision, {}, now)
         return decision if isinstance(decision, Fail) else None
 
-    def _note(self, decision: Decision) -> None:
-        if isinstance(decision, Restart) and decision.counted and self.recovery is not None:
+    def _account(self, failure: Json, now: Now) -> None:
+        """Adds the failure of a lost member to the history and the policy's books."""
+        self.history.failure(self.policy.apply_rules(failure))
+        self._note(self.policy.decide(failure, self.history, now), failure, now)
+
+    def _note(self, decision: Decision, failure: Json, now: Now) -> None:
+        if isinstance(decision, Fail):
+            return
+        if decision.counted and self.recovery is not None:
             self.recovery.counted = True
-        if isinstance(decision, Restart) and decision.wait:
+        if decision.wait:
             self._outbox.log("%s: the next attempt waits %.0f s" % (decision.why, decision.wait))
+        peer = self._roster.peers.get(failure.get("ordinal", -1))
+        if not decision.elsewhere or peer is None:
+            return
+        if not peer.node or not self._spec.has_other_nodes:
+            if not self._is_moving_explained:
+                self._outbox.log("action RestartElsewhere restarts in place here, because there are no other nodes")
+            self._is_moving_explained = True
+            return
+        self._moving = peer.ordinal, peer.incarnation, now.mono + names.ELSEWHERE_SECONDS
+        self._outbox.log("waiting for %s to be replaced on another node than %s" % (peer.pod, peer.node))
+
+    def moving(self, now: Now) -> str:
+        """Returns the pod that the next attempt waits for to be replaced on another node; "" if there is none.
+
+        Only the operator can replace it. If the operator does not in time, the group restarts in place.
+        """
+        if self._moving is None or now.mono >= self._moving[2]:
+            return ""
+        peer = self._unmoved()
+        return "" if peer is None else peer.pod
+
+    def _unmoved(self) -> Optional[Peer]:
+        """Returns the agent of the pod that was to be replaced, if it is still there."""
+        ordinal, incarnation, _ = self._moving or (-1, "", 0.0)
+        peer = self._roster.peers.get(ordinal)
+        return peer if peer is not None and peer.incarnation == incarnation else None
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 

@@ -119,8 +119,11 @@ class Member:
         self.state = FINISHED if final else (DONE if saved.get("state") == DONE else IDLE)
         self.crashed = self.state == IDLE and saved.get("state") == RUNNING
         """The previous agent of this pod died while workers ran."""
+        self.terminated = self.state == IDLE and saved.get("terminated") is True
+        """SIGTERM ended the previous agent of this pod while workers ran, and the pod stayed."""
         self.linked = False
         self.leaving = False
+        self._left_work = False
         self.port = 0
         """MASTER_PORT if this pod gets node rank 0; the shell keeps it reserved."""
         self._working: Dict[int, bool] = {}
@@ -180,7 +183,7 @@ class Member:
             "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
             "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
-            "crashed": self.crashed, "interrupted": interrupted,
+            "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
@@ -262,6 +265,7 @@ class Member:
         again, self.leaving = self.leaving, True
         effects: List[Effect] = [] if again else [SendToCoordinator({"type": "leaving", "grace": self.identity.grace})]
         if self.state == RUNNING:
+            self._left_work = True
             return effects + self._stop(self.identity.grace, now)
         if self.state == STOPPING:
             # The pod's grace is all that is left of a longer one.
@@ -279,6 +283,7 @@ class Member:
             "attempt": self.attempt,
             "state": state,
             "step": self._step,
+            "terminated": self._left_work,
             "history": self.history.to_json(),
         }
 
@@ -300,6 +305,7 @@ class Member:
             }
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
+        self.terminated = False
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])
         return [

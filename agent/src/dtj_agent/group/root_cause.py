@@ -17,7 +17,13 @@ Json = Dict[str, Any]
 LOSS_MESSAGES = {
     Reason.POD_LOST: "pod %s was lost",
     Reason.AGENT_CRASHED: "the agent in pod %s crashed and was restarted",
+    Reason.AGENT_TERMINATED: "SIGTERM ended the agent in pod %s, although the pod stayed: does the script signal its"
+    " parent, or a liveness probe fail?",
     Reason.CONNECTION_LOST: "the connection to pod %s was lost and restored",
+    Reason.POD_DELETED: "pod %s was deleted",
+    Reason.POD_EVICTED: "pod %s was evicted",
+    Reason.PREEMPTED: "pod %s was preempted",
+    Reason.NODE_LOST: "pod %s was lost with its node",
     Reason.WORKER_STUCK: "the workers of pod %s can't be killed; the pod must be replaced: ",
 }
 
@@ -33,6 +39,10 @@ class Loss(NamedTuple):
     reason: str = Reason.POD_LOST
     detail: str = ""
     """The member's own report."""
+    address: str = ""
+    """Tells the pod from the one that replaces it."""
+    own_fault: bool = False
+    """The pod's kubelet evicted it for what it used."""
 
 
 def is_evidence(raw: Any) -> bool:
@@ -66,8 +76,9 @@ def find(evidence: List[Json], attempt: int, progressed: bool, pod_lost: bool, n
 def loss_failure(ordinal: int, loss: Loss, attempt: int, now: Now) -> Json:
     """Returns a lost member as a failure without a worker's evidence."""
     where = loss.pod + (" on node %s" % loss.node if loss.node else "")
-    return {
+    failure = {
         "attempt": attempt, "rank": loss.rank, "ordinal": ordinal, "pod": loss.pod, "node": loss.node, "exitCode": None,
         "signal": None, "reason": loss.reason,
         "message": LOSS_MESSAGES[loss.reason] % where + loss.detail, "time": now.wall, "logTail": "",
     }  # fmt: skip
+    return {**failure, "ownFault": True} if loss.own_fault else failure

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Callable, Mapping, NamedTuple, Optional
 
+from dtj_contract import operator_message
+
 METHOD = b"GET "
+_OPERATOR = operator_message.HEADER.lower()
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
 
 
@@ -17,6 +20,8 @@ class Response(NamedTuple):
 class Request(NamedTuple):
     path: str
     authorization: str
+    operator: str = ""
+    """The operator's message (dtj_contract.operator_message)."""
 
 
 Page = Callable[[Request], Response]
@@ -37,7 +42,7 @@ def parse(head: bytes) -> Optional[Request]:
         name, colon, value = line.partition(":")
         if colon:
             headers[name.strip().lower()] = value.strip()
-    return Request(parts[1].partition("?")[0], headers.get("authorization", ""))
+    return Request(parts[1].partition("?")[0], headers.get("authorization", ""), headers.get(_OPERATOR, ""))
 
 
 def respond(head: bytes, pages: Mapping[str, Page]) -> bytes:

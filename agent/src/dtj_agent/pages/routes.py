@@ -7,19 +7,26 @@ from typing import Callable, Mapping
 
 from dtj_agent.net import http_response
 from dtj_agent.pages import metrics
+from dtj_contract import operator_message
 from dtj_contract.agent_status import AgentStatus
+from dtj_contract.operator_message import OperatorMessage
 from dtj_contract.status_token import bearer_is_valid
 
 
-def pages(secret: bytes, status: Callable[[], AgentStatus]) -> Mapping[str, http_response.Page]:
+def pages(
+    secret: bytes, status: Callable[[], AgentStatus], handed_over: Callable[[OperatorMessage], None]
+) -> Mapping[str, http_response.Page]:
     """Returns the pages by path.
 
-    /healthz and /metrics are open; /status shows logs and pod names, so it needs the job's token.
+    /healthz and /metrics are open; /status shows logs and pod names, so it needs the job's token. A
+    request for /status may hand over what the operator knows about the job.
     """
 
     def show_status(request: http_response.Request) -> http_response.Response:
         if not bearer_is_valid(secret, request.authorization):
             return http_response.text(401, 'Authorization: Bearer <hex HMAC-SHA256(key, "status")>\n')
+        if request.operator:
+            handed_over(operator_message.decode(request.operator))
         return http_response.Response(200, "application/json", json.dumps(status()).encode())
 
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
@@ -32,8 +32,8 @@ def coordinator_status(settings: AgentSettings, coordinator: Coordinator, now: N
     productive = coordinator.goodput.productive_seconds(now)
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
-        coordinator.waiting_for, members, productive, coordinator.outcome, coordinator.lifecycle.stragglers(),
-        coordinator.goodput.steps_unknown(now),
+        coordinator.waiting_for, members, productive, coordinator.outcome, coordinator.goodput.steps_unknown(now),
+        coordinator.lifecycle.stragglers(),
     )  # fmt: skip
 
 
@@ -51,14 +51,14 @@ def member_status(settings: AgentSettings, member: Member) -> AgentStatus:
     message = "waiting for pod 0, the coordinator" if waiting else ""
     return _page(
         settings, member.history, PHASE_OF_MEMBER[member.state], reason, message, waiting, [own],
-        member.history.productive, member.outcome, [],
+        member.history.productive, member.outcome,
     )  # fmt: skip
 
 
 def _page(
     settings: AgentSettings, history: History, phase: str, reason: str, message: str, waiting: List[int],
-    members: List[Json], productive: float, outcome: Optional[Json], stragglers: List[Json],
-    steps_unknown: bool = False,
+    members: List[Json], productive: float, outcome: Optional[Json], steps_unknown: bool = False,
+    stragglers: Sequence[Json] = (),
 ) -> AgentStatus:  # fmt: skip
     return {
         "version": agent_status.VERSION, "job": settings.job, "uid": settings.uid, "ordinal": settings.ordinal,
@@ -68,5 +68,5 @@ def _page(
         "failures": history.failures, "progress": history.progress, "stepsUnknown": steps_unknown,
         "checkpoint": history.checkpoint,
         "events": history.events, "productiveSeconds": round(productive, 3), "startTime": history.start_time,
-        "outcome": outcome, "stragglers": stragglers,
+        "outcome": outcome, "stragglers": list(stragglers),
     }  # fmt: skip

@@ -7,7 +7,10 @@ from typing import Any, Dict, List, Optional, Sequence
 from dtj_contract.worker_report import WorkerReport
 
 MAX_PENDING_EVENTS = 20
-APART = ("event", "checkpoint", "resumedStep", "optimizerSteps")  # keys that are not the lowest rank's values
+# Not part of the latest values: each is passed on once.
+NEWS = ("event", "resumedStep", "resumedFrom", "checkpoint")
+# Keys that are not the lowest rank's values.
+APART = (*NEWS, "optimizerSteps")
 
 Json = Dict[str, Any]
 
@@ -50,7 +53,7 @@ class ProgressBoard:
         if report["rank"] <= self._latest.get("rank", report["rank"]):
             values = {key: value for key, value in report.items() if key not in APART}
             self._latest.update(values)
-        for key in ("resumedStep", "checkpoint"):
+        for key in NEWS[1:]:
             if key in report:
                 self._news[key] = report[key]
                 self.urgent = True

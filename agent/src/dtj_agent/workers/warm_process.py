@@ -76,6 +76,8 @@ class WarmProcess:
         self._lines = WorkerOutput("[warm] ")
         self._importing = ""
         self._failures = 0
+        """The ends in a row, each soon after a start."""
+        self._ready_at = 0.0
         self._timer: Optional[Timer] = None
 
     @property
@@ -200,7 +202,7 @@ class WarmProcess:
             self.on_change()
         elif "ready" in message:
             self._cancel_timer()
-            self.is_ready, self._failures, self.why = True, 0, ""
+            self.is_ready, self._ready_at, self.why = True, self._loop.clock(), ""
             text = "warm process %d is ready: %s modules in %s s; workers are forked from it"
             self.log(text % (self.pid, message["ready"], message.get("seconds")))
             self.on_change()
@@ -223,8 +225,12 @@ class WarmProcess:
             self._left_out.append(module)
 
     def _failed(self, why: str) -> None:
-        """Ends the process; the next one starts after a pause, or never if none has become ready."""
-        self._failures += 1
+        """Ends the process; the next one starts after a pause, or never if several have ended soon.
+
+        A pod with too little memory may lose each of them to the kernel's out-of-memory killer.
+        """
+        lived = self.is_ready and self._loop.clock() - self._ready_at > names.WARM_LIVED_SECONDS
+        self._failures = 1 if lived else self._failures + 1
         self._end()
         if "torch" in self._left_out or self._failures > names.WARM_TRIES:
             self._turn_off(why)

@@ -20,6 +20,11 @@ PHASES = {
     "load": "importing and loading",
     "firstStep": "first step",
 }
+SOURCES = {
+    "memory": ", in memory",
+    "replica": ", in a replica's memory",
+    "partner": ", in a partner's memory",
+}
 UNREPORTED = "steps unknown: no optimizer step was seen, and the script reports none (State.report of dtj_trainer does)"
 
 
@@ -51,6 +56,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     # has overcome its failures.
     lines += _failure(failure) if failure else []
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
+    lines.append(f"  timeline     dtj report {run_dir}")
     if checkpoint_dir:
         saved = (status.get("checkpoint") or {}).get("step")
         lines.append(
@@ -86,7 +92,7 @@ def _recovery(recovery: dict[str, Any]) -> list[str]:
     )
     lost = recovery.get("lostSteps")
     back = (
-        f"{lost} steps repeated from step {recovery.get('resumedStep')}"
+        f"{lost} steps repeated from step {recovery.get('resumedStep')}" + SOURCES.get(str(recovery.get("source")), "")
         if lost is not None
         else "the resumed step was not reported"
     )

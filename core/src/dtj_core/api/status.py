@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dtj_contract import names
+from dtj_core.api.avoid_nodes import AVOIDED_NODES
 from dtj_core.api.base_model import Model
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -89,6 +90,8 @@ class Failure(Model):
     reason: str | None = None
     message: str | None = None
     time: Time | None = None
+    action: str | None = None
+    """Action of the rule in spec.restart.rules that matched; absent if none did."""
     log_tail: str | None = None
     """The last lines that the rank wrote."""
     stack: str | None = None
@@ -105,6 +108,21 @@ class Straggler(Model):
     """Time of its own work, as a multiple of the median rank's."""
 
 
+class AvoidedNode(Model):
+    """A node that the job's pods avoid (spec.restart.avoidNodes)."""
+
+    node: str | None = None
+    reason: str | None = None
+    """Reason of the last failure on the node."""
+    failures: int | None = None
+    """Number of failures that made the node avoided."""
+    since: Time | None = None
+    until: Time | None = None
+    """Time at which the node may be used again."""
+    lifted: Time | None = None
+    """Time since which the node may be used after all, because no other node had room."""
+
+
 class Recovery(Model):
     """A restart of the group, and its cost."""
 
@@ -118,6 +136,8 @@ class Recovery(Model):
     last_step: int | None = None
     resumed_step: int | None = None
     lost_steps: int | None = None
+    source: str | None = None
+    """Where the state came from: memory (of each pod), replica or partner (another pod's memory), volume."""
     seconds: dict[str, float] | None = Field(default=None, max_length=16)
     """Duration by phase: detect, stop, schedule, rendezvous, load, firstStep."""
 
@@ -174,6 +194,8 @@ class Status(Model):
     """The newest restarts, oldest first."""
     stragglers: list[Straggler] | None = Field(default=None, max_length=names.MAX_STRAGGLERS)
     """Slow ranks of the running attempt, the slowest first."""
+    avoided_nodes: list[AvoidedNode] | None = Field(default=None, max_length=AVOIDED_NODES)
+    """Nodes that pods are recreated away from."""
     productive_seconds: float | None = None
     """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None

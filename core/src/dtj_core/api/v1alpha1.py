@@ -83,6 +83,29 @@ def _immutable(field: str) -> Rule:
     )
 
 
+def _restart_is_kept() -> Rule:
+    """Returns a rule that rejects a change of spec.restart beyond the budget while the job is not suspended.
+
+    The operator hands the budget over to the agents, so no pod is recreated for it.
+    """
+
+    def has(parent: str, name: str) -> str:
+        return f"(has({parent}.restart) && has({parent}.restart.{name}))"
+
+    def same(name: str, default: str) -> str:
+        new, old = (f"({has(each, name)} ? {each}.restart.{name} : {default})" for each in ("self", "oldSelf"))
+        return f"{new} == {old}"
+
+    grace = f"{has('self', 'stopGraceSeconds')} == {has('oldSelf', 'stopGraceSeconds')}"
+    return Rule(
+        cel=f"oldSelf.suspend || ({grace} && {same('stopGraceSeconds', '0.0')} && {same('rules', '[]')})",
+        message="of restart, only maxRestarts, windowSeconds, maxRestartsWithoutProgress and avoidNodes can change"
+        " while the job runs: set spec.suspend to true first",
+        holds=None,
+        field="restart",
+    )
+
+
 def _mounts(spec: Spec) -> list[str]:
     containers = ((spec.template or {}).get("spec") or {}).get("containers") or []
     return [str(m.get("mountPath")).removesuffix("/") for c in containers for m in c.get("volumeMounts") or []]
@@ -92,7 +115,9 @@ class Spec(Model):
     """The training, its pods, and how it recovers.
 
     Every field can change while the job is suspended; otherwise only suspend,
-    ttlSecondsAfterFinished, activeDeadlineSeconds, cleanPodPolicy and forceDeletePods can.
+    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
+    forceDeletePods, and in restart the budget (maxRestarts, windowSeconds,
+    maxRestartsWithoutProgress) and avoidNodes can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -124,7 +149,7 @@ class Spec(Model):
     your script imports and what does not change with your code: a module that starts a thread, uses
     the GPU or fails when it is imported is left out."""
     restart: RestartSettings = RestartSettings()
-    """Budget for failures of the job's own. Preempted, evicted and deleted pods never count."""
+    """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
     hang_detection: HangDetection = HangDetection()
     """Detection of a group that has made steps and makes no more, or of a rank that is stopped by a
     signal."""
@@ -139,6 +164,10 @@ class Spec(Model):
     """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
     """Seconds that the job may be active (not suspended) before it fails. Default: no limit."""
+    startup_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    """Seconds after the job was started or resumed within which the ranks of all pods must be
+    started, or the job fails; the message names what it waited for. Restarts later on don't count.
+    Default: no limit."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """Policy for the pods of a finished job. All: they are deleted and free their
     resources. None: they stay, idle."""
@@ -201,11 +230,11 @@ class Spec(Model):
                 "checkpoint",
                 "warmWorkers",
                 "preload",
-                "restart",
                 "hangDetection",
                 "progressDeadlineSeconds",
             ),
         ),
+        _restart_is_kept(),
     )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from dtj_contract import names
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
@@ -25,16 +27,24 @@ def agent_environment(
         names.ENV_ATTEMPT_FLOOR: str(attempt_floor),
         names.ENV_MAX_RESTARTS: str(job.spec.restart.max_restarts),
         names.ENV_RESTART_WINDOW: str(job.spec.restart.window_seconds),
+        names.ENV_MAX_WITHOUT_PROGRESS: str(job.spec.restart.max_restarts_without_progress),
+        names.ENV_GENERATION: str(job.generation),
         names.ENV_BACKEND: job.spec.resolved_backend,
         names.ENV_SECRET_FILE: f"{names.SECRET_DIR}/{names.SECRET_KEY}",
         names.ENV_STATE_DIR: names.STATE_DIR,
         names.ENV_TERMINATION_LOG: termination_log,
         names.ENV_GRACE_SECONDS: str(max(1, grace_seconds - STOP_MARGIN_SECONDS)),
     }
-    # Without these three the agent uses its own defaults, and the pod templates of older jobs stay
+    # Without these the agent uses its own defaults, and the pod templates of older jobs stay
     # as they are.
     if job.spec.restart.stop_grace_seconds is not None:
         values[names.ENV_STOP_GRACE_SECONDS] = str(job.spec.restart.stop_grace_seconds)
+    if job.spec.restart.failure_rules:
+        values[names.ENV_RESTART_RULES] = _rules(job)
+    if job.spec.warm_workers != names.WARM_AUTO:
+        values[names.ENV_WARM_WORKERS] = job.spec.warm_workers
+    if job.spec.preload:
+        values[names.ENV_PRELOAD] = ",".join(job.spec.preload)
     hangs = job.spec.hang_detection
     if hangs.policy != "Restart":
         values[names.ENV_HANG_POLICY] = hangs.policy
@@ -42,10 +52,6 @@ def agent_environment(
         values[names.ENV_HANG_MIN_SECONDS] = str(hangs.min_seconds)
     if job.spec.progress_deadline_seconds is not None:
         values[names.ENV_PROGRESS_DEADLINE] = str(job.spec.progress_deadline_seconds)
-    if job.spec.warm_workers != names.WARM_AUTO:
-        values[names.ENV_WARM_WORKERS] = job.spec.warm_workers
-    if job.spec.preload:
-        values[names.ENV_PRELOAD] = ",".join(job.spec.preload)
     if job.spec.checkpoint:
         root = job.spec.checkpoint.mount_path.rstrip("/")
         values |= {
@@ -63,3 +69,9 @@ def agent_environment(
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
     ]
+
+
+def _rules(job: Job) -> str:
+    """Returns restart.rules as JSON without `$`, because the kubelet expands `$(NAME)` in a value."""
+    rules = [rule.model_dump(by_alias=True, exclude_none=True) for rule in job.spec.restart.failure_rules]
+    return json.dumps(rules, separators=(",", ":"), ensure_ascii=False).replace("$", "\\u0024")

@@ -21,12 +21,13 @@ Shape = dict[str, str]
 
 FAILURE: Shape = {
     "attempt": "int", "rank": "int", "ordinal": "int", "pod": "text", "node": "text", "exitCode": "int",
-    "signal": "text", "reason": "identifier", "message": "text", "time": "time", "logTail": "text",
-    "stack": "text",
+    "signal": "text", "reason": "identifier", "message": "text", "time": "time", "action": "identifier",
+    "logTail": "text", "stack": "text",
 }  # fmt: skip
 RECOVERY: Shape = {
     "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time",
-    "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
+    "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "source": "identifier",
+    "seconds": "phases",
 }  # fmt: skip
 PROGRESS: Shape = {
     "step": "int", "optimizerSteps": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number",

@@ -34,14 +34,13 @@ FIELDS: dict[str, Any] = {
     "checkpoint.mountPath": "/checkpoints",
     "checkpoint.everySteps": 100,
     "checkpoint.keep": 3,
-    "restart.maxRestarts": 10,
-    "restart.windowSeconds": 3600,
     "restart.stopGraceSeconds": None,
+    "restart.rules": [],
+    "warmWorkers": "Auto",
+    "preload": [],
     "hangDetection.policy": "Restart",
     "hangDetection.minSeconds": None,
     "progressDeadlineSeconds": None,
-    "warmWorkers": "Auto",
-    "preload": [],
 }
 DIGITS = 12
 DEFAULT = "default"

@@ -91,7 +91,7 @@ class Observer:
         pod = coordinator_pod(job, observed.stateful_set, observed.pods)
         if pod is None:
             return observed
-        agent = await self._agents.status(job, pod)
+        agent = await self._agents.status(job, pod, observed.pods)
         return replace(observed, agent=agent, agent_silent_seconds=self._agents.silent_seconds(job))
 
     async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:

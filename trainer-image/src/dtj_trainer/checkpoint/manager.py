@@ -12,6 +12,7 @@ from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.checkpoint.store import CheckpointStore, Notify
 from dtj_trainer.checkpoint.write import SaveResult
 from dtj_trainer.errors import CheckpointError, LeaseLost
+from dtj_trainer.snapshots.choice import Volume
 from dtj_trainer.telemetry.progress import ProgressReporter
 
 
@@ -66,6 +67,20 @@ class CheckpointManager:
         if found:
             self.step = found.step
         return found
+
+    def newest(self, verify: bool) -> Volume:
+        """Returns what the volume has, to compare with snapshots. `verify`: read all of it."""
+        if self.store is None:
+            return Volume()
+        checkpoint = self.store.newest() if verify else None
+        manifest = checkpoint.manifest if checkpoint else None if verify else self.store.newest_manifest()
+        self.step = manifest.step if manifest else -1
+        return Volume(step=manifest.step, attempt=manifest.attempt) if manifest else Volume()
+
+    def keep(self) -> None:
+        """Removes what killed writers have left: the run continues from a snapshot, and `load` is not called."""
+        if self.store:
+            self.store.clean()
 
     def poll(self) -> None:
         """Handles the result of a save that has ended since the last call."""

@@ -22,6 +22,13 @@ from typing import Literal
 from dtj_contract.worker_report import MAX_METRICS
 
 Phase = Literal["loading", "compiling", "training", "validating", "saving", "done"]
+ResumeSource = Literal["memory", "replica", "partner", "volume"]
+RESUMED_FROM: dict[ResumeSource, str] = {
+    "memory": "memory",
+    "replica": "a replica's memory",
+    "partner": "a partner's memory",
+    "volume": "the volume",
+}
 MAX_UNSENT = 64
 LINGER_SECONDS = 0.5  # for an agent that is behind
 # Characters of an event's message, which keeps a datagram far below the socket's limit.
@@ -115,9 +122,9 @@ class ProgressReporter:
         """Promises that every pause is announced, so that the agent finds a hang sooner."""
         self._head["announcesPauses"] = True
 
-    def resumed(self, step: int) -> None:
-        """Reports, once after a load, the step of the loaded checkpoint; 0 for a fresh start."""
-        self._send(resumedStep=step, step=step)
+    def resumed(self, step: int, source: ResumeSource | None = None) -> None:
+        """Reports, once after a load, the step that was loaded and from where; 0 and None for a fresh start."""
+        self._send(resumedStep=step, step=step, resumedFrom=source)
 
     def checkpoint(self, step: int, path: Path, when: float) -> None:
         """Reports a committed checkpoint. `when` is in Unix seconds."""

@@ -1,0 +1,103 @@
+"""The message that the operator hands to the coordinating agent in each request for /status.
+
+The message is JSON in one header. The request carries the job's token, so nobody else can hand
+anything over. A reader ignores keys that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from dtj_contract import names
+
+HEADER = "DTJ-Operator"
+# A request's head fits names.MAX_HTTP_BYTES.
+MAX_BYTES = 4096
+MAX_LOST_PODS = 16
+MAX_INT = 2**31 - 1
+
+
+class RestartBudget(NamedTuple):
+    """The part of spec.restart that may change while the job runs. Of two, the one with the later generation holds."""
+
+    generation: int = 0
+    """metadata.generation of the job."""
+    max_restarts: int = 10
+    window: float = 3600.0
+    """Seconds."""
+    max_without_progress: int = names.MAX_WITHOUT_PROGRESS
+
+    def to_json(self) -> Dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "maxRestarts": self.max_restarts,
+            "windowSeconds": self.window,
+            "maxRestartsWithoutProgress": self.max_without_progress,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Optional[RestartBudget]:
+        """Returns the budget in `raw`; None if a number is missing or out of bounds."""
+        if not isinstance(raw, dict):
+            return None
+        values = []
+        bounds = (("generation", 1), ("maxRestarts", 0), ("windowSeconds", 1), ("maxRestartsWithoutProgress", 1))
+        for name, least in bounds:
+            value = raw.get(name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= MAX_INT:
+                return None
+            values.append(value)
+        generation, restarts, window, without_progress = values
+        return cls(int(generation), int(restarts), float(window), int(without_progress))
+
+
+class LostPod(NamedTuple):
+    """Why Kubernetes ended a pod."""
+
+    pod: str
+    address: str
+    """Tells the pod from the one that replaces it."""
+    reason: str
+    own_fault: bool
+    """The kubelet evicted it for what it used."""
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Optional[LostPod]:
+        if not isinstance(raw, dict) or not all(isinstance(raw.get(key), str) for key in ("pod", "address", "reason")):
+            return None
+        if raw["reason"] not in names.RULE_REASONS:
+            return None
+        return cls(raw["pod"][:253], raw["address"][:64], raw["reason"], raw.get("ownFault") is True)
+
+
+class OperatorMessage(NamedTuple):
+    budget: Optional[RestartBudget] = None
+    lost_pods: Tuple[LostPod, ...] = ()
+
+
+def encode(message: OperatorMessage) -> str:
+    """Returns the header's value, which is ASCII."""
+    budget = {} if message.budget is None else message.budget.to_json()
+    lost: List[Dict[str, Any]] = [
+        {"pod": each.pod, "address": each.address, "reason": each.reason, "ownFault": each.own_fault}
+        for each in message.lost_pods[:MAX_LOST_PODS]
+    ]
+    while True:
+        text = json.dumps({"restart": budget, "lostPods": lost}, separators=(",", ":"))
+        if len(text) <= MAX_BYTES or not lost:
+            return text
+        lost.pop()
+
+
+def decode(text: str) -> OperatorMessage:
+    """Returns the message in a header; what is missing or malformed is left out."""
+    try:
+        raw = json.loads(text) if len(text) <= MAX_BYTES else None
+    except (ValueError, RecursionError):
+        raw = None
+    if not isinstance(raw, dict):
+        return OperatorMessage()
+    listed = raw.get("lostPods")
+    pods = [LostPod.from_json(item) for item in (listed if isinstance(listed, list) else [])[:MAX_LOST_PODS]]
+    return OperatorMessage(RestartBudget.from_json(raw.get("restart")), tuple(pod for pod in pods if pod is not None))

@@ -1,0 +1,77 @@
+"""The message that the operator hands to the agents: the budget as stored, and why pods were lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtj_contract.operator_message import LostPod, RestartBudget
+from dtj_core.plan import plan
+from dtj_core.plan.model import Observed
+from dtj_core.plan.operator_message import operator_message
+from tests.unit.plan.objects import NOW, SETTINGS, job, pod, pods, service, started
+
+
+def lost(**changes: Any) -> LostPod | None:
+    """Returns what the agents get about a pod with these changes."""
+    one = pod(1)
+    one["metadata"] |= changes.pop("metadata", {})
+    one["status"] |= {"podIP": "10.0.0.1", **changes}
+    found = operator_message(job(), [one]).lost_pods
+    return found[0] if found else None
+
+
+def disrupted(why: str, **status: Any) -> LostPod | None:
+    return lost(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": why}], **status)
+
+
+NAME, ADDRESS = "digits-1", "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "own"),
+    [
+        (lost(), None, False),
+        (lost(metadata={"deletionTimestamp": "2026-09-21T14:13:20Z"}), "PodDeleted", False),
+        (disrupted("PreemptionByScheduler"), "Preempted", False),
+        (disrupted("EvictionByEvictionAPI"), "PodEvicted", False),
+        (disrupted("DeletionByTaintManager"), "NodeLost", False),
+        (disrupted("TerminationByKubelet", phase="Failed", reason="Terminated"), "PodEvicted", False),
+        (disrupted("TerminationByKubelet", phase="Failed", reason="Evicted"), "PodEvicted", True),
+        (lost(phase="Failed", reason="Evicted"), "PodEvicted", True),
+    ],
+    ids=[
+        "a pod that stays",
+        "kubectl delete pod",
+        "preemption",
+        "kubectl drain",
+        "a dead node",
+        "shutdown of a node",
+        "an eviction for disk or memory",
+        "the same by an old kubelet",
+    ],
+)
+def test_lost_pod_has_the_reason_of_its_end(found: LostPod | None, reason: str | None, own: bool) -> None:
+    assert found == (None if reason is None else LostPod(NAME, ADDRESS, reason, own))
+
+
+@pytest.mark.parametrize(
+    ("restart", "budget"),
+    [
+        ({}, RestartBudget(1, 10, 3600.0, 20)),
+        ({"maxRestarts": 0, "windowSeconds": 5, "maxRestartsWithoutProgress": 2}, RestartBudget(1, 0, 5.0, 2)),
+        ({"maxRestarts": 3, "newIn2030": {"x": 1}}, RestartBudget(1, 3, 3600.0, 20)),
+        ({"maxRestarts": "many"}, None),
+    ],
+    ids=["the defaults", "all three", "a field of a newer CRD", "what a newer CRD may allow"],
+)
+def test_budget_is_that_of_the_stored_spec(restart: dict[str, Any], budget: RestartBudget | None) -> None:
+    assert operator_message(job(restart=restart), []).budget == budget
+
+
+def test_changed_budget_recreates_no_pod() -> None:
+    stored, child = started()
+    seen = Observed(stateful_set=child, service=service(), pods=pods())
+    restart = {"maxRestarts": 99, "windowSeconds": 5, "maxRestartsWithoutProgress": 2}
+    assert plan(job(stored["status"], generation=2, restart=restart), seen, NOW, SETTINGS).actions == ()
