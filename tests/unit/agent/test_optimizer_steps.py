@@ -22,7 +22,7 @@ from tests.lib.ports import free_port
 from tests.lib.waiting import wait_until
 
 pytestmark = pytest.mark.torch
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 # Ten iterations of each, and the steps that the agent counts.
 CASES = {

@@ -20,7 +20,7 @@ def test_unmodified_ddp_script_shows_its_steps_goodput_and_recovery(start: Calla
     job["spec"]["entrypoint"] = {"script": str(SCRIPT), "args": ["120", "0.02"]}
     del job["spec"]["checkpoint"]
     run = start("--kill", "worker:1@step=30", job=yaml.safe_dump(job))
-    code, done = run.wait(240)
+    code, done = run.wait(300)
     assert code == 0, run.lines()
     status = done["status"]
     assert status["progress"]["step"] == 120, "the last count is exact"
