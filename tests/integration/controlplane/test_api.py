@@ -85,6 +85,7 @@ def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Con
             "keep": 3,
         },
         "restart": {"maxRestarts": 10, "windowSeconds": 3600},
+        "hangDetection": {"policy": "Restart"},
         "suspend": False,
         "cleanPodPolicy": "All",
         "forceDeletePods": "WhenFenced",
@@ -100,6 +101,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "template": {"template": template({"nodeSelector": {"a": "b"}})},
     "checkpoint": {"checkpoint": {"volume": {"claimName": "other"}}},
     "restart": {"restart": {"maxRestarts": 11}},
+    "hangDetection": {"hangDetection": {"policy": "Off"}},
+    "progressDeadlineSeconds": {"progressDeadlineSeconds": 600},
 }
 
 
