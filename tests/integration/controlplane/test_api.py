@@ -84,7 +84,16 @@ def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Con
             "everySteps": 100,
             "keep": 3,
         },
-        "restart": {"maxRestarts": 10, "windowSeconds": 3600, "maxRestartsWithoutProgress": 20, "rules": []},
+        "restart": {
+            "maxRestarts": 10,
+            "windowSeconds": 3600,
+            "maxRestartsWithoutProgress": 20,
+            "avoidNodes": {"afterFailures": 3, "forSeconds": 3600},
+            "rules": [],
+        },
+        "warmWorkers": "Auto",
+        "preload": [],
+        "hangDetection": {"policy": "Restart"},
         "suspend": False,
         "cleanPodPolicy": "All",
         "forceDeletePods": "WhenFenced",
@@ -99,7 +108,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "image": {"image": "trainer:2"},
     "template": {"template": template({"nodeSelector": {"a": "b"}})},
     "checkpoint": {"checkpoint": {"volume": {"claimName": "other"}}},
+    "warmWorkers": {"warmWorkers": "Never"},
+    "preload": {"preload": ["lightning"]},
     "restart": {"restart": {"stopGraceSeconds": 11}},
+    "hangDetection": {"hangDetection": {"policy": "Off"}},
+    "progressDeadlineSeconds": {"progressDeadlineSeconds": 600},
 }
 
 

@@ -157,6 +157,15 @@ def test_termination_message_fits_the_limit_by_shortening_the_log_first(tail: st
     assert kept == final
 
 
+def test_termination_message_drops_the_stack_before_anything_else() -> None:
+    failure = {"reason": "WorkerHung", "message": "m", "logTail": "end", "stack": "\n" * 4096}
+    final = outcome.build("uid", "Failed", "RestartBudgetSpent", "m", failure, history(), 0.0)
+    kept = json.loads(outcome.termination_message(final))
+    assert kept["failure"] == {"reason": "WorkerHung", "message": "m", "logTail": "end"}
+    assert kept["progress"] == final["progress"]
+    assert final["failure"]["stack"], "the outcome of the file keeps it"
+
+
 def test_far_too_long_termination_message_is_still_json() -> None:
     past = history()
     past.progress = {"metrics": {str(n) * 70: 1.0 for n in range(32)}}

@@ -48,6 +48,15 @@ def test_line_shows_the_whole_state() -> None:
     assert line(Snapshot(job={"metadata": {"name": "digits"}}, now=NOW, rows=())) == "digits Pending"
 
 
+def test_slow_ranks_are_shown_beside_the_rates() -> None:
+    slow = [{"rank": 3, "pod": "digits-1", "ratio": 1.62}, {"rank": 1, "pod": "digits-0", "ratio": 1.4}]
+    text = "slow: rank 3 takes 1.6 x the median (and 1 more)"
+    assert line(snapshot(stragglers=slow)).endswith("left " + text)
+    console = Console(file=io.StringIO(), width=160, height=40)
+    console.print(fitted(console, snapshot(stragglers=slow), []))
+    assert text in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_table_has_a_row_for_each_pod() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=120, height=40)

@@ -50,9 +50,11 @@ def exit_code(outcome: Dict[str, Any]) -> int:
 def termination_message(outcome: Dict[str, Any], limit: int = names.TERMINATION_LOG_BYTES) -> bytes:
     """Returns JSON of at most `limit` bytes.
 
-    First the log tail loses its oldest lines, then recoveries and metrics go.
+    First the stack goes, then the log tail loses its oldest lines, then recoveries and metrics go.
     """
     slim: Dict[str, Any] = json.loads(json.dumps(outcome))
+    if slim["failure"] and len(_encode(slim)) > limit:
+        slim["failure"].pop("stack", None)
     tail = str((slim["failure"] or {}).get("logTail", ""))
     for drop in ("", "recoveries", "progress", "checkpoint"):
         if drop:

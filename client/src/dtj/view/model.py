@@ -84,6 +84,15 @@ def is_counted(job: Object) -> bool:
     return bool(progress(job).get("stepSource") == OPTIMIZER)
 
 
+def slow_ranks(job: Object) -> str:
+    """Returns `rank 3 takes 1.6 x the median` for the slowest rank, and how many others are slow; or ""."""
+    slow = job.get("status", {}).get("stragglers") or []
+    if not slow:
+        return ""
+    more = f" (and {len(slow) - 1} more)" if len(slow) > 1 else ""
+    return f"rank {slow[0].get('rank', '?')} takes {slow[0].get('ratio', 0.0):.1f} x the median{more}"
+
+
 def restarts(job: Object) -> int:
     """Returns how often the group was restarted, in place or with a new pod."""
     counts = job.get("status", {}).get("restarts") or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from dtj import durations
-from dtj.view.model import Snapshot, activity, is_current, progress, reached, seconds_left, steps
+from dtj.view.model import Snapshot, activity, is_current, progress, reached, seconds_left, slow_ranks, steps
 from dtj_contract import names
 
 PROGRESS_SECONDS = 5.0  # between two lines of mere progress
@@ -69,4 +69,6 @@ def line(snapshot: Snapshot) -> str:
     left = seconds_left(job, snapshot.now)
     if left is not None and status.get("phase") == names.RUNNING:
         parts.append(f"{durations.format_estimate(left)} left")
+    if slow := slow_ranks(job):
+        parts.append(f"slow: {slow}")
     return " ".join(parts)

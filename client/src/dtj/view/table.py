@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtj import durations
-from dtj.view.model import PodRow, Snapshot, activity, is_current, progress, reached, seconds_left
+from dtj.view.model import PodRow, Snapshot, activity, is_current, progress, reached, seconds_left, slow_ranks
 from dtj_contract import names
 
 LINES = 8  # of events below the table
@@ -132,6 +132,8 @@ def _head_line(snapshot: Snapshot) -> Text:
     left = seconds_left(snapshot.job, snapshot.now)
     if left is not None and phase == names.RUNNING:
         head.append(f"  {durations.format_estimate(left)} left")
+    if slow := slow_ranks(snapshot.job):
+        head.append(f"  slow: {slow}", style="yellow")
     return head
 
 
