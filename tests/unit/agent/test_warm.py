@@ -225,8 +225,9 @@ def test_warm_process_killed_while_stopping_holds_up_nothing(site: Path, tmp_pat
 
 
 def test_attempt_that_stops_before_the_byte_runs_no_script(site: Path, tmp_path: Path) -> None:
-    found = drive("stopped_before_the_byte", site, tmp_path, command=hello(tmp_path))
-    assert found == {"results": {}, "alive": [], "output": ""}
+    (tmp_path / "script.py").write_text("open('ran', 'w').close()")
+    assert drive("stopped_before_the_byte", site, tmp_path, command=[sys.executable, "-u", "script.py"]) == {}
+    assert not (tmp_path / "ran").exists()
 
 
 def test_environment_that_differs_at_import_starts_workers_plainly(site: Path, tmp_path: Path) -> None:
