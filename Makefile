@@ -62,9 +62,21 @@ benchmark-gpu: venv ## measure a GPT of 1B parameters on one CUDA GPU; update it
 	@$(PY) -m benchmarks.gpu --trials $(or $(TRIALS),10) --out benchmarks/gpu/results.json
 	@$(PY) -m benchmarks.gpu --render
 
+.PHONY: benchmark-recovery
+benchmark-recovery: venv ## kill workers and agents under dtj, torchrun and NVRx; update its README and plot (4 hours)
+	@./benchmarks/venv.sh
+	@build/benchmarks-venv/bin/python -m benchmarks.recovery --trials $(or $(TRIALS),20) --minutes $(or $(MINUTES),20) --out benchmarks/recovery/results.json
+	@build/benchmarks-venv/bin/python -m benchmarks.recovery --render
+
 .PHONY: figures
 figures: venv ## train both examples and draw their curves into docs/figures
 	@$(PY) hack/figures.py
+
+.PHONY: figure-recovery
+figure-recovery: venv ## run the demo with its kill, and draw its timeline into docs/figures/recovery.svg
+	@rm -rf build/figure-recovery
+	@$(PY) -m dtj.main run examples/demo.yaml --fresh --kill worker:1@step=150 --run-dir build/figure-recovery --volumes-dir build/figure-volumes
+	@$(PY) -m dtj.main report build/figure-recovery -o docs/figures/recovery.svg
 
 .PHONY: lint
 lint: venv ## check lint, format, house style, types, import layers, generated files

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from typing import List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 from dtj_agent.coordinator_shell import CoordinatorShell
 from dtj_agent.files.pod_output import PodOutput
@@ -18,9 +18,11 @@ from dtj_agent.files.state_file import StateDir
 from dtj_agent.group import diagnosis, member
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
+from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Identity, Member, WorkerExit
-from dtj_agent.group.messages import Message, Now
+from dtj_agent.group.messages import RUNNING, Message, Now
+from dtj_agent.net import descriptors
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
@@ -58,6 +60,9 @@ class Agent:
         self.coordinator_shell: Optional[CoordinatorShell] = None
         """In the agent of pod 0."""
         if settings.ordinal == 0:
+            few_descriptors = descriptors.make_room(settings.peer_count)
+            if few_descriptors:
+                self.log(few_descriptors)
             history = History.from_json(self.member.history.to_json())
             coordinator = Coordinator(read_group_spec(settings), history, final, self._now())
             self.coordinator_shell = CoordinatorShell(loop, coordinator, settings.checkpoint_dir, self.log)
@@ -68,6 +73,7 @@ class Agent:
         self.workers.on_stuck = self._on_stuck
         self.workers.on_reports = self._send_reports
         self.workers.on_store_failed = self._on_store_failed
+        self.workers.watch.on_stopped = self._send_beat
         self.member.port = self.workers.port
         self.server = AgentServer(
             loop,
@@ -100,6 +106,8 @@ class Agent:
             # The message of an earlier container may be gone from the pod's status by now.
             self._state_dir.write_termination_message(self.member.outcome)
             self.log("the job is finished (%s); waiting for this pod to be deleted" % self.member.outcome.get("result"))
+        else:
+            self.workers.warm_up()
         self._link.start()
         self._on_tick()
         self.loop.run()
@@ -123,6 +131,8 @@ class Agent:
                 self.workers.spawn(effect)
             elif isinstance(effect, member.Stop):
                 self.workers.stop(effect.grace)
+            elif isinstance(effect, member.TakeStacks):
+                self.workers.watch.take_stacks(self._send_stacks)
             elif isinstance(effect, member.Save):
                 self._state_dir.save_state(self.member.saved())
             elif isinstance(effect, member.Finish):
@@ -181,6 +191,18 @@ class Agent:
         self._do([member.SendToCoordinator(message) for message in messages])
         return bool(messages)
 
+    def _send_beat(self) -> None:
+        """Sends a heartbeat, with the vitals of the ranks that run."""
+        ranks = self.workers.watch.vitals() if self.member.state == RUNNING else []
+        vitals: Message = {"attempt": self.workers.attempt, "ranks": ranks} if ranks else {}
+        self._do([member.SendToCoordinator({"type": "beat", **vitals})])
+
+    def _send_stacks(self, stacks: Dict[str, str]) -> None:
+        for rank, stack in stacks.items():
+            self.log("rank %s hangs; its stack:\n%s" % (rank, stack))
+        beat: Message = {"type": "beat", "attempt": self.workers.attempt, "stacks": stacks}
+        self._do([member.SendToCoordinator(beat)])
+
     # --- connections ------------------------------------------------------------------------------
 
     def _coordinator_address(self) -> Address:
@@ -207,8 +229,8 @@ class Agent:
     def _on_tick(self) -> None:
         """Sends the heartbeats, and does whatever is due about once a second."""
         self.loop.later(names.HEARTBEAT_SECONDS, self._on_tick)
-        if not self._send_reports():
-            self._do([member.SendToCoordinator({"type": "beat"})])
+        self._send_reports()
+        self._send_beat()
         if self.coordinator_shell is not None:
             self.coordinator_shell.on_tick()
         self._discovery.on_tick()
@@ -257,6 +279,7 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         settings.rendezvous_timeout,
         settings.job,
         settings.stop_grace,
+        hang=HangSettings(settings.hang_policy, settings.hang_min_seconds, settings.progress_deadline),
         max_without_progress=settings.max_without_progress,
         rules=settings.rules,
         generation=settings.generation,

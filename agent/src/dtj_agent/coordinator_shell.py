@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from typing import Callable, Deque, Dict, List, Optional
 
@@ -12,6 +13,7 @@ from dtj_agent.files.unreported_saves import SavesWatch
 from dtj_agent.group import effects
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.messages import Message, Now
+from dtj_agent.net.encoding import SharedEncoder
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
 from dtj_contract.operator_message import OperatorMessage
@@ -30,6 +32,7 @@ class CoordinatorShell:
         self._links: Dict[int, Link] = {}  # of members, by number
         self._effects: Deque[effects.Effect] = deque()  # not carried out yet
         self._busy = False
+        self._encoder = SharedEncoder()
         self._saves: Optional[SavesWatch] = None
         if checkpoint_dir:
             self._saves = SavesWatch(loop, checkpoint_dir, self._on_saved)
@@ -37,20 +40,36 @@ class CoordinatorShell:
     def join(self, link: Link, hello: Message) -> None:
         """Adds a member that dialled and sent its hello."""
         self._links[link.number] = link
-        link.on_message = lambda message: self._do(self.coordinator.received(link.number, message, self._now()))
+
+        def received(message: Message) -> None:
+            self._receive(link, lambda: self.coordinator.received(link.number, message, self._now()))
 
         def closed(reason: str, silence: float) -> None:
             del self._links[link.number]
             self._do(self.coordinator.left(link.number, silence, self._now()))
 
-        link.on_close = closed
-        self._do(self.coordinator.joined(link.number, hello, self._now()))
+        link.on_message, link.on_close = received, closed
+        self._receive(link, lambda: self.coordinator.joined(link.number, hello, self._now()))
+
+    def _receive(self, link: Link, event: Callable[[], List[effects.Effect]]) -> None:
+        """Passes on what a member sent; closes its link if that can't be handled.
+
+        Otherwise one malformed message, which the member repeats after each restart, would end this
+        agent again and again.
+        """
+        try:
+            new = event()
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
+            self._log("a message of a member can't be handled: %s" % traceback.format_exc(limit=-3))
+            link.close("a message that can't be handled")
+            return
+        self._do(new)
 
     def on_tick(self) -> None:
         """Sends the heartbeats, lets the coordinator check its deadlines, and looks for saves that nobody reports."""
         live = {"type": "beat", "live": self.coordinator.history.live()}
         for link in list(self._links.values()):
-            link.send(live)
+            self._send(link, live)
         self._do(self.coordinator.tick(self._now()))
         if self._saves is not None and self.coordinator.goodput.is_silent:
             self._saves.look()
@@ -105,7 +124,7 @@ class CoordinatorShell:
 
     def _send(self, link: Link, message: Message) -> None:
         try:
-            link.send(message)
+            link.send_encoded(self._encoder.encode(message))
         except WireError as error:
             # The message is at fault, not the link whose message is being answered.
             self._log("%s can't be sent: %s" % (message["type"], error))

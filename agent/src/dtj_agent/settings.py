@@ -7,7 +7,7 @@ import os
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from dtj_agent.errors import SettingsError
-from dtj_agent.group import restart_rules
+from dtj_agent.group import hang_watch, restart_rules
 from dtj_agent.group.restart_rules import RestartRule
 from dtj_contract import names
 
@@ -41,11 +41,23 @@ class AgentSettings(NamedTuple):
     """SIGTERM to SIGKILL of the workers when the pod terminates."""
     stop_grace: float
     """SIGTERM to SIGKILL of the workers when the group has failed."""
+    stop_grace_given: bool
+    """Whether the job sets that grace, rather than having the default."""
     rendezvous_timeout: float
     """0: wait for the group as long as the job exists."""
+    hang_policy: str
+    """Restart, Report or Off."""
+    hang_min_seconds: float
+    """0: the defaults of hang_watch."""
+    progress_deadline: float
+    """0: none."""
     checkpoint_dir: Optional[str]
     die_with_parent: bool
     command: Tuple[str, ...]
+    warm: bool
+    """Whether workers are forked from a warm process where that is possible."""
+    preload: Tuple[str, ...]
+    """Modules that the warm process imports beside torch."""
     max_without_progress: int = names.MAX_WITHOUT_PROGRESS
     rules: Tuple[RestartRule, ...] = ()
     rule_problems: Tuple[str, ...] = ()
@@ -94,10 +106,16 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         termination_log=environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG),
         grace=_seconds(environ, names.ENV_GRACE_SECONDS, default=25.0),
         stop_grace=_seconds(environ, names.ENV_STOP_GRACE_SECONDS, default=names.STOP_GRACE_SECONDS),
+        stop_grace_given=bool(environ.get(names.ENV_STOP_GRACE_SECONDS)),
         rendezvous_timeout=_seconds(environ, names.ENV_RENDEZVOUS_TIMEOUT, default=0.0),
+        hang_policy=_choice(environ, names.ENV_HANG_POLICY, (hang_watch.RESTART, hang_watch.REPORT, hang_watch.OFF)),
+        hang_min_seconds=_seconds(environ, names.ENV_HANG_MIN_SECONDS, default=0.0),
+        progress_deadline=_seconds(environ, names.ENV_PROGRESS_DEADLINE, default=0.0),
         checkpoint_dir=environ.get(names.ENV_CHECKPOINT_DIR) or None,
         die_with_parent=environ.get(names.ENV_DIE_WITH_PARENT) == "1",
         command=tuple(command),
+        warm=environ.get(names.ENV_WARM_WORKERS) != names.WARM_NEVER,
+        preload=tuple(name for name in environ.get(names.ENV_PRELOAD, "").split(",") if name),
         max_without_progress=_integer(
             environ, names.ENV_MAX_WITHOUT_PROGRESS, least=1, default=names.MAX_WITHOUT_PROGRESS
         ),
@@ -144,6 +162,14 @@ def _integer(environ: Mapping[str, str], variable: str, least: int, default: Opt
     if value < least:
         raise SettingsError("%s: %r must be a whole number of at least %d" % (variable, text, least))
     return value
+
+
+def _choice(environ: Mapping[str, str], variable: str, choices: Sequence[str]) -> str:
+    """Returns the value of `variable`, by default the first of `choices`."""
+    text = environ.get(variable) or choices[0]
+    if text not in choices:
+        raise SettingsError("%s: %r must be one of %s" % (variable, text, ", ".join(choices)))
+    return text
 
 
 def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:

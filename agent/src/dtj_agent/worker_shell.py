@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from dtj_agent.files.pod_output import PodOutput
@@ -11,9 +12,14 @@ from dtj_agent.net.loop import Loop
 from dtj_agent.settings import AgentSettings
 from dtj_agent.store.host import StoreHost
 from dtj_agent.store.master_port import PortHolder
-from dtj_agent.workers import error_file, extension_locks, launchers, worker_env
+from dtj_agent.workers import error_file, extension_locks, launchers, python_command, worker_env
+from dtj_agent.workers.rank_watch import RankWatch
 from dtj_agent.workers.report_socket import ReportSocket
+from dtj_agent.workers.stacks import StackFiles
 from dtj_agent.workers.supervisor import Supervisor
+from dtj_agent.workers.warm_process import WarmProcess
+from dtj_agent.workers.worker_start import WorkerStart
+from dtj_contract import names
 
 
 class WorkerShell:
@@ -39,14 +45,18 @@ class WorkerShell:
         self._ports.renew()
         self._reports = ReportSocket(loop, settings.state_dir)
         self._reports.on_news = lambda: self.on_reports()
+        self.stacks = StackFiles(os.path.join(os.path.abspath(settings.state_dir), names.STACK_FOLDER))
         self._supervisor = Supervisor(loop, is_init=os.getpid() == 1)
         self._supervisor.on_exit = self._on_worker_exit
         self._supervisor.on_gone = self._on_workers_gone
         self._supervisor.on_output = output.write
         self._supervisor.on_stuck = lambda text: self.on_stuck(text)
         self._supervisor.has_room = output.has_room
+        self.watch = RankWatch(loop, lambda: self._supervisor.processes, self._reports)
         kept = {key: value for key, value in environ.items() if key not in worker_env.AGENT_ONLY}
         self._store = StoreHost(loop, kept, self._supervisor.spared)
+        self._warm = self._warm_process(output)
+        self._start = WorkerStart(loop, self._supervisor, self._warm, self._log)
         self._store.on_failed = self._fail_store
         self._store.on_ended = lambda code: self._log(
             "the rendezvous store ended without being stopped (wait status %d)" % code
@@ -84,25 +94,53 @@ class WorkerShell:
             for path in extension_locks.remove_stale_locks(extension_locks.folder(self._environ)):
                 self._log("removed %s: the worker that was building an extension there was killed" % path)
         ranks = self.ranks(spawn)
+        self.stacks.begin(ranks)
         environments = {}
         for local_rank, rank in enumerate(ranks):
             error_path = self._error_path(local_rank)
             self._remove(error_path)
             environments[rank] = worker_env.worker_environment(
-                settings, self._environ, spawn, local_rank, self._reports.path, error_path
+                settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank)
             )
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
-        self._supervisor.spawn(settings.command, environments)
+        self._start.start(settings.command, environments)
+        self.watch.begin()
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM to the workers, and SIGKILL to all that is left after `grace` seconds."""
+        self._start.cancel()
         self._supervisor.stop(grace)
 
     def close(self) -> None:
-        """Closes the report socket and ends the store."""
+        """Closes the report socket, and ends the store and the warm process."""
+        if self._warm is not None:
+            self._warm.close()
         self._reports.close()
         self._store.close()
+
+    # --- the warm process -------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Starts the warm process, so that its imports overlap with scheduling and rendezvous."""
+        if self._warm is not None:
+            self._warm.start()
+
+    def _warm_process(self, output: PodOutput) -> Optional[WarmProcess]:
+        """Returns the warm process of this pod, not started yet; None where workers can't be forked."""
+        settings = self._settings
+        if not settings.warm or sys.platform != "linux":
+            return None
+        command = python_command.parse(settings.command)
+        if isinstance(command, python_command.Unsuitable):
+            if command.why:
+                self._log("workers are started without a warm process: %s" % command.why)
+            return None
+        environ = worker_env.common_environment(settings, self._environ)
+        spared, guarded = self._supervisor.spared, self._supervisor.is_guarded
+        warm = WarmProcess(self._loop, command, environ, settings.preload, spared, guarded)
+        warm.log, warm.on_output = self._log, output.write
+        return warm
 
     # --- the end of workers -----------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     _get(verbs)
     _logs(verbs)
     _wait(verbs)
+    _report(verbs)
     _delete(verbs)
     return top
 
@@ -221,6 +222,26 @@ def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
     wait.add_argument("--timeout", metavar="DURATION", help="as in 90s, 10m, 1h [no limit]")
     _cluster_flags(wait)
     wait.set_defaults(command=_late("dtj.cluster.wait", "wait"))
+
+
+def _report(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    report = verbs.add_parser(
+        "report",
+        description="Draw a job's timeline by rank (loading, steps that count, steps lost, stop, hang), its loss by "
+        "attempt and its recoveries on one page without external resources. Exit code: 0, 1 no such job, 2 bad input.",
+        help="draw a job's timeline, losses and recoveries on one page",
+    )
+    report.add_argument("job", metavar="NAME|FOLDER", help="job on a cluster, or folder of a local run (.dtj/runs/…)")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help=".html, .svg, or .png (needs matplotlib) [NAME-report.html]"
+    )
+    report.add_argument(
+        "--metrics",
+        metavar="FILE",
+        help="metrics.jsonl from the job's folder on its volume [local run: found; cluster: steps that rank 0 printed]",
+    )
+    _cluster_flags(report)
+    report.set_defaults(command=_late("dtj.report.command", "command"))
 
 
 def _delete(verbs: Verbs[argparse.ArgumentParser]) -> None:

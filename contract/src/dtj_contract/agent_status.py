@@ -43,9 +43,14 @@ class AgentStatus(TypedDict):
     recoveries: List[Dict[str, Any]]
     failures: List[Dict[str, Any]]
     progress: Optional[Dict[str, Any]]
+    """The last step that the script reported, and `optimizerSteps`: those that the agent counted in this attempt."""
+    stepsUnknown: bool
+    """Whether the attempt has run for a while, and the job has never shown a step of either kind."""
     checkpoint: Optional[Dict[str, Any]]
     events: List[Dict[str, Any]]
     productiveSeconds: float
     startTime: Optional[float]
     """When the group's memory begins."""
     outcome: Optional[Dict[str, Any]]
+    stragglers: List[Dict[str, Any]]
+    """Slow ranks of the running attempt: rank, pod, node, ratio to the median rank."""

@@ -27,6 +27,8 @@ ANNOTATION_AGENT_IMAGE = GROUP + "/agent-image"
 ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
 # When the operator last woke the StatefulSet controller, because pods were missing.
 ANNOTATION_NUDGED = GROUP + "/nudged"
+# On the pod template and its pods: the nodes that they avoid, separated by commas.
+ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
 
 # --- names inside the pod ---------------------------------------------------------------------------------------------
 CONTAINER = "trainer"  # the container that runs the agent
@@ -76,6 +78,13 @@ ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 ENV_GRACE_SECONDS = "DTJ_GRACE_SECONDS"
 ENV_STOP_GRACE_SECONDS = "DTJ_STOP_GRACE_SECONDS"
 ENV_RENDEZVOUS_TIMEOUT = "DTJ_RENDEZVOUS_TIMEOUT_SECONDS"
+ENV_HANG_POLICY = "DTJ_HANG_POLICY"  # Restart, Report or Off
+ENV_HANG_MIN_SECONDS = "DTJ_HANG_MIN_SECONDS"
+ENV_PROGRESS_DEADLINE = "DTJ_PROGRESS_DEADLINE_SECONDS"
+# Modules that the warm process imports beside torch, separated by commas; and whether there is one.
+ENV_PRELOAD = "DTJ_PRELOAD"
+ENV_WARM_WORKERS = "DTJ_WARM_WORKERS"
+WARM_AUTO, WARM_NEVER = "Auto", "Never"
 # --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
 ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": exit if the process that started the agent does
 # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
@@ -87,6 +96,8 @@ ENV_CHECKPOINT_KEEP = "DTJ_CHECKPOINT_KEEP"
 # --- environment: agent -> worker (in addition to torchrun's) ---------------------------------------------------------
 ENV_ATTEMPT = "DTJ_ATTEMPT"
 ENV_AGENT_SOCKET = "DTJ_AGENT_SOCKET"  # unix datagram socket for progress reports
+# The file in which a worker registers for stack dumps (dtj_contract.stack_dump).
+ENV_STACK_FILE = "DTJ_STACK_FILE"
 TORCHRUN_ENV = (
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID",
@@ -106,10 +117,16 @@ MANIFEST_FILE = "manifest.json"
 # One JSON object per logged step, appended by rank 0: attempt, step, loss, ...
 METRICS_FILE = "metrics.jsonl"
 
+# --- files in shared memory -------------------------------------------------------------------------------------------
+SHM_DIR = "/dev/shm"  # noqa: S108 (every rank of a pod sees it, and nobody else)
+# One pod's memory snapshots, by the job's uid and the pod's ordinal (under dtj run: the pod's uid).
+SNAPSHOT_FOLDER = "dtj-%s-%s"
+
 # --- files in the state dir of an agent -------------------------------------------------------------------------------
 STATE_FILE = "state.json"  # what an agent needs after a restart of its container
 OUTCOME_FILE = "outcome.json"
 SOCKET_FILE = "agent.sock"
+STACK_FOLDER = "stacks"
 
 # --- the agents' protocol: times --------------------------------------------------------------------------------------
 HEARTBEAT_SECONDS = 1.0
@@ -126,6 +143,14 @@ ANNOUNCE_FANOUT = 8  # peers that a member without a coordinator calls in one ro
 ANNOUNCE_AT_ONCE = 32  # concurrent calls of the coordinator
 # SIGTERM to SIGKILL of the workers of a failed group, unless restart.stopGraceSeconds is set.
 STOP_GRACE_SECONDS = 0.5
+# The warm process: how long one module may take to import, and how long an attempt waits for the imports
+# (a plain start would have to import the same, once for each rank).
+WARM_IMPORT_SECONDS = 60.0
+WARM_WAIT_SECONDS = 120.0
+WARM_FORK_SECONDS = 10.0  # from a request to the pid of every rank
+# The pause before a warm process that ended is replaced doubles; after this many that never became ready there is none.
+WARM_RETRY_SECONDS = 0.5
+WARM_TRIES = 4
 # A worker that is alive this long after SIGKILL is stuck (uninterruptible sleep): its pod must be replaced.
 STUCK_SECONDS = 30.0
 # The state of a member with stuck workers in /status: the operator deletes its pod.
@@ -136,6 +161,12 @@ LEASE_RETRY_SECONDS = 1.0
 FAREWELL_SECONDS = 5.0  # how long the coordinator waits until all members have the outcome
 # The agent with rank 0 forwards progress this often; the others forward it with their heartbeat.
 PROGRESS_SECONDS = 0.2
+# Between two looks at the state of the workers' processes.
+PROCESS_STATE_SECONDS = 0.25
+# How long the coordinator waits for the stacks of a group that hangs, and a member for its ranks'.
+STACKS_SECONDS = 1.0
+STACK_SECONDS = 0.4
+STEP_PAGE_SECONDS = 0.5  # between two readings of the optimizer steps that forked workers count
 SAVES_SECONDS = 10.0  # between two scans for checkpoints that a script does not report
 # How long a log that accepts nothing blocks its workers; after that their lines are dropped.
 BACK_PRESSURE_SECONDS = 1.0
@@ -144,6 +175,9 @@ BACK_PRESSURE_SECONDS = 1.0
 MAX_FRAME_BYTES = 256 * 1024
 # Of log tails in one message: JSON makes up to 12 bytes of a character, and MAX_FRAME_BYTES must hold.
 MAX_EVIDENCE_CHARS = 16 * 1024
+MAX_RANKS_OF_POD = 64  # the bound of spec.processesPerPod
+MAX_STACK_CHARS = 2048  # of a hung rank, in the status
+MAX_STRAGGLERS = 16  # in the status
 # Of events, failures and recoveries; a hello holds an outcome with a failure beside them.
 MAX_HISTORY_BYTES = 96 * 1024
 MAX_HTTP_BYTES = 8 * 1024
@@ -199,6 +233,10 @@ class Reason:
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
+    MOUNT_PENDING = "MountPending"  # a pod has had no volumes or no network for a minute
+    NODE_SILENT = "NodeSilent"  # a node has not begun to start a pod for a minute
+    POD_REJECTED = "PodRejected"  # by the kubelet of its node (OutOfcpu); the pod is recreated
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
     AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, but its agent has not answered for a minute
@@ -220,7 +258,12 @@ class Reason:
     AGENT_TERMINATED = "AgentTerminated"
     # SIGKILL did not end a worker: uninterruptible sleep, as on a dead volume or driver.
     WORKER_STUCK = "WorkerStuck"
+    # No step, no sign of life, or a rank that a signal has stopped.
+    WORKER_HUNG = "WorkerHung"
+    NODE_AVOIDED = "NodeAvoided"  # repeated failures on one node: its pods are recreated elsewhere
+    NODE_ALLOWED = "NodeAllowed"  # no other node has room
     # events of an agent
+    STRAGGLER = "Straggler"  # a rank's own work takes longer than that of the others
     CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"
     # events of a trainer
     CHECKPOINT_TORN = "CheckpointTorn"  # skipped: a file is missing, short or altered
@@ -231,6 +274,8 @@ class Reason:
     LEASE_LOST = "CheckpointLeaseLost"  # a newer attempt owns the folder
     # A file or a tracking server rejected a record; training continues without it.
     SINK_FAILED = "SinkFailed"
+    # The state is not kept in memory, because the pod has no room for it.
+    SNAPSHOTS_OFF = "SnapshotsOff"
     WORLD_RESIZED = "WorldResized"  # a checkpoint of another world size was loaded
     # why a job failed
     RESTART_BUDGET_SPENT = "RestartBudgetSpent"
@@ -245,6 +290,7 @@ class Reason:
     FILE_NOT_FOUND = "FileNotFound"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     TEMPLATE_REJECTED = "TemplateRejected"
     # why a job waits
@@ -271,7 +317,7 @@ RULE_REASONS = (
     Reason.WORKER_FAILED, Reason.OOM_KILLED, Reason.WORKER_STUCK, Reason.AGENT_CRASHED, Reason.AGENT_TERMINATED,
     Reason.CONNECTION_LOST, Reason.POD_LOST, Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST,
     Reason.NO_RESTART_EXIT_CODE, Reason.ENTRYPOINT_NOT_FOUND, Reason.IMPORT_FAILED, Reason.SCRIPT_ERROR,
-    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND,
+    Reason.USAGE_ERROR, Reason.FILE_NOT_FOUND, Reason.WORKER_HUNG,
 )  # fmt: skip
 RULE_SIGNALS = (
     "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",

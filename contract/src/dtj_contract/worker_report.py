@@ -1,12 +1,16 @@
 """The reports that workers send to their agent: one JSON object per datagram on the socket DTJ_AGENT_SOCKET.
 
-    {"rank": 0, "attempt": 2, "phase": "training", "step": 70, "totalSteps": 900, "resumedStep": 50, "loss": 0.31,
-     "samplesPerSecond": 410.0, "metrics": {"lr": 0.001},
+    {"rank": 0, "attempt": 2, "phase": "training", "step": 70, "totalSteps": 900, "resumedStep": 50,
+     "resumedFrom": "memory", "loss": 0.31, "samplesPerSecond": 410.0, "ownSeconds": 0.08,
+     "announcesPauses": true, "metrics": {"lr": 0.001},
      "checkpoint": {"step": 50, "path": "/checkpoints/step-00000050", "time": 1690000000.0},
      "event": {"type": "Warning", "reason": "CheckpointSlow", "message": "..."}}
 
 `rank` and `attempt` are required; every other key is optional. Reports are validated once, here,
 so that later code need not check them again.
+
+`optimizerSteps` counts the steps of this attempt, and is never the script's own `step`. A worker
+that the agent has forked sends it with the descriptor of its page (dtj_contract.step_page).
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from typing import Any, Dict, Optional
 
 from dtj_contract.json_numbers import count, finite_number
 
-PHASES = ("loading", "training", "saving", "done")
+RESUMED_FROM = ("memory", "replica", "partner", "volume")
+PHASES = ("loading", "compiling", "training", "validating", "saving", "done")
 MAX_METRICS = 32
 MAX_METRIC_NAME = 80
 MAX_PATH = 1024
@@ -35,11 +40,13 @@ def parse(datagram: bytes) -> Optional[WorkerReport]:
     if not isinstance(raw, dict) or count(raw.get("rank")) is None or count(raw.get("attempt")) is None:
         return None
     report: WorkerReport = {"rank": raw["rank"], "attempt": raw["attempt"]}
-    for key in ("step", "totalSteps", "resumedStep"):
+    for key in ("step", "totalSteps", "resumedStep", "optimizerSteps"):
         _put(report, key, count(raw.get(key)))
-    for key in ("loss", "samplesPerSecond"):
+    for key in ("loss", "samplesPerSecond", "ownSeconds"):
         _put(report, key, finite_number(raw.get(key)))
     _put(report, "phase", raw.get("phase") if raw.get("phase") in PHASES else None)
+    _put(report, "announcesPauses", True if raw.get("announcesPauses") is True else None)
+    _put(report, "resumedFrom", raw.get("resumedFrom") if raw.get("resumedFrom") in RESUMED_FROM else None)
     if isinstance(raw.get("metrics"), dict):
         named = list(raw["metrics"].items())[:MAX_METRICS]
         pairs = [(_text(name, MAX_METRIC_NAME), finite_number(value)) for name, value in named]

@@ -84,6 +84,9 @@ class Metrics:
         self.restart_reasons = counter(
             "job_restart_reasons_total", "Restarts of a job's group by reason.", ("kind", "reason")
         )
+        self.nodes_avoided = counter(
+            "job_nodes_avoided_total", "Nodes that jobs avoid, by the reason of the failures there.", ("reason",)
+        )
         self.lost_steps = counter("job_lost_steps_total", "Steps repeated because of restarts.")
         self.recovery_seconds = histogram(
             "job_recovery_seconds", "Duration of a recovery by phase.", _RECOVERY, ("phase",)
@@ -101,7 +104,7 @@ class Metrics:
             self.recovery_seconds.labels(part)
         self.finished.labels(names.COMPLETE, names.Reason.SUCCEEDED)
         spent = (names.Reason.RESTART_BUDGET_SPENT, names.Reason.FILE_NOT_FOUND, names.Reason.DEADLINE_EXCEEDED)
-        for reason in (*spent, *sorted(names.PERMANENT)):
+        for reason in (*spent, names.Reason.STARTUP_DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
             self.finished.labels(names.FAILED, reason)
         self._phases: dict[tuple[str, str], str] = {}
 
@@ -160,6 +163,10 @@ class Metrics:
             more = after.get("restarts", {}).get(key, 0) - before.get("restarts", {}).get(key, 0)
             if more > 0:
                 self.restarts.labels(kind).inc(more)
+        avoided = {(entry.get("node"), entry.get("since")) for entry in before.get("avoidedNodes", [])}
+        for entry in after.get("avoidedNodes", []):
+            if (entry.get("node"), entry.get("since")) not in avoided:
+                self.nodes_avoided.labels(_reason(entry)).inc()
         known = {recovery.get("attempt"): recovery for recovery in before.get("recoveries", [])}
         for recovery in after.get("recoveries", []):
             self._recovery(known.get(recovery.get("attempt"), {}), recovery)

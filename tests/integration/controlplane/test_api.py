@@ -134,7 +134,10 @@ def test_restart_budget_changes_while_the_job_runs_and_rules_do_not(kubectl: Kub
     for restart in ({}, {"rules": []}, {"rules": [*rules, *rules]}, {"rules": rules, "stopGraceSeconds": 0}):
         refused = kubectl.apply(job({"restart": restart}))
         assert refused.returncode == 1, restart
-        assert "of restart, only maxRestarts, windowSeconds and maxRestartsWithoutProgress can change" in refused.stderr
+        assert (
+            "of restart, only maxRestarts, windowSeconds, maxRestartsWithoutProgress and avoidNodes can change"
+            in refused.stderr
+        )
 
 
 def test_lifetime_fields_change_at_any_time(kubectl: Kubectl) -> None:

@@ -111,6 +111,8 @@ class Group:
                 names.ENV_TERMINATION_LOG: str(self.folder / f"termination-{ordinal}"),
                 names.ENV_MAX_RESTARTS: "3",
                 names.ENV_GRACE_SECONDS: "5",
+                # The import of torch would be most of what these tests cost; test_warm.py forks.
+                names.ENV_WARM_WORKERS: names.WARM_NEVER,
                 "PLAN": str(self.plan),
             }
             with open(self.folder / f"log-{ordinal}", "ab") as log:

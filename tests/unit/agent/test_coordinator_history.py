@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dtj_agent.group.coordinator import HISTORY_SECONDS
 from dtj_agent.group.history import History
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import WALL, CoordinatorHarness
@@ -17,6 +18,20 @@ def test_history_change_reaches_every_member() -> None:
     harness.receive(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": "step 5"})
     assert [ordinal for ordinal, _ in harness.messages("history")] == [0, 1]
     assert harness.messages("history")[0][1]["history"]["events"][-1]["reason"] == "CheckpointTorn"
+
+
+def test_changes_in_quick_succession_reach_every_member_together() -> None:
+    """All members may change the history at the same time, and each change goes to all of them."""
+    harness = CoordinatorHarness(2).running()
+    for number in range(5):
+        harness.receive(0, "event", event={"type": "Warning", "reason": "CheckpointTorn", "message": str(number)})
+    assert len(harness.messages("history")) == 2, "the first one is sent at once"
+    harness.wait(HISTORY_SECONDS)
+    sent = harness.messages("history")
+    assert [ordinal for ordinal, _ in sent] == [0, 1] * 2
+    assert [event["message"] for event in sent[-1][1]["history"]["events"]] == ["0", "1", "2", "3", "4"]
+    harness.wait(60)
+    assert len(harness.messages("history")) == 4
 
 
 def test_new_process_of_pod_0_keeps_the_newest_history() -> None:
@@ -97,3 +112,20 @@ def test_coordinator_survives_garbage_from_a_peer(history: dict[str, Any]) -> No
     harness.receive(1, "progress", attempt=attempt, progress={"checkpoint": {"step": 1, "path": "p", "time": 1.0}})
     harness.stopped(0, 1, attempt=attempt)
     assert harness.messages("start")[-1][1]["attempt"] == attempt + 1
+
+
+def test_training_that_a_memory_snapshot_kept_is_productive() -> None:
+    harness = CoordinatorHarness(1).running()
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "resumedStep": 0, "phase": "training"})
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "checkpoint": {"step": 5, "path": "", "time": 0.0}})
+    harness.time += 10
+    harness.receive(0, "progress", attempt=1, progress={"rank": 0, "step": 15, "stepped": True})
+    harness.fail(0)
+    harness.stopped(0)
+    before = harness.coordinator.goodput.productive_seconds(harness.now())
+    resumed = {"rank": 0, "resumedStep": 14, "resumedFrom": "memory", "phase": "training"}
+    for _ in range(2):  # each member's agent reports it
+        harness.receive(0, "progress", attempt=2, progress=resumed)
+    assert harness.coordinator.goodput.productive_seconds(harness.now()) - before == pytest.approx(9)
+    (recovery,) = harness.coordinator.history.recoveries
+    assert (recovery["source"], recovery["lostSteps"]) == ("memory", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -18,9 +19,15 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.answers: list[list[effects.Effect]] = []
+        self.breaks = False
 
     def joined(self, conn: int, hello: Any, now: Any) -> list[effects.Effect]:
         return self.answers.pop(0)
+
+    def received(self, conn: int, message: Any, now: Any) -> list[effects.Effect]:
+        if self.breaks:
+            raise KeyError("breaks")
+        return []
 
     def left(self, conn: int, silence: float, now: Any) -> list[effects.Effect]:
         return [effects.Log(f"{conn} left")]
@@ -35,9 +42,9 @@ class Link:
         self.closed = ""
         self.on_close: Any = None
 
-    def send(self, message: Any) -> None:
-        Session(b"k" * 32, client=False).seal(message)
-        self.sent.append(message)
+    def send_encoded(self, payload: bytes) -> None:
+        Session(b"k" * 32, client=False).seal_encoded(payload)
+        self.sent.append(json.loads(payload))
 
     def close(self, reason: str) -> None:
         self.closed = reason
@@ -76,4 +83,21 @@ def test_effect_that_raises_does_not_stop_later_effects() -> None:
         shell.join(Link(1), {})  # type: ignore[arg-type]
     second = Link(2)
     shell.join(second, {})  # type: ignore[arg-type]
+    assert second.sent == [{"type": "beat"}]
+
+
+def test_message_that_raises_closes_only_its_own_link() -> None:
+    """A member repeats its message after each restart of pod 0's agent, which must therefore survive it."""
+    shell, coordinator, log = coordinator_shell()
+    coordinator.answers = [[], [], [effects.Send(2, {"type": "beat"})]]
+    first, second, third = Link(1), Link(2), Link(3)
+    shell.join(first, {})  # type: ignore[arg-type]
+    shell.join(second, {})  # type: ignore[arg-type]
+    coordinator.breaks = True
+    first.on_message({"type": "event"})
+    coordinator.breaks = False
+    assert (first.closed, second.closed) == ("a message that can't be handled", "")
+    assert [line for line in log if "KeyError" in line]
+    assert "1 left" in log
+    shell.join(third, {})  # type: ignore[arg-type]
     assert second.sent == [{"type": "beat"}]

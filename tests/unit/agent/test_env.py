@@ -95,7 +95,13 @@ def test_rank_is_node_rank_times_processes_plus_local_rank(
 ) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
     environment = worker_environment(
-        found, {"PATH": "/bin", "DTJ_SECRET_FILE": "x"}, Spawn(4, place[0], 3, "10.0.0.5", 20001), place[1], "s", "e"
+        found,
+        {"PATH": "/bin", "DTJ_SECRET_FILE": "x"},
+        Spawn(4, place[0], 3, "10.0.0.5", 20001),
+        place[1],
+        "s",
+        "e",
+        "t",
     )
     assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]) == (rank, "6", "2")
     assert (environment["TORCHELASTIC_RESTART_COUNT"], environment["DTJ_ATTEMPT"], environment["OMP_NUM_THREADS"]) == (
@@ -109,8 +115,8 @@ def test_rank_is_node_rank_times_processes_plus_local_rank(
 def test_omp_num_threads_of_the_user_is_kept(good: dict[str, str]) -> None:
     found = settings({**good, "DTJ_PROCESSES_PER_POD": "2"})
     assert (
-        worker_environment(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")["OMP_NUM_THREADS"]
+        worker_environment(found, {"OMP_NUM_THREADS": "8"}, Spawn(1, 0, 3, "a", 1), 0, "s", "e", "t")["OMP_NUM_THREADS"]
         == "8"
     )
     one = settings(good)
-    assert "OMP_NUM_THREADS" not in worker_environment(one, {}, Spawn(1, 0, 3, "a", 1), 0, "s", "e")
+    assert "OMP_NUM_THREADS" not in worker_environment(one, {}, Spawn(1, 0, 3, "a", 1), 0, "s", "e", "t")

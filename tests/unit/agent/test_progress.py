@@ -171,7 +171,8 @@ def test_metrics_are_prometheus_text() -> None:
     page = {
         "job": 'a"b', "attempt": 3, "phase": "Running", "worldSize": 4, "members": [],
         "restarts": {"inPlace": 1, "pod": 0, "counted": 1},
-        "recoveries": [{"seconds": {"load": 2.5}, "lostSteps": None}], "productiveSeconds": 5.5, **history().live(),
+        "recoveries": [{"seconds": {"load": 2.5}, "lostSteps": None}], "productiveSeconds": 5.5, "stragglers": [],
+        **history().live(),
     }  # fmt: skip
     lines = metrics.render({**page, "productiveSeconds": 5.5}).decode().splitlines()
     assert 'dtj_restarts_total{job="a\\"b",kind="InPlace"} 1.0' in lines

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[3]
 PROJECTS = ("contract", "core", "agent", "client")
 SECONDS = 240.0
-ABSENT = ("kopf", "torch", "prometheus_client", "dtj_operator", "dtj_trainer")
+ABSENT = ("kopf", "torch", "matplotlib", "prometheus_client", "dtj_operator", "dtj_trainer")
 # Every module that a verb can reach. The modules of a verb are imported when the verb runs.
 MODULES = (
     "dtj.main",
@@ -29,6 +29,7 @@ MODULES = (
     "dtj.cluster.logs",
     "dtj.cluster.verbs",
     "dtj.cluster.wait",
+    "dtj.report.command",
     "kubernetes",
 )
 IMPORTED = f"""
@@ -130,7 +131,7 @@ def test_client_installs_neither_operator_nor_torch(environment: Path) -> None:
 
 def test_installed_client_prints_its_help(environment: Path) -> None:
     assert "submit" in run(environment / "dtj", "--help")
-    for verb in ("run", "submit", "get", "logs", "wait", "delete"):
+    for verb in ("run", "submit", "get", "logs", "wait", "report", "delete"):
         assert "usage: dtj" in run(environment / "dtj", verb, "--help")
 
 

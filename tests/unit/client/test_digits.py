@@ -18,11 +18,11 @@ DEMO = Path(__file__).parents[3] / "examples" / "demo.yaml"
 STEPS = 67  # 3 epochs of 1437 samples, 64 at a time
 
 
-def digits() -> str:
+def digits(*more: str) -> str:
     """Returns the demo's job, smaller, with every step's loss in the log."""
     job = yaml.safe_load(DEMO.read_text())
     job["spec"]["replicas"] = 2
-    job["spec"]["entrypoint"]["args"] = ["--epochs", "3", "--step-time-ms", "20", "--log-every", "1"]
+    job["spec"]["entrypoint"]["args"] = ["--epochs", "3", "--step-time-ms", "20", "--log-every", "1", *more]
     return yaml.safe_dump(job)
 
 
@@ -46,13 +46,15 @@ def test_killed_worker_leaves_no_trace_in_the_losses(start: Callable[..., LocalR
     expected = dict(losses(calm))
     assert sorted(expected) == list(range(1, STEPS + 1))
 
-    rough = start("--kill", "worker:1@step=30", folder=tmp_path / "rough", job=digits())
+    rough = start("--kill", "worker:1@step=30", folder=tmp_path / "rough", job=digits("--snapshot-every", "1"))
     code, job = rough.wait(120)
     assert code == 0, rough.lines()
     assert job["status"]["attempt"] == 2
     (recovery,) = job["status"]["recoveries"]
-    assert recovery["resumedStep"] >= 20
-    assert recovery["lostSteps"] <= 20, "at most one checkpoint interval of work"
+    assert recovery["resumedStep"] >= 29
+    assert recovery["source"] == "memory"
+    assert recovery["lostSteps"] <= 1, "at most one step"
+    assert not list(Path("/dev/shm").glob(f"dtj-{job['metadata']['uid']}-*"))
     seen = losses(rough)
     assert {step for step, _ in seen} == set(expected)
     assert [pair for pair in seen if pair[1] != expected[pair[0]]] == []

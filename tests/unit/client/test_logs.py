@@ -82,6 +82,24 @@ def test_logs_of_all_pods_are_ordered_by_time_with_the_pod_in_front(
     assert node.queries[-1][1]["sinceSeconds"] == ["120"]
 
 
+def test_report_of_a_job_reads_the_steps_that_rank_0_printed(
+    cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path, tmp_path: Path
+) -> None:
+    dtj("submit", "-f", job_file)
+    node.logs = {
+        "count-0": [f"2100-01-01T00:00:{step:02d}.5Z [rank 0] step={step} loss={1 / step}" for step in range(1, 9)],
+        "count-1": [at(2, "[rank 1] step=3 loss=9")],
+    }
+    for ordinal in (0, 1):
+        make_pod(cluster, ordinal)
+    page = tmp_path / "r.html"
+    assert dtj("report", "count", "-o", page) == (0, f"{page}\n", "")
+    text = page.read_text()
+    assert "loss of attempt 1" in text
+    assert "No logged steps" not in text
+    assert dtj("report", "absent")[0] == 1
+
+
 def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     cluster: ControlPlane, node: LogServer, dtj: Any, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,8 +108,29 @@ def test_summary_shows_each_recovery_and_its_cost() -> None:
         "importing and loading 2.10 s, first step 0.20 s",
         "  goodput      90.0 % of the time was spent on steps that count",
         "  logs         /r/*.log; status.json beside them",
+        "  timeline     dtj report /r",
         "  checkpoints  /c (newest: step 100)",
     ]
+
+
+def test_counted_steps_are_called_optimizer_steps() -> None:
+    status = {
+        "phase": "Complete",
+        "attempt": 2,
+        "progress": {"step": 61, "stepSource": "Optimizer"},
+        "restarts": {"inPlace": 1, "pod": 0},
+        "goodput": 0.9,
+    }
+    assert "61 optimizer steps" in line(snapshot(**status))
+    lines = summary({"metadata": {"name": "j"}, "status": status}, seconds=75, run_dir=Path("/r"), checkpoint_dir=None)
+    assert "  reached      61 optimizer steps in the last attempt" in lines
+    assert "  goodput      at least 90.0 % of the time was spent on steps that count" in lines
+
+
+def test_estimator_shows_counted_steps() -> None:
+    job = {"metadata": {"name": "j"}, "status": {"attempt": 1}}
+    agent = {"attempt": 1, "progress": {"step": None, "optimizerSteps": 7, "time": 1000.0, "loss": None}}
+    assert ProgressEstimator().apply(job, agent)["status"]["progress"]["step"] == 7
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1h30m", 5400), ("1.5m", 90), ("500ms", 0.5)])

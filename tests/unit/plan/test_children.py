@@ -76,6 +76,7 @@ def test_spec_hash_covers_what_shapes_pods_and_ignores_defaults() -> None:
         {"restart": {"rules": [{"exitCodes": [1], "action": "Fail"}]}},
     ]
     changed.append({"restart": {"stopGraceSeconds": 30}})
+    changed += [{"hangDetection": {"policy": "Off"}}, {"progressDeadlineSeconds": 600}]
     assert (
         len({digest(), *(digest(**change) for change in changed), digest(**template({"future": 1}))})
         == len(changed) + 2

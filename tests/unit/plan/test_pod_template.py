@@ -100,6 +100,16 @@ def test_restart_rules_reach_the_agent_through_the_kubelets_expansion() -> None:
     assert "DTJ_RESTART_RULES" not in {one["name"] for one in pod_spec()["containers"][0]["env"]}
 
 
+def test_hang_detection_is_in_the_environment_only_if_set() -> None:
+    def given(**spec: Any) -> Any:
+        named = {one["name"]: one.get("value") for one in pod_spec(**spec)["containers"][0]["env"]}
+        return [named.get("DTJ_" + name) for name in ("HANG_POLICY", "HANG_MIN_SECONDS", "PROGRESS_DEADLINE_SECONDS")]
+
+    assert given() == [None, None, None]
+    hangs = {"policy": "Report", "minSeconds": 60}
+    assert given(hangDetection=hangs, progressDeadlineSeconds=900) == ["Report", "60", "900"]
+
+
 def test_pod_meets_the_restricted_standard_by_default() -> None:
     spec = pod_spec(**template({"containers": [{"name": "trainer"}, {"name": "sidecar", "image": "s"}]}))
     security = spec["securityContext"]

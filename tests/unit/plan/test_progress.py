@@ -85,3 +85,46 @@ def test_goodput_of_a_script_without_reports_is_unknown() -> None:
 def test_goodput_of_no_time_is_unknown(now: float) -> None:
     status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0}
     assert progress.with_goodput(status, now) == status
+
+
+def counted(steps: int, seconds: float = 0.0) -> Object:
+    """Returns the progress of a script that reports nothing."""
+    return {"step": None, "totalSteps": None, "loss": None, "optimizerSteps": steps, "time": NOW + seconds}
+
+
+def test_counted_steps_are_shown_with_their_source() -> None:
+    status = merged({}, progress=counted(61))
+    assert status["progress"] == {"step": 61, "stepSource": "Optimizer", "time": rfc3339(NOW)}
+    status = merged(status, progress=counted(91, 10))
+    assert (status["progress"]["step"], status["progress"]["stepsPerSecond"]) == (91, 3.0)
+    assert "optimizerSteps" not in status["progress"]
+
+
+def test_reported_step_has_precedence_over_counted_ones() -> None:
+    status = merged({}, progress={**at(130, 0), "optimizerSteps": 30})
+    assert (status["progress"]["step"], status["progress"]["stepSource"]) == (130, "Script")
+
+
+def test_no_speed_follows_from_two_kinds_of_steps() -> None:
+    status = merged(merged({}, progress=counted(10)), progress=at(1000, 10))
+    assert "stepsPerSecond" not in status["progress"]
+
+
+def test_script_without_any_step_has_unknown_steps() -> None:
+    assert "progress" not in merged({}, progress=None, stepsUnknown=False)
+    status = merged({}, progress=None, stepsUnknown=True)
+    assert status["progress"] == {"stepSource": "Unknown"}
+    assert merged(status, progress=counted(5))["progress"]["stepSource"] == "Optimizer"
+    assert merged({"progress": at(5, 0)}, progress=None, stepsUnknown=True)["progress"] == at(5, 0)
+
+
+def test_goodput_of_counted_steps_is_known() -> None:
+    status = {"startTime": rfc3339(NOW), "productiveSeconds": 60.0}
+    assert merged(status, NOW + 80, progress=counted(5), productiveSeconds=60.0)["goodput"] > 0
+
+
+def test_stragglers_are_those_of_the_last_report() -> None:
+    slow = {"rank": 3, "pod": "digits-1", "node": "w2", "ratio": 1.62}
+    status = merged({}, stragglers=[{**slow, "more": 1}, "x"])
+    assert status["stragglers"] == [slow]
+    assert "stragglers" not in merged(status)

@@ -27,7 +27,13 @@ garbage = st.recursive(
 )
 counts = st.integers(0, 4)
 failure = st.fixed_dictionaries(
-    {"attempt": counts, "rank": counts, "reason": st.sampled_from(["WorkerFailed", "OOMKilled"])}
+    {
+        "attempt": counts,
+        "rank": counts,
+        "reason": st.sampled_from(["WorkerFailed", "OOMKilled"]),
+        "node": st.sampled_from(["w0", "w1"]),
+        "time": st.sampled_from([NOW, NOW + 40]),
+    }
 )
 recovery = st.fixed_dictionaries({"attempt": counts, "kind": st.just("Pod"), "seconds": st.just({"firstStep": 0.1})})
 status_page = st.fixed_dictionaries(
@@ -66,7 +72,8 @@ steps = st.one_of(
     st.tuples(st.just("spec"), st.sampled_from([
         {"suspend": True}, {"suspend": False}, {"image": "b"}, {"replicas": 2}, {"cleanPodPolicy": "None"},
         {"activeDeadlineSeconds": 50}, {"ttlSecondsAfterFinished": 20}, {"backend": "mpi"}, {"backend": "auto"},
-        {"replicas": 2000},
+        {"replicas": 2000}, {"restart": {"avoidNodes": {"afterFailures": 1, "forSeconds": 60}}},
+        {"startupDeadlineSeconds": 30},
     ])),
     st.tuples(st.just("lose"), st.sampled_from(["stateful_set", "service"])),
     st.tuples(st.just("foreign service"), st.none()),

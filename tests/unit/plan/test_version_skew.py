@@ -176,8 +176,11 @@ def job_of(body: Object) -> Job:
 
 
 # --- the shape -------------------------------------------------------------------------------------------------------
-LIVE = {"suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "cleanPodPolicy", "forceDeletePods"}
-LIVE_BUDGET = {"maxRestarts", "windowSeconds", "maxRestartsWithoutProgress"}
+LIVE = {
+    "suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "startupDeadlineSeconds", "cleanPodPolicy",
+    "forceDeletePods",
+}  # fmt: skip
+LIVE_BUDGET = {"maxRestarts", "windowSeconds", "maxRestartsWithoutProgress", "avoidNodes"}
 FROZEN = (
     "replicas=default,processesPerPod=default,backend=default,entrypoint.script=default,"
     "entrypoint.module=80d5b9c7c81e,entrypoint.args=default,image=4d527f39861b,template=default,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ def test_worker_reports_its_start_each_step_and_its_end_to_the_agent(tmp_path: P
     assert steps[0]["step"] == 1, "the first step is reported at once"
     assert steps[0]["totalSteps"] == 67
     assert {"loss", "samplesPerSecond"} <= steps[0].keys()
+    phases = [phase for phase, _ in groupby(h["phase"] for h in mine if "phase" in h)]
+    assert phases == ["loading", "compiling", "training", "validating", "training", "done"]
+
+
+def test_trainer_announces_each_save_before_it_blocks_and_measures_its_own_time(tmp_path: Path) -> None:
+    directory, agent = tmp_path / "checkpoints", AgentSocket(tmp_path / "agent")
+    command = [*DIGITS, "--checkpoint-dir", str(directory), "--checkpoint-every", "20", "--step-time-ms", "60"]
+    with agent:
+        finished(2, command, tmp_path, DTJ_ATTEMPT="1", DTJ_AGENT_SOCKET=str(agent.path))
+    for rank in (0, 1):
+        mine = [h for h in agent.heard if h["rank"] == rank]
+        phases = [h.get("phase") for h in mine]
+        assert phases.count("saving") >= 4
+        assert all(later == "training" for saving, later in pairwise(phases) if saving == "saving" and later)
+        own = [h["ownSeconds"] for h in mine if "ownSeconds" in h]
+        assert len(own) > 20
+        assert all(0 < seconds < 60 for seconds in own)
 
 
 def test_torn_newest_checkpoint_is_reported_and_the_previous_one_loaded(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ TrainerError
 ├── RendezvousFailed       a rank did not join in time, or rank 0 can't be reached; the message names it
 ├── RankMismatch           ranks differ in config, code or world size; the message names them
 ├── OutOfMemory            a step ran out of memory after earlier steps had not; another attempt may succeed
+├── SnapshotError          the state can't be kept in memory; training continues without
 └── CheckpointError
     ├── CheckpointInvalid  a checkpoint is torn: a file is missing, short, or has another checksum
     ├── LeaseLost          a newer attempt owns the checkpoint folder; this one may not commit
@@ -56,6 +57,10 @@ class Stopped(SystemExit):
 
 class OutOfMemory(TrainerError):
     """A step ran out of memory after earlier steps had not."""
+
+
+class SnapshotError(TrainerError):
+    """The state can't be kept in memory, or can't be restored from there."""
 
 
 class CheckpointError(TrainerError):

@@ -34,6 +34,7 @@ from dtj_trainer.state import State
 from dtj_trainer.strategies import StrategyConfig
 from dtj_trainer.task import Data, Task, scalar_loss
 from dtj_trainer.telemetry.meter import Meter
+from dtj_trainer.telemetry.own_time import OwnTime
 from dtj_trainer.telemetry.profiler import ProfilerWindow
 from dtj_trainer.telemetry.record import Sink
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
@@ -119,6 +120,11 @@ def prepare(
             flops_per_sample=task.flops_per_sample,
             tokens_per_sample=task.tokens_per_sample,
             peak=config.telemetry.peak_flops,
+        ),
+        own_time=OwnTime(
+            group.device,
+            measures=group.world_size > 1
+            and isinstance(strategy_config, (strategies.DdpConfig, strategies.DdpScratchConfig)),
         ),
         profiler=ProfilerWindow(config.telemetry.profile, group.rank),
     )

@@ -29,6 +29,7 @@ from dtj_trainer.state import State
 from dtj_trainer.strategies import Strategy
 from dtj_trainer.task import Data, Loss
 from dtj_trainer.telemetry.meter import Meter
+from dtj_trainer.telemetry.own_time import OwnTime
 from dtj_trainer.telemetry.profiler import ProfilerWindow
 
 OPTIONAL_METRICS = {
@@ -63,6 +64,7 @@ class Run:
     validation: Data | None
     measure: Measure | None
     meter: Meter
+    own_time: OwnTime
     profiler: ProfilerWindow
 
     def steps(self) -> Iterator[tuple[int, MicroBatches]]:
@@ -77,8 +79,10 @@ class Run:
                 ready = batches(self.data, self.order, self.partition, self.config.data, seed=self.config.seed)
                 self.meter.begin()
             self.profiler.before(step)
+            began = time.perf_counter()
             with self.meter.section("data"):
                 micro_batches = next(ready)
+            self.own_time.add(time.perf_counter() - began)
             yield step, micro_batches
         self.profiler.close(self.state.step)
 
@@ -103,6 +107,7 @@ class Run:
         self.scheduler.step()
         self.order.advance()
         self.meter.step_done()
+        self.state.own_seconds = self.own_time.step_done()
         return local_loss, metrics
 
     def forward_backward(self, micro_batches: MicroBatches) -> torch.Tensor:
@@ -121,7 +126,7 @@ class Run:
             # A batch that counts for nothing must not move running statistics.
             kept = [] if samples else [b.clone() for b in model.buffers()]
             with self.strategy.accumulate(model, last=number + 1 == len(micro_batches)):
-                with self.precision.autocast():
+                with self.precision.autocast(), self.own_time.forward():
                     value = self.loss(model, to_device(batch, device))
                 torch.autograd.backward(value * (weight * self.group.world_size * self.precision.loss_scale))
             for buffer, before in zip(model.buffers(), kept, strict=bool(kept)):
@@ -142,15 +147,19 @@ class Run:
         began = time.perf_counter()
         means: dict[str, float] = {}
         if self.validation is not None and self.measure is not None:
-            # Validate the same running statistics that a checkpoint holds: rank 0's.
-            broadcast_buffers(self.model, self.group)
-            with self.ema.applied() if self.ema else nullcontext():
-                size = self.partition.largest
-                means = evaluate(self.model, self.validation, self.measure, group=self.group, batch_size=size)
+            with self.state.pause("validating"):
+                means = self._validated(self.validation, self.measure)
         seconds = time.perf_counter() - began
         self.meter.add("evaluation", seconds)
         self.state.exclude_time(seconds)
         return means
+
+    def _validated(self, data: Data, measure: Measure) -> dict[str, float]:
+        # Validate the same running statistics that a checkpoint holds: rank 0's.
+        broadcast_buffers(self.model, self.group)
+        with self.ema.applied() if self.ema else nullcontext():
+            size = self.partition.largest
+            return evaluate(self.model, data, measure, group=self.group, batch_size=size)
 
     def check_early_stop(self, step: int, validated: Mapping[str, float]) -> None:
         """Ends the run after this step if too many validations at the interval had no new best."""

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -35,8 +36,9 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.stop_consensus import RankStatus, StopConsensus
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
+from dtj_trainer.snapshots.memory import MemorySnapshots
 from dtj_trainer.telemetry.meter import process_age
-from dtj_trainer.telemetry.progress import ProgressReporter
+from dtj_trainer.telemetry.progress import RESUMED_FROM, ProgressReporter, ResumeSource
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
 from dtj_trainer.telemetry.sinks import Background
 
@@ -105,11 +107,15 @@ class State:
             self._open_store(), config.checkpoint, objects,
             every=every, first_rank=group.rank == 0, progress=self._progress, notify=self.notify,
         )  # fmt: skip
+        snapshot_every = config.checkpoint.snapshot_every_steps
+        self._snapshots = MemorySnapshots(env, group, objects, snapshot_every, self.notify)
         self._save_requested = False
         self._in_step = False
         self._record: Record | None = None
         self._latest: dict[str, float] = {}
         self._latest_step = 0
+        self.own_seconds: float | None = None
+        """This rank's own work in the last step, without waits for others, if it is measured."""
         self._nonfinite = 0
         self._reported_nonfinite = False
         self._samples = 0
@@ -151,6 +157,8 @@ class State:
                 self.on_start(self)
             self._window_start = self._step_start = time.perf_counter()
             first = True
+            if self.step < self.total:
+                self._progress.phase("compiling")
             while self.step < self.total:
                 self._in_step = True
                 yield self.step
@@ -162,6 +170,8 @@ class State:
                 at_the_end = self._stop_consensus.exchange(self.step, self._rank_status())
                 self._check_loss(at_the_end.nonfinite, limit=min(1, self._config.max_nonfinite))
             self._saves.finish(self.step, self._metrics())
+            if self._saves.store:
+                self._snapshots.discard()
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
             if previous is not None:
@@ -169,19 +179,26 @@ class State:
             self._in_step = False
             self._progress.linger()
             self._saves.close()
+            self._snapshots.close()
             while self.sinks:
                 self.sinks.pop().close()
 
     def resume(self) -> int:
-        """Loads the newest valid checkpoint, if there is one.
+        """Loads the newest state that all ranks have: a memory snapshot, else the newest valid checkpoint.
 
         Returns its step, 0 for a fresh start.
         """
         self._progress.phase("loading")
-        if checkpoint := self._saves.load():
-            self.step = checkpoint.step
+        source: ResumeSource | None = None
+        if snapshot := self._snapshots.load(self._saves.newest):
+            self.step, source = snapshot.step, snapshot.source
+            self._saves.keep()
+            self._print(f"resumed step {self.step} from {RESUMED_FROM[source]}")
+        elif checkpoint := self._saves.load():
+            self.step, source = checkpoint.step, "volume"
             self._print(f"resumed from {checkpoint.path.name}")
-        self._progress.resumed(self.step)
+        self._snapshots.begin(self.step)
+        self._progress.resumed(self.step, source)
         return self.step
 
     def report(
@@ -225,6 +242,17 @@ class State:
             or self._saves.due(self.step + 1)
             or (self._saves.store is not None and self.step + 1 == self.total)
         )
+
+    def pause(self, phase: Literal["loading", "compiling", "validating", "saving"]) -> AbstractContextManager[None]:
+        """Announces a long pause between two steps, such as a validation, so that it is no hang.
+
+        Use it as `with state.pause("validating"):` on every rank.
+        """
+        return self._progress.pause(phase)
+
+    def announce_all_pauses(self) -> None:
+        """Promises that `pause` announces every pause of 30 s or more, so that a hang is found sooner."""
+        self._progress.announce_all_pauses()
 
     def exclude_time(self, seconds: float) -> None:
         """Excludes `seconds` (of a validation, for example) from samples_per_second."""
@@ -272,10 +300,12 @@ class State:
 
     def _after_step(self, first: bool) -> None:
         now = time.perf_counter()
+        step_seconds = None if first else now - self._step_start
+        self._snapshots.settle(self.step)
         if first and (age := process_age()) is not None:
             self._print(f"first step done {age:.2f} s after the process started")
-        else:
-            self._stop_consensus.record_step_seconds(now - self._step_start)
+        elif step_seconds is not None:
+            self._stop_consensus.record_step_seconds(step_seconds)
         self._log(now, first)
         self._saves.poll()
         requested, self._save_requested = self._save_requested, False
@@ -283,6 +313,7 @@ class State:
         if due or requested or self._stop_consensus.due(self.step):
             any_rank = self._stop_consensus.exchange(self.step, self._rank_status())
             self._check_loss(any_rank.nonfinite, limit=self._config.max_nonfinite)
+            self._snapshots.agreed(any_rank.snapshot_seconds, any_rank.step_seconds)
             if any_rank.stop:
                 self._saves.finish(self.step, self._metrics())
                 raise Stopped(self.step)
@@ -290,6 +321,8 @@ class State:
                 self._saves.begin(self.step, self._metrics())
             elif due:
                 self._saves.begin_unless(any_rank.busy, self.step, self._metrics(), overdue=any_rank.overdue)
+        if self.step != self.total:
+            self._snapshots.after_step(self.step, step_seconds)
         self._step_start = time.perf_counter()
 
     def _metrics(self) -> dict[str, float]:
@@ -297,8 +330,14 @@ class State:
         return self._latest if self._latest_step == self.step else {}
 
     def _rank_status(self) -> RankStatus:
-        saves = self._saves
-        return RankStatus(stop=self._stop.is_set(), busy=saves.busy, overdue=saves.overdue, nonfinite=self._nonfinite)
+        return RankStatus(
+            stop=self._stop.is_set(),
+            busy=self._saves.busy,
+            overdue=self._saves.overdue,
+            nonfinite=self._nonfinite,
+            snapshot_seconds=self._snapshots.cost,
+            step_seconds=self._snapshots.step_seconds,
+        )
 
     def _check_loss(self, nonfinite: int, *, limit: int) -> None:
         """Raises NonFiniteLoss on all ranks once one of them has logged `limit` losses in a row
@@ -310,6 +349,7 @@ class State:
             self.notify("Warning", names.Reason.LOSS_NOT_FINITE, f"the loss is NaN or infinite at step {self.step}")
         self._reported_nonfinite = nonfinite > 0
         if limit and nonfinite >= limit:
+            self._snapshots.discard()  # they may hold what the loss comes from
             raise NonFiniteLoss(
                 f"the loss is NaN or infinite at step {self.step}, as in {nonfinite} logged steps in a row: check the "
                 "learning rate, the data and the precision (clip_norm helps), or raise max_nonfinite"
@@ -338,6 +378,7 @@ class State:
             self.total,
             loss=self._latest.get("loss"),
             samples_per_second=record.samples_per_second if record else None,
+            own_seconds=None if first else self.own_seconds,
             metrics={k: v for k, v in self._latest.items() if k != "loss"},
             now=first,
         )

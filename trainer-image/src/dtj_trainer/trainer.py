@@ -111,6 +111,10 @@ class Trainer:
         )
         run = prepare(task, self.config, self.group, self.env, sinks=sinks, on_start=self.on_start)
         self.state = state = run.state
+        # Code of the caller, a compiler that meets a new shape, and the profiler's files may take
+        # long without a word.
+        if not (after_step or sinks or self.config.compile or self.config.telemetry.profile):
+            state.announce_all_pauses()
         mean_loss: float | None = None
         validated: dict[str, float] = {}
         for step, micro_batches in run.steps():  # resumes, saves, and stops on SIGTERM

@@ -11,6 +11,7 @@ from dtj_agent.group.messages import RUNNING, Now
 from dtj_agent.group.node_ranks import assign_node_ranks
 from dtj_agent.group.root_cause import Json, Loss
 from dtj_agent.group.roster import Peer
+from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import LostPod
 
@@ -29,6 +30,7 @@ class Attempt:
         self._processes = processes
         self._evidence: List[Json] = []
         """Workers that failed, in order of arrival."""
+        self._hang: Optional[Json] = None
 
     @classmethod
     def with_members(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
@@ -40,11 +42,12 @@ class Attempt:
         The first of `peers`, which are in the order of their ordinals, is the master.
         """
         master = peers[0]
+        memory = history.to_json()  # encoded once for all of them
         for peer in peers:
             peer.state, peer.attempt = RUNNING, self.number
             outbox.send(peer.conn, {
                 "type": "start", "attempt": self.number, "nodeRank": self.node_ranks[peer.ordinal], "nodes": len(peers),
-                "masterAddr": master.address, "masterPort": master.port, "history": history.to_json(),
+                "masterAddr": master.address, "masterPort": master.port, "history": memory,
             })  # fmt: skip
 
     @property
@@ -76,11 +79,16 @@ class Attempt:
         """Adds the failed workers that a member reported."""
         for failure in failures:
             if root_cause.is_evidence(failure):
-                self._evidence.append(dict(failure, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
+                tail = str(failure.get("logTail") or "")[-names.LOG_TAIL_BYTES :]  # thousands of members may fail
+                self._evidence.append(dict(failure, logTail=tail, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
+
+    def hang(self, failure: Json) -> None:
+        """Adds the hang that the attempt is stopped for: workers that fail from now on fail of the stop."""
+        self._hang = failure
 
     def root_failure(self, progressed: bool, pod_lost: bool, now: Now) -> Optional[Json]:
         """Returns the root cause among the failed workers; None if no worker is to blame."""
-        return root_cause.find(self._evidence, self.number, progressed, pod_lost, now)
+        return self._hang or root_cause.find(self._evidence, self.number, progressed, pod_lost, now)
 
     def loss_failures(self, now: Now) -> List[Json]:
         """Returns the lost members as failures."""

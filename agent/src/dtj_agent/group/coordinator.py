@@ -35,13 +35,15 @@ from dtj_agent.group.lifecycle import (
 )
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
 from dtj_agent.group.restart_policy import Fail
-from dtj_agent.group.roster import Peer, Roster
+from dtj_agent.group.roster import Peer, Roster, listed
 from dtj_agent.group.succession import Succession
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import OperatorMessage
 
 LOG_SECONDS = 30.0
 """Between two log lines about what the group waits for."""
+HISTORY_SECONDS = 0.5
+"""Between two changes of the history that all members are sent: n members may each cause one at the same time."""
 
 
 class Coordinator:
@@ -63,6 +65,8 @@ class Coordinator:
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
         self._sent_revision = history.revision
+        self._send_after = now.mono
+        """Monotonic time from which a change of the history is sent at once."""
         if final is not None:
             self.lifecycle.finish(str(final["reason"]))
 
@@ -104,7 +108,7 @@ class Coordinator:
         """Returns what the group waits for; "" if it waits for nothing that has a name."""
         if self.phase == PHASE_STOPPING:
             pods = [peer.pod for peer in self.lifecycle.stopping]
-            return "waiting for the workers of %s to terminate" % ", ".join(pods) if pods else ""
+            return "waiting for the workers of %s to terminate" % listed(pods, len(pods)) if pods else ""
         if self.phase != PHASE_RENDEZVOUS:
             return ""
         if self.is_replaced:
@@ -120,8 +124,9 @@ class Coordinator:
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
-        others = [peer for peer in self.peers.values() if peer.ordinal != 0]
-        return self.outcome is not None and all(peer.state == FINISHED for peer in others)
+        finished = self.roster.in_state(FINISHED)
+        waiting = len(self.peers) - len(finished)
+        return self.outcome is not None and (waiting == 0 or (waiting == 1 and 0 in self.peers and 0 not in finished))
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +150,7 @@ class Coordinator:
         self._adopt(hello)
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
-            self._send_history(hello["ordinal"])
+            self._outbox.send(conn, self._history_message())
         self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.spec.replicas))
         return self._advance(now)
 
@@ -169,6 +174,8 @@ class Coordinator:
             self.lifecycle.member_leaving(peer, float(message["grace"]), now)
         elif kind == "finished":
             peer.state = FINISHED
+        elif kind == "beat" and self.lifecycle.is_current(peer, message.get("attempt", 0)):
+            self.lifecycle.heard(peer, message, now)
         elif kind in ("stuck", "stopped", "done") and message["attempt"] == peer.attempt:
             self._ended(peer, message, now)
         elif kind == "progress" and self.lifecycle.is_current(peer, message["attempt"]):
@@ -183,11 +190,9 @@ class Coordinator:
         `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
         """
         if self.lease.answered(attempt, taken, error, now):
-            chosen = self.roster.ready()
-            whole = len(chosen) == self.spec.replicas
             # An agent that joined meanwhile may know a later attempt.
-            if self.phase == PHASE_RENDEZVOUS and whole and attempt > self._known_attempt:
-                self._start(attempt, chosen, now)
+            if self.phase == PHASE_RENDEZVOUS and self.roster.is_whole and attempt > self._known_attempt:
+                self._start(attempt, self.roster.ready(), now)
         elif self.lease.is_replaced:
             self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
         elif error is not None:
@@ -227,6 +232,8 @@ class Coordinator:
         if self.lease.is_overdue(now):
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
         self.lifecycle.give_up_overdue(now)
+        self.lifecycle.look_for_hang(now)
+        self.lifecycle.look_for_stragglers(now)
         return self._advance(now)
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:
@@ -254,23 +261,25 @@ class Coordinator:
     def _advance(self, now: Now) -> List[Effect]:
         if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
             self._succeed(now)
-        if self.phase == PHASE_STOPPING and not self.lifecycle.stopping:
+        if self.lifecycle.is_stopped:
             self._settle(now)
         if self.phase == PHASE_RENDEZVOUS:
             self._gather(now)
         if self.outcome is not None:
-            for peer in self.peers.values():
-                if not peer.outcome_sent:
-                    peer.outcome_sent = True
-                    self._outbox.send(peer.conn, {"type": "finish", "outcome": self.outcome})
-        elif self.history.revision != self._sent_revision:
-            self._sent_revision = self.history.revision
-            for ordinal in self.peers:
-                self._send_history(ordinal)
+            if self.roster.without_outcome:
+                self._send_all(self.roster.without_outcome, {"type": "finish", "outcome": self.outcome})
+                self.roster.without_outcome.clear()
+        elif self.history.revision != self._sent_revision and now.mono >= self._send_after:
+            self._sent_revision, self._send_after = self.history.revision, now.mono + HISTORY_SECONDS
+            self._send_all(self.peers, self._history_message())
         return self._outbox.take()
 
-    def _send_history(self, ordinal: int) -> None:
-        self._outbox.send(self.peers[ordinal].conn, {"type": "history", "history": self.history.to_json()})
+    def _send_all(self, peers: Dict[int, Peer], message: Message) -> None:
+        for peer in peers.values():
+            self._outbox.send(peer.conn, message)
+
+    def _history_message(self) -> Message:
+        return {"type": "history", "history": self.history.to_json()}
 
     def _settle(self, now: Now) -> None:
         failed = self.lifecycle.settle(now)
@@ -289,8 +298,7 @@ class Coordinator:
         """Requests the lease of the next attempt once all its members are ready."""
         if self.is_replaced:
             return None
-        chosen = self.roster.ready()
-        whole = len(chosen) == self.spec.replicas
+        whole = self.roster.is_whole
         # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job
         # before all members joined.
         failed = self.lifecycle.charge_deferred(now) if self.succession.started or whole else None
@@ -299,9 +307,9 @@ class Coordinator:
         last = self.history.attempt
         if not whole:
             self.lifecycle.gathering("schedule", now)
-        elif last and all(peer.state == DONE and peer.attempt == last for peer in chosen):
+        elif last and self._have_done(last):
             # Pod 0's agent was away when the last of them finished; their work is complete.
-            self.lifecycle.attempt = Attempt.with_members(chosen, last, self.spec.processes)
+            self.lifecycle.attempt = Attempt.with_members(self.roster.ready(), last, self.spec.processes)
             return self._succeed(now)
         elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
             self.lifecycle.gathering("rendezvous", now)
@@ -313,11 +321,18 @@ class Coordinator:
             self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
 
+    def _have_done(self, attempt: int) -> bool:
+        """Returns whether the workers of all members have exited with 0 in `attempt`."""
+        if len(self.roster.in_state(DONE)) < self.spec.replicas:
+            return False
+        return all(peer.state == DONE and peer.attempt == attempt for peer in self.roster.ready())
+
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         self.succession.started = attempt
         self.lifecycle.start(attempt, chosen, now)
         self._sent_revision = self.history.revision
-        self._outbox.log("attempt %d starts on %s" % (attempt, ", ".join(peer.pod for peer in chosen)))
+        pods = listed([peer.pod for peer in chosen], len(chosen))
+        self._outbox.log("attempt %d starts on %s" % (attempt, pods))
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
+from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.restart_rules import RestartRule
 from dtj_contract import names
 from dtj_contract.operator_message import RestartBudget
@@ -29,6 +30,7 @@ class GroupSpec(NamedTuple):
     """Pods are named <job>-<ordinal>."""
     stop_grace: float = names.STOP_GRACE_SECONDS
     """SIGTERM to SIGKILL of the workers of a failed group."""
+    hang: HangSettings = HangSettings()
     max_without_progress: int = names.MAX_WITHOUT_PROGRESS
     """Counted restarts in a row without progress, after which the next one fails the job."""
     rules: Tuple[RestartRule, ...] = ()

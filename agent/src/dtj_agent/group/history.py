@@ -65,7 +65,8 @@ class History:
     @property
     def progressed(self) -> bool:
         """Whether any attempt has ever done a step."""
-        return bool((self.progress or {}).get("step")) or self.checkpoint is not None
+        progress = self.progress or {}
+        return bool(progress.get("step") or progress.get("optimizerSteps")) or self.checkpoint is not None
 
     @property
     def established(self) -> bool:

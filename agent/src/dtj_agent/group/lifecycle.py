@@ -13,6 +13,7 @@ from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
+from dtj_agent.group.hang_guard import HangGuard
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
@@ -20,6 +21,7 @@ from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_
 from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.stopping import AttemptStop
+from dtj_agent.group.stragglers import StragglerWatch
 from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import LostPod, RestartBudget
@@ -40,6 +42,8 @@ class AttemptLifecycle:
         self.policy = RestartPolicy(spec)
         self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
+        self.guard = HangGuard(spec.hang, spec.processes)
+        self._stragglers = StragglerWatch()
         self.recovery: Optional[RecoveryTimer] = None
         """The last recovery; it is open until the first step after the failure."""
         self._spec = spec
@@ -84,6 +88,8 @@ class AttemptLifecycle:
         history.revision += 1
         self.attempt = Attempt.with_members(members, number, self._spec.processes)
         self.goodput.started(now)
+        self.guard.started()
+        self._stragglers = StragglerWatch()
         if self.recovery is not None:
             self.recovery.started(number, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
@@ -99,6 +105,55 @@ class AttemptLifecycle:
     def progressed(self, report: Message, now: Now) -> None:
         led_here = self.recovery is not None and self.recovery.attempt == self.history.attempt
         self.goodput.report(report, self.recovery if led_here else None, now)
+
+    def heard(self, peer: Peer, message: Message, now: Now) -> None:
+        """Takes what a heartbeat holds of the member's ranks."""
+        if self.phase == PHASE_RUNNING and self.guard.heard(peer, message, now):
+            self.look_for_hang(now)
+
+    def look_for_hang(self, now: Now) -> None:
+        """Breaks the attempt if it hangs, once the evidence is there; or reports it, by the job's policy."""
+        if self.phase != PHASE_RUNNING:
+            return
+        peers = self._roster.peers
+        members = [peers[ordinal] for ordinal in self.attempt.node_ranks if ordinal in peers]
+        if self.guard.suspects(members, now):
+            self._outbox.log("attempt %d makes no progress: asking for the ranks' stacks" % self.attempt.number)
+            for peer in members:
+                self._outbox.send(peer.conn, {"type": "beat", "stacks": self.attempt.number})
+        found = self.guard.finding(members, self.attempt.number, now)
+        if found is None:
+            return
+        self._outbox.log("%s\n%s" % (found.failure["message"], found.failure["stack"]))
+        if self.guard.breaks:
+            self.attempt.hang(found.failure)
+            # A rank that hangs handles no SIGTERM, and the others wait for it in a collective.
+            self._break(IN_PLACE, Reason.WORKER_HUNG, found.hang.seconds, 0.0, now)
+        else:
+            self.history.event("Warning", Reason.WORKER_HUNG, found.failure["message"], now.wall)
+
+    def look_for_stragglers(self, now: Now) -> None:
+        """Reports each rank that has become slow, once."""
+        if self.phase != PHASE_RUNNING:
+            return
+        new = self._stragglers.look(self.guard.ranks(now))
+        for one in self.stragglers():
+            if one["rank"] in new:
+                where = "%s on node %s" % (one["pod"], one["node"]) if one["node"] else one["pod"]
+                text = "rank %d (%s) takes %.1f times as long for its own work in a step as the median rank"
+                self.history.event("Warning", Reason.STRAGGLER, text % (one["rank"], where, one["ratio"]), now.wall)
+
+    def stragglers(self) -> List[Message]:
+        """Returns the slowest ranks of the running attempt: rank, pod, node, and ratio to the median rank."""
+        if self.phase != PHASE_RUNNING:
+            return []
+        slowest = sorted(self._stragglers.slow.items(), key=lambda item: -item[1])[: names.MAX_STRAGGLERS]
+        found = [(rank, ratio, self._roster.peers.get(self.guard.ordinal(rank))) for rank, ratio in slowest]
+        return [
+            {"rank": rank, "pod": peer.pod, "node": peer.node, "ratio": round(ratio, 2)}
+            for rank, ratio, peer in found
+            if peer is not None
+        ]
 
     def workers_failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
         self.attempt.fail(peer, failures)
@@ -219,6 +274,11 @@ class AttemptLifecycle:
         elif kind == POD and self.recovery is not None:
             self.recovery.kind, self.recovery.reason, self.phase_reason = POD, reason, reason
         self._stopping.request(grace, self._outbox, now)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the stopping attempt has no member left whose workers are still stopping."""
+        return self.phase == PHASE_STOPPING and not self._stopping.is_pending
 
     @property
     def stopping(self) -> List[Peer]:

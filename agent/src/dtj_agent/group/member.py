@@ -44,6 +44,10 @@ class Save(NamedTuple):
     """Write `Member.saved()` to the state file."""
 
 
+class TakeStacks(NamedTuple):
+    """Take the stacks of the running workers, and send them with a heartbeat."""
+
+
 class Finish(NamedTuple):
     """Write the outcome for the restarted agent, the kubelet and the operator."""
 
@@ -60,7 +64,7 @@ class Exit(NamedTuple):
     code: int
 
 
-Effect = Union[SendToCoordinator, Spawn, Stop, Save, Finish, Forget, Exit, Log]
+Effect = Union[SendToCoordinator, Spawn, Stop, TakeStacks, Save, Finish, Forget, Exit, Log]
 
 
 class Identity(NamedTuple):
@@ -194,6 +198,8 @@ class Member:
             return self._learn(message["history"])
         if kind == "beat" and isinstance(message.get("live"), dict):
             self.history.apply_live(message["live"])
+        if kind == "beat" and message.get("stacks") == self.attempt and self.state == RUNNING:
+            return [TakeStacks()]
         return []
 
     # --- the workers ----------------------------------------------------------------------------------------------

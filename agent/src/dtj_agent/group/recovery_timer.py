@@ -27,6 +27,8 @@ class RecoveryTimer:
         self.time = now.wall - detect
         self.last_step = last_step
         self.resumed_step: Optional[int] = None
+        self.source: Optional[str] = None
+        """Where the state came from, as the workers report it: memory, replica, partner, volume."""
         self.seconds: Dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.seconds["detect"] = max(0.0, detect)
         self._since = now.mono
@@ -93,6 +95,7 @@ class RecoveryTimer:
         return {
             "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted,
             "time": self.time, "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
+            "source": self.source,
             "seconds": {
                 phase: round(self.seconds[phase], 4)
                 for index, phase in enumerate(PHASES)

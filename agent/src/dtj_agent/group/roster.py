@@ -1,4 +1,7 @@
-"""The connected agents: which could be in the next attempt, and which are missing. Pure."""
+"""The connected agents: which could be in the next attempt, and which are missing. Pure.
+
+The roster follows each change of a peer's state, so that no message costs a look at all peers.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,20 @@ from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.messages import DONE, IDLE, STUCK, Message, Now
 
 MAX_NAMED = 8
-"""Missing pods that a message lists by name."""
+"""Pods that a message lists by name."""
+
+
+def listed(names: List[str], count: int) -> str:
+    """Returns the first of `count` names as `a, b and 3 more`."""
+    more = ["and %d more" % (count - MAX_NAMED)] if count > MAX_NAMED else []
+    return ", ".join(names[:MAX_NAMED] + more)
 
 
 class Peer:
-    """A connected agent, as its last hello described it."""
+    """A connected agent, as its last hello described it.
+
+    Its roster notices when `state` or `leaving` changes.
+    """
 
     def __init__(self, conn: int, hello: Message, now: Now) -> None:
         self.conn = conn
@@ -22,11 +34,63 @@ class Peer:
         self.node: str = hello["node"]
         self.address: str = hello["address"]
         self.port: int = hello["port"]
-        self.state: str = hello["state"]
         self.attempt: int = hello["attempt"]
-        self.leaving = False
         self.heard = now.mono
-        self.outcome_sent = False
+        self.index: Optional[PeerIndex] = None
+        """The index of the roster that the peer is in."""
+        self._state: str = hello["state"]
+        self._leaving = False
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._change(state, self._leaving)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its pod is terminating."""
+        return self._leaving
+
+    @leaving.setter
+    def leaving(self, leaving: bool) -> None:
+        self._change(self._state, leaving)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it could be in an attempt that starts now."""
+        return self._state in (IDLE, DONE) and not self._leaving
+
+    def _change(self, state: str, leaving: bool) -> None:
+        if self.index is not None:
+            self.index.drop(self)
+        self._state, self._leaving = state, leaving
+        if self.index is not None:
+            self.index.add(self)
+
+
+class PeerIndex:
+    """Finds the connected agents by state."""
+
+    def __init__(self) -> None:
+        self.free: Dict[int, Peer] = {}
+        """The agents that could be in an attempt that starts now, by ordinal."""
+        self._by_state: Dict[str, Dict[int, Peer]] = {}
+
+    def add(self, peer: Peer) -> None:
+        self._by_state.setdefault(peer.state, {})[peer.ordinal] = peer
+        if peer.is_free:
+            self.free[peer.ordinal] = peer
+
+    def drop(self, peer: Peer) -> None:
+        self._by_state[peer.state].pop(peer.ordinal)
+        self.free.pop(peer.ordinal, None)
+
+    def in_state(self, state: str) -> Dict[int, Peer]:
+        """Returns the agents in `state`, by ordinal."""
+        return self._by_state.get(state, {})
 
 
 class Roster:
@@ -34,46 +98,56 @@ class Roster:
 
     def __init__(self, spec: GroupSpec) -> None:
         self.peers: Dict[int, Peer] = {}
+        self.without_outcome: Dict[int, Peer] = {}
+        """The agents that were not sent the outcome yet, by ordinal."""
+        self.greatest_attempt = 0
+        """The greatest attempt that an agent was started for before it joined."""
         self._spec = spec
+        self._by_conn: Dict[int, Peer] = {}
+        self._index = PeerIndex()
         self._left: Dict[int, float] = {}
         """Monotonic time at which the last connection of an ordinal ended."""
 
     def add(self, peer: Peer) -> None:
-        self.peers[peer.ordinal] = peer
+        self.peers[peer.ordinal] = self.without_outcome[peer.ordinal] = self._by_conn[peer.conn] = peer
+        self.greatest_attempt = max(self.greatest_attempt, peer.attempt)
+        peer.index = self._index
+        self._index.add(peer)
 
     def remove(self, peer: Peer, now: Now) -> None:
-        del self.peers[peer.ordinal]
+        del self.peers[peer.ordinal], self._by_conn[peer.conn]
+        self.without_outcome.pop(peer.ordinal, None)
+        self._index.drop(peer)
+        peer.index = None
         self._left[peer.ordinal] = now.mono
 
-    @property
-    def greatest_attempt(self) -> int:
-        """The greatest attempt that a connected agent was started for."""
-        return max((peer.attempt for peer in self.peers.values()), default=0)
-
     def by_conn(self, conn: int) -> Optional[Peer]:
-        for peer in self.peers.values():
-            if peer.conn == conn:
-                return peer
-        return None
+        return self._by_conn.get(conn)
+
+    def in_state(self, state: str) -> Dict[int, Peer]:
+        """Returns the agents in `state`, by ordinal."""
+        return self._index.in_state(state)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether an attempt could start now."""
+        return len(self._index.free) >= self._spec.replicas
 
     def ready(self) -> List[Peer]:
         """Returns the members of an attempt that starts now: the lowest ordinals that are free and stay."""
-        ready = [peer for _, peer in sorted(self.peers.items()) if peer.state in (IDLE, DONE) and not peer.leaving]
-        return ready[: self._spec.replicas]
+        return [peer for _, peer in sorted(self._index.free.items())][: self._spec.replicas]
 
     def missing(self) -> List[int]:
         """Returns the ordinals without which no attempt can start."""
-        ready = {peer.ordinal for peer in self.ready()}
-        if len(ready) >= self._spec.replicas:
+        if self.is_whole:
             return []
-        return [ordinal for ordinal in range(self._spec.replicas) if ordinal not in ready]
+        return [ordinal for ordinal in range(self._spec.replicas) if ordinal not in self._index.free]
 
     def waiting(self, now: Now) -> str:
         """Returns `waiting for digits-1 (left 12 s ago), ...`; "" if no agent is missing."""
         missing = self.missing()
         named = ["%s-%d (%s)" % (self._spec.job, ordinal, self._why(ordinal, now)) for ordinal in missing[:MAX_NAMED]]
-        more = ["and %d more" % (len(missing) - MAX_NAMED)] if len(missing) > MAX_NAMED else []
-        return "waiting for " + ", ".join(named + more) if missing else ""
+        return "waiting for " + listed(named, len(missing)) if missing else ""
 
     def _why(self, ordinal: int, now: Now) -> str:
         peer = self.peers.get(ordinal)

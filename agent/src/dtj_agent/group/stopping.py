@@ -16,7 +16,7 @@ class AttemptStop:
 
     def __init__(self, attempt: Attempt, roster: Roster, now: Now) -> None:
         self._attempt = attempt
-        self._peers = roster.peers
+        self._roster = roster
         self._deadline = now.mono
         self._shortest_grace = float("inf")
 
@@ -28,18 +28,25 @@ class AttemptStop:
         """
         self._deadline = max(self._deadline, now.mono + grace + 2 * names.STUCK_SECONDS)
         shorter, self._shortest_grace = grace < self._shortest_grace, min(grace, self._shortest_grace)
-        for peer in self._members():
-            if peer.state in (RUNNING, DONE) or (peer.state == STOPPING and shorter):
-                outbox.send(peer.conn, {"type": "stop", "attempt": self._attempt.number, "grace": grace})
-                peer.state = STOPPING
+        message = {"type": "stop", "attempt": self._attempt.number, "grace": grace}
+        for peer in self._members(RUNNING, DONE, *([STOPPING] if shorter else [])):
+            outbox.send(peer.conn, message)
+            peer.state = STOPPING
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the workers of any member are still stopping."""
+        return any(ordinal in self._attempt.node_ranks for ordinal in self._roster.in_state(STOPPING))
 
     def pending(self) -> List[Peer]:
         """Returns the members whose workers are still stopping, by ordinal."""
-        return [peer for peer in self._members() if peer.state == STOPPING]
+        return self._members(STOPPING)
 
     def is_overdue(self, now: Now) -> bool:
         """Returns whether every member has had time enough to report what became of its workers."""
         return now.mono > self._deadline
 
-    def _members(self) -> List[Peer]:
-        return [self._peers[ordinal] for ordinal in self._attempt.node_ranks if ordinal in self._peers]
+    def _members(self, *states: str) -> List[Peer]:
+        """Returns the members in these states, by ordinal."""
+        found = [peer for state in states for peer in self._roster.in_state(state).values()]
+        return sorted((p for p in found if p.ordinal in self._attempt.node_ranks), key=lambda peer: peer.ordinal)

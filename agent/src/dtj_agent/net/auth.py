@@ -16,6 +16,7 @@ from _operator import _compare_digest as same  # hmac.compare_digest without hma
 from typing import Any, List
 
 from dtj_agent.errors import AuthError, WireError
+from dtj_agent.net.encoding import encode
 from dtj_contract import names
 from dtj_contract.status_token import Mac
 
@@ -49,7 +50,10 @@ class Session:
 
     def seal(self, message: Any) -> bytes:
         """Returns a message as a line. Raises WireError if it is too long."""
-        payload = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+        return self.seal_encoded(encode(message))
+
+    def seal_encoded(self, payload: bytes) -> bytes:
+        """Returns an encoded message as a line. Raises WireError if it is too long."""
         if len(payload) + _MAC_CHARS + 2 > names.MAX_FRAME_BYTES:
             raise WireError("a message of %d bytes is too long to send" % len(payload))
         line = self._tag(self._client, self._sent, payload) + b" " + payload + b"\n"

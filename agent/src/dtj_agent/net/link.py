@@ -44,6 +44,11 @@ class Link:
         if self.is_open:
             self._stream.write(self._session.seal(message))
 
+    def send_encoded(self, payload: bytes) -> None:
+        """Sends a message that is encoded already. Raises WireError if it is too long."""
+        if self.is_open:
+            self._stream.write(self._session.seal_encoded(payload))
+
     def close(self, reason: str = "") -> None:
         self._stream.close(reason)
 

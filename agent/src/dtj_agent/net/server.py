@@ -16,6 +16,8 @@ from dtj_agent.settings import Address
 from dtj_contract import names
 
 ACCEPT_PAUSE_SECONDS = 0.1
+ACCEPTS_AT_ONCE = 64
+"""Connections that one turn of the loop accepts: a whole group may dial while its links are busy."""
 
 
 class UnprovenConnection:
@@ -67,7 +69,7 @@ class AgentServer:
             self._socket.close()
             why = "%s: can't listen on %s:%d (%s)" % (names.ENV_LISTEN, listen[0], listen[1], error.strerror)
             raise SettingsError(why) from error
-        self._socket.listen(1024)
+        self._socket.listen(max(1024, 2 * peers))
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         loop.watch(self._socket, READ, self._accept)
@@ -77,15 +79,19 @@ class AgentServer:
         self._socket.close()
 
     def _accept(self, _events: int) -> None:
-        try:
-            sock, address = self._socket.accept()
-        except BlockingIOError:
-            return
-        except OSError:
-            # Out of file descriptors, or the caller has hung up. Try again soon, not in a busy loop.
-            self._loop.unwatch(self._socket)
-            self._loop.later(ACCEPT_PAUSE_SECONDS, lambda: self._loop.watch(self._socket, READ, self._accept))
-            return
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                sock, address = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # Out of file descriptors, or the caller has hung up. Try again soon, not in a busy loop.
+                self._loop.unwatch(self._socket)
+                self._loop.later(ACCEPT_PAUSE_SECONDS, lambda: self._loop.watch(self._socket, READ, self._accept))
+                return
+            self._add(sock, address)
+
+    def _add(self, sock: socket.socket, address: Address) -> None:
         stream = Stream(self._loop, sock)
         if len(self._unproven) >= self._room:
             self._to_drop().stream.close("too many connections that send nothing")

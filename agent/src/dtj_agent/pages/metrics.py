@@ -18,6 +18,7 @@ def render(status: AgentStatus) -> bytes:
     restarts = status["restarts"]
     custom: List[Sample] = [({"name": name}, value) for name, value in sorted((progress.get("metrics") or {}).items())]
     phases: List[Sample] = [({"phase": phase}, float(phase == status["phase"])) for phase in PHASES]
+    slow: List[Sample] = [({"rank": str(one["rank"])}, one["ratio"]) for one in status["stragglers"]]
     kinds: List[Sample] = [({"kind": "InPlace"}, restarts["inPlace"]), ({"kind": "Pod"}, restarts["pod"])]
     families: List[Tuple[str, str, str, List[Sample]]] = [
         ("dtj_attempt", "gauge", "Number of the current attempt", [({}, status["attempt"])]),
@@ -27,13 +28,16 @@ def render(status: AgentStatus) -> bytes:
         ("dtj_restarts_total", "counter", "Restarts of the group", kinds),
         ("dtj_restarts_counted_total", "counter", "Restarts that cost budget", [({}, restarts["counted"])]),
         ("dtj_productive_seconds", "gauge", "Training time whose result was kept", [({}, status["productiveSeconds"])]),
-        ("dtj_step", "gauge", "Optimizer steps done", [({}, progress.get("step"))]),
+        ("dtj_step", "gauge", "Optimizer steps done, as the script reports", [({}, progress.get("step"))]),
+        ("dtj_optimizer_steps", "gauge", "Counted in this attempt", [({}, progress.get("optimizerSteps"))]),
         ("dtj_total_steps", "gauge", "Optimizer steps planned", [({}, progress.get("totalSteps"))]),
         ("dtj_loss", "gauge", "Last reported loss", [({}, progress.get("loss"))]),
         ("dtj_samples_per_second", "gauge", "Last reported throughput", [({}, progress.get("samplesPerSecond"))]),
         ("dtj_progress_timestamp_seconds", "gauge", "When a step was last reported", [({}, progress.get("time"))]),
         ("dtj_checkpoint_step", "gauge", "Step of the newest checkpoint", [({}, checkpoint.get("step"))]),
         ("dtj_checkpoint_timestamp_seconds", "gauge", "When it was committed", [({}, checkpoint.get("time"))]),
+        ("dtj_stragglers", "gauge", "Ranks whose own work takes longer than the others'", [({}, len(slow))]),
+        ("dtj_straggler_ratio", "gauge", "Own time of a slow rank, to the median rank's", slow),
         ("dtj_worker_metric", "gauge", "Numbers that the training reports by name", custom),
     ]  # fmt: skip
     if last is not None:

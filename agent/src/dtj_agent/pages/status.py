@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.history import History
@@ -32,7 +32,8 @@ def coordinator_status(settings: AgentSettings, coordinator: Coordinator, now: N
     productive = coordinator.goodput.productive_seconds(now)
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
-        coordinator.waiting_for, members, productive, coordinator.outcome,
+        coordinator.waiting_for, members, productive, coordinator.outcome, coordinator.goodput.steps_unknown(now),
+        coordinator.lifecycle.stragglers(),
     )  # fmt: skip
 
 
@@ -56,14 +57,16 @@ def member_status(settings: AgentSettings, member: Member) -> AgentStatus:
 
 def _page(
     settings: AgentSettings, history: History, phase: str, reason: str, message: str, waiting: List[int],
-    members: List[Json], productive: float, outcome: Optional[Json],
+    members: List[Json], productive: float, outcome: Optional[Json], steps_unknown: bool = False,
+    stragglers: Sequence[Json] = (),
 ) -> AgentStatus:  # fmt: skip
     return {
         "version": agent_status.VERSION, "job": settings.job, "uid": settings.uid, "ordinal": settings.ordinal,
         "attempt": history.attempt, "phase": phase, "phaseReason": reason, "phaseMessage": message,
         "waitingFor": waiting, "replicas": settings.replicas, "worldSize": settings.replicas * settings.processes,
         "members": members, "restarts": dict(history.restarts), "recoveries": history.recoveries,
-        "failures": history.failures, "progress": history.progress, "checkpoint": history.checkpoint,
+        "failures": history.failures, "progress": history.progress, "stepsUnknown": steps_unknown,
+        "checkpoint": history.checkpoint,
         "events": history.events, "productiveSeconds": round(productive, 3), "startTime": history.start_time,
-        "outcome": outcome,
+        "outcome": outcome, "stragglers": list(stragglers),
     }  # fmt: skip

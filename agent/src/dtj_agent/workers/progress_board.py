@@ -7,6 +7,10 @@ from typing import Any, Dict, List, Optional, Sequence
 from dtj_contract.worker_report import WorkerReport
 
 MAX_PENDING_EVENTS = 20
+# Not part of the latest values: each is passed on once.
+NEWS = ("event", "resumedStep", "resumedFrom", "checkpoint")
+# Keys that are not the lowest rank's values.
+APART = (*NEWS, "optimizerSteps")
 
 Json = Dict[str, Any]
 
@@ -26,6 +30,8 @@ class ProgressBoard:
         self._latest: Json = {}
         self._news: Json = {}
         self._events: List[Json] = list(events)
+        self._counts: Dict[int, int] = {}
+        """Optimizer steps by rank, which give no rank's report precedence over another's."""
         self._stepped = self._trained = False
         self._dirty = False
 
@@ -36,11 +42,18 @@ class ProgressBoard:
             self.urgent = True
         if report["attempt"] != self.attempt:
             return  # from a worker that is being stopped
+        if report.get("optimizerSteps"):
+            self._counts[report["rank"]] = report["optimizerSteps"]
+            self._dirty = True
+            if not self._is_reporting and not self._stepped:
+                self._trained = self._stepped = self.urgent = True
+        if not report.keys() - {"rank", "attempt", "optimizerSteps"}:
+            return
         self._dirty = True
         if report["rank"] <= self._latest.get("rank", report["rank"]):
-            values = {key: value for key, value in report.items() if key not in ("event", "checkpoint", "resumedStep")}
+            values = {key: value for key, value in report.items() if key not in APART}
             self._latest.update(values)
-        for key in ("resumedStep", "checkpoint"):
+        for key in NEWS[1:]:
             if key in report:
                 self._news[key] = report[key]
                 self.urgent = True
@@ -53,7 +66,9 @@ class ProgressBoard:
         """Returns the summary for the coordinator; None if nothing is new since the last call."""
         if not self._dirty:
             return None
-        summary = {**self._latest, **self._news, "stepped": self._stepped}
+        summary = {"rank": self.rank, **self._latest, **self._news, "stepped": self._stepped}
+        if self._counts:
+            summary["optimizerSteps"] = self._counts[min(self._counts)]
         self._news = {}
         self._dirty = self.urgent = False
         return summary
@@ -65,8 +80,13 @@ class ProgressBoard:
 
     @property
     def rank(self) -> Optional[int]:
-        """The lowest rank that has reported."""
-        return self._latest.get("rank")
+        """The lowest rank that has reported, or else whose optimizer steps are counted."""
+        return self._latest.get("rank", min(self._counts, default=None))
+
+    @property
+    def _is_reporting(self) -> bool:
+        """Whether the script reports its steps or phases itself, which counted steps do not overrule."""
+        return "step" in self._latest or "phase" in self._latest
 
     @property
     def step(self) -> Optional[int]:

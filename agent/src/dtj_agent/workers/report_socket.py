@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Callable, Dict, List, Optional
+from array import array
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from dtj_agent.errors import SettingsError
 from dtj_agent.net.loop import READ, Loop
 from dtj_agent.workers.progress_board import ProgressBoard
+from dtj_agent.workers.rank_board import RankBoard
+from dtj_agent.workers.step_pages import StepPages
 from dtj_contract import names, worker_report
+from dtj_contract.step_page import StepCount
 
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, 104 on macOS
 READS_AT_ONCE = 256  # then others get their turn
+MAX_DESCRIPTORS = 4  # of one datagram; the kernel drops more
+CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux; pages reach the agent on no other system
 
 
 class ReportSocket:
@@ -25,7 +31,12 @@ class ReportSocket:
         self.on_news: Callable[[], object] = lambda: None
         self._loop = loop
         self._board = ProgressBoard(0)
+        self.ranks = RankBoard(0, loop.clock())
+        """The reports of this attempt, by rank."""
         self._last_taken = 0.0
+        self._pages = StepPages()
+        self._counts: Dict[int, StepCount] = {}
+        self._is_reading_pages = False
         self.path = os.path.join(os.path.abspath(state_dir), names.SOCKET_FILE)
         if len(self.path.encode()) > MAX_SOCKET_PATH:
             self.path = "/tmp/dtj-%s.sock" % os.urandom(8).hex()
@@ -45,16 +56,33 @@ class ReportSocket:
     def begin(self, attempt: int) -> None:
         """Accepts only reports of this attempt from now on."""
         self._board = ProgressBoard(attempt, self._board.take_events())
+        self.ranks = RankBoard(attempt, self._loop.clock(), self.ranks.longest)
+        self._pages.close()
+        self._counts = {}
 
     def read(self) -> None:
-        """Reads the reports that have arrived; a worker that has ended may have sent one just before."""
+        """Reads what has arrived, and the steps counted so far.
+
+        A worker that has ended may have reported just before.
+        """
         for _ in range(READS_AT_ONCE):
             try:
-                report = worker_report.parse(self._socket.recv(names.MAX_DATAGRAM_BYTES))
+                datagram, descriptors = self._receive()
             except BlockingIOError:
                 break
+            report = worker_report.parse(datagram)
             if report is not None:
                 self._board.add(report)
+                self.ranks.add(report, self._loop.clock())
+            for descriptor in descriptors:
+                if report is not None and report["attempt"] == self._board.attempt:
+                    self._pages.add(report["rank"], descriptor)
+                else:
+                    os.close(descriptor)
+        self._read_pages()
+        if self._pages and not self._is_reading_pages:
+            self._is_reading_pages = True
+            self._loop.later(names.STEP_PAGE_SECONDS, self._pages_due)
 
     def take(self) -> List[Dict[str, Any]]:
         """Returns the news as messages. Each is returned once and must arrive, so call it only with an open link."""
@@ -73,11 +101,47 @@ class ReportSocket:
     def step(self) -> Optional[int]:
         return self._board.step
 
+    @property
+    def counts(self) -> Dict[int, StepCount]:
+        """The optimizer steps of this pod's forked workers in this attempt, by rank, as last read.
+
+        Their times are on the clock of the loop.
+        """
+        return self._counts
+
     def close(self) -> None:
+        self._pages.close()
         self._loop.unwatch(self._socket)
         self._socket.close()
         if os.path.exists(self.path):
             os.unlink(self.path)
+
+    def _receive(self) -> Tuple[bytes, List[int]]:
+        """Returns a datagram and the descriptors that came with it, which are the caller's to close."""
+        room = socket.CMSG_SPACE(MAX_DESCRIPTORS * array("i").itemsize)
+        datagram, ancillary, _flags, _address = self._socket.recvmsg(names.MAX_DATAGRAM_BYTES, room, CLOEXEC)
+        descriptors = array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        return datagram, list(descriptors)
+
+    def _read_pages(self) -> None:
+        for rank, count in self._pages.read().items():
+            if count != self._counts.get(rank):
+                self._counts[rank] = count
+                report: worker_report.WorkerReport = {
+                    "rank": rank,
+                    "attempt": self._board.attempt,
+                    "optimizerSteps": count.steps,
+                }
+                self._board.add(report)
+                self.ranks.add(report, count.last)
+
+    def _pages_due(self) -> None:
+        self._is_reading_pages = False
+        if self._pages:
+            self._ready()
 
     def _ready(self) -> None:
         self.read()

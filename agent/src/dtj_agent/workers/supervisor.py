@@ -64,6 +64,8 @@ class Supervisor:
         self.on_stuck: Callable[[str], None] = lambda text: None
         self.spared: Dict[int, Callable[[int], None]] = {}
         """Children that belong to no worker, by pid: never swept. Each callback gets the child's wait status."""
+        self.before_strangers: Callable[[], None] = lambda: None
+        """Called before a child of unknown pid is reaped: a forked worker may have ended before it was adopted."""
         self._loop = loop
         self._guarded = not is_init and sys.platform == "linux"
         self._workers: Dict[int, Worker] = {}  # by pid
@@ -85,9 +87,17 @@ class Supervisor:
         A process that can't be started counts as exited, with the code that a shell would give, and
         the reason as its log.
         """
+        self.begin()
+        self.spawn_ranks(command, environments)
+
+    def begin(self) -> None:
+        """Begins an attempt, whose workers are then started or adopted."""
         assert not self._workers, "workers of the last attempt still run"
         self._oom_kills = cgroup.oom_kills()
         self._stopping, self._kill_at = False, None
+
+    def spawn_ranks(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
+        """Starts processes as `spawn` does, in an attempt that has begun."""
         failed: List[WorkerExit] = []
         for rank, environment in environments.items():
             try:
@@ -114,6 +124,16 @@ class Supervisor:
         self._sweep()
 
     @property
+    def processes(self) -> Dict[int, int]:
+        """The pids of the workers that run, by rank."""
+        return {worker.rank: worker.pid for worker in self._workers.values() if worker.alive}
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether children must be made to end with the agent: the kernel does so only for PID 1."""
+        return self._guarded
+
+    @property
     def pids(self) -> List[int]:
         return [worker.pid for worker in self._workers.values() if worker.alive]
 
@@ -131,6 +151,8 @@ class Supervisor:
                 break
             if found is None:
                 break
+            if found.si_pid not in self._workers:
+                self.before_strangers()
             worker = self._workers.get(found.si_pid)
             if worker is not None:
                 self._signal_group(worker.pid, signal.SIGKILL)  # children that it left behind
@@ -205,6 +227,10 @@ class Supervisor:
             raise
         finally:
             os.close(writer)
+        self.adopt(rank, pid, reader)
+
+    def adopt(self, rank: int, pid: int, reader: int) -> None:
+        """Takes a child that leads a session as the worker of `rank`; `reader` is the end of its output pipe."""
         os.set_blocking(reader, False)
         worker = Worker(rank, pid, reader)
         self._workers[pid] = worker

@@ -13,7 +13,9 @@ AGENT_ONLY = (
     names.ENV_PEERS, names.ENV_LISTEN, names.ENV_SECRET_FILE, names.ENV_STATE_DIR, names.ENV_TERMINATION_LOG,
     names.ENV_GRACE_SECONDS, names.ENV_STOP_GRACE_SECONDS,
     names.ENV_ATTEMPT_FLOOR, names.ENV_RENDEZVOUS_TIMEOUT, names.ENV_DIE_WITH_PARENT,
+    names.ENV_PRELOAD, names.ENV_WARM_WORKERS,
     names.ENV_RESTART_RULES, names.ENV_MAX_WITHOUT_PROGRESS, names.ENV_GENERATION,
+    names.ENV_HANG_POLICY, names.ENV_HANG_MIN_SECONDS, names.ENV_PROGRESS_DEADLINE,
 )  # fmt: skip
 
 
@@ -28,16 +30,23 @@ def ranks(settings: AgentSettings, spawn: Spawn) -> range:
     return range(first, first + settings.processes)
 
 
-def worker_environment(
-    settings: AgentSettings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str
-) -> Dict[str, str]:
-    """Returns `inherited` with everything that torchrun sets. RESTART_COUNT is attempt - 1: the first attempt is 1."""
-    world = spawn.nodes * settings.processes
-    rank = ranks(settings, spawn)[local_rank]
+def common_environment(settings: AgentSettings, inherited: Mapping[str, str]) -> Dict[str, str]:
+    """Returns the variables that are the same for all ranks and attempts, those that libraries read at import too."""
     environment = {key: value for key, value in inherited.items() if key not in AGENT_ONLY}
     if settings.processes > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    return environment
+
+
+def worker_environment(
+    settings: AgentSettings, inherited: Mapping[str, str], spawn: Spawn, local_rank: int, socket: str, error_file: str,
+    stack_file: str,
+) -> Dict[str, str]:  # fmt: skip
+    """Returns `inherited` with everything that torchrun sets. RESTART_COUNT is attempt - 1: the first attempt is 1."""
+    world = spawn.nodes * settings.processes
+    rank = ranks(settings, spawn)[local_rank]
+    environment = common_environment(settings, inherited)
     environment.update({
         "MASTER_ADDR": spawn.master_addr,
         "MASTER_PORT": str(spawn.master_port),
@@ -58,6 +67,7 @@ def worker_environment(
         "TORCHELASTIC_ERROR_FILE": error_file,
         names.ENV_ATTEMPT: str(spawn.attempt),
         names.ENV_AGENT_SOCKET: socket,
+        names.ENV_STACK_FILE: stack_file,
         names.ENV_BACKEND: settings.backend,
         names.ENV_JOB: settings.job,
     })  # fmt: skip

@@ -64,6 +64,14 @@ def logs(flags: argparse.Namespace) -> int:
     return 0
 
 
+def read_lines(cluster: Cluster, job: Object) -> list[Iterator[Line]]:
+    """Returns the lines of each pod of a job that has started."""
+    container = find_trainer_container(job["spec"].get("template") or {}).get("name", names.CONTAINER)
+    query = {"container": container, "timestamps": "true"}
+    started = [pod for pod in pods(cluster, job["metadata"]["name"]) if _instance(pod, container)]
+    return [_read(cluster, pod, query) for pod in started]
+
+
 def ended(job: Object) -> bool:
     """Returns whether the job is Complete or Failed."""
     return any(c["type"] in TERMINAL and c["status"] == "True" for c in job.get("status", {}).get("conditions") or [])

@@ -5,10 +5,9 @@ Without such a line the 30 s of a recovery would look like a hang.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dtj_contract import agent_status
 from dtj_core.plan.model import Object
+from dtj_core.plan.progress import with_step
 
 STARTING_AGENTS = "starting the agents"
 GATHERING = "waiting for all agents to join"
@@ -36,7 +35,7 @@ def group_activity(agent: Object | None) -> str:
 
 
 def _workers_activity(agent: Object) -> str:
-    progress: dict[str, Any] = agent.get("progress") or {}
+    progress = with_step(agent.get("progress") or {})
     attempt = agent.get("attempt")
     recovery = next((each for each in agent.get("recoveries") or () if each.get("attempt") == attempt), None)
     if recovery is None:
@@ -44,7 +43,7 @@ def _workers_activity(agent: Object) -> str:
     spent = recovery.get("seconds") or {}
     # The agent keeps the last report of the failed attempt, with its time.
     began = recovery.get("time", 0.0) + sum(spent.get(phase, 0.0) for phase in UNTIL_START)
-    if progress.get("step") is None:
+    if "step" not in progress:
         return UNREPORTED
     if progress.get("time", 0.0) <= began:
         return STARTING

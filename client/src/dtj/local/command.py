@@ -77,6 +77,7 @@ def _run(
     settings = Settings(
         agent_image="",
         master_key=os.urandom(32),
+        can_avoid_nodes=False,
         progress_write_seconds=1.0,
         status_poll_seconds=run.LOOK_SECONDS,
     )

@@ -14,6 +14,7 @@ from dtj.errors import InputError
 from dtj.local import processes
 from dtj.local.cluster import LocalCluster
 from dtj_contract import agent_status
+from dtj_core.plan.progress import with_step
 
 _FORM = re.compile(r"(worker|pod):(\d+)@step=(\d+)")
 
@@ -58,7 +59,7 @@ class FaultInjector:
         agent = cluster.agent
         if not agent or agent.get("phase") != agent_status.RUNNING:
             return []  # recovering: wait until the group trains again
-        step = (agent.get("progress") or {}).get("step", -1)
+        step = with_step(agent.get("progress") or {}).get("step", -1)
         done = []
         for fault in [fault for fault in self.pending if fault.step <= step]:
             if action := await self._kill(fault, cluster):

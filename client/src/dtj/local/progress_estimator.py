@@ -9,6 +9,7 @@ from collections import deque
 from datetime import UTC, datetime
 
 from dtj_core.plan.model import Object
+from dtj_core.plan.progress import with_step
 
 WINDOW_SECONDS = 20.0  # over which the speed is measured
 
@@ -25,7 +26,7 @@ class ProgressEstimator:
         status = job.get("status", {})
         if not agent or agent.get("attempt") != status.get("attempt"):
             return job
-        known = {key: value for key, value in (agent.get("progress") or {}).items() if value is not None}
+        known = with_step(agent.get("progress") or {})
         progress: Object = {**(status.get("progress") or {}), **known}
         progress.pop("eta", None)
         speed = self._speed(agent["attempt"], known)

@@ -2,7 +2,7 @@
 
 The agents have the kernel send them SIGKILL when their parent dies, and so do their workers. A
 process that a worker started in another session is found only by its tag, and the scratch
-folder has to be removed, too.
+folder and the pods' shared memory have to be removed, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtj.local import processes
+from dtj.local import processes, shared_memory
 
 CLOSE_SECONDS = 10.0
 
@@ -42,8 +42,10 @@ class ProcessReaper:
 def main() -> None:
     """Waits for the end of standard input, then cleans up."""
     tag, scratch_dir = sys.argv[1:]
+    shared_memory.remove_stale()
     sys.stdin.buffer.read()
     processes.kill_all(tag)
+    shared_memory.remove(tag.rstrip("/"))
     shutil.rmtree(scratch_dir, ignore_errors=True)  # still there if dtj was killed
 
 

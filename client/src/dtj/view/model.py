@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from dtj import durations
 from dtj_contract import names
 from dtj_core.plan.model import Object
+from dtj_core.plan.progress import OPTIMIZER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,18 @@ def steps(job: Object) -> str:
     if step is None:
         return "-"
     return f"{step}/{total}" if total else str(step)
+
+
+def reached(job: Object) -> str:
+    """Returns `step 130/900`, or `130 optimizer steps` where the agent counts them."""
+    if not is_counted(job):
+        return f"step {steps(job)}"
+    return f"{steps(job)} optimizer step" + ("" if progress(job)["step"] == 1 else "s")
+
+
+def is_counted(job: Object) -> bool:
+    """Returns whether the step is a count of optimizer steps, because the script reports none."""
+    return bool(progress(job).get("stepSource") == OPTIMIZER)
 
 
 def restarts(job: Object) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from dtj import durations
-from dtj.view.model import Snapshot, activity, is_current, progress, seconds_left, steps
+from dtj.view.model import Snapshot, activity, is_current, progress, reached, seconds_left, steps
 from dtj_contract import names
 
 PROGRESS_SECONDS = 5.0  # between two lines of mere progress
@@ -59,7 +59,7 @@ def line(snapshot: Snapshot) -> str:
     if status.get("attempt"):
         parts.append(f"attempt {status['attempt']}")
     if known.get("step") is not None:
-        parts.append(f"step {steps(job)}")
+        parts.append(reached(job))
     if not is_current(snapshot):
         return " ".join([*parts, activity(snapshot)]).rstrip()
     if known.get("loss") is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj import durations
-from dtj.view.model import progress, restarts, steps
+from dtj.view.model import is_counted, progress, reached, restarts
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
@@ -20,7 +20,12 @@ PHASES = {
     "load": "importing and loading",
     "firstStep": "first step",
 }
-UNREPORTED = "no step was reported (State.report of dtj_trainer reports them)"
+SOURCES = {
+    "memory": ", in memory",
+    "replica": ", in a replica's memory",
+    "partner": ", in a partner's memory",
+}
+UNREPORTED = "steps unknown: no optimizer step was seen, and the script reports none (State.report of dtj_trainer does)"
 
 
 def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path | None) -> list[str]:
@@ -34,7 +39,7 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     if phase == names.FAILED:
         lines += [f"  cause        {cause}"] if failure and (cause := _cause(failure)) else []
         lines.append(f"  {_message(status)}")
-    results = [f"step {steps(job)}" if "step" in progress(job) else UNREPORTED]
+    results = [_reached(job)]
     if progress(job).get("loss") is not None:
         results.append(f"loss {progress(job)['loss']:.4g}")
     results += [f"{name} {value:.4g}" for name, value in _quality(progress(job).get("metrics") or {})]
@@ -44,11 +49,14 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
     lines.append(f"  restarts     {restarts(job)} ({kinds}); the last attempt was {status.get('attempt', 0)}")
     lines += [line for recovery in status.get("recoveries") or [] for line in _recovery(recovery)]
     if status.get("goodput") is not None:
-        lines.append(f"  goodput      {100 * status['goodput']:.1f} % of the time was spent on steps that count")
+        # Only files in the checkpoint folder show how much a broken attempt has kept.
+        bound = "at least " if is_counted(job) and restarts(job) else ""
+        lines.append(f"  goodput      {bound}{100 * status['goodput']:.1f} % of the time was spent on steps that count")
     # The last failure explains a run that was interrupted while it kept failing. A completed run
     # has overcome its failures.
     lines += _failure(failure) if failure else []
     lines.append(f"  logs         {run_dir}/*.log; status.json beside them")
+    lines.append(f"  timeline     dtj report {run_dir}")
     if checkpoint_dir:
         saved = (status.get("checkpoint") or {}).get("step")
         lines.append(
@@ -56,6 +64,12 @@ def summary(job: Object, *, seconds: float, run_dir: Path, checkpoint_dir: Path 
             + (f" (newest: step {saved})" if saved is not None else " (none written)")
         )
     return lines
+
+
+def _reached(job: Object) -> str:
+    if "step" not in progress(job):
+        return UNREPORTED
+    return reached(job) + (" in the last attempt" if is_counted(job) else "")
 
 
 def _quality(metrics: dict[str, float]) -> list[tuple[str, float]]:
@@ -78,7 +92,7 @@ def _recovery(recovery: dict[str, Any]) -> list[str]:
     )
     lost = recovery.get("lostSteps")
     back = (
-        f"{lost} steps repeated from step {recovery.get('resumedStep')}"
+        f"{lost} steps repeated from step {recovery.get('resumedStep')}" + SOURCES.get(str(recovery.get("source")), "")
         if lost is not None
         else "the resumed step was not reported"
     )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtj import durations
-from dtj.view.model import PodRow, Snapshot, activity, is_current, progress, seconds_left, steps
+from dtj.view.model import PodRow, Snapshot, activity, is_current, progress, reached, seconds_left
 from dtj_contract import names
 
 LINES = 8  # of events below the table
@@ -141,7 +141,7 @@ def _bar(snapshot: Snapshot) -> RenderableType:
     total = known.get("totalSteps")
     saved = (snapshot.job.get("status", {}).get("checkpoint") or {}).get("step")
     checkpoint = f"checkpoint {saved}" if saved is not None else "no checkpoint yet"
-    reached = f"step {steps(snapshot.job)}" + ("" if is_current(snapshot) or "step" not in known else " before")
+    before = "" if is_current(snapshot) or "step" not in known else " before"
     style = "green" if is_current(snapshot) else "dim"
     bar.add_row(
         ProgressBar(
@@ -151,7 +151,7 @@ def _bar(snapshot: Snapshot) -> RenderableType:
             complete_style=style,
             finished_style="green",
         ),
-        Text(reached, style="" if is_current(snapshot) else "dim"),
+        Text(reached(snapshot.job) + before, style="" if is_current(snapshot) else "dim"),
         Text(checkpoint, style="dim"),
     )
     return bar

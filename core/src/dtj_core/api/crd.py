@@ -55,6 +55,11 @@ def schema() -> JsonSchema:
     return result
 
 
+def _without_nulls(default: dict[str, Any]) -> dict[str, Any]:
+    pairs = ((key, _without_nulls(value) if isinstance(value, dict) else value) for key, value in default.items())
+    return {key: value for key, value in pairs if value is not None}
+
+
 def _structural(node: Any, definitions: JsonSchema) -> Any:
     """Returns a node of a pydantic schema as a structural one.
 
@@ -88,7 +93,7 @@ def _structural(node: Any, definitions: JsonSchema) -> Any:
         del node["default"]
     elif isinstance(node.get("default"), dict):
         # A field without a default is absent from the default of its object, never null.
-        node["default"] = {key: value for key, value in node["default"].items() if value is not None}
+        node["default"] = _without_nulls(node["default"])
     properties = node.pop("properties", None)  # keys are field names, not keywords
     result = {key: value if key == "default" else _structural(value, definitions) for key, value in node.items()}
     if properties is not None:

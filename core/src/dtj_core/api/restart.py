@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from dtj_contract import names
 from dtj_contract.log_pattern import AMBIGUOUS, MAX_PATTERN_CHARS, LogPattern
+from dtj_core.api.avoid_nodes import AvoidNodes
 from dtj_core.api.base_model import INT32_MAX, VALIDATIONS, Model, Rule
 
 # A Literal can't be built from names; a test compares the three with names.RULE_*.
@@ -15,7 +16,7 @@ Action = Literal["Restart", "RestartElsewhere", "RestartFree", "Fail"]
 RuleReason = Literal[
     "WorkerFailed", "OOMKilled", "WorkerStuck", "AgentCrashed", "AgentTerminated", "ConnectionLost", "PodLost",
     "PodDeleted", "PodEvicted", "Preempted", "NodeLost", "NoRestartExitCode", "EntrypointNotFound", "ImportFailed",
-    "ScriptError", "UsageError", "FileNotFound",
+    "ScriptError", "UsageError", "FileNotFound", "WorkerHung",
 ]  # fmt: skip
 RuleSignal = Literal[
     "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",
@@ -97,6 +98,8 @@ class RestartSettings(Model):
     """Number of restarts in a row that cost budget and brought no new step and no new
     checkpoint. The next failure fails the job with NoProgress, however long that took. Can be
     changed while the job runs."""
+    avoid_nodes: AvoidNodes = AvoidNodes()
+    """Nodes on which the training fails again and again: their pods are recreated elsewhere."""
     stop_grace_seconds: float | None = Field(default=None, ge=0, le=600)
     """Seconds from SIGTERM to SIGKILL for the workers of a failed group. Default: 0.5. A longer
     time lets their signal handlers save, but every restart may then take that long, because a rank

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dtj_contract import names
+from dtj_core.api.avoid_nodes import AVOIDED_NODES
 from dtj_core.api.base_model import Model
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -49,7 +51,11 @@ class Progress(Model):
     """Progress as last reported by the trainer."""
 
     step: int | None = None
-    """Optimizer steps done."""
+    """Optimizer steps done. See stepSource."""
+    step_source: str | None = None
+    """Script: the script reports its step. Optimizer: the script reports none, and the agents count
+    the steps of its torch optimizers in the current attempt, from 0 in each attempt. Unknown: no
+    step of either kind was seen so far."""
     total_steps: int | None = None
     percent: float | None = None
     loss: float | None = None
@@ -88,6 +94,33 @@ class Failure(Model):
     """Action of the rule in spec.restart.rules that matched; absent if none did."""
     log_tail: str | None = None
     """The last lines that the rank wrote."""
+    stack: str | None = None
+    """Python stack of the rank, where it hung."""
+
+
+class Straggler(Model):
+    """A rank whose own work in a step takes longer than that of the others."""
+
+    rank: int | None = None
+    pod: str | None = None
+    node: str | None = None
+    ratio: float | None = None
+    """Time of its own work, as a multiple of the median rank's."""
+
+
+class AvoidedNode(Model):
+    """A node that the job's pods avoid (spec.restart.avoidNodes)."""
+
+    node: str | None = None
+    reason: str | None = None
+    """Reason of the last failure on the node."""
+    failures: int | None = None
+    """Number of failures that made the node avoided."""
+    since: Time | None = None
+    until: Time | None = None
+    """Time at which the node may be used again."""
+    lifted: Time | None = None
+    """Time since which the node may be used after all, because no other node had room."""
 
 
 class Recovery(Model):
@@ -103,6 +136,8 @@ class Recovery(Model):
     last_step: int | None = None
     resumed_step: int | None = None
     lost_steps: int | None = None
+    source: str | None = None
+    """Where the state came from: memory (of each pod), replica or partner (another pod's memory), volume."""
     seconds: dict[str, float] | None = Field(default=None, max_length=16)
     """Duration by phase: detect, stop, schedule, rendezvous, load, firstStep."""
 
@@ -157,6 +192,10 @@ class Status(Model):
     """The newest failures, oldest first."""
     recoveries: list[Recovery] | None = Field(default=None, max_length=RECOVERIES)
     """The newest restarts, oldest first."""
+    stragglers: list[Straggler] | None = Field(default=None, max_length=names.MAX_STRAGGLERS)
+    """Slow ranks of the running attempt, the slowest first."""
+    avoided_nodes: list[AvoidedNode] | None = Field(default=None, max_length=AVOIDED_NODES)
+    """Nodes that pods are recreated away from."""
     productive_seconds: float | None = None
     """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None

@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from dtj_contract import names
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
+from dtj_core.api.hang import HangDetection
 from dtj_core.api.restart import RestartSettings
 from dtj_core.api.status import Status
 from dtj_core.api.template import Argument, find_trainer_container
@@ -32,6 +33,10 @@ OTHER_ACCELERATORS = re.compile(
 )
 
 
+_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+ModuleName = Annotated[str, StringConstraints(max_length=256, pattern=_MODULE)]
+
+
 class Entrypoint(Model):
     """Script or module that every rank runs: `python3 -u SCRIPT ARGS…` or `python3 -u -m MODULE
     ARGS…`.
@@ -39,7 +44,7 @@ class Entrypoint(Model):
 
     script: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Path of a Python file in the image."""
-    module: Annotated[str, StringConstraints(max_length=1024, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None = None
+    module: Annotated[str, StringConstraints(max_length=1024, pattern=_MODULE)] | None = None
     """Python module in the image, as for `python3 -m`."""
     args: list[Argument] = Field(default=[], max_length=512)
     """Arguments of the script or module."""
@@ -94,8 +99,8 @@ def _restart_is_kept() -> Rule:
     grace = f"{has('self', 'stopGraceSeconds')} == {has('oldSelf', 'stopGraceSeconds')}"
     return Rule(
         cel=f"oldSelf.suspend || ({grace} && {same('stopGraceSeconds', '0.0')} && {same('rules', '[]')})",
-        message="of restart, only maxRestarts, windowSeconds and maxRestartsWithoutProgress can change while the job "
-        "runs: set spec.suspend to true first",
+        message="of restart, only maxRestarts, windowSeconds, maxRestartsWithoutProgress and avoidNodes can change"
+        " while the job runs: set spec.suspend to true first",
         holds=None,
         field="restart",
     )
@@ -110,8 +115,9 @@ class Spec(Model):
     """The training, its pods, and how it recovers.
 
     Every field can change while the job is suspended; otherwise only suspend,
-    ttlSecondsAfterFinished, activeDeadlineSeconds, cleanPodPolicy, forceDeletePods and the budget
-    in restart (maxRestarts, windowSeconds, maxRestartsWithoutProgress) can.
+    ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
+    forceDeletePods, and in restart the budget (maxRestarts, windowSeconds,
+    maxRestartsWithoutProgress) and avoidNodes can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -133,8 +139,24 @@ class Spec(Model):
     checkpoint: Checkpoint | None = None
     """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
     """
+    warm_workers: Literal["Auto", "Never"] = "Auto"
+    """Whether workers are forked from a warm process: one per pod, which has imported torch, so that
+    a restart does not import it again. Auto: where the command is `python3 SCRIPT` or `python3 -m
+    MODULE` and the image has torch; other workers are started plainly, and the log gives the reason.
+    Never: workers are always started plainly."""
+    preload: list[ModuleName] = Field(default=[], max_length=64)
+    """Third-party modules that the warm process imports beside torch, such as lightning. List what
+    your script imports and what does not change with your code: a module that starts a thread, uses
+    the GPU or fails when it is imported is left out."""
     restart: RestartSettings = RestartSettings()
     """Budget for failures of the job's own. Preempted, drained and deleted pods never count."""
+    hang_detection: HangDetection = HangDetection()
+    """Detection of a group that has made steps and makes no more, or of a rank that is stopped by a
+    signal."""
+    progress_deadline_seconds: int | None = Field(default=None, ge=10, le=2592000)
+    """Seconds without any sign of life after which a group hangs, whatever the script announced: no
+    step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
+    unknown. Default: no limit."""
     suspend: bool = False
     """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
     checkpoint."""
@@ -142,6 +164,10 @@ class Spec(Model):
     """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
     """Seconds that the job may be active (not suspended) before it fails. Default: no limit."""
+    startup_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
+    """Seconds after the job was started or resumed within which the ranks of all pods must be
+    started, or the job fails; the message names what it waited for. Restarts later on don't count.
+    Default: no limit."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """Policy for the pods of a finished job. All: they are deleted and free their
     resources. None: they stay, idle."""
@@ -194,7 +220,19 @@ class Spec(Model):
         ),
         *map(
             _immutable,
-            ("replicas", "processesPerPod", "backend", "entrypoint", "image", "template", "checkpoint"),
+            (
+                "replicas",
+                "processesPerPod",
+                "backend",
+                "entrypoint",
+                "image",
+                "template",
+                "checkpoint",
+                "warmWorkers",
+                "preload",
+                "hangDetection",
+                "progressDeadlineSeconds",
+            ),
         ),
         _restart_is_kept(),
     )

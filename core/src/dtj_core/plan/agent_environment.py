@@ -35,12 +35,23 @@ def agent_environment(
         names.ENV_TERMINATION_LOG: termination_log,
         names.ENV_GRACE_SECONDS: str(max(1, grace_seconds - STOP_MARGIN_SECONDS)),
     }
-    # Without it the agent uses its own default, and the pod templates of older jobs stay as they
-    # are.
+    # Without these the agent uses its own defaults, and the pod templates of older jobs stay
+    # as they are.
     if job.spec.restart.stop_grace_seconds is not None:
         values[names.ENV_STOP_GRACE_SECONDS] = str(job.spec.restart.stop_grace_seconds)
     if job.spec.restart.failure_rules:
         values[names.ENV_RESTART_RULES] = _rules(job)
+    if job.spec.warm_workers != names.WARM_AUTO:
+        values[names.ENV_WARM_WORKERS] = job.spec.warm_workers
+    if job.spec.preload:
+        values[names.ENV_PRELOAD] = ",".join(job.spec.preload)
+    hangs = job.spec.hang_detection
+    if hangs.policy != "Restart":
+        values[names.ENV_HANG_POLICY] = hangs.policy
+    if hangs.min_seconds is not None:
+        values[names.ENV_HANG_MIN_SECONDS] = str(hangs.min_seconds)
+    if job.spec.progress_deadline_seconds is not None:
+        values[names.ENV_PROGRESS_DEADLINE] = str(job.spec.progress_deadline_seconds)
     if job.spec.checkpoint:
         root = job.spec.checkpoint.mount_path.rstrip("/")
         values |= {

@@ -22,16 +22,18 @@ Shape = dict[str, str]
 FAILURE: Shape = {
     "attempt": "int", "rank": "int", "ordinal": "int", "pod": "text", "node": "text", "exitCode": "int",
     "signal": "text", "reason": "identifier", "message": "text", "time": "time", "action": "identifier",
-    "logTail": "text",
+    "logTail": "text", "stack": "text",
 }  # fmt: skip
 RECOVERY: Shape = {
     "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time",
-    "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "seconds": "phases",
+    "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "source": "identifier",
+    "seconds": "phases",
 }  # fmt: skip
 PROGRESS: Shape = {
-    "step": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number", "metrics": "numbers",
-    "time": "time",
+    "step": "int", "optimizerSteps": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number",
+    "metrics": "numbers", "time": "time",
 }  # fmt: skip
+STRAGGLER: Shape = {"rank": "int", "pod": "text", "node": "text", "ratio": "number"}
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}
 EVENT: Shape = {"type": "identifier", "reason": "identifier", "message": "text", "time": "number"}
 MEMBER: Shape = {"pod": "text", "address": "text", "state": "identifier"}
@@ -63,9 +65,12 @@ class Report:
     failures: tuple[Object, ...] = ()
     recoveries: tuple[Object, ...] = ()
     progress: Object = field(default_factory=dict)
+    steps_unknown: bool = False
+    """Whether the job should have shown a step by now, and has not."""
     checkpoint: Object = field(default_factory=dict)
     events: tuple[Object, ...] = ()
     productive_seconds: float = 0.0
+    stragglers: tuple[Object, ...] = ()
     stuck: tuple[Object, ...] = ()
     """Members (pod, address) whose workers SIGKILL can't end."""
 
@@ -91,6 +96,7 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
             "phaseReason": "identifier",
             "phaseMessage": "text",
             "productiveSeconds": "number",
+            "stepsUnknown": "bool",
         },
     )
     start = sanitize(raw, {"startTime": "number"}).get("startTime")
@@ -105,9 +111,11 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         failures=_sanitize_list(raw.get("failures"), FAILURE, FAILURES),
         recoveries=_sanitize_list(raw.get("recoveries"), RECOVERY, RECOVERIES),
         progress=sanitize(raw.get("progress"), PROGRESS),
+        steps_unknown=top.get("stepsUnknown", False),
         checkpoint=sanitize(raw.get("checkpoint"), CHECKPOINT),
         events=_sanitize_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
+        stragglers=_sanitize_list(raw.get("stragglers"), STRAGGLER, names.MAX_STRAGGLERS),
         stuck=tuple(
             m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK
         ),

@@ -10,11 +10,11 @@ from dataclasses import replace
 from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api.v1alpha1 import GPUS
-from dtj_core.plan import shape
+from dtj_core.plan import avoided_nodes, shape
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
 from dtj_core.plan.pod_template import pod_template
-from dtj_core.plan.pods import Cause
+from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
 
 # Time that pods may be missing before the StatefulSet's controller is woken, and between two
@@ -70,8 +70,12 @@ def service(job: Job, settings: Settings) -> Object:
     }
 
 
-def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
-    """Returns the StatefulSet. `attempt_floor`: the lowest number of its agents' first attempt."""
+def stateful_set(job: Job, settings: Settings, attempt_floor: int, avoided: tuple[str, ...] = ()) -> Object:
+    """Returns the StatefulSet.
+
+    `attempt_floor`: the lowest number of its agents' first attempt. `avoided`: nodes that its pods
+    are kept from.
+    """
     annotations = {names.ANNOTATION_SPEC_HASH: job.spec_hash, names.ANNOTATION_AGENT_IMAGE: settings.agent_image}
     return {
         "apiVersion": "apps/v1",
@@ -85,18 +89,18 @@ def stateful_set(job: Job, settings: Settings, attempt_floor: int) -> Object:
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": selector(job)},
-            "template": pod_template(job, settings, labels(job), attempt_floor),
+            "template": pod_template(job, settings, labels(job), attempt_floor, avoided),
         },
     }
 
 
-def all_children(job: Job, settings: Settings) -> tuple[Object, ...]:
+def all_children(job: Job, settings: Settings, avoided: tuple[str, ...] = ()) -> tuple[Object, ...]:
     """Returns all children in order of dependency.
 
     Attempts of a new run are numbered above all earlier ones.
     """
     floor = job.status.get("attempt", 0) + 1
-    return secret(job, settings), service(job, settings), stateful_set(job, settings, floor)
+    return secret(job, settings), service(job, settings), stateful_set(job, settings, floor, avoided)
 
 
 def has_stateful_set(job: Job, observed: Observed) -> bool:
@@ -159,8 +163,10 @@ def repairs(
     child = observed.stateful_set
     if child is not None:
         edited = child["spec"].get("replicas") != job.spec.replicas or _is_edited(child)
-        if edited or _applied_hash(child) is None:
-            found.append(Apply(body=_repaired(job, child, settings)))
+        avoided = avoided_nodes.active_nodes(job.status, now)
+        moved = avoided_nodes.excluded_nodes(child["spec"].get("template") or {}) != avoided
+        if edited or moved or _applied_hash(child) is None:
+            found.append(Apply(body=_repaired(job, child, settings, avoided)))
     return tuple(found)
 
 
@@ -178,14 +184,14 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
     return (Nudge(stateful_set=child, time=rfc3339(now)),) if due else ()
 
 
-def _repaired(job: Job, child: Object, settings: Settings) -> Object:
+def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, ...]) -> Object:
     """Returns the StatefulSet as it should be, with the agent image of its running pods.
 
     A group has one agent version. Fields that somebody has added and the operator does not write (a
     node selector where there was none) stay.
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
-    body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1)
+    body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1, avoided)
     body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
     return body
 

@@ -20,8 +20,9 @@ from dtj_core.plan.outcome import JobResult
 
 PROBLEMS = {
     Reason.UNSCHEDULABLE, Reason.VOLUME_CLAIM_NOT_FOUND, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR,
-    Reason.AGENT_CRASHED, Reason.AGENT_UNREACHABLE, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
-    Reason.ACCELERATOR_UNDECIDED,
+    Reason.AGENT_CRASHED, Reason.OOM_KILLED, Reason.AGENT_UNREACHABLE, Reason.CHILD_CONFLICT, Reason.CHILD_REFUSED,
+    Reason.ACCELERATOR_UNDECIDED, Reason.INIT_CONTAINER_FAILED, Reason.MOUNT_PENDING, Reason.NODE_SILENT,
+    Reason.POD_REJECTED,
 }  # fmt: skip
 # In characters. The recorder cuts at the API server's limit, which is in bytes.
 MESSAGE_LENGTH = 1000
@@ -43,8 +44,8 @@ def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Itera
         else:
             message = f"created the Secret, the Service and the StatefulSet with {job.spec.replicas} pods"
             yield _event("Normal", Reason.CREATED, message)
-    known = {_key(failure) for failure in old.get("failures") or ()}
-    failures = [failure for failure in new.get("failures") or () if _key(failure) not in known]
+    known = {_key(failure): failure.get("reason") for failure in old.get("failures") or ()}
+    failures = [failure for failure in new.get("failures") or () if _is_news(failure, known)]
     for failure in failures:
         message = f"attempt {failure.get('attempt')}: {failure.get('message', '')}"
         yield _event("Warning", failure.get("reason", Reason.WORKER_FAILED), message)
@@ -87,6 +88,12 @@ def _warnings(report: Report | None) -> list[Object]:
     """
     events = report.events if report else ()
     return [event for event in events if event.get("type") == "Warning" and "time" in event and "reason" in event]
+
+
+def _is_news(failure: Object, known: dict[tuple[object, ...], object]) -> bool:
+    """Returns whether a failure is new, or turns out to be a lack of memory."""
+    key = _key(failure)
+    return key not in known or (failure.get("reason") == Reason.OOM_KILLED != known[key])
 
 
 def _key(failure: Object) -> tuple[object, ...]:

@@ -153,6 +153,8 @@ class Settings:
     pod_user: Literal["fixed", "cluster"] = "fixed"
     """User and group of pods that name none: ours, or the ones that the namespace's admission
     chooses (OpenShift)."""
+    can_avoid_nodes: bool = True
+    """Whether pods may be placed on another node. A local run has only one."""
     agent_port: int = names.AGENT_PORT
     listen_host: str = "0.0.0.0"
     """Address that the agents bind to; "[::]" where pods have only IPv6 addresses."""

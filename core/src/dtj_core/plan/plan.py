@@ -14,14 +14,18 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api import InvalidJob
 from dtj_core.plan import (
+    avoided_nodes,
     children,
+    container_oom,
     deadlines,
     events,
     outcome,
+    pod_waits,
     pods,
     progress,
     restarts,
     running,
+    startup_deadline,
     stuck_pods,
     suspend,
     version_skew,
@@ -58,10 +62,10 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     group = pods.current_pods(job, observed)
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
     status = version_skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
-    status = _merge_report(status, report, now)
+    status = container_oom.explain_crashes(_merge_report(status, report, now), group, job.trainer_container)
     result = _find_result(job, observed, group, status, report, now)
     if result is not None:
-        end = _end(obj, status, result, conditions)
+        end = _end(obj, status, result, conditions, group, job.trainer_container)
         return replace(end, events=(*events.events_for_agent(stored, report), *end.events))
     hint = stuck_pods.manual_action(obj, observed, now)
     if job.spec.suspend:
@@ -70,7 +74,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     else:
         wanted = _reconcile_active(job, observed, group, status, report, conditions, settings, hint)
     wanted = replace(wanted, events=(*version_skew.events_for_skew(job, status), *wanted.events))
-    wanted = throttle_status_writes(job, wanted, deadlines.until_deadline(job.spec, status, now), now, settings)
+    wanted = throttle_status_writes(job, wanted, _until_deadline(job, wanted.status, now), now, settings)
     return stuck_pods.force_delete_overdue(wanted, obj, observed, now)
 
 
@@ -86,12 +90,43 @@ def _find_result(
         result = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if result is None:
         result = deadlines.deadline_exceeded(job.spec, status, now)
+    if result is None and job.unreadable is None and not job.spec.suspend:
+        waits = _find_wait(job, observed, group, status, report, now)
+        result = startup_deadline.deadline_exceeded(job, observed, group, status, report, waits, now)
     if result is None and report is None and job.unreadable is None:
         result = pods.unstartable(group, job, now)
     return result
 
 
-def _end(obj: Object, status: Object, result: JobResult, conditions: Conditions) -> Plan:
+def _find_wait(
+    job: Job, observed: Observed, group: tuple[Object, ...], status: Object, report: Report | None, now: float
+) -> pod_waits.Cause | None:
+    """Returns what a job that has not begun to train waits for, as condition Running reports it."""
+    if children.has_stateful_set(job, observed):
+        phase = running.group_phase(job, status, group, report, refusal=observed.refusal, now=now)
+        return pod_waits.Cause(phase.reason, phase.message) if phase is not None else None
+    condition = find_condition(status, names.RUNNING) or {}
+    return pod_waits.Cause(str(condition.get("reason")), str(condition.get("message"))) if condition else None
+
+
+def _until_deadline(job: Job, status: Object, now: float) -> float | None:
+    """Returns the seconds until the next of the job's two deadlines.
+
+    A start that is overdue without proof is judged when something changes.
+    """
+    start = startup_deadline.until_deadline(job, status, now)
+    times = (deadlines.until_deadline(job.spec, status, now), start if start is not None and start > 0 else None)
+    return min((time for time in times if time is not None), default=None)
+
+
+def _end(
+    obj: Object,
+    status: Object,
+    result: JobResult,
+    conditions: Conditions,
+    group: tuple[Object, ...] = (),
+    container: str = names.CONTAINER,
+) -> Plan:
     """Writes only the status. Once it is stored, the next reconcile deletes the pods.
 
     The other way round, a crash in between would lose the outcome.
@@ -99,6 +134,10 @@ def _end(obj: Object, status: Object, result: JobResult, conditions: Conditions)
     time = rfc3339(conditions.now)
     status = _merge_report(remove_condition(status, names.STALLED), result.report, conditions.now)
     status = progress.with_goodput(status, conditions.now)
+    if result.report is not None:
+        status = container_oom.explain_crashes(status, group, container)
+        known = status.get("failures") or []
+        result = replace(result, message=container_oom.explain_outcome(result.message, result.report.failures, known))
     if result.failures:
         status = restarts.with_evidence(status, result.failures, result.crashes)
     for kind in (names.SUSPENDED, names.RESTARTING, names.RUNNING, result.kind):
@@ -141,21 +180,30 @@ def _reconcile_active(
         message = "spec was changed while the job was suspended; recreating the pods"
         return suspend.delete_pods(job, observed, status, message, conditions)
     silent = observed.agent_silent_seconds
-    phase = running.group_phase(job, status, group, report, silent_seconds=silent, refusal=observed.refusal)
+    phase = running.group_phase(
+        job, status, group, report, silent_seconds=silent, refusal=observed.refusal, now=conditions.now
+    )
     if phase is not None:
         status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
     ready = pods.ready_count(group, job.trainer_container)
     status = _mark_active(status, conditions) | replica_counts(job.spec.replicas, ready)
     now = conditions.now
+    status, moves = avoided_nodes.update(job, status, group, now, settings)
+    looks = (
+        _next_look(job, observed, group, settings),
+        avoided_nodes.until_next_look(job, status, group, now),
+        pod_waits.until_overdue(group, now),
+    )
     return Plan(
         actions=(
             *(children.repairs(job, observed, group, now, settings) if job.unreadable is None else ()),
             *(children.nudges(job, observed, group, now) if job.unreadable is None else ()),
             *stuck_pods.delete_stuck_pods(group, report),
+            *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
         ),
         status=status,
-        events=events.events_for_change(job, status, report),
-        requeue_after=_next_look(job, observed, group, settings),
+        events=(*events.events_for_change(job, status, report), *moves),
+        requeue_after=min((look for look in looks if look is not None), default=None),
     )
 
 
@@ -181,7 +229,7 @@ def _create_or_wait(
         return _wait_for(job, status, conflict, conditions)
     if children.pods_of_previous_run(observed):
         message = stuck_pods.append_hint("waiting for pods of the previous run to terminate", hint)
-        return _wait_for(job, status, pods.Cause(Reason.PODS_PENDING, message), conditions)
+        return _wait_for(job, status, pod_waits.Cause(Reason.PODS_PENDING, message), conditions)
     refusal = observed.refusal or observed.rejection
     if refusal is not None:
         return _wait_for_admission(job, status, refusal, conditions)
@@ -201,7 +249,10 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
     status |= replica_counts(job.spec.replicas, 0)
-    actions = tuple(Apply(body=body) for body in children.all_children(job, settings))
+    actions = tuple(
+        Apply(body=body)
+        for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+    )
     return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 
 
@@ -236,7 +287,7 @@ def _set_not_created(job: Job, status: Object, reason: str, message: str, condit
     return running.set_conditions(status, phase, conditions) | replica_counts(job.spec.replicas, 0)
 
 
-def _wait_for(job: Job, status: Object, cause: pods.Cause, conditions: Conditions) -> Plan:
+def _wait_for(job: Job, status: Object, cause: pod_waits.Cause, conditions: Conditions) -> Plan:
     """Waits until what is in the way of the children is gone."""
     if not is_stop_announced(status):  # _create_children must find the announcement
         phase = running.GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)

@@ -14,6 +14,7 @@ from dtj_core.api.v1alpha1 import find_trainer_container
 from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
+from dtj_core.plan.node_affinity import exclude_nodes
 
 # User "nonroot" of distroless images, and of ours.
 USER_ID = 65532
@@ -24,8 +25,10 @@ NODE_LOST_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreacha
 AGENT_IN_OPERATOR_IMAGE = "/dtj/agent.pyz"
 
 
-def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_floor: int) -> Object:
-    """Returns a PodTemplateSpec."""
+def pod_template(
+    job: Job, settings: Settings, labels: dict[str, str], attempt_floor: int, avoided: tuple[str, ...] = ()
+) -> Object:
+    """Returns a PodTemplateSpec. `avoided`: the nodes that its pods are kept from."""
     template: Object = _without_nulls(job.spec.template or {})
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = (metadata.get("labels") or {}) | labels
@@ -40,6 +43,11 @@ def pod_template(job: Job, settings: Settings, labels: dict[str, str], attempt_f
     for container in (*pod["containers"], *pod["initContainers"]):
         _restrict(container)
     trainer["securityContext"].setdefault("readOnlyRootFilesystem", True)
+    (metadata.get("annotations") or {}).pop(names.ANNOTATION_AVOIDED_NODES, None)  # not the user's
+    if avoided:
+        pod["affinity"] = exclude_nodes(pod.get("affinity"), avoided)
+        listed = {names.ANNOTATION_AVOIDED_NODES: ",".join(avoided)}
+        metadata["annotations"] = (metadata.get("annotations") or {}) | listed
     return template
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from dtj_contract.names import Reason
+from dtj_core.plan import pod_waits
+from dtj_core.plan.avoided_nodes import active_nodes
+from dtj_core.plan.container_oom import OOM_KILLED, describe, last_oom_kill
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.outcome import JobResult
+from dtj_core.plan.pod_waits import Cause
 from dtj_core.plan.times import rfc3339, unix
 
 # Crashes of an agent that never ran. With the kubelet's back-off they take about five minutes.
 START_CRASHES = 5
 # A container that ran for longer counts as started.
 START_SECONDS = 60.0
-PULL = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+PULL = {
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable",
+    "ImageInspectError", "SignatureValidationFailed",
+}  # fmt: skip
 CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError"}
 NOT_STARTED = {"StartError", "ContainerCannotRun"}
 DISRUPTIONS = {  # reasons of the pod condition DisruptionTarget
@@ -27,15 +33,7 @@ DISRUPTIONS = {  # reasons of the pod condition DisruptionTarget
     "DeletionByTaintManager": Reason.NODE_LOST,
     "DeletionByPodGC": Reason.NODE_LOST,
 }
-LOST = frozenset({Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, *DISRUPTIONS.values()})
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Reason and message of a condition: why something is not as it should be."""
-
-    reason: str
-    message: str
+LOST = frozenset({Reason.POD_LOST, Reason.POD_DELETED, Reason.OOM_KILLED, Reason.NODE_AVOIDED, *DISRUPTIONS.values()})
 
 
 def current_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
@@ -64,12 +62,12 @@ def ready_count(pods: tuple[Object, ...], container: str) -> int:
     return sum(is_running(pod, container) and bool(_status(pod, container).get("ready")) for pod in pods)
 
 
-def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None) -> Cause | None:
+def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None, now: float = 0.0) -> Cause | None:
     """Returns the first reason, by ordinal, why not all pods run; None if all of them do.
 
     `refusal`: the API server's message where it rejects a child.
     """
-    waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container)) is not None]
+    waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container, now)) is not None]
     specific = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
     if specific:
         return specific[0]
@@ -89,13 +87,14 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
     """Returns why a pod that ran is gone or terminating; None if all pods are in place."""
     present = {ordinal(pod) for pod in pods}
     for pod in pods:
-        name = pod["metadata"]["name"]
         cause = why_one_was_lost(pod)
+        if cause is not None and cause.reason == Reason.POD_DELETED and _node(pod) in active_nodes(job.status):
+            name = pod["metadata"]["name"]
+            return Cause(Reason.NODE_AVOIDED, f"pod {name} is recreated away from node {_node(pod)}, where it failed")
         if cause is not None:
             return cause
-        ended = (_status(pod, job.trainer_container).get("state") or {}).get("terminated") or {}
-        if ended.get("reason") == "OOMKilled":
-            return Cause(Reason.OOM_KILLED, f"pod {name} exceeded its memory limit")
+        if not is_running(pod, job.trainer_container) and last_oom_kill(_status(pod, job.trainer_container)):
+            return Cause(Reason.OOM_KILLED, describe(pod, job.trainer_container))
     missing = sorted(set(range(job.spec.replicas)) - present)
     if missing:
         return Cause(Reason.POD_LOST, f"pod {job.name}-{missing[0]} is missing; waiting for its replacement")
@@ -146,7 +145,7 @@ def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | N
 def _unstartable_result(
     reason: str, message: str, pod: Object, ended: Object, now: float, crashes: int = 0
 ) -> JobResult:
-    why = Reason.OOM_KILLED if ended.get("reason") == "OOMKilled" else Reason.AGENT_CRASHED
+    why = Reason.OOM_KILLED if ended.get("reason") == OOM_KILLED else Reason.AGENT_CRASHED
     failure: Object = {
         "ordinal": ordinal(pod),
         "pod": pod["metadata"]["name"],
@@ -160,9 +159,22 @@ def _unstartable_result(
     return JobResult(kind="Failed", reason=reason, message=message, failures=(failure,), crashes=crashes)
 
 
-def _why_waiting(pod: Object, container: str) -> Cause | None:
+def _why_waiting(pod: Object, container: str, now: float) -> Cause | None:
     if is_running(pod, container):
         return None
+    found = (
+        pod_waits.terminating(pod)
+        or pod_waits.rejected_by_node(pod)
+        or _why_unscheduled(pod)
+        or pod_waits.unconsidered(pod, now)
+        or _why_no_container(pod, container)
+        or pod_waits.init_container(pod)
+        or pod_waits.not_set_up(pod, now)
+    )
+    return found or Cause(Reason.PODS_PENDING, f"pod {pod['metadata']['name']} is starting")
+
+
+def _why_unscheduled(pod: Object) -> Cause | None:
     name = pod["metadata"]["name"]
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
@@ -172,6 +184,13 @@ def _why_waiting(pod: Object, container: str) -> Cause | None:
             message = f"pod {name}: PersistentVolumeClaim {claim[1]} does not exist in this namespace"
             return Cause(Reason.VOLUME_CLAIM_NOT_FOUND, message)
         return Cause(Reason.UNSCHEDULABLE, f"pod {name}: {detail}")
+    return None
+
+
+def _why_no_container(pod: Object, container: str) -> Cause | None:
+    """Returns why a container can't be created, or crashed."""
+    name = pod["metadata"]["name"]
+    init = {each.get("name") for each in (pod.get("status") or {}).get("initContainerStatuses") or ()}
     for status in _starting(pod, container):
         waiting = (status.get("state") or {}).get("waiting") or {}
         reason, detail = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
@@ -179,14 +198,22 @@ def _why_waiting(pod: Object, container: str) -> Cause | None:
             return Cause(Reason.IMAGE_PULL_FAILED, f"pod {name}: {detail or reason} (image {status.get('image')})")
         if reason in CONFIG:
             return Cause(Reason.CONTAINER_CONFIG_ERROR, f"pod {name}: {detail or reason}")
-        if reason == "CrashLoopBackOff":
-            ended = _last_failure(status)
+        ended = _last_failure(status)
+        if reason == "CrashLoopBackOff" and ended.get("reason") == OOM_KILLED:
+            return Cause(Reason.OOM_KILLED, describe(pod, str(status.get("name"))))
+        if reason == "CrashLoopBackOff" and status.get("name") not in init:
             return Cause(
                 Reason.AGENT_CRASHED,
                 f"pod {name}: container {status.get('name')} exited with {ended.get('exitCode')}; restarting it; "
                 f"see kubectl logs {name} -c {status.get('name')} --previous",
             )
-    return Cause(Reason.PODS_PENDING, f"pod {name} is starting")
+    return None
+
+
+def never_ran(pod: Object, container: str) -> bool:
+    """Returns whether the trainer container of a pod has never been started."""
+    status = _status(pod, container)
+    return not (set(status.get("state") or {}) - {"waiting"} or status.get("lastState") or status.get("restartCount"))
 
 
 def _starting(pod: Object, container: str) -> list[Object]:

@@ -8,16 +8,35 @@ from dtj_core.plan.times import rfc3339, unix
 
 # Shortest interval that a speed is computed from.
 MIN_SPEED_SECONDS = 1.0
+# Values of progress.stepSource.
+SCRIPT, OPTIMIZER, UNKNOWN = "Script", "Optimizer", "Unknown"
 
 
 def merge(status: Object, report: Report, now: float) -> Object:
-    """Returns `status` with the progress, the checkpoint and the goodput of `report`."""
-    merged = dict(status)
+    """Returns `status` with the progress, the checkpoint, the slow ranks and the goodput of `report`."""
+    merged = {name: value for name, value in status.items() if name != "stragglers"}
+    if report.stragglers:
+        merged["stragglers"] = list(report.stragglers)
     if report.progress:
-        merged["progress"] = _progress(status.get("progress") or {}, report.progress)
+        merged["progress"] = _progress(status.get("progress") or {}, with_step(report.progress))
+    elif report.steps_unknown and not status.get("progress"):
+        merged["progress"] = {"stepSource": UNKNOWN}
     if report.checkpoint.get("step", -1) >= (status.get("checkpoint") or {}).get("step", -1) and report.checkpoint:
         merged["checkpoint"] = report.checkpoint
     return with_goodput(merged, now)
+
+
+def with_step(progress: Object) -> Object:
+    """Returns an agent's `progress` with the step to show, and where the step comes from.
+
+    The script's own step has precedence over the optimizer steps that the agent has counted.
+    """
+    shown = {key: value for key, value in progress.items() if key != "optimizerSteps" and value is not None}
+    if "step" in shown:
+        return {**shown, "stepSource": SCRIPT}
+    if progress.get("optimizerSteps"):
+        return {**shown, "step": progress["optimizerSteps"], "stepSource": OPTIMIZER}
+    return shown
 
 
 def active_seconds(status: Object, now: float) -> float:
@@ -44,6 +63,8 @@ def with_goodput(status: Object, now: float) -> Object:
 
 def _progress(before: Object, report: Object) -> Object:
     step, total = report.get("step"), report.get("totalSteps")
+    if report.get("stepSource") != before.get("stepSource") and before.get("stepSource"):
+        before = {}  # another kind of step: no speed follows from the two
     # An attempt that resumes at the last step has nothing left to do and reports no loss. Keep the
     # loss of that step.
     same = before if step is not None and step == before.get("step") else {}

@@ -8,6 +8,7 @@ the agents last reported: only the difference is added. No counter ever decrease
 from __future__ import annotations
 
 from dtj_core.api.status import FAILURES, RECOVERIES
+from dtj_core.plan import container_oom
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.model import Object
 
@@ -86,7 +87,11 @@ def _seen(seen: Object, report: Report) -> Object:
 def _union(known: list[Object], new: tuple[Object, ...], key: tuple[str, ...]) -> list[Object]:
     """Returns both lists merged by `key`, in order of attempt and time.
 
-    The newer one of two equal keys wins: it knows more.
+    The newer one of two equal keys wins, because it knows more. Only the kubelet knows more than
+    the agents.
     """
-    by_key = {tuple(item.get(name) for name in key): item for item in (*known, *new)}
+    by_key: dict[tuple[object, ...], Object] = {}
+    for item in (*known, *new):
+        identity = tuple(item.get(name) for name in key)
+        by_key[identity] = container_oom.keep_explanation(by_key.get(identity, {}), item)
     return sorted(by_key.values(), key=lambda item: (item.get("attempt", 0), str(item.get("time", ""))))

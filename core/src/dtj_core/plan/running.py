@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 
 from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
+from dtj_core.plan import container_oom
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.conditions import Conditions, find_condition, is_true
 from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object
-from dtj_core.plan.pods import LOST, Cause, why_lost, why_not_running
+from dtj_core.plan.pod_waits import Cause
+from dtj_core.plan.pods import LOST, why_lost, why_not_running
 
 FORMING = "all pods are running; waiting for their agents to form a group"
 NO_ANSWER_YET = (
@@ -47,6 +49,7 @@ def group_phase(
     *,
     silent_seconds: float = 0.0,
     refusal: str | None = None,
+    now: float = 0.0,
 ) -> GroupPhase | None:
     """Returns the phase of the group; None if nothing new is known.
 
@@ -66,7 +69,7 @@ def group_phase(
     ):
         # Finished: the outcome comes with the report, or with the termination message.
         return None
-    blocked = why_not_running(pods, job, refusal)
+    blocked = why_not_running(pods, job, refusal, now)
     if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
         return _unreachable(job)
     if not has_started(job.status):
@@ -101,16 +104,31 @@ def _why_restarting(
     """Returns why the group does not run: why a pod was lost, or what the agents report."""
     reported = report.phase_reason if report is not None else ""
     remembered = _remembered_loss(job.status)
-    if remembered is not None and (not reported or reported in LOST):
+    failed = _failure_of_attempt(status, reported)
+    if failed is not None:
+        lost = failed
+    elif remembered is not None:
         lost = remembered
-    elif not reported or reported in LOST:
-        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, UNEXPLAINED)
     else:
-        failures = [f for f in status.get("failures") or () if f.get("attempt") == status.get("attempt")]
-        last = failures[-1] if failures else {}
-        lost = Cause(reported, str(last.get("message") or f"attempt {status.get('attempt')} ended"))
+        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, UNEXPLAINED)
     blocks = blocked is not None and blocked.reason not in (Reason.PODS_PENDING, lost.reason)
     return blocked if blocked is not None and blocks and lost.message == UNEXPLAINED else lost
+
+
+def _failure_of_attempt(status: Object, reported: str) -> Cause | None:
+    """Returns why the attempt broke; None if it broke because a pod was lost.
+
+    Running out of memory may be either: the agents report a crash or a loss, and the status holds
+    what the kubelet reports about it.
+    """
+    failures = [f for f in status.get("failures") or () if f.get("attempt") == status.get("attempt")]
+    killed = [f for f in failures if f.get("reason") == Reason.OOM_KILLED]
+    if killed and reported in (Reason.OOM_KILLED, *container_oom.UNEXPLAINED_REASONS):
+        return Cause(Reason.OOM_KILLED, str(killed[-1].get("message") or "a process ran out of memory"))
+    if not reported or reported in LOST:
+        return None
+    last = failures[-1] if failures else {}
+    return Cause(reported, str(last.get("message") or f"attempt {status.get('attempt')} ended"))
 
 
 def _remembered_loss(status: Object) -> Cause | None:

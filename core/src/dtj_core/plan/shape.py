@@ -36,6 +36,11 @@ FIELDS: dict[str, Any] = {
     "checkpoint.keep": 3,
     "restart.stopGraceSeconds": None,
     "restart.rules": [],
+    "warmWorkers": "Auto",
+    "preload": [],
+    "hangDetection.policy": "Restart",
+    "hangDetection.minSeconds": None,
+    "progressDeadlineSeconds": None,
 }
 DIGITS = 12
 DEFAULT = "default"

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
+from dtj_core.plan.avoided_nodes import active_nodes
 from dtj_core.plan.conditions import is_true
 from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import is_stop_announced
@@ -95,6 +96,7 @@ def unthrottled_fields(status: Object) -> Object:
     return {
         "ends": [is_true(status, kind) for kind in (names.COMPLETE, names.FAILED, names.SUSPENDED)],
         "stopping": is_stop_announced(status),
+        "nodes": active_nodes(status),
         "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
     }
 
@@ -113,10 +115,19 @@ def significant_fields(status: Object) -> Object:
         ],
         "attempt": status.get("attempt", 0),
         "restarts": (status.get("restarts") or {}).get("total", 0),
-        "failures": [(f.get("attempt"), f.get("ordinal"), f.get("rank")) for f in status.get("failures") or ()],
-        # Written twice: when a recovery becomes known, and when its cost does.
-        "recoveries": [
-            (r.get("attempt"), bool((r.get("seconds") or {}).get("firstStep"))) for r in status.get("recoveries") or ()
+        "failures": [
+            (f.get("attempt"), f.get("ordinal"), f.get("rank"), f.get("reason") == Reason.OOM_KILLED)
+            for f in status.get("failures") or ()
         ],
+        # Written twice: when a recovery becomes known, and when its cost does.
+        "recoveries": [(r.get("attempt"), _is_timed(r.get("seconds") or {})) for r in status.get("recoveries") or ()],
         "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
     }
+
+
+def _is_timed(seconds: Object) -> bool:
+    """Returns whether the first step after a recovery is done.
+
+    Loading ends with the first step where steps are only counted, so that phase firstStep is 0.
+    """
+    return bool(seconds.get("firstStep") or ("firstStep" in seconds and seconds.get("load")))

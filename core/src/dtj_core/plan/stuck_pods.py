@@ -97,13 +97,24 @@ def manual_action(job: Object, observed: Observed, now: float) -> str:
     """Returns what a person must do about overdue pods that may not be removed; else empty."""
     kept = [pod for pod, left in _terminating_pods(observed, now) if left <= 0 and not may_force_delete(job, pod)]
     if not kept:
-        return ""
+        return _remaining_finalizers(observed, now)
     name, node = kept[0]["metadata"]["name"], (kept[0].get("spec") or {}).get("nodeName") or "its node"
     return (
         f"{node} has not confirmed the termination of pod {name}, and two pods of one name could write at once: "
         f"if {node} is down for certain, delete its Node object or add the taint {OUT_OF_SERVICE}; "
         f"or set spec.forceDeletePods to {ALWAYS}"
     )
+
+
+def _remaining_finalizers(observed: Observed, now: float) -> str:
+    """Returns what keeps an overdue pod that the operator never removes; empty if there is none."""
+    for pod in observed.pods:
+        metadata = pod["metadata"]
+        deadline = unix(metadata.get("deletionTimestamp"))
+        if metadata.get("finalizers") and deadline is not None and deadline + OVERDUE_SECONDS <= now:
+            kept = ", ".join(map(str, metadata["finalizers"]))
+            return f"pod {metadata['name']} can't be removed before the owner of its finalizer {kept} removes that"
+    return ""
 
 
 def append_hint(message: str, hint: str) -> str:

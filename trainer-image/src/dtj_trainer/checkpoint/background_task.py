@@ -23,9 +23,10 @@ class BackgroundTask(Generic[T]):
     through C++ and aborts ("terminate called without an active exception").
     """
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work: Callable[[], T], *, nice: int = WRITER_NICE) -> None:
         self._future: Future[T] = Future()
         self._work: Callable[[], T] | None = work
+        self._nice = nice
         self._thread = threading.Thread(target=self._run, name="dtj-checkpoint", daemon=True)
         self._thread.start()
 
@@ -34,7 +35,7 @@ class BackgroundTask(Generic[T]):
         assert work is not None
         # On Linux this is the priority of the thread alone: training comes first.
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICE)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         try:
             result = work()
         except BaseException as e:  # noqa: BLE001 - raised by `result`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.errors import ConfigError
@@ -21,6 +22,9 @@ class CheckpointConfig:
     directory: Path | None = None
     every_steps: int | None = None
     """None: as the agent's environment has it, else 50."""
+    snapshot_every_steps: int | Literal["auto"] = "auto"
+    """Steps between two snapshots of the state in the pod's shared memory. auto: as often as 2 % of
+    the training's time allows, by what the last ones have cost; 0: none. Only under our agent."""
     asynchronous: bool = True
     """False: the training thread waits until the checkpoint is committed."""
     retries: int = 2
@@ -37,6 +41,11 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         if self.every_steps is not None and self.every_steps < 1:
             raise ConfigError(f"checkpoint.every_steps={self.every_steps}: write a number of steps, 1 or more")
+        every = self.snapshot_every_steps
+        if every != "auto" and (not isinstance(every, int) or isinstance(every, bool) or every < 0):
+            raise ConfigError(
+                f"checkpoint.snapshot_every_steps={every!r}: write auto, a number of steps, or 0 for none"
+            )
         if self.retries < 0 or self.retry_seconds < 0:
             raise ConfigError("checkpoint.retries and checkpoint.retry_seconds: write 0 or more")
         if self.timeout_seconds <= 0:

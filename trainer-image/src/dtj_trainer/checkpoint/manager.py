@@ -12,6 +12,7 @@ from dtj_trainer.checkpoint.folder import CommittedCheckpoint
 from dtj_trainer.checkpoint.store import CheckpointStore, Notify
 from dtj_trainer.checkpoint.write import SaveResult
 from dtj_trainer.errors import CheckpointError, LeaseLost
+from dtj_trainer.snapshots.choice import Volume
 from dtj_trainer.telemetry.progress import ProgressReporter
 
 
@@ -67,6 +68,20 @@ class CheckpointManager:
             self.step = found.step
         return found
 
+    def newest(self, verify: bool) -> Volume:
+        """Returns what the volume has, to compare with snapshots. `verify`: read all of it."""
+        if self.store is None:
+            return Volume()
+        checkpoint = self.store.newest() if verify else None
+        manifest = checkpoint.manifest if checkpoint else None if verify else self.store.newest_manifest()
+        self.step = manifest.step if manifest else -1
+        return Volume(step=manifest.step, attempt=manifest.attempt) if manifest else Volume()
+
+    def keep(self) -> None:
+        """Removes what killed writers have left: the run continues from a snapshot, and `load` is not called."""
+        if self.store:
+            self.store.clean()
+
     def poll(self) -> None:
         """Handles the result of a save that has ended since the last call."""
         if self.store and (result := self.store.poll()):
@@ -82,14 +97,16 @@ class CheckpointManager:
 
         Does nothing if this step is on the volume already.
         """
-        self.settle()
-        if self.store is None or self.step == step:
+        if self.store is None:
             return
-        self._warned_slow = False
-        self._check_metric(metrics)
-        self._progress.phase("saving", step=step)
-        self.store.save(step, CheckpointState(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
-        self._stall += self.store.stall_seconds
+        with self._progress.pause("saving"):
+            self.settle()
+            if self.step == step:
+                return
+            self._warned_slow = False
+            self._check_metric(metrics)
+            self.store.save(step, CheckpointState(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
+            self._stall += self.store.stall_seconds
 
     def begin_unless(self, busy: bool, step: int, metrics: Mapping[str, float], *, overdue: bool) -> None:
         """Begins a save as `begin` does, but skips it if the previous one is still being written.
@@ -109,9 +126,12 @@ class CheckpointManager:
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
         """Saves this step after the save in flight, and waits for both: at the end, and before a stop."""
+        if self.store is None:
+            return
         self.begin(step, metrics)
-        self.settle()
-        if self.store and self.step != step:
+        with self._progress.pause("saving"):
+            self.settle()
+        if self.step != step:
             raise CheckpointError(f"step {step} could not be saved to {self.store.directory}; last saved: {self.step}")
 
     def pop_stall_seconds(self) -> float:

@@ -26,7 +26,7 @@ from dtj_trainer.checkpoint import folder, rng, shared_folder_check
 from dtj_trainer.checkpoint.background_task import BackgroundTask
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import CheckpointState, assign_writers, select_share
-from dtj_trainer.checkpoint.folder import CommittedCheckpoint
+from dtj_trainer.checkpoint.folder import CommittedCheckpoint, Manifest
 from dtj_trainer.checkpoint.planner import LoadPlanner
 from dtj_trainer.checkpoint.quarantine import quarantine, sweep
 from dtj_trainer.checkpoint.write import (
@@ -40,7 +40,7 @@ from dtj_trainer.checkpoint.write import (
 )
 from dtj_trainer.distributed.flat_shard import StateDict
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError
+from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError, TrainerError
 
 Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Reports an event to a person: type, reason, message."""
@@ -159,9 +159,7 @@ class CheckpointStore:
         ConfigError if the contents of a valid one do not fit the model, CheckpointError if the
         volume can't be read.
         """
-        if self._group.rank == 0 and self.directory.is_dir():
-            # Without an agent all leftovers are of earlier runs.
-            sweep(self.directory, 1 if self._attempt is None else self._attempt)
+        self.clean()
         checkpoint = self.newest()
         if checkpoint is None:
             return None
@@ -194,6 +192,33 @@ class CheckpointStore:
                     f"and {self._group.world_size} load it",
                 )
         return checkpoint
+
+    def clean(self) -> None:
+        """Removes what killed writers have left."""
+        if self._group.rank == 0 and self.directory.is_dir():
+            # Without an agent all leftovers are of earlier runs.
+            sweep(self.directory, 1 if self._attempt is None else self._attempt)
+
+    def newest_manifest(self) -> Manifest | None:
+        """Returns the newest checkpoint's manifest, as rank 0 reads it, without reading the files.
+
+        Raises CheckpointError on all ranks if the volume fails, ConfigError for a manifest of a newer
+        version.
+        """
+        found: Manifest | TrainerError | None = None
+        if self._group.rank == 0:
+            for path in folder.committed(self.directory):
+                try:
+                    found = folder.read(path).manifest
+                except CheckpointInvalid:
+                    continue
+                except (CheckpointError, ConfigError) as e:
+                    found = e
+                break
+        found = self._group.from_first(found)
+        if isinstance(found, TrainerError):
+            raise found
+        return found
 
     def newest(self) -> CommittedCheckpoint | None:
         """Returns the newest checkpoint whose files all have their checksums. The ranks share the reading.

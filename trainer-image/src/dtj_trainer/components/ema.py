@@ -46,6 +46,10 @@ class Ema(nn.Module):
         for live, value in zip(self._live, values, strict=True):
             live.copy_(value)
 
+    def unregistered_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the averages, which are no parameters of this module."""
+        return {str(place): average for place, average in enumerate(self._average)}
+
     def portable_state_dict(self) -> dict[str, torch.Tensor]:
         """Returns the model's state with the averages for parameters: the plain model can load it."""
         model = model_state(self._model[0])

@@ -39,6 +39,7 @@ class Group:
     checkpoint: dist.ProcessGroup
     owns_default: bool
     """Whether `open` made the default group, so that `close` destroys it."""
+    timeout: timedelta = DEFAULT_TIMEOUT
 
     @classmethod
     def open(cls, env: WorkerEnv, *, timeout: timedelta = DEFAULT_TIMEOUT) -> Group:
@@ -76,6 +77,7 @@ class Group:
             control=_gloo(timeout),
             checkpoint=_gloo(timeout),
             owns_default=owns,
+            timeout=timeout,
         )
         if backend == "nccl":
             uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -143,6 +145,11 @@ def _gloo(timeout: timedelta) -> dist.ProcessGroup:
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError("new_group over all ranks returned no group")
     return group
+
+
+def new_gloo_group(group: Group) -> dist.ProcessGroup:
+    """Returns one more gloo group over all ranks, for a thread of its own; a collective."""
+    return _gloo(group.timeout)
 
 
 def check_one_device_each(places: Sequence[tuple[str, str]]) -> None:

@@ -43,6 +43,10 @@ class RankStatus:
     because some would otherwise run into a closed connection."""
     nonfinite: int = 0
     """How many of its logged losses in a row were not finite."""
+    snapshot_seconds: float = 0.0
+    """Seconds that a memory snapshot costs the rank; 0 if none was taken."""
+    step_seconds: float = 0.0
+    """How long its steps take, without what follows them."""
 
 
 class StopConsensus:
@@ -65,9 +69,19 @@ class StopConsensus:
 
     def exchange(self, step: int, mine: RankStatus) -> RankStatus:
         """Returns what holds for any rank; a collective."""
-        row = [float(mine.stop), float(mine.busy), float(mine.overdue), float(mine.nonfinite), self._slowest]
-        *flags, nonfinite, slowest = self._group.gather(torch.tensor(row, dtype=torch.float64)).amax(0).tolist()
+        row = [float(mine.stop), float(mine.busy), float(mine.overdue), float(mine.nonfinite)]
+        row += [mine.snapshot_seconds, mine.step_seconds, self._slowest]
+        *flags, nonfinite, snapshot, step_seconds, slowest = (
+            self._group.gather(torch.tensor(row, dtype=torch.float64)).amax(0).tolist()
+        )
         self._interval, self._slowest = steps_to_next_exchange(self._interval, slowest, self._seconds), 0.0
         self._next = step + self._interval
         stop, busy, overdue = (bool(flag) for flag in flags)
-        return RankStatus(stop=stop, busy=busy, overdue=overdue, nonfinite=int(nonfinite))
+        return RankStatus(
+            stop=stop,
+            busy=busy,
+            overdue=overdue,
+            nonfinite=int(nonfinite),
+            snapshot_seconds=snapshot,
+            step_seconds=step_seconds,
+        )

@@ -27,6 +27,10 @@ class WorkerEnv:
     """Whether RANK and WORLD_SIZE were given, so that MASTER_ADDR and MASTER_PORT must be used."""
     backend: str = "auto"
     job: str | None = None
+    job_uid: str | None = None
+    ordinal: int = 0
+    local_pod: str | None = None
+    """The pod's tag under `dtj run`, where pods share a machine."""
     attempt: int | None = None
     agent_socket: Path | None = None
     checkpoint_dir: Path | None = None
@@ -68,6 +72,9 @@ class WorkerEnv:
             launched="RANK" in env and "WORLD_SIZE" in env,
             backend=env.get(names.ENV_BACKEND) or "auto",
             job=env.get(names.ENV_JOB),
+            job_uid=env.get(names.ENV_JOB_UID) or None,
+            ordinal=number(names.ENV_ORDINAL, 0),
+            local_pod=env.get(names.ENV_LOCAL_POD) or None,
             attempt=optional(names.ENV_ATTEMPT),
             agent_socket=path(names.ENV_AGENT_SOCKET),
             checkpoint_dir=path(names.ENV_CHECKPOINT_DIR),

@@ -9,6 +9,7 @@ from pathlib import Path
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.cli import run_task
 from dtj_trainer.config import TrainerConfig
+from dtj_trainer.snapshots.memory import Every
 from dtj_trainer.state import StateConfig
 from dtj_trainer.task import Task
 
@@ -23,13 +24,19 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every", type=int, metavar="STEPS", help="default: DTJ_CHECKPOINT_EVERY_STEPS, or 50"
     )
     parser.add_argument(
+        "--snapshot-every", type=int, metavar="STEPS", help="in memory; default: what 2 %% of the time allows; 0: none"
+    )
+    parser.add_argument(
         "--step-time-ms", type=float, default=0, help="sleep in every step, to watch a run or to break it at leisure"
     )
 
 
 def state_config(args: argparse.Namespace) -> StateConfig:
     """Returns the config of logs and checkpoints."""
-    checkpoint = CheckpointConfig(directory=args.checkpoint_dir, every_steps=args.checkpoint_every)
+    snapshots: Every = "auto" if args.snapshot_every is None else args.snapshot_every
+    checkpoint = CheckpointConfig(
+        directory=args.checkpoint_dir, every_steps=args.checkpoint_every, snapshot_every_steps=snapshots
+    )
     return StateConfig(log_every_steps=args.log_every, checkpoint=checkpoint)
 
 

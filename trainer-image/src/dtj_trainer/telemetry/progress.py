@@ -15,13 +15,20 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from dtj_contract.worker_report import MAX_METRICS
 
-Phase = Literal["loading", "training", "saving", "done"]
+Phase = Literal["loading", "compiling", "training", "validating", "saving", "done"]
+ResumeSource = Literal["memory", "replica", "partner", "volume"]
+RESUMED_FROM: dict[ResumeSource, str] = {
+    "memory": "memory",
+    "replica": "a replica's memory",
+    "partner": "a partner's memory",
+    "volume": "the volume",
+}
 MAX_UNSENT = 64
 LINGER_SECONDS = 0.5  # for an agent that is behind
 # Characters of an event's message, which keeps a datagram far below the socket's limit.
@@ -42,8 +49,9 @@ class ProgressReporter:
         `min_interval` is the seconds between two step reports; all others are sent at once.
         """
         self.dropped = 0
+        self._phase: Phase = "loading"
         self._unsent: deque[bytes] = deque(maxlen=MAX_UNSENT)
-        self._head = {"rank": rank, "attempt": attempt or 0}
+        self._head: dict[str, object] = {"rank": rank, "attempt": attempt or 0}
         self._path = str(path) if path else None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if path else None
         if self._socket:
@@ -58,6 +66,7 @@ class ProgressReporter:
         *,
         loss: float | None = None,
         samples_per_second: float | None = None,
+        own_seconds: float | None = None,
         metrics: Mapping[str, float] | None = None,
         now: bool = False,
     ) -> None:
@@ -68,6 +77,7 @@ class ProgressReporter:
             total: Optimizer steps planned.
             loss: Mean loss of the last logged step.
             samples_per_second: Over all ranks.
+            own_seconds: This rank's own work in the step, without waits for others.
             metrics: Further numbers by name.
             now: Send even if the last report was less than `min_interval` ago.
         """
@@ -75,24 +85,46 @@ class ProgressReporter:
         if self._socket is None or (not now and clock - self._last < self._min_interval):
             return
         self._last = clock
+        self._phase = "training"
         flat = {k: v for k, v in (metrics or {}).items() if finite(v) is not None}
         self._send(
             step=step,
             totalSteps=total,
             loss=finite(loss),
             samplesPerSecond=finite(samples_per_second),
+            ownSeconds=finite(own_seconds),
             once=False,
             phase="training",
             metrics=dict(list(flat.items())[:MAX_METRICS]) or None,
         )
 
     def phase(self, phase: Phase, *, step: int | None = None, total: int | None = None) -> None:
-        """Reports what the worker is doing now."""
-        self._send(phase=phase, step=step, totalSteps=total)
+        """Reports what the worker is doing now.
 
-    def resumed(self, step: int) -> None:
-        """Reports, once after a load, the step of the loaded checkpoint; 0 for a fresh start."""
-        self._send(resumedStep=step, step=step)
+        A report that the agent has no room for is waited for, at most half a second: a pause that
+        is announced after it began looks like a hang.
+        """
+        self._phase = phase
+        self._send(phase=phase, step=step, totalSteps=total)
+        self.linger()
+
+    @contextlib.contextmanager
+    def pause(self, phase: Phase) -> Iterator[None]:
+        """Announces a pause between steps, and its end."""
+        before = self._phase
+        self.phase(phase)
+        try:
+            yield
+        finally:
+            self.phase(before)
+
+    def announce_all_pauses(self) -> None:
+        """Promises that every pause is announced, so that the agent finds a hang sooner."""
+        self._head["announcesPauses"] = True
+
+    def resumed(self, step: int, source: ResumeSource | None = None) -> None:
+        """Reports, once after a load, the step that was loaded and from where; 0 and None for a fresh start."""
+        self._send(resumedStep=step, step=step, resumedFrom=source)
 
     def checkpoint(self, step: int, path: Path, when: float) -> None:
         """Reports a committed checkpoint. `when` is in Unix seconds."""

@@ -238,6 +238,15 @@ class ScratchFsdpModel(ScratchModel):
                 log.warning("no gradient for %s: it counts as zero, which AdamW decays; write strategy fsdp", names)
         return {flat_group: any(row) for flat_group, row in used.items()}
 
+    def unregistered_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the parameters that are not trained: each rank holds them whole."""
+        return {n: p for n, p in self.inner[0].named_parameters() if not p.requires_grad}
+
+    def discard_gathered(self) -> None:
+        """Frees what a validation before the first step has gathered: the shards are about to change."""
+        for flat_group in self.flat_groups:
+            flat_group.free()
+
     def portable_state_dict(self) -> StateDict:
         """Returns the module's state in shards."""
         return self._state.model()

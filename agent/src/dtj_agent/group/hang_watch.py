@@ -1,0 +1,125 @@
+"""The decision that a running attempt hangs. Pure.
+
+| what is seen                                                | then                                  |
+|-------------------------------------------------------------|---------------------------------------|
+| a rank is stopped by a signal (state T)                     | hung after STOPPED_SECONDS            |
+| no rank has made a step for longer than the limit           | hung, unless a rank announced a pause |
+| no sign of life of any rank for `progress_deadline`         | hung, whatever a rank announced       |
+| some ranks ended, the others idle for LEFT_BEHIND_SECONDS   | hung                                  |
+
+The limit is the greatest of three times the usual step, twice the longest pause that the job has
+shown, and a floor. A script that announces nothing may validate, compile or save without a word:
+its floor is ten times that of a script that announces every pause.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional
+
+from dtj_agent.group.vitals import RankVitals
+
+STOPPED_SECONDS = 1.0
+"""A debugger stops its process in state t, not T."""
+FLOOR_SECONDS = 30.0
+"""For a script that announces every pause, and is not at the disk."""
+SILENT_FLOOR_SECONDS = 300.0
+EARLY_STEPS = 10
+"""Before them, the time that the first step took counts as a pause: it may be a report of many steps."""
+EARLY_FACTOR = 4.0
+"""Of the silent floor, in the first steps: compilers and graph captures work then."""
+USUAL_FACTOR, LONGEST_FACTOR = 3.0, 2.0
+LEFT_BEHIND_SECONDS = 1800.0
+"""Rank 0 may write a model for long, but not without processor time, network or disk."""
+ANNOUNCED = ("loading", "compiling", "validating", "saving", "done")
+
+RESTART, REPORT, OFF = "Restart", "Report", "Off"
+STOPPED, NO_STEP, NO_LIFE = "stopped", "noStep", "noLife"
+
+
+class HangSettings(NamedTuple):
+    """Times in seconds."""
+
+    policy: str = RESTART
+    """Restart, Report (an event, and training continues), or Off."""
+    min_seconds: float = 0.0
+    """Replaces the floors; 0: the defaults."""
+    progress_deadline: float = 0.0
+    """Without any sign of life; 0: none."""
+
+
+class Hang(NamedTuple):
+    """A hang. `ranks`: those that stand out already, before any stack is known."""
+
+    kind: str
+    ranks: List[int]
+    seconds: float
+    """Since the last sign."""
+    usual: Optional[float] = None
+    """The usual step."""
+
+
+def judge(settings: HangSettings, ranks: Dict[int, RankVitals], *, whole: bool, longest: float = 0.0) -> Optional[Hang]:
+    """Returns the hang that the vitals of one attempt show; None if they show none.
+
+    `whole`: every rank of the attempt is in `ranks`; the others have ended with 0. `longest`: the
+    longest pause of earlier attempts.
+    """
+    if settings.policy == OFF or not ranks:
+        return None
+    found = _without_step(settings, ranks, longest) if whole else None
+    return stopped(settings, ranks) or found or _without_life(settings, ranks, whole)
+
+
+def stopped(settings: HangSettings, ranks: Dict[int, RankVitals]) -> Optional[Hang]:
+    """Returns the hang of the ranks that a signal has stopped, which is certain whatever else is known."""
+    found = {rank: each.stopped for rank, each in ranks.items() if each.stopped >= STOPPED_SECONDS}
+    if settings.policy == OFF or not found:
+        return None
+    return Hang(STOPPED, sorted(found), max(found.values()))
+
+
+def limit(settings: HangSettings, ranks: Dict[int, RankVitals], longest: float = 0.0) -> float:
+    """Returns how many seconds without a step are a hang of these ranks."""
+    stepped = [each for each in ranks.values() if each.step is not None]
+    usual = _median([each.usual for each in stepped if each.usual is not None]) or 0.0
+    longest = max([longest, *(each.longest for each in stepped)])
+    if _is_early(stepped):
+        longest = max([longest, *(each.first for each in stepped)])
+    return max(_floor(settings, ranks, stepped), USUAL_FACTOR * usual, LONGEST_FACTOR * longest)
+
+
+def _floor(settings: HangSettings, ranks: Dict[int, RankVitals], stepped: List[RankVitals]) -> float:
+    if settings.min_seconds:
+        return settings.min_seconds
+    if all(each.announces for each in stepped) and not any(each.disk for each in ranks.values()):
+        return FLOOR_SECONDS
+    return SILENT_FLOOR_SECONDS * (EARLY_FACTOR if _is_early(stepped) else 1.0)
+
+
+def _is_early(stepped: List[RankVitals]) -> bool:
+    return max((each.steps for each in stepped), default=0) < EARLY_STEPS
+
+
+def _without_step(settings: HangSettings, ranks: Dict[int, RankVitals], longest: float) -> Optional[Hang]:
+    stepped = [each for each in ranks.values() if each.step is not None]
+    if not stepped or any(each.phase in ANNOUNCED for each in ranks.values()):
+        return None
+    seconds = min(each.age for each in stepped)
+    if seconds < limit(settings, ranks, longest):
+        return None
+    furthest = max(each.step or 0 for each in stepped)
+    behind = sorted(each.rank for each in stepped if (each.step or 0) < furthest)
+    usual = _median([each.usual for each in stepped if each.usual is not None])
+    return Hang(NO_STEP, behind, seconds, usual)
+
+
+def _without_life(settings: HangSettings, ranks: Dict[int, RankVitals], whole: bool) -> Optional[Hang]:
+    deadline = settings.progress_deadline or (0.0 if whole else LEFT_BEHIND_SECONDS)
+    seconds = min(min(each.age, each.idle) for each in ranks.values())
+    if not deadline or seconds < deadline:
+        return None
+    return Hang(NO_LIFE, [] if whole else sorted(ranks), seconds)
+
+
+def _median(values: List[float]) -> Optional[float]:
+    return sorted(values)[len(values) // 2] if values else None

@@ -1,0 +1,94 @@
+"""Turns a forked process into a worker: what a new interpreter would have, it gets here."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing.process
+import os
+import signal
+import sys
+import time
+from typing import Dict, List, NamedTuple
+
+from dtj_agent.warm import observe, process_view
+from dtj_contract import names
+
+PR_SET_PDEATHSIG = 1
+PAUSE_SECONDS = 0.0005
+
+
+class Birth(NamedTuple):
+    """The start of a worker. `command` is that of an ordinary start: interpreter, options, script."""
+
+    command: List[str]
+    kept: List[str]
+    """The variables of the warm process that the worker has too."""
+    own: Dict[str, str]
+    """All other variables of the worker."""
+    output: int
+    gate: int
+    parent: int
+    """The process that forked this one, and ends at once."""
+    agent: int
+    guarded: bool
+    """Whether the worker must end with the agent, which is not the first process of a pod."""
+
+
+def begin(birth: Birth) -> None:
+    """Waits for the agent, then makes this process an ordinary worker but for the script."""
+    os.setsid()
+    os.dup2(birth.output, 1)
+    os.dup2(birth.output, 2)
+    os.close(birth.output)
+    _wait_for_agent(birth)
+    if birth.guarded:
+        # Before this process has fallen to the agent, the signal would be for the process between.
+        while os.getppid() == birth.parent:
+            time.sleep(PAUSE_SECONDS)
+        end_with_parent(birth.agent)
+    _set_environment(birth.kept, birth.own)
+    process_view.show(birth.command, birth.own)
+    _reseed()
+    # A new interpreter has a key of its own for connections between its processes.
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+    rank, attempt = int(os.environ["RANK"]), int(os.environ[names.ENV_ATTEMPT])
+    try:
+        stack_file = os.environ.get(names.ENV_STACK_FILE, "")
+        observe.install(rank, attempt, os.environ[names.ENV_AGENT_SOCKET], stack_file)
+    except Exception as error:  # noqa: BLE001 (a training must not fail because it can't be observed)
+        print("[agent] the training can't be observed: %r" % error, file=sys.stderr, flush=True)
+
+
+def end_with_parent(parent: int) -> None:
+    """Requests SIGKILL for when the parent dies, and ends now if it is dead already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _wait_for_agent(birth: Birth) -> None:
+    """Sends the pid, and waits until the agent knows it; ends if the agent gives this worker up."""
+    try:
+        os.write(birth.gate, b"%d" % os.getpid())
+        answer = os.read(birth.gate, 1)
+    except OSError:
+        answer = b""
+    if not answer:
+        os._exit(0)
+    os.close(birth.gate)
+
+
+def _set_environment(kept: List[str], own: Dict[str, str]) -> None:
+    for name in set(os.environ).difference(kept):
+        del os.environ[name]
+    os.environ.update(own)
+
+
+def _reseed() -> None:
+    """Seeds the generators that a new interpreter seeds for each process; Python's own does so at a fork."""
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()
+    seed = getattr(sys.modules.get("numpy.random"), "seed", None)
+    if seed is not None:
+        seed()

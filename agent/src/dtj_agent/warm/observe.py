@@ -1,0 +1,131 @@
+"""Observes a forked worker's training for the agent, without any import in the user's script.
+
+torch calls a global hook after each optimizer step. The hook counts per optimizer, and the greatest
+count is the worker's: a GAN has two optimizers, and ZeroRedundancyOptimizer calls an inner one, but
+neither does two steps in one. The count stands in a page of memory that the agent reads
+(dtj_contract.step_page). Nothing here raises into the script: a worker that can't be observed still
+trains.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import sys
+import time
+import weakref
+from array import array
+from typing import Any, Callable, Dict
+
+from dtj_contract import stack_dump, step_page
+from dtj_contract.step_page import FIRST_INDEX, LAST_INDEX, STEPS_INDEX
+
+RETRY_SECONDS = 0.5  # after a report that the agent's socket had no room for
+
+Hook = Callable[[Any, Any, Any], None]
+
+
+def install(rank: int, attempt: int, report_socket: str, stack_file: str) -> None:
+    """Prepares the observation of this worker. Call this after the fork, before the user's code runs."""
+    if stack_file:
+        stack_dump.register(stack_file)
+    optimizers = sys.modules.get("torch.optim.optimizer")
+    if optimizers is None or not report_socket:
+        return
+    try:
+        page = _Page(rank, attempt, report_socket)
+        hook = _untraced(_counting_hook(page))
+        optimizers.register_optimizer_step_post_hook(hook)
+        page.announce()
+    except Exception:  # noqa: BLE001  # another version of torch, or a kernel without memfd
+        return
+
+
+class _Page:
+    """This worker's page, and the reports that give it to the agent."""
+
+    def __init__(self, rank: int, attempt: int, report_socket: str) -> None:
+        self._fd = os.memfd_create("dtj-steps")
+        # Written once, so that the memory exists: a page that can't be had is an error here, and
+        # would be a SIGBUS in the hook.
+        os.write(self._fd, step_page.MAGIC.ljust(step_page.SIZE, b"\0"))
+        view = memoryview(mmap.mmap(self._fd, step_page.SIZE))
+        self.ints, self.floats = view.cast("q"), view.cast("d")
+        self._head = {"rank": rank, "attempt": attempt}
+        self._path = report_socket
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self.retry_at = float("inf")
+        os.register_at_fork(after_in_child=self._leave)
+
+    def announce(self, steps: int = 0) -> None:
+        """Sends the page and the count to the agent; never blocks, and is repeated later if there is no room."""
+        report = json.dumps(dict(self._head, optimizerSteps=steps)).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [self._fd]))]
+        try:
+            self._socket.sendmsg([report], rights, 0, self._path)
+            self.retry_at = float("inf")
+        except BlockingIOError:
+            self.retry_at = time.monotonic() + RETRY_SECONDS
+        except OSError:  # the script has closed all files, or the agent is gone
+            self.retry_at = float("inf")
+
+    def _leave(self) -> None:
+        """Counts into private memory from now on: steps of the script's own children are not this rank's."""
+        view = memoryview(bytearray(step_page.SIZE))
+        self.ints, self.floats = view.cast("q"), view.cast("d")
+        self.retry_at = float("inf")
+
+
+def _counting_hook(page: _Page) -> Hook:
+    """Returns the hook.
+
+    The first step is reported at once, because a recovery ends there; the agent reads the later
+    ones from the page. Counts are kept by id, which costs half of a WeakKeyDictionary, and go with their
+    optimizer.
+    """
+    counts: Dict[int, int] = {}
+    refs: Dict[int, "weakref.ref[Any]"] = {}
+    most = 0
+    clock = time.monotonic
+
+    def forget(key: int) -> None:
+        counts.pop(key, None)
+        refs.pop(key, None)
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal most
+        key = id(optimizer)
+        count = counts.get(key, 0) + 1
+        counts[key] = count
+        now = page.floats[LAST_INDEX] = clock()
+        if count == 1:
+            refs[key] = weakref.ref(optimizer, lambda _: forget(key))
+        if count > most:
+            most = page.ints[STEPS_INDEX] = count
+            if count == 1:
+                page.floats[FIRST_INDEX] = now
+                page.announce(1)
+        if now > page.retry_at:
+            page.announce(most)
+
+    return hook
+
+
+def _untraced(hook: Hook) -> Hook:
+    """Returns `hook` as torch.compile calls it: never traced, and never compiled itself.
+
+    torch.compiler.disable does the same, but it imports the whole compiler where no script has
+    needed that yet, and it costs more than the hook in each step.
+    """
+    torch = sys.modules["torch"]
+    try:
+        compiler = torch._C._dynamo.eval_frame
+        skip = compiler._FrameAction.SKIP
+        compiler.set_code_exec_strategy(hook.__code__, compiler._FrameExecStrategy(skip, skip))
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    except AttributeError:  # another version of torch
+        return torch.compiler.disable(hook)  # type: ignore[no-any-return]
+    return hook

@@ -1,0 +1,102 @@
+"""Imports modules into the warm process, and detects those that must not be in a process that is forked."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import os
+import sys
+import time
+import warnings
+from typing import Any, Callable, Dict, Optional, Sequence
+
+# Modules that the first step of a DistributedDataParallel script needs. More than half of the time is
+# torch._dynamo, which the first optimizer step imports.
+TORCH = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.profiler._cupti_monitor")
+OWN = ("dtj_trainer.state", "dtj_trainer.trainer")
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+Send = Callable[[Dict[str, Any]], None]
+
+
+def is_installed(name: str) -> bool:
+    """Returns whether a top-level module can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool:
+    """Imports torch, the trainer library and `modules`, less those that are left out.
+
+    Returns False if a module makes this process unfit to be forked; `unfit` has then been sent, and
+    the process must be replaced by one that leaves this module out.
+    """
+    started = time.monotonic()
+    own = OWN if is_installed("dtj_trainer") else ()
+    for name in [*TORCH, *own, *modules]:
+        if name in left_out:
+            continue
+        send({"importing": name})
+        # A missing submodule is no news: versions of torch differ.
+        quiet = name in TORCH[1:]
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 (an import may raise anything, SystemExit too)
+            why = "%s: %s" % (type(error).__name__, str(error)[:200])
+            if not quiet:
+                send({"leftOut": name, "why": why})
+        obstacle = unfit()
+        if obstacle is not None:
+            send({"unfit": name, "why": obstacle})
+            return False
+    gc.collect()
+    # Otherwise a collection in a worker would write to, and so copy, every page with objects.
+    gc.freeze()
+    send({"ready": len(sys.modules), "seconds": round(time.monotonic() - started, 2)})
+    return True
+
+
+def unfit() -> Optional[str]:
+    """Returns why this process can't be forked: threads of its own or an initialised accelerator."""
+    threads = lasting_threads()
+    if threads > 1:
+        return "it has started %d threads" % (threads - 1)
+    device = _open_device()
+    if device is not None:
+        return "it has opened %s" % device
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return "it has initialised CUDA" if cuda is not None and cuda.is_initialized() else None
+
+
+def lasting_threads() -> int:
+    """Returns the number of threads that a fork would find.
+
+    OpenBLAS starts threads when numpy is imported, and ends them in a handler before each fork.
+    Only a fork shows whether threads are of that kind.
+    """
+    if _threads() > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of a fork with threads
+            pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return _threads()
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _open_device() -> Optional[str]:
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink("/proc/self/fd/" + number)
+        except OSError:
+            continue  # the folder's own descriptor
+        if target.startswith(_ACCELERATORS):
+            return target
+    return None

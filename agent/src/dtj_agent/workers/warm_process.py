@@ -1,0 +1,286 @@
+"""The agent's side of the warm process: starts it, restarts it, and sends it requests for workers.
+
+A warm process is never a reason to fail: whatever is wrong with it, workers are started plainly.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import shutil
+import signal
+import socket
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import dtj_contract
+from dtj_agent.net.loop import READ, Loop, Timer
+from dtj_agent.workers.python_command import PythonCommand
+from dtj_agent.workers.supervisor import OWN_SESSION
+from dtj_agent.workers.worker_output import WorkerOutput
+from dtj_contract import names
+
+# The package may be in a zipapp. None of these paths stays in the sys.path of a worker.
+PROGRAM = (
+    "import sys\n"
+    "if sys.path[:1] == ['']: del sys.path[0]\n"
+    "roots = sys.argv.pop(1).split('\\n'); sys.path[:0] = roots\n"
+    "from dtj_agent.warm import server\n"
+    "del sys.path[:len(roots)]\n"
+    "server.main()\n"
+)
+# The names are those of dtj_agent.warm.process_view, which the agent does not import.
+ROOM, ROOM_BYTES, ARGUMENT_ROOM_BYTES = "DTJ_WARM_ROOM", 4096, 1024
+MESSAGE_BYTES = 4096
+CHUNK = 64 * 1024
+# Read by libraries while they are imported, so they must be the same in the warm process.
+IMPORT_TIME = (
+    "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_", "CUDA_", "HIP_", "ROCR_", "NVIDIA_", "PYTORCH_", "TORCH_",
+    "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "PYTHON", "LD_", "MALLOC_",
+)  # fmt: skip
+
+
+class WarmProcess:
+    """Calls `on_change()` when it has become ready, unusable or off.
+
+    `spared`: see `Supervisor.spared`. `guarded`: the process must end with the agent.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        command: PythonCommand,
+        environ: Mapping[str, str],
+        modules: Sequence[str],
+        spared: Dict[int, Callable[[int], None]],
+        guarded: bool,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.log: Callable[[str], None] = lambda text: None
+        self.on_output: Callable[[bytes], None] = lambda data: None
+        self.is_ready = False
+        self.is_off = False
+        """Whether this pod will have no warm process, for good."""
+        self.pid = 0
+        self.why = "it has not been started"
+        """Why the process is not ready."""
+        self.environ = {key: value for key, value in environ.items() if key != ROOM}
+        self._loop = loop
+        self._command = command
+        self._modules = list(modules)
+        self._left_out: List[str] = []
+        self._spared = spared
+        self._guarded = guarded
+        self._socket: Optional[socket.socket] = None
+        self._output: Optional[int] = None
+        self._lines = WorkerOutput("[warm] ")
+        self._importing = ""
+        self._failures = 0
+        self._timer: Optional[Timer] = None
+
+    @property
+    def is_importing(self) -> bool:
+        return self._socket is not None and not self.is_ready
+
+    def start(self) -> None:
+        """Starts the process, unless it is off or runs."""
+        if self.is_off or self._socket is not None:
+            return
+        try:
+            self._spawn()
+        except OSError as error:
+            self._failed("it can't be started: %s" % error.strerror)
+
+    def request(self, request: Dict[str, Any], descriptors: Sequence[int]) -> bool:
+        """Sends a request. Returns False if the process can't take it now."""
+        if self._socket is None or not self.is_ready:
+            return False
+        rights = array.array("i", descriptors)
+        try:
+            self._socket.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except OSError as error:
+            self.why = "it takes no request: %s" % error.strerror
+            return False
+        return True
+
+    def differing(self, environments: Sequence[Mapping[str, str]]) -> Optional[str]:
+        """Returns a variable that is read at import and that a rank would have with another value."""
+        for environment in environments:
+            for key in sorted({*environment, *self.environ}):
+                if key.startswith(IMPORT_TIME) and environment.get(key) != self.environ.get(key):
+                    return key
+        return None
+
+    def replace(self, why: str) -> None:
+        """Kills a process that does not answer; a new one starts in the background."""
+        if self._socket is not None:
+            self._failed(why)
+
+    def close(self) -> None:
+        """Ends the process, for good."""
+        self.is_off = True
+        self._end()
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        program = shutil.which(self._command.interpreter, path=self.environ.get("PATH"))
+        if program is None:
+            raise FileNotFoundError(2, "command not found")
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        roots = [os.path.dirname(package), os.path.dirname(dtj_contract.__path__[0])]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reader, writer = os.pipe()
+        theirs.set_inheritable(True)
+        arguments = [
+            self._command.interpreter, *self._command.options, "-c", PROGRAM, "\n".join(sorted(set(roots))),
+            str(theirs.fileno()), str(os.getpid()), "1" if self._guarded else "0", ",".join(self._modules),
+            ",".join(self._left_out), " " * ARGUMENT_ROOM_BYTES,
+        ]  # fmt: skip
+        try:
+            actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+            actions += [(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_DUP2, writer, 2)]  # type: ignore[list-item]
+            self.pid = os.posix_spawn(
+                program, arguments, {ROOM: " " * ROOM_BYTES, **self.environ}, file_actions=actions, setsigmask=(),
+                setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ),
+                **OWN_SESSION,
+            )  # fmt: skip
+        except OSError:
+            ours.close()
+            os.close(reader)
+            raise
+        finally:
+            theirs.close()
+            os.close(writer)
+        pid = self.pid
+        self._spared[pid] = lambda status: self._ended(pid, status)
+        os.set_blocking(reader, False)
+        ours.setblocking(False)
+        self._socket, self._output, self._importing, self.why = ours, reader, "", "it is importing"
+        self._loop.watch(ours, READ, lambda events: self.read())
+        self._loop.watch(reader, READ, lambda events: self._copy())
+        self._expect_news()
+
+    def _expect_news(self) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.later(names.WARM_IMPORT_SECONDS, self._silent)
+
+    def _silent(self) -> None:
+        self._leave_out(self._importing, "its import took more than %d s" % names.WARM_IMPORT_SECONDS)
+        self._failed("the import of %s took more than %d s" % (self._importing, names.WARM_IMPORT_SECONDS))
+
+    def read(self) -> None:
+        """Takes the messages that have come."""
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            message = _parse(data)
+            if message is None:
+                self._crashed("it ended")
+                return
+            self._take(message)
+
+    def _take(self, message: Dict[str, Any]) -> None:
+        if "importing" in message:
+            self._importing = str(message["importing"])
+            self._expect_news()
+        elif "leftOut" in message:
+            self.log("warm process: no module %s (%s)" % (message["leftOut"], message.get("why")))
+        elif "unfit" in message:
+            self._leave_out(str(message["unfit"]), str(message.get("why")))
+            self._failed("%s %s" % (message["unfit"], message.get("why")))
+        elif "off" in message:
+            self._turn_off(str(message["off"]))
+        elif "refused" in message:
+            self.why = str(message["refused"])
+            self.on_change()
+        elif "ready" in message:
+            self._cancel_timer()
+            self.is_ready, self._failures, self.why = True, 0, ""
+            text = "warm process %d is ready: %s modules in %s s; workers are forked from it"
+            self.log(text % (self.pid, message["ready"], message.get("seconds")))
+            self.on_change()
+
+    def _ended(self, pid: int, status: int) -> None:
+        if pid == self.pid and self._socket is not None:
+            self.read()  # the last message may explain the end
+        if pid == self.pid and self._socket is not None:
+            self._crashed("it ended with wait status %d" % status)
+
+    def _crashed(self, why: str) -> None:
+        """Handles an end without a word: a module that is being imported may be the reason."""
+        if self._importing and not self.is_ready and self._failures:
+            self._leave_out(self._importing, why)
+        self._failed(why)
+
+    def _leave_out(self, module: str, why: str) -> None:
+        if module and module not in self._left_out:
+            self.log("warm process: %s is not imported into it: %s" % (module, why))
+            self._left_out.append(module)
+
+    def _failed(self, why: str) -> None:
+        """Ends the process; the next one starts after a pause, or never if none has become ready."""
+        self._failures += 1
+        self._end()
+        if "torch" in self._left_out or self._failures > names.WARM_TRIES:
+            self._turn_off(why)
+            return
+        self.why = why
+        self.log("warm process: %s; the next one starts in the background" % why)
+        self._timer = self._loop.later(min(60.0, names.WARM_RETRY_SECONDS * 2 ** (self._failures - 1)), self.start)
+        self.on_change()
+
+    def _turn_off(self, why: str) -> None:
+        self.is_off, self.why = True, why
+        self._end()
+        self.log("workers are started without a warm process: %s" % why)
+        self.on_change()
+
+    def _end(self) -> None:
+        self._cancel_timer()
+        self._copy()
+        if self._socket is not None:
+            self._loop.unwatch(self._socket)
+            self._socket.close()
+            self._socket = None
+            if self.pid in self._spared:
+                # Reaped later. Until then no other process can have this pid.
+                os.kill(self.pid, signal.SIGKILL)
+        if self._output is not None:
+            self._loop.unwatch(self._output)
+            os.close(self._output)
+            self._output = None
+        self.is_ready = False
+
+    def _copy(self) -> None:
+        """Copies what the process prints, warnings of an import for example, to the log of the pod."""
+        while self._output is not None:
+            try:
+                data = os.read(self._output, CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                self._loop.unwatch(self._output)
+                os.close(self._output)
+                self._output = None
+                return
+            lines = self._lines.feed(data)
+            if lines:
+                self.on_output(lines)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _parse(data: bytes) -> Optional[Dict[str, Any]]:
+    try:
+        message = json.loads(data) if data else None
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None

@@ -1,0 +1,168 @@
+"""The experiments: one fault in one fresh group, and what followed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.recovery import processes
+from benchmarks.recovery.arms import ARMS, OURS, RANKS, Group, Nvrx
+from benchmarks.recovery.logbook import group_steps, newest, step_seconds
+
+Trial = dict[str, Any]
+"""`seconds` to the next group step, None without one; and what the experiment adds."""
+
+START_SECONDS = 180.0
+LIMIT_SECONDS = 75.0
+"""A group that makes no step for so long has hung."""
+LOOK_SECONDS = 0.05
+STEP_SECONDS = 0.02
+# The harness reads the logs once a minute; shorter steps would make them longer.
+GOODPUT_STEP_SECONDS = 0.05
+WARM_STEPS = 20
+"""Group steps before a fault."""
+
+
+class NeverStartedError(RuntimeError):
+    """A group did no step at all: the trial measures nothing."""
+
+
+@contextmanager
+def running(arm: str, pods: int, step_seconds: float = STEP_SECONDS) -> Iterator[Group]:
+    """Starts a group and waits for its first steps. Kills all its processes at the end.
+
+    Raises NeverStartedError with the output.
+    """
+    group = ARMS[arm](pods, step_seconds)
+    try:
+        group.start()
+
+        def decided() -> bool:
+            return len(group_steps(group.entries())) >= WARM_STEPS or not processes.marked(group.mark)
+
+        if not wait(decided, START_SECONDS) or not processes.marked(group.mark):
+            raise NeverStartedError(f"{arm}: no {WARM_STEPS} steps in {START_SECONDS:.0f} s\n{group.output()}")
+        yield group
+    finally:
+        group.close()
+
+
+def wait(condition: Callable[[], bool], seconds: float) -> bool:
+    """Returns whether the condition holds within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
+
+
+def sleep_until(moment: float) -> None:
+    """Sleeps until `moment`, a time.monotonic()."""
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def recovery(group: Group, after: float, limit: float = LIMIT_SECONDS) -> tuple[float, int] | None:
+    """Returns the time and number of the first group step of processes that began after a fault."""
+    wait(lambda: bool(group_steps(group.entries(), after)), limit)
+    return next(iter(group_steps(group.entries(), after)), None)
+
+
+def outcome(group: Group, fault: float, since: float | None = None) -> Trial:
+    """Returns the trial's record: seconds from `since` (the fault) to the next group step, steps done twice."""
+    before = group_steps(group.entries())[-1][1]
+    found = recovery(group, fault)
+    if found is None:
+        return {"seconds": None, "output": group.output()[-1500:]}
+    origin = fault if since is None else since
+    return {"seconds": round(found[0] - origin, 4), "redone": max(0, before - found[1] + 1)}
+
+
+def kill(arm: str, dice: random.Random) -> Trial:
+    """Kills one worker at a random moment."""
+    with running(arm, 2) as group:
+        time.sleep(dice.random())
+        rank = dice.randrange(RANKS)
+        victim = newest(group.entries(), rank).pid
+        fault = time.monotonic()
+        processes.send(victim)
+        return {"rank": rank, **outcome(group, fault)}
+
+
+def start(arm: str, dice: random.Random) -> Trial:
+    """Starts four ranks in one pod."""
+    began = time.monotonic()
+    with running(arm, 1) as group:
+        first = group_steps(group.entries())[0][0]
+        agent = processes.started(group.agent(0))
+        return {"seconds": round(first - began, 4), "fromAgent": round(first - agent, 4)}
+
+
+def agent(arm: str, dice: random.Random) -> Trial:
+    """Kills an agent with its workers; measures from the start of the agent that takes its place."""
+    with running(arm, 2) as group:
+        time.sleep(dice.random())
+        ordinal = dice.randrange(group.pods)
+        lost = group.agent(ordinal)
+        fault = time.monotonic()
+        processes.kill_with_descendants(lost, group.mark)
+        group.replace(ordinal)
+        returned = 0.0
+
+        def has_returned() -> bool:
+            nonlocal returned
+            found = group.agent(ordinal)
+            returned = processes.started(found) if found not in (0, lost) else 0.0
+            return returned > 0
+
+        if not wait(has_returned, LIMIT_SECONDS):
+            return {"ordinal": ordinal, "seconds": None, "output": group.output()[-1500:]}
+        return {"ordinal": ordinal, "away": round(returned - fault, 4), **outcome(group, fault, returned)}
+
+
+def stop(arm: str, dice: random.Random) -> Trial:
+    """Stops one worker with SIGSTOP, which leaves its connections open."""
+    with running(arm, 2) as group:
+        time.sleep(dice.random())
+        rank = dice.randrange(RANKS)
+        step = step_seconds(group.entries())
+        victim = newest(group.entries(), rank).pid
+        fault = time.monotonic()
+        processes.send(victim, signal.SIGSTOP)
+        found = outcome(group, fault)
+        return {"rank": rank, "step": round(step, 4), **found, "named": group.named(rank)}
+
+
+def goodput(arm: str, dice: random.Random, minutes: float) -> Trial:
+    """Kills a random worker each minute. Returns the steps that count as a share of those without a fault."""
+    with running(arm, 2, GOODPUT_STEP_SECONDS) as group:
+        first = group_steps(group.entries())[-1]
+        kills, latest = 0, first[0]
+        for minute in range(int(minutes)):
+            sleep_until(first[0] + 60 * minute + 30)
+            entries = group.entries()
+            if group_steps(entries)[-1][0] > time.monotonic() - 5:  # a group that stands still is left alone
+                latest = time.monotonic()
+                processes.send(newest(entries, dice.randrange(RANKS)).pid)
+                kills += 1
+        sleep_until(first[0] + 60 * minutes)
+        entries = group.entries()
+        last = group_steps(entries)[-1]
+        counted, ideal = last[1] - first[1], 60 * minutes / step_seconds(entries)
+        return {
+            "seconds": None if last[0] < latest else 0.0, "goodput": round(counted / ideal, 4), "kills": kills,
+            "steps": counted, "step": round(step_seconds(entries), 5),
+        }  # fmt: skip
+
+
+def arms_of(experiment: str, available: list[str]) -> list[str]:
+    """Returns the arms that can take part in an experiment."""
+    if experiment == "stop":
+        return [OURS]  # torchrun and gloo notice nothing before the timeout of 30 minutes
+    if experiment in ("start", "agent"):
+        return [name for name in available if not issubclass(ARMS[name], Nvrx)]  # no agent, and no other start
+    return available

@@ -1,0 +1,269 @@
+"""Draws a timeline as one SVG: ranks above, loss by attempt below, then each recovery on an axis of its own. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from xml.sax.saxutils import escape, quoteattr
+
+from dtj import durations
+from dtj.report.evidence import Evidence, Recovery, Sample
+from dtj.report.scale import loss_axis, thinned, time_ticks
+from dtj.report.timeline import PHASES, Row, Span, State, Timeline, cause_of
+from dtj_contract import names
+
+WIDTH, LEFT, RIGHT = 960.0, 96.0, 24.0
+ROWS_HEIGHT = 400.0
+"""The most that all rows take together; the rows of a larger group are thinner."""
+ROW_HEIGHT = 20.0
+LABEL_HEIGHT = 11.0
+LOSS_HEIGHT = 150.0
+RECOVERY_HEIGHT = 40.0
+SHORTEST_PIXELS = 2.0
+POINTS = 1500
+"""The most points of the loss curve."""
+
+CLASSES = {
+    State.LOAD: "load", State.STEPS: "steps", State.LOST: "lost", State.STALL: "stall", State.STOP: "stop",
+    State.WAIT: "wait", State.DOWN: "down", State.UNKNOWN: "unknown",
+}  # fmt: skip
+LIGHT = {
+    "load": "#8fb7e8", "steps": "#2e9e63", "lost": "#e8913a", "stall": "#c9b8e8", "stop": "#9aa3ad", "wait": "#d5dae0",
+    "down": "#c0362c", "unknown": "#b0a890", "text": "#1d2329", "soft": "#5b6570", "line": "#d9dee3", "back": "#ffffff",
+}  # fmt: skip
+DARK = {
+    "load": "#3f6ea8", "steps": "#2f8f5c", "lost": "#d98327", "stall": "#7a64a8", "stop": "#6d7680", "wait": "#3b434c",
+    "down": "#e2574c", "unknown": "#7d765f", "text": "#e6eaee", "soft": "#9aa5b1", "line": "#333b44", "back": "#14181c",
+}  # fmt: skip
+PHASE_NAMES = {
+    "detect": "noticed", "stop": "stopped", "schedule": "pods", "rendezvous": "rendezvous", "load": "load",
+    "firstStep": "first step",
+}  # fmt: skip
+# Characters that no XML document may hold.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def style() -> str:
+    """Returns the colours, light and dark, and the fonts. Not all viewers of SVG know variables."""
+    fonts = (
+        "text{font:12px system-ui,sans-serif}.title{font-size:17px;font-weight:600}.end{text-anchor:end}"
+        ".mid{text-anchor:middle}.curve{fill:none;stroke-width:1.5}.gone{stroke-dasharray:4 3}"
+        ".mark{stroke-width:2;fill:none}"
+    )
+    return f"{_colours(LIGHT)}{fonts}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+
+
+def _colours(theme: dict[str, str]) -> str:
+    fills = "".join(f".{name}{{fill:{theme[name]}}}" for name in [*CLASSES.values(), "back", "soft"])
+    return (
+        f"text{{fill:{theme['text']}}}{fills}.grid{{stroke:{theme['line']}}}.mark{{stroke:{theme['down']}}}"
+        f".curve{{stroke:{theme['steps']}}}.curve.gone{{stroke:{theme['lost']}}}"
+    )
+
+
+def clean(text: object) -> str:
+    """Returns text that XML and HTML can hold."""
+    return escape(_FORBIDDEN.sub("\ufffd", str(text)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The horizontal axis: seconds since the job's begin."""
+
+    begin: float
+    end: float
+
+    def x(self, time: float) -> float:
+        share = (min(max(time, self.begin), self.end) - self.begin) / (self.end - self.begin)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+
+def svg(facts: Evidence, line: Timeline) -> str:
+    """Returns the drawing as an SVG document without an XML declaration, so that HTML can hold it."""
+    axis = _Axis(facts.begin, facts.end)
+    parts: list[str] = []
+    y = 26.0
+    parts += [_text(LEFT, y, f"{facts.name}: {headline(facts)}", "title")]
+    y += 14
+    states = [state for state in State if any(span.state is state for row in line.rows for span in row.spans)]
+    legend, y = _legend(states, y)
+    parts += legend
+    y += 18
+    parts += [_text(axis.x(at) + 2, y - 3, f"attempt {attempt}", "soft") for at, attempt in _apart(line, axis)]
+    drawn, y = _rows(facts, line, axis, y)
+    parts += drawn
+    parts += _time_axis(axis, y)
+    y += 34
+    curve, y = _loss(facts, line, axis, y)
+    parts += curve
+    zooms, y = _recoveries(facts, y)
+    parts += zooms
+    title = f"Timeline of {facts.name} by rank"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {y:.0f}" width="100%" role="img" '
+        f'aria-labelledby="title desc"><title id="title">{clean(title)}</title>'
+        f'<desc id="desc">{clean(description(facts))}</desc><style>{style()}</style>'
+    )
+    return "\n".join([head, f'<rect class="back" width="{WIDTH:.0f}" height="{y:.0f}"/>', *parts, "</svg>"])
+
+
+def headline(facts: Evidence) -> str:
+    """Returns the result of a job in one line."""
+    took = durations.format_duration(facts.end - facts.begin)
+    parts = [f"{facts.phase} after {took}" if facts.phase in (names.COMPLETE, names.FAILED) else facts.phase]
+    if facts.step is not None:
+        parts.append(f"step {facts.step}" + (f"/{facts.total_steps}" if facts.total_steps else ""))
+    parts.append(f"{facts.ranks} ranks in {facts.replicas} pods")
+    parts.append(f"{facts.restarts} restart{'' if facts.restarts == 1 else 's'}")
+    if facts.goodput is not None:
+        parts.append(f"goodput {100 * facts.goodput:.1f} %")
+    return ", ".join(parts)
+
+
+def description(facts: Evidence) -> str:
+    """Returns the drawing in words."""
+    sentences = [f"{facts.name}: {headline(facts)}.", *(recovery_text(one) + "." for one in facts.recoveries)]
+    return " ".join(sentences)
+
+
+def recovery_text(recovery: Recovery) -> str:
+    """Returns a recovery in one line."""
+    lost = "steps lost: unknown" if recovery.lost_steps is None else f"{recovery.lost_steps} steps lost"
+    counted = "counted" if recovery.counted else "not counted"
+    source = f", resumed from {recovery.source}" if recovery.source else ""
+    cause = f"{recovery.reason} ({recovery.kind}, {counted})"
+    return f"attempt {recovery.attempt} after {cause}: {durations.format_duration(recovery.total)}, {lost}{source}"
+
+
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}"' + (f' class="{kind}"' if kind else "") + f">{clean(text)}</text>"
+
+
+def _rect(x: float, y: float, width: float, height: float, kind: str, title: str) -> str:
+    box = f'<rect class="{kind}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}">'
+    return f"{box}<title>{clean(title)}</title></rect>"
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _legend(states: Sequence[State], y: float) -> tuple[list[str], float]:
+    parts, x, y = [], LEFT, y + 6
+    for state in states:
+        width = 22 + 6.4 * len(state.value)
+        if x + width > WIDTH:
+            x, y = LEFT, y + 18
+        parts.append(f'<rect class="{CLASSES[state]}" x="{x:.0f}" y="{y:.0f}" width="11" height="11" rx="2"/>')
+        parts.append(_text(x + 16, y + 10, state.value, "soft"))
+        x += width + 10
+    return parts, y + 14
+
+
+def _apart(line: Timeline, axis: _Axis) -> Iterator[tuple[float, int]]:
+    """Yields the attempts whose labels do not cover one before them."""
+    free = 0.0
+    for at, attempt in line.attempts:
+        if axis.x(at) >= free and axis.x(at) < WIDTH - 70:
+            yield at, attempt
+            free = axis.x(at) + 66
+
+
+def _rows(facts: Evidence, line: Timeline, axis: _Axis, y: float) -> tuple[list[str], float]:
+    height = min(ROW_HEIGHT, ROWS_HEIGHT / len(line.rows))
+    gap = 2.0 if height >= 6 else 0.0
+    parts, labelled, tops = [], y - LABEL_HEIGHT, {}
+    for row in line.rows:
+        tops.update(dict.fromkeys(range(row.first, row.last + 1), y + (height - gap) / 2))
+        if y - labelled >= LABEL_HEIGHT:
+            parts.append(_text(LEFT - 8, y + (height - gap) / 2 + 4, row.label, "end"))
+            labelled = y
+        parts += [_span(row, span, axis, y, height - gap, facts.begin) for span in _by_importance(row.spans)]
+        y += height
+    for failure in facts.failures:
+        causes = [cause_of(recovery, facts.failures) for recovery in facts.recoveries]
+        at = next((_broke(line, r.attempt) for r, cause in zip(facts.recoveries, causes, strict=True)
+                   if cause is failure), failure.time)  # fmt: skip
+        rank = failure.rank if failure.rank is not None else (failure.ordinal or 0) * facts.processes
+        if rank in tops:
+            parts.append(_cross(axis.x(at), tops[rank], f"{failure.reason}: {failure.message}"))
+    return parts, y
+
+
+def _by_importance(spans: Sequence[Span]) -> list[Span]:
+    """Returns the long states first: a short span is drawn wider than it is, above its neighbours."""
+    return sorted(spans, key=lambda span: span.state not in (State.STEPS, State.LOAD))
+
+
+def _broke(line: Timeline, attempt: int) -> float:
+    """Returns when the attempt before this one broke."""
+    spans = line.rows[0].spans
+    return next((span.begin for span in spans if span.attempt == attempt), spans[-1].end)
+
+
+def _span(row: Row, span: Span, axis: _Axis, y: float, height: float, zero: float) -> str:
+    left, right = axis.x(span.begin), axis.x(span.end)
+    took = durations.format_duration(span.end - span.begin)
+    title = f"{row.label}, attempt {span.attempt}: {span.state.value}, {took} from {span.begin - zero:.1f} s"
+    return _rect(left, y, max(right - left, SHORTEST_PIXELS), max(height, 0.5), CLASSES[span.state], title)
+
+
+def _cross(x: float, y: float, title: str) -> str:
+    path = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
+    return f'<path class="mark" d={quoteattr(path)}><title>{clean(title)}</title></path>'
+
+
+def _time_axis(axis: _Axis, y: float) -> list[str]:
+    parts = [_line(LEFT, y + 2, WIDTH - RIGHT, y + 2, "grid")]
+    for at, text in time_ticks(axis.end - axis.begin):
+        x = axis.x(axis.begin + at)
+        parts += [_line(x, y + 2, x, y + 6, "grid"), _text(x, y + 19, text, "soft mid")]
+    return parts
+
+
+def _loss(facts: Evidence, line: Timeline, axis: _Axis, y: float) -> tuple[list[str], float]:
+    known = [sample for sample in facts.samples if sample.loss is not None]
+    if not known:
+        return [_text(LEFT, y + 12, "no loss was recorded", "soft")], y + 30
+    place, ticks = loss_axis([sample.loss for sample in known if sample.loss is not None])
+    bottom = y + LOSS_HEIGHT
+    parts = [_text(LEFT - 8, y + 4, "loss", "end")]
+    for at, text in ticks:
+        level = bottom - at * (LOSS_HEIGHT - 14)
+        parts += [_line(LEFT, level, WIDTH - RIGHT, level, "grid"), _text(LEFT - 8, level + 4, text, "end soft")]
+    lost = [span for span in line.rows[0].spans if span.state is State.LOST]
+
+    def is_lost(sample: Sample) -> bool:
+        return any(span.begin < sample.time <= span.end and span.attempt == sample.attempt for span in lost)
+
+    shown = thinned(known, POINTS)
+    for (attempt, gone), group in groupby(shown, key=lambda sample: (sample.attempt, is_lost(sample))):
+        points = [f"{axis.x(s.time):.1f},{bottom - place(s.loss or 0.0) * (LOSS_HEIGHT - 14):.1f}" for s in group]
+        title = f"loss of attempt {attempt}" + (", steps lost" if gone else "")
+        # A line needs two points, and one logged step is worth a dot.
+        if len(points) == 1:
+            points.append(points[0])
+        kind = "curve gone" if gone else "curve"
+        parts.append(f'<polyline class="{kind}" stroke-linecap="round" points="{" ".join(points)}">'
+                     f"<title>{clean(title)}</title></polyline>")  # fmt: skip
+    return parts, bottom + 24
+
+
+def _recoveries(facts: Evidence, y: float) -> tuple[list[str], float]:
+    """Returns each recovery on an axis of its own, because most are too short for that of the job."""
+    parts: list[str] = []
+    for recovery in facts.recoveries:
+        parts.append(_text(LEFT, y + 10, recovery_text(recovery)))
+        x, full = LEFT, WIDTH - LEFT - RIGHT
+        for phase, seconds in recovery.seconds.items():
+            width = full * seconds / recovery.total if recovery.total else 0.0
+            text = f"{PHASE_NAMES.get(phase, phase)} {durations.format_duration(seconds)}"
+            if width >= 1:
+                parts.append(_rect(x, y + 16, width, 16, CLASSES[PHASES[phase]], text))
+            if width >= 7 * len(text):
+                parts.append(_text(x + 4, y + 28, text))
+            x += width
+        y += RECOVERY_HEIGHT
+    return parts, y + 6

@@ -1,0 +1,242 @@
+"""Runs workers with the agent's own supervisor and warm process, in a process whose children the supervisor may reap.
+
+`python -m tests.unit.agent.warm_driver SCENARIO` reads JSON from standard input, and writes JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dtj_agent.net.loop import Loop
+from dtj_agent.workers.python_command import PythonCommand
+from dtj_agent.workers.supervisor import Supervisor, children
+from dtj_agent.workers.warm_process import WarmProcess
+from dtj_agent.workers.worker_start import WorkerStart
+
+PATIENCE = 90.0
+
+
+class Driver:
+    """One pod without an agent. `results` has exit code and output of each rank of the last attempt."""
+
+    def __init__(self, modules: list[str], options: tuple[str, ...] = ("-u",)) -> None:
+        self.loop = Loop()
+        self.supervisor = Supervisor(self.loop, is_init=False)
+        self.logs: list[str] = []
+        command = PythonCommand(sys.executable, list(options), "", False)
+        self.warm = WarmProcess(self.loop, command, dict(os.environ), modules, self.supervisor.spared, guarded=True)
+        self.warm.log = self.logs.append
+        self.warm.on_output = lambda data: self.logs.append(data.decode())
+        self.starter = WorkerStart(self.loop, self.supervisor, self.warm, self.logs.append)
+        self.starter_callback = self.supervisor.before_strangers
+        self.plain = WorkerStart(self.loop, self.supervisor, None, self.logs.append)
+        self.results: dict[int, list[Any]] = {}
+        self.output = b""
+        self.gone = False
+        self.ranks = 0
+        self.supervisor.on_output = self._write
+        self.supervisor.on_exit = self._ended
+        self.supervisor.on_gone = self._gone
+
+    def _write(self, data: bytes) -> None:
+        self.output += data
+
+    def _ended(self, exits: list[Any]) -> None:
+        for worker in exits:
+            self.results[worker.rank] = [worker.exit_code, ""]
+
+    def _gone(self) -> None:
+        self.gone = True
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        self.loop.later(0.005, lambda: None)
+        while not condition():
+            self.loop.later(0.005, lambda: None)
+            self.loop.run_once()
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {PATIENCE:g} s: {what}; {self.logs} {self.results} {self.output!r}")
+
+    def ready(self) -> None:
+        self.warm.start()
+        self.until(lambda: self.warm.is_ready or self.warm.is_off, "a warm process")
+
+    def environments(self, ranks: int, **more: str) -> dict[int, dict[str, str]]:
+        own = {"DTJ_ATTEMPT": "1", "DTJ_AGENT_SOCKET": "/nowhere", **more}
+        return {rank: {**os.environ, **own, "RANK": str(rank)} for rank in range(ranks)}
+
+    def begin(self, command: list[str], ranks: int = 1, plain: bool = False, **more: str) -> None:
+        self.results, self.output, self.gone, self.ranks = {}, b"", False, ranks
+        self.supervisor.before_strangers = (lambda: None) if plain else self.starter_callback
+        (self.plain if plain else self.starter).start(command, self.environments(ranks, **more))
+
+    def stop(self, grace: float = 0.0) -> None:
+        self.starter.cancel()
+        self.supervisor.stop(grace)
+        self.until(lambda: self.gone, "the workers to be gone")
+
+    def finish(self) -> dict[int, list[Any]]:
+        """Waits for all ranks. Returns exit code and output by rank."""
+        self.until(lambda: len(self.results) == self.ranks, "the end of all ranks")
+        self.stop()
+        for rank, result in self.results.items():
+            prefix = b"[rank %d] " % rank
+            lines = [line[len(prefix) :] for line in self.output.splitlines() if line.startswith(prefix)]
+            result[1] = b"\n".join(lines).decode()
+        return self.results
+
+    def run(self, command: list[str], ranks: int = 1, plain: bool = False, **more: str) -> dict[int, list[Any]]:
+        self.begin(command, ranks, plain, **more)
+        return self.finish()
+
+    def close(self) -> None:
+        self.warm.close()
+
+
+def both(request: Any) -> Any:
+    """Runs each command forked and plainly."""
+    driver = Driver(request.get("modules", []))
+    driver.ready()
+    found = [[driver.run(command), driver.run(command, plain=True)] for command in request["commands"]]
+    driver.close()
+    return {"results": found, "logs": driver.logs}
+
+
+def ranks(request: Any) -> Any:
+    """Runs one command on two forked ranks."""
+    driver = Driver(request.get("modules", []), tuple(request.get("options", ["-u"])))
+    driver.ready()
+    result = driver.run(request["command"], 2)
+    driver.close()
+    return {"result": result, "logs": driver.logs}
+
+
+def killed_while_idle(request: Any) -> Any:
+    driver = Driver([])
+    driver.ready()
+    first = driver.warm.pid
+    os.kill(first, signal.SIGKILL)
+    driver.until(lambda: not driver.warm.is_ready, "the end to be noticed")
+    results = [driver.run(request["command"], 2)]
+    driver.until(lambda: driver.warm.is_ready, "another warm process")
+    results.append(driver.run(request["command"], 2))
+    other = driver.warm.pid != first
+    driver.close()
+    return {"results": results, "logs": driver.logs, "other": other}
+
+
+def killed_while_forking(request: Any) -> Any:
+    driver = Driver([])
+    driver.ready()
+    os.kill(driver.warm.pid, signal.SIGSTOP)
+    driver.begin(request["command"], 2)
+    os.kill(driver.warm.pid, signal.SIGKILL)
+    result = driver.finish()
+    driver.close()
+    return {"result": result, "logs": driver.logs}
+
+
+def silent_while_forking(request: Any) -> Any:
+    from dtj_contract import names
+
+    names.WARM_FORK_SECONDS = 0.3
+    driver = Driver([])
+    driver.ready()
+    os.kill(driver.warm.pid, signal.SIGSTOP)
+    result = driver.run(request["command"], 2)
+    names.WARM_FORK_SECONDS = 90.0
+    driver.until(lambda: driver.warm.is_ready, "another warm process")
+    again = driver.run(request["command"], 2)
+    driver.close()
+    return {"result": result, "again": again, "logs": driver.logs}
+
+
+def killed_while_stopping(request: Any) -> Any:
+    """Stops an attempt while its workers are being forked, and kills the warm process."""
+    driver = Driver([])
+    driver.ready()
+    os.kill(driver.warm.pid, signal.SIGSTOP)
+    driver.begin(request["command"], 2)
+    driver.starter.cancel()
+    driver.supervisor.stop(0.0)
+    os.kill(driver.warm.pid, signal.SIGKILL)
+    driver.until(lambda: driver.gone, "the workers to be gone")
+    stopped = dict(driver.results)
+    driver.until(lambda: driver.warm.is_ready, "another warm process")
+    result = driver.run(request["command"], 2)
+    driver.close()
+    return {"stopped": stopped, "result": result, "logs": driver.logs}
+
+
+def stopped_before_the_byte(request: Any) -> Any:
+    """Stops an attempt while forked workers wait for the agent: none may run its script."""
+    driver = Driver([])
+    driver.ready()
+    driver.begin(request["command"], 2)
+    forked = _forked(driver, 2)
+    driver.stop()
+    alive = [pid for pid in forked if pid in children()]
+    driver.close()
+    return {"results": driver.results, "alive": alive, "output": driver.output.decode()}
+
+
+def dies_before_it_is_known(request: Any) -> Any:
+    """Kills workers that have reported their pid, before the agent has read that."""
+    driver = Driver([])
+    driver.ready()
+    driver.begin(request["command"], 2)
+    forked = _forked(driver, 2)
+    for pid in forked:
+        os.kill(pid, signal.SIGKILL)
+    # The supervisor hears of the deaths before it reads the gates.
+    while any(_state(pid) != "Z" for pid in forked):
+        time.sleep(0.002)
+    driver.supervisor.reap()
+    result = driver.finish()
+    driver.close()
+    return {"result": result, "logs": driver.logs}
+
+
+def unequal_environment(request: Any) -> Any:
+    driver = Driver([])
+    driver.ready()
+    results = [driver.run(request["command"], 2, OMP_NUM_THREADS="7"), driver.run(request["command"], 2)]
+    driver.close()
+    return {"results": results, "logs": driver.logs}
+
+
+def _forked(driver: Driver, count: int) -> list[int]:
+    """Waits, without reading anything, until this many children wait for the byte."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found = [pid for pid in children() if pid != driver.warm.pid and os.getsid(pid) == pid]
+        if len(found) == count and all("unix_stream" in _waits_in(pid) or _state(pid) == "S" for pid in found):
+            return found
+        time.sleep(0.002)
+    raise AssertionError(f"no {count} forked workers: {children()}")
+
+
+def _waits_in(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+if __name__ == "__main__":
+    scenario = globals()[sys.argv[1]]
+    print(json.dumps(scenario(json.load(sys.stdin))))

@@ -1,0 +1,91 @@
+"""The recovery benchmark: what its logs prove, and what its tables count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.recovery import logbook
+from benchmarks.recovery.results import REPORT, TABLES, percentile, render
+
+
+def log(rank: int, began: float, steps: list[tuple[float, int]], world: int = 2, attempt: int = 0) -> str:
+    """Returns what the script logs."""
+    lines = [f"begin {began} {attempt} {rank} {world} {100 + rank}", *(f"step {when} {step}" for when, step in steps)]
+    return "\n".join(lines) + "\n"
+
+
+def entries(*logs: str) -> list[logbook.Entry]:
+    return [entry for text in logs for entry in logbook.parse(text)]
+
+
+def test_group_step_is_complete_when_its_last_rank_has_done_it() -> None:
+    found = entries(log(0, 1, [(2, 1), (3, 2)]), log(1, 1, [(2.5, 1)]))
+    assert logbook.group_steps(found) == [(2.5, 1)]
+
+
+def test_step_of_a_process_from_before_the_fault_ends_no_recovery() -> None:
+    survivor, replacement = log(0, 1, [(2, 1), (9, 7)]), log(1, 5, [(8, 7)])
+    assert logbook.group_steps(entries(survivor, replacement), after=4) == []
+
+
+def test_step_that_one_rank_of_two_completes_ends_no_recovery() -> None:
+    assert logbook.group_steps(entries(log(0, 5, [(6, 7)]), log(1, 5, [])), after=4) == []
+
+
+def test_smaller_group_recovers_with_its_own_size() -> None:
+    """Reads the logs of a process that entered the training twice, as with an in-process restart."""
+    twice = log(0, 1, [(2, 1)], world=3) + log(0, 5, [(6, 2)], world=2)
+    assert logbook.group_steps(entries(twice, log(1, 5, [(6.5, 2)], world=2)), after=4) == [(6.5, 2)]
+
+
+def test_line_that_is_being_written_is_ignored() -> None:
+    assert logbook.parse(log(0, 1, [(2, 1)]) + "step 3.0")[0].steps == [(2.0, 1)]
+
+
+def trial(arm: str, seconds: float | None, **more: Any) -> dict[str, Any]:
+    return {"arm": arm, "trial": 0, "seconds": seconds, **more}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [
+        ([0.2, 0.2, 0.5], "met"),
+        ([0.2, 0.2, None], "missed"),
+        ([0.3, 0.3, 0.3], "missed"),
+        ([0.2, 0.2, 0.7], "missed"),
+    ],
+)
+def test_kill_meets_its_target_only_if_all_recover_in_time(seconds: list[float | None], verdict: str) -> None:
+    text = render(TABLES["kill"], "here", [trial("dtj", value) for value in seconds])
+    assert f"p95 ≤ 0.6: {verdict} |" in text
+
+
+def test_hang_counts_as_the_limit() -> None:
+    text = render(TABLES["kill"], "here", [trial("torchrun", value) for value in (3.0, None, None)])
+    assert "| torchrun | 1/3 | ≥ 75 | ≥ 75 | ≥ 75 |  |" in text
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [(1.0, "0.50x, met"), (1.2, "0.60x, missed")])
+def test_first_start_is_judged_beside_that_of_torchrun(ours: float, verdict: str) -> None:
+    assert verdict in render(TABLES["start"], "here", [trial("dtj", ours), trial("torchrun", 2.0)])
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.99, "met"), (0.97, "missed")])
+def test_goodput_is_better_when_larger(share: float, verdict: str) -> None:
+    assert f"≥ 0.98: {verdict} |" in render(TABLES["goodput"], "here", [trial("dtj", 0.0, goodput=share)])
+
+
+def test_named_ranks_are_counted() -> None:
+    text = render(TABLES["stop"], "here", [trial("dtj", 2.0, named=True), trial("dtj", 2.0, named=False)])
+    assert "names the stopped rank in 1 of 2 trials" in text
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.95, 19.0), (1.0, 20.0), (0.05, 1.0)])
+def test_percentile_is_a_measured_value(share: float, value: float) -> None:
+    assert percentile([float(number) for number in range(20, 0, -1)], share) == value
+
+
+def test_recovery_readme_has_the_figures_of_the_results() -> None:
+    assert REPORT.rendered() == REPORT.readme.read_text(), "run python -m benchmarks.recovery --render"

@@ -1,0 +1,119 @@
+"""A restarted group takes the newest step that all ranks have, of one line, and never an abandoned one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtj_trainer.snapshots.choice import Choice, Found, Volume, choose
+from dtj_trainer.snapshots.interval import Interval, steps_between
+from dtj_trainer.snapshots.partner import Size, lacking, pair, sent_whole
+
+NO_CHECKPOINT = Volume()
+
+
+def found(
+    pod: int, owner: int, step: int, attempt: int = 1, data: str = "same", whole: bool = True, started: int = 0
+) -> Found:
+    return Found(
+        pod=pod, name=f"{attempt}-{owner}-{step}-{pod}", owner=owner, attempt=attempt, started=started, step=step,
+        layout="fits", manifest_bytes=1, blob_bytes=1, private_bytes=1, data_bytes=1, private_digest=f"p{owner}",
+        data_digest=data, has_data=whole,
+    )  # fmt: skip
+
+
+def chosen(*snapshots: Found, attempt: int = 9, volume: Volume = NO_CHECKPOINT, pods: tuple[int, ...] = (0, 1)) -> str:
+    """Returns `attempt@step source` of what is chosen; "" if nothing is."""
+    choice: Choice | None = choose(snapshots, pods=pods, layouts=["fits"] * len(pods), attempt=attempt, volume=volume)
+    return f"{choice.line[0]}@{choice.step} {choice.source}" if choice else ""
+
+
+BOTH = (found(0, 0, 5), found(1, 1, 5))
+CASES = {
+    "all have it": (BOTH, {}, "1@5 memory"),
+    "one was killed while it wrote step 6": ((*BOTH, found(0, 0, 6)), {}, "1@5 memory"),
+    "no step in common": ((found(0, 0, 6), found(1, 1, 5)), {}, ""),
+    "a lost pod, a replica, no copy of what is private": ((found(0, 0, 5),), {}, ""),
+    "a lost pod, a replica": ((found(0, 0, 5), found(0, 1, 5, whole=False)), {}, "1@5 replica"),
+    "a lost pod whose data nobody else had": (
+        (found(0, 0, 5, data="a"), found(0, 1, 5, data="b", whole=False)), {}, "",
+    ),
+    "a lost pod, a partner's copy": ((found(0, 0, 5, data="a"), found(0, 1, 5, data="b")), {}, "1@5 partner"),
+    "a newer checkpoint": (BOTH, {"volume": Volume(step=6, attempt=1)}, ""),
+    "a checkpoint of the same step": (BOTH, {"volume": Volume(step=5, attempt=1)}, "1@5 memory"),
+    "an older checkpoint of a later attempt: the line was abandoned": (
+        BOTH, {"volume": Volume(step=3, attempt=2)}, "",
+    ),
+    "a newer line that is shorter": (
+        (*BOTH, found(0, 0, 3, attempt=2, started=2), found(1, 1, 3, attempt=2, started=2)), {}, "2@3 memory",
+    ),
+    "a pod that comes back with an abandoned line": (
+        (found(0, 0, 3, attempt=2), found(0, 1, 3, attempt=2, whole=False), found(1, 1, 5)), {}, "2@3 replica",
+    ),
+    "two lines are never mixed": ((found(0, 0, 5, attempt=2), found(1, 1, 5, attempt=1)), {}, ""),
+    "nor two beginnings": ((found(0, 0, 5, started=1), found(1, 1, 5, started=2)), {}, ""),
+    "of this very attempt": (BOTH, {"attempt": 1}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_choice_is_the_newest_that_all_ranks_can_load(name: str) -> None:
+    snapshots, more, wanted = CASES[name]
+    assert chosen(*snapshots, **more) == wanted  # type: ignore[arg-type]
+
+
+def test_snapshot_of_another_layout_is_not_taken() -> None:
+    assert choose(BOTH, pods=[0, 1], layouts=["fits", "other"], attempt=9, volume=NO_CHECKPOINT) is None
+
+
+def test_data_is_taken_from_a_mate_in_the_pod_before_another_pod() -> None:
+    everything = (found(0, 0, 5, whole=False), found(0, 1, 5), found(1, 2, 5))
+    choice = choose(everything, pods=[0, 0, 1], layouts=["fits"] * 3, attempt=9, volume=NO_CHECKPOINT)
+    assert choice is not None
+    assert choice.pieces[0].data.owner == 1
+
+
+@pytest.mark.parametrize(
+    ("cost", "step", "steps"), [(0.001, 1.0, 1), (0.02, 1.0, 1), (0.021, 1.0, 2), (0.5, 0.1, 250), (0.01, 0.01, 50)]
+)
+def test_interval_keeps_to_two_percent(cost: float, step: float, steps: int) -> None:
+    assert steps_between(cost, step) == steps
+
+
+def test_automatic_interval_waits_for_what_the_ranks_agree_on() -> None:
+    interval = Interval(None)
+    interval.begin(100)
+    assert [step for step in range(101, 104) if interval.due(step)] == [102, 103]
+    interval.taken(102)
+    assert not interval.due(1000), "its cost is not known"
+    interval.agreed(0.05, 0.5)
+    assert [step for step in range(103, 109) if interval.due(step)] == [107, 108]
+
+
+def test_fixed_interval_is_kept() -> None:
+    interval = Interval(3)
+    interval.begin(10)
+    interval.taken(13)
+    interval.agreed(9.0, 0.001)
+    assert [step for step in range(14, 18) if interval.due(step)] == [16, 17]
+
+
+def test_partner_is_the_same_place_in_the_next_pod() -> None:
+    pods = [0, 0, 1, 1, 2, 2]
+    pairs = [pair(pods, rank) for rank in range(6)]
+    assert pairs == [(2, 4), (3, 5), (4, 0), (5, 1), (0, 2), (1, 3)]
+    assert pair([0, 0], 0) is None
+    assert pair([0, 0, 1], 0) is None
+
+
+def size(pod: int, digest: str, room: int) -> Size:
+    return Size(pod=pod, private_bytes=1000, data_bytes=50_000, data_digest=digest, room=room)
+
+
+def test_whole_snapshots_are_sent_where_no_other_pod_has_the_data() -> None:
+    replicas = [size(0, "a", 20_000), size(1, "a", 20_000)]
+    assert sent_whole(replicas) == (False, False)
+    assert lacking(replicas, (False, False)) is None
+    shards = [size(0, "a", 200_000), size(1, "b", 20_000)]
+    assert sent_whole(shards) == (True, True)
+    assert lacking(shards, (True, True)) == (2 * (4096 + 51_000), 20_000)
+    assert sent_whole([size(0, "a", 0), size(0, "a", 0)]) == (True, True), "a mate in the pod is lost with it"

@@ -1,0 +1,125 @@
+"""The snapshot that a restarted group takes, decided from what all ranks have found (pure).
+
+All ranks decide from the same list, so they decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["memory", "replica", "partner"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A valid snapshot in the shared memory of one pod."""
+
+    pod: int
+    name: str
+    """File name in that pod."""
+    owner: int
+    """The rank whose state it is."""
+    attempt: int
+    started: int
+    step: int
+    layout: str
+    manifest_bytes: int
+    blob_bytes: int
+    private_bytes: int
+    data_bytes: int
+    private_digest: str
+    data_digest: str
+    has_data: bool
+
+    @property
+    def line(self) -> tuple[int, int, int]:
+        """Snapshots of one line and step fit together; the newest line comes first."""
+        return (self.attempt, self.step, self.started)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Volume:
+    """The newest checkpoint on the volume."""
+
+    step: int = -1
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The two parts that one rank loads, each from any pod."""
+
+    private: Found
+    data: Found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The step that all ranks load, and from where."""
+
+    step: int
+    line: tuple[int, int, int]
+    pieces: tuple[Pieces, ...]
+    """By rank."""
+    source: Source
+    """The farthest that any rank's state comes from."""
+
+
+def choose(
+    found: Sequence[Found], *, pods: Sequence[int], layouts: Sequence[str], attempt: int, volume: Volume
+) -> Choice | None:
+    """Returns the newest snapshot that all ranks can load; None if the volume's checkpoint is newer.
+
+    A line is what one attempt did from where it began. A newer attempt's line comes first even where
+    an older one got farther: the older was abandoned. A checkpoint of a later attempt at a lower step
+    shows the same.
+
+    Args:
+        found: All ranks' findings, of this job and world size.
+        pods: The pod of each rank.
+        layouts: The layout of each rank's state.
+        attempt: The attempt that begins. Its own snapshots are of another State of this process.
+        volume: The newest checkpoint.
+    """
+    fitting = [
+        f
+        for f in found
+        if f.owner < len(layouts)
+        and f.layout == layouts[f.owner]
+        and f.attempt < attempt
+        and f.step >= volume.step
+        and f.attempt >= volume.attempt
+    ]
+    for line in sorted({f.line for f in fitting}, reverse=True):
+        same = [f for f in fitting if f.line == line]
+        pieces = [_pieces(rank, pod, same) for rank, pod in enumerate(pods)]
+        complete = [p for p in pieces if p is not None]
+        if len(complete) == len(pods):
+            kinds: list[Source] = [_source(rank, pods[rank], p) for rank, p in enumerate(complete)]
+            source: Source = "partner" if "partner" in kinds else "replica" if "replica" in kinds else "memory"
+            return Choice(line[1], line, tuple(complete), source)
+    return None
+
+
+def _pieces(rank: int, pod: int, same: Sequence[Found]) -> Pieces | None:
+    """Returns where a rank's state is: its own file, else a partner's copy, its data also at a replica's."""
+    mine = sorted((f for f in same if f.owner == rank), key=lambda f: (f.pod != pod, not f.has_data, f.name))
+    if not mine:
+        return None
+    private = mine[0]
+    whole = [f for f in mine if f.has_data]
+    if whole and whole[0].pod == pod:
+        return Pieces(private, whole[0])
+    # The digest of the lost data is in the private part: what has it is a true replica.
+    wanted = (private.data_digest, private.data_bytes)
+    replicas = [f for f in same if f.has_data and (f.data_digest, f.data_bytes) == wanted]
+    replicas.sort(key=lambda f: (f.pod != pod, f.owner != rank, f.pod, f.name))
+    return Pieces(private, replicas[0]) if replicas else None
+
+
+def _source(rank: int, pod: int, pieces: Pieces) -> Source:
+    if pieces.data.owner != rank:
+        return "replica"
+    return "memory" if pieces.data.pod == pod else "partner"

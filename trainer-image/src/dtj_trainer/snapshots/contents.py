@@ -1,0 +1,232 @@
+"""The contents of a snapshot: the live tensors of one rank as they are, and everything else as one blob.
+
+Nothing is gathered, renamed or converted: a snapshot only ever goes back into the same rank of the
+same world. Two lists of tensors: the data (parameters, the optimizer's tensors), which replicas have
+in common, and the private ones (buffers), which under DDP each rank has for itself. The blob has
+random numbers, step counts that are no tensors, options of the optimizers, and every other part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from dtj_trainer.checkpoint import rng
+from dtj_trainer.checkpoint.contents import Stateful
+from dtj_trainer.errors import SnapshotError
+
+Named = list[tuple[str, torch.Tensor]]
+Key = tuple[str, str, tuple[int, ...], str, bool]
+"""Name, dtype, local shape, kind of device, and whether it is a DTensor's local part."""
+
+
+class Part(NamedTuple):
+    """A tensor that was read from a snapshot."""
+
+    value: torch.Tensor
+    device: str
+    """The kind of device that it was on."""
+    sharded: bool
+    """Whether it was a DTensor's local part."""
+
+
+class LiveState:
+    """The named parts of a run: modules, optimizers, and anything with a state_dict."""
+
+    def __init__(self, parts: Mapping[str, object]) -> None:
+        self._modules = {k: v for k, v in parts.items() if isinstance(v, nn.Module)}
+        every = {k: v for k, v in parts.items() if isinstance(v, Optimizer)}
+        # An optimizer that has a state_dict of its own keeps more than torch's does.
+        self._optimizers = {k: v for k, v in every.items() if type(v).state_dict is Optimizer.state_dict}
+        taken = self._modules.keys() | self._optimizers.keys()
+        self._others = {k: v for k, v in parts.items() if k not in taken and isinstance(v, Stateful)}
+
+    @torch.no_grad()
+    def layout(self) -> str:
+        """Returns a digest of what a snapshot must fit: it is known before the first step."""
+        private, parameters = self._module_tensors()
+        groups = {
+            name: [type(optimizer).__qualname__, [len(group["params"]) for group in optimizer.param_groups]]
+            for name, optimizer in self._optimizers.items()
+        }
+        others = {name: type(part).__qualname__ for name, part in self._others.items()}
+        facts = [[key(t) for t in private], [key(t) for t in parameters], groups, others, torch.__version__]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+    def tensors(self) -> tuple[Named, Named]:
+        """Returns the live (private, data) tensors. Raises SnapshotError for one that can't be restored."""
+        for module in self._submodules():
+            if isinstance(module, FSDPModule):
+                # After a forward without backward (validation) its parameters are not the
+                # optimizer's.
+                module.reshard()
+        private, data = self._module_tensors()
+        for name, optimizer in self._optimizers.items():
+            for place, parameter in _parameters(optimizer):
+                for field, value in optimizer.state.get(parameter, {}).items():
+                    if not isinstance(field, str):
+                        raise SnapshotError(f"{name}: its state has a key that is no text, {field!r}")
+                    if isinstance(value, torch.Tensor):
+                        _check_placement(f"{name}.{place}.{field}", value, parameter)
+                        data.append((f"{name}.{place}.{field}", value))
+        return private, data
+
+    def blob(self) -> bytes:
+        """Returns everything else, written by torch.save."""
+        optimizers = {}
+        for name, optimizer in self._optimizers.items():
+            values = {
+                f"{place}.{field}": value
+                for place, parameter in _parameters(optimizer)
+                for field, value in optimizer.state.get(parameter, {}).items()
+                if not isinstance(value, torch.Tensor)
+            }
+            groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            optimizers[name] = {"values": values, "groups": groups}
+        tree = {
+            "optimizers": optimizers,
+            "others": {name: part.state_dict() for name, part in self._others.items()},
+            "extra": {name: module.get_extra_state() for name, module in self._with_extra_state()},
+            "rng": rng.capture(),
+        }
+        written = io.BytesIO()
+        try:
+            torch.save(tree, written)
+        except (pickle.PickleError, TypeError, AttributeError, RuntimeError) as e:
+            raise SnapshotError(f"the state can't be written: {str(e).splitlines()[0]}") from e
+        return written.getvalue()
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Part], blob: bytes) -> None:
+        """Loads tensors by name, and what `blob` returned."""
+        tree = read_blob(blob)
+        for module in self._submodules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+            elif discard := getattr(module, "discard_gathered", None):
+                discard()
+        private, parameters = self._module_tensors()
+        for name, live in (*private, *parameters):
+            local(live).copy_(tensors[name].value)
+        for name, optimizer in self._optimizers.items():
+            self._restore_optimizer(name, optimizer, tensors, tree["optimizers"][name])
+        for name, module in self._with_extra_state():
+            module.set_extra_state(tree["extra"][name])
+        for name, part in self._others.items():
+            part.load_state_dict(tree["others"][name])
+        rng.restore(tree["rng"])
+
+    def _restore_optimizer(
+        self, name: str, optimizer: Optimizer, tensors: Mapping[str, Part], saved: dict[str, Any]
+    ) -> None:
+        places = dict(_parameters(optimizer))
+        optimizer.state.clear()
+        for key_, saved_tensor in tensors.items():
+            part, _, rest = key_.partition(".")
+            place, _, field = rest.partition(".")
+            if part == name and place in places:
+                parameter = places[place]
+                optimizer.state[parameter][field] = _as_state(saved_tensor, parameter)
+        for key_, value in saved["values"].items():
+            place, _, field = key_.partition(".")
+            optimizer.state[places[place]][field] = value
+        for group, options in zip(optimizer.param_groups, saved["groups"], strict=True):
+            for option, value in options.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(option), torch.Tensor):
+                    group[option].copy_(value)
+                else:
+                    group[option] = value
+
+    def _module_tensors(self) -> tuple[Named, Named]:
+        private: Named = []
+        data: Named = []
+        for part, module in self._modules.items():
+            data += [(f"{part}.{name}", parameter) for name, parameter in module.named_parameters()]
+            private += [(f"{part}.{name}", buffer) for name, buffer in module.named_buffers()]
+            for submodule in module.modules():
+                if more := getattr(submodule, "unregistered_tensors", None):
+                    data += [(f"{part}.:{name}", tensor) for name, tensor in more().items()]
+        return private, data
+
+    def _submodules(self) -> Iterator[nn.Module]:
+        for module in self._modules.values():
+            yield from module.modules()
+
+    def _with_extra_state(self) -> Iterator[tuple[str, nn.Module]]:
+        for part, module in self._modules.items():
+            for name, submodule in module.named_modules():
+                if type(submodule).get_extra_state is not nn.Module.get_extra_state:
+                    yield f"{part}.{name}", submodule
+
+
+def read_blob(blob: bytes) -> dict[str, Any]:
+    """Reads what `LiveState.blob` returned. Raises SnapshotError for a class that torch does not load by itself."""
+    try:
+        tree: dict[str, Any] = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+    except (pickle.PickleError, TypeError, AttributeError, RuntimeError) as e:
+        raise SnapshotError(f"the state can't be read back: {str(e).splitlines()[0]}") from e
+    return tree
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a tensor that this rank holds. Call it without gradients."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def key(named: tuple[str, torch.Tensor]) -> Key:
+    """Returns what describes one tensor in a manifest."""
+    name, tensor = named
+    part = local(tensor)
+    return (
+        name,
+        str(part.dtype).removeprefix("torch."),
+        tuple(part.shape),
+        part.device.type,
+        isinstance(tensor, DTensor),
+    )
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields each parameter with its place: group and number."""
+    for number, group in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(group["params"]):
+            yield f"{number}/{index}", parameter
+
+
+def _check_placement(name: str, value: torch.Tensor, parameter: torch.Tensor) -> None:
+    if isinstance(value, DTensor):
+        same = isinstance(parameter, DTensor) and (value.device_mesh, value.placements, value.shape) == (
+            parameter.device_mesh,
+            parameter.placements,
+            parameter.shape,
+        )
+        if not same:
+            raise SnapshotError(f"{name} is not sharded as its parameter is")
+
+
+def _as_state(saved: Part, parameter: torch.Tensor) -> torch.Tensor:
+    value = saved.value.clone()
+    if saved.device != "cpu":
+        value = value.to(local(parameter).device)
+    if not saved.sharded:
+        return value
+    if not isinstance(parameter, DTensor):
+        raise SnapshotError("the state of a parameter was sharded, and the parameter is not")
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

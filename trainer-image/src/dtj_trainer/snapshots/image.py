@@ -1,0 +1,129 @@
+"""Where each part of a state lies in a snapshot's file, and the copy there and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from dtj_trainer.errors import SnapshotError
+from dtj_trainer.snapshots.contents import Key, Named, Part, key, local
+from dtj_trainer.snapshots.slot import HEADER_BYTES, Slot, aligned
+
+_UNIT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The places of one state. Valid as long as the tensors have the same names and shapes."""
+
+    keys: tuple[tuple[Key, ...], tuple[Key, ...]]
+    """Of the private tensors, and of the data."""
+    manifest: bytes
+    places: tuple[int, ...]
+    """Offset in the file of each tensor, private ones first."""
+    blob_room: int
+    private_bytes: int
+    data_bytes: int
+
+    @classmethod
+    def of(cls, keys: tuple[tuple[Key, ...], tuple[Key, ...]], blob_bytes: int) -> Image:
+        """Lays out a file. The blob has room to grow, because numbers in it do."""
+        sizes = [_bytes_of(each) for part in keys for each in part]
+        blob_room = _rounded(blob_bytes + blob_bytes // 4 + 4096)
+        private = len(keys[0])
+
+        def offsets(begin: int, parts: Sequence[int]) -> tuple[list[int], int]:
+            out = []
+            for size in parts:
+                out.append(begin)
+                begin += _rounded(size)
+            return out, begin
+
+        def manifest(places: Sequence[int]) -> bytes:
+            named = [*keys[0], *keys[1]]
+            return json.dumps([[*each, place] for each, place in zip(named, places, strict=True)]).encode()
+
+        # Places are part of the manifest, so their digits are given room.
+        room = _rounded(len(manifest([10**15] * len(sizes))))
+        first, end = offsets(HEADER_BYTES + room + blob_room, sizes[:private])
+        private_bytes = aligned(end - HEADER_BYTES)
+        second, end = offsets(HEADER_BYTES + private_bytes, sizes[private:])
+        places = (*first, *second)
+        data_bytes = aligned(end - HEADER_BYTES - private_bytes)
+        return cls(keys, manifest(places).ljust(room), places, blob_room, private_bytes, data_bytes)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return HEADER_BYTES + self.private_bytes + self.data_bytes
+
+    def views(self, content: torch.Tensor) -> list[torch.Tensor]:
+        """Returns each tensor's place in a file as a tensor."""
+        every = [each for part in self.keys for each in part]
+        return [_view(content, each, place) for each, place in zip(every, self.places, strict=True)]
+
+
+def keys_of(private: Named, data: Named) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+    """Returns what an Image is made of."""
+    return tuple(map(key, private)), tuple(map(key, data))
+
+
+def fill(slot: Slot, views: Sequence[torch.Tensor], image: Image, tensors: Sequence[torch.Tensor], blob: bytes) -> None:
+    """Copies a state into a file. On a GPU the copies are only queued, before the work that follows."""
+    at = HEADER_BYTES
+    slot.put(at, image.manifest)
+    slot.put(at + len(image.manifest), blob)
+    for view, tensor in zip(views, tensors, strict=True):
+        part = local(tensor)
+        view.copy_(part, non_blocking=part.is_cuda)
+
+
+def unpack(
+    private: torch.Tensor, data: torch.Tensor, manifest_bytes: int, blob_bytes: int
+) -> tuple[dict[str, Part], bytes]:
+    """Returns (tensors by name, the blob).
+
+    Raises SnapshotError for a manifest that does not fit its file.
+    """
+    named = {}
+    for each, place in _manifest(bytes(private[:manifest_bytes].numpy())):
+        at = place - HEADER_BYTES
+        content, at = (private, at) if at < private.numel() else (data, at - private.numel())
+        if at < 0 or at + _bytes_of(each) > content.numel():
+            raise SnapshotError(f"{each[0]} lies outside of its snapshot")
+        named[each[0]] = Part(_view(content, each, at), each[3], each[4])
+    return named, bytes(private[manifest_bytes : manifest_bytes + blob_bytes].numpy())
+
+
+def _manifest(raw: bytes) -> Iterator[tuple[Key, int]]:
+    try:
+        for name, dtype, shape, device, sharded, place in json.loads(raw):
+            yield (str(name), str(dtype), tuple(int(n) for n in shape), str(device), bool(sharded)), int(place)
+    except (ValueError, TypeError) as e:
+        raise SnapshotError(f"the manifest is damaged: {e}") from None
+
+
+def _bytes_of(each: Key) -> int:
+    return prod(each[2]) * _dtype(each).itemsize
+
+
+def _dtype(each: Key) -> torch.dtype:
+    found = getattr(torch, each[1], None)
+    if not isinstance(found, torch.dtype):
+        raise SnapshotError(f"{each[0]} has the unknown type {each[1]!r}")
+    return found
+
+
+def _view(content: torch.Tensor, each: Key, at: int) -> torch.Tensor:
+    size = _bytes_of(each)
+    if not size:
+        return torch.empty(each[2], dtype=_dtype(each))
+    return content[at : at + size].view(_dtype(each)).view(each[2])
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _UNIT) * _UNIT

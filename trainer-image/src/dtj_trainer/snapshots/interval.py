@@ -1,0 +1,68 @@
+"""How often a snapshot is taken: as often as the budget allows, by what the last ones have cost (pure)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+BUDGET = 0.02
+"""The share of the training's time that snapshots may take."""
+MEASURED = 5
+"""The newest costs that count; their median, because a busy machine makes one of them long."""
+
+
+class Interval:
+    """Decides at which steps snapshots are taken, alike on all ranks.
+
+    All that it decides from is agreed: fixed, or exchanged by the ranks.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        """Takes the steps between two snapshots; None follows the cost."""
+        self.every = every
+        self._next: int | None = None
+        self._last = 0
+        self._costs: deque[float] = deque(maxlen=MEASURED)
+        self._steps: deque[float] = deque(maxlen=2 * MEASURED)
+
+    def begin(self, step: int) -> None:
+        """Begins at this step. The first step is no measure, so the first snapshot follows the second."""
+        self._next = step + (self.every or 2)
+
+    def due(self, step: int) -> bool:
+        """Returns whether a snapshot follows this step."""
+        return self._next is not None and step >= self._next
+
+    def taken(self, step: int) -> None:
+        """Records a snapshot. The next one's step is known at once, or after the next exchange."""
+        self._last = step
+        self._next = step + self.every if self.every else None
+
+    def record_cost(self, seconds: float) -> None:
+        """Records what a snapshot has cost this rank."""
+        self._costs.append(seconds)
+
+    def record_step(self, seconds: float) -> None:
+        """Records a step of this rank, without its saves."""
+        self._steps.append(seconds)
+
+    @property
+    def cost(self) -> float:
+        """Seconds that a snapshot costs this rank; 0 if none was taken."""
+        return statistics.median(self._costs) if self._costs else 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        """A step of this rank; 0 if none was measured."""
+        return statistics.median(self._steps) if self._steps else 0.0
+
+    def agreed(self, cost: float, step_seconds: float) -> None:
+        """Sets the interval from the greatest cost and step of any rank."""
+        if not self.every and cost > 0 and step_seconds > 0:
+            self._next = self._last + steps_between(cost, step_seconds)
+
+
+def steps_between(cost: float, step_seconds: float) -> int:
+    """Returns the steps between two snapshots that keep to the budget."""
+    return max(1, math.ceil(cost / (BUDGET * step_seconds)))

@@ -1,0 +1,156 @@
+"""Takes a snapshot after a restart: all ranks look, choose alike, fetch, check, and load, or none does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.errors import SnapshotError
+from dtj_trainer.snapshots import slot
+from dtj_trainer.snapshots.choice import Choice, Found, Volume, choose
+from dtj_trainer.snapshots.contents import LiveState
+from dtj_trainer.snapshots.image import unpack
+from dtj_trainer.snapshots.partner import receive, send
+from dtj_trainer.snapshots.slot import Header, Snapshot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a run's snapshots are, and whose they are."""
+
+    directory: Path
+    job: str
+    attempt: int
+    pod: int
+    state: int
+    """Number of the State in this process, from 1."""
+
+    def path(self, kind: str, rank: int) -> Path:
+        """Returns the path of a file without its number."""
+        return self.directory / f"{self.state}-{self.attempt}-{kind}-{rank}"
+
+    def files(self) -> list[Path]:
+        """Returns the files of this State, of any attempt and rank, in order."""
+        try:
+            return sorted(self.directory.glob(f"{self.state}-*"))
+        except OSError:
+            return []
+
+
+class Restore:
+    """One look into the shared memory of all pods; a collective, like all of its methods."""
+
+    def __init__(self, place: Place, group: Group, live: LiveState) -> None:
+        self._place, self._group, self._live = place, group, live
+        # The ranks of a pod share its files, and the reading of them.
+        everywhere = group.all_objects((place.pod, live.layout()))
+        self.pods = [pod for pod, _ in everywhere]
+        self._layouts = [layout for _, layout in everywhere]
+        mates = [rank for rank, pod in enumerate(self.pods) if pod == place.pod]
+        files = place.files()[mates.index(group.rank) :: len(mates)]
+        self._snapshots = {path.name: snapshot for path in files if (snapshot := slot.read(path))}
+        mine = [self._describe(s) for s in self._snapshots.values() if self._is_ours(s.header)]
+        self._found = [found for rank in group.all_objects(mine) for found in rank]
+        self._chosen: Choice | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no pod has a snapshot of this job."""
+        return not self._found
+
+    def choose(self, volume: Volume) -> Choice | None:
+        """Returns what all ranks can load that is no older than the volume's checkpoint."""
+        return choose(self._found, pods=self.pods, layouts=self._layouts, attempt=self._place.attempt, volume=volume)
+
+    def load(self, choice: Choice) -> bool:
+        """Loads a choice. Returns False, with nothing changed, if a piece does not arrive whole.
+
+        Raises SnapshotError on all ranks if one of them can't load what has arrived whole.
+        """
+        pieces, problem = self._fetch(choice), ""
+        if not all(self._group.all_objects(pieces is not None)):
+            return False
+        assert pieces is not None
+        header = choice.pieces[self._group.rank].private
+        self._snapshots.clear()
+        try:
+            self._live.restore(*unpack(*pieces, header.manifest_bytes, header.blob_bytes))
+        except (SnapshotError, RuntimeError, KeyError, ValueError) as e:
+            problem = f"rank {self._group.rank}: {type(e).__name__}: {e}"
+        problems = [p for p in self._group.all_objects(problem) if p]
+        if problems:
+            raise SnapshotError(f"the snapshot of step {choice.step} does not load: {problems[0]}")
+        self._chosen = choice
+        return True
+
+    def forget(self) -> None:
+        """Removes this pod's snapshots that were not loaded: of lines that are abandoned now, or damaged."""
+        kept = set()
+        if self._chosen:
+            kept = {f.name for f in self._found if f.line == self._chosen.line and f.pod == self._place.pod}
+        self._snapshots.clear()
+        if self._group.rank == min(rank for rank, pod in enumerate(self.pods) if pod == self._place.pod):
+            for path in self._place.files():
+                if path.name not in kept:
+                    path.unlink(missing_ok=True)
+
+    def _fetch(self, choice: Choice) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Returns this rank's (private part, data); None if one of them is not what was chosen.
+
+        All ranks go through all pieces in the same order, so each message meets its receiver.
+        """
+        mine: list[torch.Tensor | None] = []
+        for owner, pieces in enumerate(choice.pieces):
+            for found, is_data in ((pieces.private, False), (pieces.data, True)):
+                content = self._move(found, owner, is_data)
+                if owner == self._group.rank:
+                    digest = found.data_digest if is_data else found.private_digest
+                    mine.append(content if content is not None and slot.digest(content) == digest else None)
+        private, data = mine
+        return None if private is None or data is None else (private, data)
+
+    def _move(self, found: Found, owner: int, is_data: bool) -> torch.Tensor | None:
+        """Returns a piece on the rank that needs it; None on all others, or if the file is not as it was."""
+        group = self._group
+        size = found.data_bytes if is_data else found.private_bytes
+        holders = [rank for rank, pod in enumerate(self.pods) if pod == found.pod]
+        holder = owner if owner in holders else holders[owner % len(holders)]
+        content: torch.Tensor | None = None
+        if group.rank == holder:
+            snapshot = slot.read(self._place.directory / found.name)
+            if snapshot is not None:
+                content = snapshot.data if is_data else snapshot.private
+            if content is None or content.numel() != size:
+                content = torch.zeros(size, dtype=torch.uint8)
+        if holder == owner:
+            return content
+        if content is not None:
+            send(content, owner, group.checkpoint)
+            return None
+        return receive(size, holder, group.checkpoint) if group.rank == owner else None
+
+    def _is_ours(self, header: Header) -> bool:
+        place, group = self._place, self._group
+        return (header.job, header.state, header.world_size) == (place.job, place.state, group.world_size)
+
+    def _describe(self, snapshot: Snapshot) -> Found:
+        header = snapshot.header
+        return Found(
+            pod=self._place.pod,
+            name=snapshot.path.name,
+            owner=header.rank,
+            attempt=header.attempt,
+            started=header.started,
+            step=header.step,
+            layout=header.layout,
+            manifest_bytes=header.manifest_bytes,
+            blob_bytes=header.blob_bytes,
+            private_bytes=header.private_bytes,
+            data_bytes=header.data_bytes,
+            private_digest=header.private_digest,
+            data_digest=header.data_digest,
+            has_data=snapshot.data_is_here,
+        )
