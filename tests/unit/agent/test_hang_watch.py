@@ -37,10 +37,10 @@ ROWS: list[tuple[str, HangSettings, dict[int, RankVitals], bool, tuple[str, list
     ("silent, first steps, hung", DEFAULTS, both(age=1201.0, steps=3), True, ("noStep", [])),
     ("silent, first report late", DEFAULTS, both(age=2999.0, steps=1, first=1500.0), True, None),
     ("silent, first report late, later", DEFAULTS, both(age=301.0, first=1500.0), True, ("noStep", [])),
-    ("announces, above the floor", DEFAULTS, both(age=31.0, **LOUD), True, ("noStep", [])),
-    ("announces, below the floor", DEFAULTS, both(age=29.0, **LOUD), True, None),
-    ("announces, at the disk", DEFAULTS, both(age=31.0, disk=True, **LOUD), True, None),
-    ("only one announces", DEFAULTS, {0: rank(0, age=31.0, **LOUD), 1: rank(1, age=31.0)}, True, None),
+    ("announces, above the floor", DEFAULTS, both(age=121.0, **LOUD), True, ("noStep", [])),
+    ("announces, below the floor", DEFAULTS, both(age=119.0, **LOUD), True, None),
+    ("announces, at the disk", DEFAULTS, both(age=121.0, disk=True, **LOUD), True, None),
+    ("only one announces", DEFAULTS, {0: rank(0, age=121.0, **LOUD), 1: rank(1, age=121.0)}, True, None),
     ("validates", DEFAULTS, {0: rank(0, age=9e3, phase="validating"), 1: rank(1, age=9e3)}, True, None),
     ("compiles", DEFAULTS, both(age=9e3, phase="compiling"), True, None),
     ("saves", DEFAULTS, both(age=9e3, phase="saving"), True, None),
@@ -164,12 +164,12 @@ def test_half_hour_with_long_announced_pauses_shows_no_hang(phase: str) -> None:
     assert hung_at(announced(phase, every=400, seconds=200.0)) is None
 
 
-def test_pause_that_nothing_announces_is_a_hang_after_thirty_seconds() -> None:
+def test_pause_that_nothing_announces_is_a_hang_after_two_minutes() -> None:
     trace = [event for _, event in zip(range(1000), announced("saving", every=400, seconds=50.0), strict=False)]
     found = hung_at(iter([*trace, (9999.0, {})]))
     assert found is not None
-    assert 30 <= found.seconds < 32
-    assert hung_at(iter([*trace, (29.0, {}), (0.0, {"phase": "training", "step": 9999}), (29.0, {})])) is None
+    assert 120 <= found.seconds < 122
+    assert hung_at(iter([*trace, (119.0, {}), (0.0, {"phase": "training", "step": 9999}), (119.0, {})])) is None
 
 
 def test_pause_is_learnt_across_attempts() -> None:

@@ -252,7 +252,7 @@ class State:
         return self._progress.pause(phase)
 
     def announce_all_pauses(self) -> None:
-        """Promises that `pause` announces every pause of 30 s or more, so that a hang is found sooner."""
+        """Promises that `pause` announces every pause of two minutes or more, so that a hang is found sooner."""
         self._progress.announce_all_pauses()
 
     def exclude_time(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from dtj_agent.group.vitals import RankVitals
 
 STOPPED_SECONDS = 1.0
 """A debugger stops its process in state t, not T."""
-FLOOR_SECONDS = 30.0
+FLOOR_SECONDS = 120.0
 """For a script that announces every pause, and is not at the disk."""
 SILENT_FLOOR_SECONDS = 300.0
 EARLY_STEPS = 10

@@ -21,5 +21,5 @@ class HangDetection(Model):
     min_seconds: int | None = Field(default=None, ge=5, le=86400)
     """Shortest time without a step that is a hang, outside of announced pauses. A hang also lasts
     at least three times as long as a usual step, and twice as long as the longest pause so far.
-    Default: 30 for a script that announces every pause, as Trainer does; else 300, and 1200 in the
+    Default: 120 for a script that announces every pause, as Trainer does; else 300, and 1200 in the
     first ten steps."""
