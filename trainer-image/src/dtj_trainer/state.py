@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -31,7 +30,7 @@ from dtj_contract import names
 from dtj_trainer.checkpoint.config import DEFAULT_EVERY_STEPS, CheckpointConfig
 from dtj_trainer.checkpoint.manager import CheckpointManager
 from dtj_trainer.checkpoint.store import CheckpointStore
-from dtj_trainer.distributed import config_check
+from dtj_trainer.distributed import config_check, stop_signal
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.stop_consensus import RankStatus, StopConsensus
 from dtj_trainer.distributed.worker_env import WorkerEnv
@@ -150,7 +149,7 @@ class State:
         the step is done and saved.
         """
         self.total = total
-        previous = _on_sigterm(self._stop)
+        previous = stop_signal.catch(self._stop)
         try:
             self.resume()
             if self.on_start:
@@ -174,9 +173,7 @@ class State:
                 self._snapshots.discard()
             self._progress.phase("done", step=self.step, total=self.total)
         finally:
-            if previous is not None:
-                _show_collective_stop(signal.SIG_DFL)
-                signal.signal(signal.SIGTERM, previous)
+            stop_signal.release(previous)
             self._in_step = False
             self._progress.linger()
             self._saves.close()
@@ -357,10 +354,7 @@ class State:
             )
 
     def _count_nonfinite(self, record: Record) -> None:
-        if record.loss is None or math.isfinite(record.loss):
-            self._nonfinite = 0
-            return
-        self._nonfinite += 1
+        self._nonfinite = 0 if record.loss is None or math.isfinite(record.loss) else self._nonfinite + 1
 
     def _log(self, now: float, first: bool) -> None:
         record, self._record = self._record, None
@@ -390,11 +384,8 @@ class State:
                 sink.write(record)
             # A full volume must not end the training; the other sinks continue.
             except (OSError, SinkError) as e:
-                self.notify(
-                    "Warning",
-                    names.Reason.SINK_FAILED,
-                    f"{type(sink).__name__}: {e}; this sink gets no further records",
-                )
+                message = f"{type(sink).__name__}: {e}; this sink gets no further records"
+                self.notify("Warning", names.Reason.SINK_FAILED, message)
                 self.sinks.remove(sink)
 
     def _print(self, text: str) -> None:
@@ -405,20 +396,3 @@ class State:
 
 def _number(value: torch.Tensor | float) -> float:
     return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-
-
-def _on_sigterm(stop: threading.Event) -> Any:
-    """Sets `stop` on SIGTERM.
-
-    Returns the previous handler; None outside the main thread, where it can't be set.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    _show_collective_stop(lambda *_: None)
-    return signal.signal(signal.SIGTERM, lambda *_: stop.set())
-
-
-def _show_collective_stop(handler: Any) -> None:
-    """Shows the agent, by a handler, that the one for SIGTERM saves nothing unless all ranks live."""
-    if names.COLLECTIVE_STOP_SIGNAL in signal.valid_signals():
-        signal.signal(names.COLLECTIVE_STOP_SIGNAL, handler)
