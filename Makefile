@@ -48,7 +48,8 @@ test-e2e: venv cluster-up deploy ## run the tests on kind: install the chart, ki
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests
 
 .PHONY: test-long
-test-long: venv ## run the trainer's tests with the other supported version of torch, in its own environment
+test-long: venv ## run 100,000 simulated worlds, and the trainer's tests with the other supported version of torch
+	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@./hack/test_long.sh
 
 .PHONY: benchmark-trainer

@@ -8,7 +8,10 @@ The world simulates a clock, a network, volumes, processes and pods, and these f
     agents    crash, between two effects of one decision too
     pods      are deleted, evicted, lost with their disks, or replaced while the old pod lives on
     names     lead to the old pod for a while
-    leases    are written to a volume that is slow or fails
+    leases    are written by the real algorithm to a volume that is slow or fails between two operations
+    clocks    of pods differ by up to an hour
+
+Rank 0 reports steps and checkpoints (simulated_training.py).
 
 The invariants are checked after every event. When the faults stop, the job must end, and every pod
 must hold the same outcome. simulated.py has the parts.
@@ -16,20 +19,27 @@ must hold the same outcome. simulated.py has the parts.
 
 from __future__ import annotations
 
+import errno
 import heapq
 from functools import partial
 from typing import Any
 
+from dtj_agent.files.lease_file import claim
 from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.member import WorkerExit
 from dtj_agent.group.messages import FINISHED, STUCK
 from dtj_contract import names
+from tests.unit.agent import simulated_faults as faults
+from tests.unit.agent.lease_volume import DictFolder, Died
 from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
+from tests.unit.agent.simulated_faults import FAULT_SECONDS
+from tests.unit.agent.simulated_training import Training
 
-FAULT_SECONDS = 60.0
 PATIENCE_SECONDS = 400.0
+LARGE_SHARE = 0.002
+"""Of the worlds have 24 or 64 members, which cost as much as dozens of others."""
 
 
 class World(Network):
@@ -37,11 +47,14 @@ class World(Network):
         super().__init__(seed)
         rng = self.rng
         self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
+        if rng.random() < LARGE_SHARE:
+            self.replicas = rng.choice((24, 64))
         self.processes = rng.choice((1, 2))
         self.spec = GroupSpec(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
         self.work = rng.uniform(1.0, 20.0)
         self.has_volume = rng.random() < 0.5
-        self.lease = 0
+        self.folder = DictFolder(self.before_operation)
+        self.training = Training(self)
         self.started: list[int] = []
         self.faults: dict[int, list[str]] = {}
         """The faults that hit the group while an attempt was the last one."""
@@ -80,7 +93,7 @@ class World(Network):
         if not pod.alive or pod.life != life:
             return True
         if self.time < FAULT_SECONDS and not pod.leaving and self.rng.random() < 0.0005:
-            self.note("agent", pod)
+            faults.note(self, "agent", pod)
             self.bring_back(pod, keep_disk=True)
             return True
         return False
@@ -89,14 +102,30 @@ class World(Network):
         assert pod.coordinator is not None
         taken, error = None, None
         if not self.has_volume:
-            self.lease = attempt
-        elif self.time < FAULT_SECONDS and self.rng.random() < 0.1:
-            error = "Input/output error"
-        elif self.lease >= attempt:
-            taken = self.lease
+            self.folder.lease = attempt
         else:
-            self.lease = attempt
-        self.coordinator_does(pod, pod.coordinator.lease_done(attempt, taken, error, self.now()))
+            try:
+                taken = claim(self.folder, attempt)
+            except OSError as problem:
+                error = str(problem.strerror)
+            except Died:
+                faults.note(self, "agent", pod)
+                self.bring_back(pod, keep_disk=True)
+                return
+        self.coordinator_does(pod, pod.coordinator.lease_done(attempt, taken, error, self.now(pod)))
+
+    @property
+    def lease(self) -> int:
+        """The number in the lease file."""
+        return self.folder.lease
+
+    def before_operation(self, operation: str) -> None:
+        """Lets an operation on the volume fail, or the agent die before it."""
+        chance = self.rng.random() if self.time < FAULT_SECONDS else 1.0
+        if chance < 0.002:
+            raise Died
+        if chance < 0.03 and operation != "remove":
+            raise OSError(errno.EIO, "Input/output error")
 
     def member_does(self, pod: Pod, effects: list[member.Effect]) -> None:
         life = pod.life
@@ -131,6 +160,7 @@ class World(Network):
                 self.fail(f"attempt {final['attempt']} has succeeded, but its workers ended with {codes}")
         if pod.is_twin:
             return  # nothing reads its outcome
+        self.training.check(final)
         if final["result"] == "Succeeded":
             check_counted(self, final)
         self.outcomes.append(final)
@@ -164,6 +194,8 @@ class World(Network):
         if set(world) & set(pod.workers):
             self.fail(f"attempt {effect.attempt} has a rank twice")
         world.update(pod.workers)
+        if 0 in pod.workers:
+            self.training.begin(pod, effect.attempt)
         for worker in pod.workers.values():
             self.after(self.work * self.rng.uniform(0.9, 1.1), partial(self.complete, pod, worker))
 
@@ -186,7 +218,7 @@ class World(Network):
             self.log_line(f"pod {pod}: rank {worker.rank} of attempt {worker.attempt} ends with {code}")
             self.workers_die(pod, [worker])
         exited = WorkerExit(worker.rank, code, worker.requested, "", False)
-        self.member_does(pod, pod.member.exited(worker.attempt, [exited], self.now()))
+        self.member_does(pod, pod.member.exited(worker.attempt, [exited], self.now(pod)))
 
     def workers_die(self, pod: Pod, workers: list[Worker]) -> None:
         """Ends the workers. Their peers lose a connection: some fail of that, some hang."""
@@ -230,13 +262,18 @@ class World(Network):
         held = [worker for worker in pod.workers.values() if worker.held and worker.exit_code is None]
         if not held or pod.member.state != "stopping":
             return
-        self.member_does(pod, pod.member.workers_stuck("processes do not die", self.now()))
+        self.member_does(pod, pod.member.workers_stuck("processes do not die", self.now(pod)))
 
         def operator() -> None:
             hub = self.pods[0]
             peer = hub.coordinator.peers.get(pod.ordinal) if hub.alive and hub.coordinator else None
             if any(worker.exit_code is None for worker in held) and pod.alive:
-                if peer is not None and peer.state == STUCK and self.others_know(pod) and self.rng.random() < 0.7:
+                if (
+                    peer is not None
+                    and peer.state == STUCK
+                    and faults.others_know(self, pod)
+                    and self.rng.random() < 0.7
+                ):
                     self.log_line(f"the operator replaces pod {pod}")
                     self.bring_back(pod, keep_disk=False)
                 elif self.rng.random() < 0.2:
@@ -254,86 +291,10 @@ class World(Network):
         if ended and pod.member.state in ("stopping", STUCK):
             pod.workers = {}
             pod.member.port += 1
-            self.member_does(pod, pod.member.workers_gone(self.now()))
-
-    # --- faults ---------------------------------------------------------------------------------------------------
+            self.member_does(pod, pod.member.workers_gone(self.now(pod)))
 
     def fault(self) -> None:
-        if self.time >= FAULT_SECONDS:
-            return
-        self.after(self.rng.expovariate(1 / 6.0), self.fault)
-        pod = self.rng.choice(self.everyone)
-        kind = self.rng.choice(("worker", "worker", "agent", "pod", "leave", "link", "partition", "held", "twin"))
-        if not pod.alive or pod.leaving:
-            return
-        if kind in ("pod", "leave", "twin") and (pod.is_twin or not self.others_know(pod)):
-            # The last pod that remembers the job stays: a cluster's operator has read that memory.
-            return
-        if kind in ("pod", "leave") and self.twins and not self.has_volume:
-            # Without a lease only memory fences, and a new pod that meets the twin first has none.
-            return
-        if kind == "twin" and not self.may_replace(pod):
-            return
-        self.note(kind, pod)
-        if kind == "worker" and pod.workers:
-            worker = self.rng.choice(list(pod.workers.values()))
-            if worker.exit_code is None and not worker.requested and not worker.held:
-                self.failed.add(worker.attempt)
-            self.end(pod, worker, self.rng.choice((-9, 1, -11)))
-        elif kind == "held" and pod.workers and pod.member.state == "running":
-            self.hold(self.rng.choice(list(pod.workers.values())))
-        elif kind == "agent":
-            self.bring_back(pod, keep_disk=True)
-        elif kind == "pod":
-            self.bring_back(pod, keep_disk=False)
-        elif kind == "twin":
-            self.replace(pod)
-        elif kind == "leave":
-            pod.leaving = True
-            self.member_does(pod, pod.member.terminate(self.now()))
-        elif kind == "link" and pod.link is not None:
-            self.cut(pod.link)
-        elif kind == "partition":
-            self.blocked.add(pod)
-            for other in self.everyone:
-                if other.link is not None and not self.reachable(other, other.link.hub):
-                    self.cut(other.link)
-            self.after(self.rng.uniform(0.1, 10.0), lambda: self.blocked.discard(pod))
-
-    def note(self, kind: str, pod: Pod) -> None:
-        self.log_line(f"FAULT {kind}, pod {pod}")
-        self.faults.setdefault(max(self.started, default=0), []).append(kind)
-
-    def may_replace(self, pod: Pod) -> bool:
-        """Returns whether the pod may get a twin: of one ordinal at a time, and never a whole group.
-
-        A whole group of twins could continue by itself, which remains unnoticed while there is no
-        epoch that more than half of the pods have agreed on.
-        """
-        return self.replicas > 1 and all(twin.ordinal == pod.ordinal for twin in self.twins)
-
-    def replace(self, pod: Pod) -> None:
-        """Recreates the pod while the old one lives on: only the control plane has lost its node."""
-        pod.is_twin = True
-        new = self.pods[pod.ordinal] = Pod(self, pod.ordinal, pod.generation + 1)
-        self.twins.append(pod)
-        self.after(self.rng.uniform(0.1, 12.0), new.boot)
-        stale = self.rng.choice((0.0, 1.0, 10.0))
-        self.after(stale, lambda: self.names.__setitem__(pod.ordinal, self.pods[pod.ordinal]))
-        self.after(self.rng.uniform(5.0, 40.0), lambda: self.remove(pod))
-
-    def remove(self, twin: Pod) -> None:
-        """Removes the twin: its node has been cleaned up."""
-        self.twins.remove(twin)
-        self.blocked.discard(twin)
-        twin.kill()
-
-    def others_know(self, pod: Pod) -> bool:
-        """Returns whether the job's memory survives the loss of this pod's disk."""
-        others = [other for other in self.pods if other is not pod and not other.leaving and not other.is_twin]
-        if self.outcomes:
-            return any(other.final is not None for other in others)
-        return not self.group or any(other.saved.get("attempt") == max(self.group) for other in others)
+        faults.strike(self)
 
     # --- invariants -----------------------------------------------------------------------------------------------
 
@@ -364,10 +325,10 @@ class World(Network):
             known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
             if not len(self.group) - 1 <= known <= len(self.started) - 1:
                 self.fail(f"{len(self.group)} attempts ran, but the history has {restarts}")
-        coordinators = [pod.coordinator for pod in self.everyone if pod.coordinator]
-        counted = max((coordinator.history.restarts["counted"] for coordinator in coordinators), default=0)
-        if counted > self.spec.max_restarts:
-            self.fail(f"{counted} counted restarts of {self.spec.max_restarts}")
+        coordinators = [pod.coordinator for pod in (self.pods[0], *self.twins) if pod.coordinator]
+        spent = max((len(coordinator.history.spent) for coordinator in coordinators), default=0)
+        if spent > self.spec.max_restarts:
+            self.fail(f"{spent} restarts weigh on a budget of {self.spec.max_restarts}")
 
     @property
     def is_over(self) -> bool:

@@ -121,6 +121,7 @@ class NeverWell(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.work = 10_000.0
+        self.training.silence = 1.0  # progress would refill the budget
         self.spec = self.spec._replace(max_restarts=2)
 
     def fault(self) -> None:

@@ -9,14 +9,15 @@ import pytest
 
 from tests.unit.agent.simulator import World
 
-SEEDS = int(os.environ.get("DTJ_SIMULATOR_SEEDS", "600"))
+SEEDS = int(os.environ.get("DTJ_SIMULATOR_SEEDS", "2000"))
+FIRST = int(os.environ.get("DTJ_SIMULATOR_FIRST_SEED", "0"))
 BATCHES = 12
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_group_keeps_its_invariants_and_the_job_ends_whatever_breaks(batch: int) -> None:
     """Attempts grow, ranks are contiguous, no pod runs two attempts, and one final outcome comes."""
-    for seed in range(batch, SEEDS, BATCHES):
+    for seed in range(FIRST + batch, FIRST + SEEDS, BATCHES):
         World(seed).run()
 
 
