@@ -16,6 +16,8 @@ import yaml
 from tests.e2e.kit import Job, Kubectl, Object, steps_by_attempt, wait_until
 from tests.e2e.test_recovery import KILL_WORKER
 
+STOP_WORKER = KILL_WORKER.replace("SIGKILL", "SIGSTOP")
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MOUNTED = {
     "torchrun-plain": ("torchrun-plain", "torchrun_plain/train.py"),
@@ -78,11 +80,29 @@ def test_plain_torchrun_script_and_own_loop_recover(example: Example) -> None:
     The agent is put into the pod.
     """
     assert "dtj_" not in (EXAMPLES / MOUNTED["torchrun-plain"][1]).read_text()
-    killed, calm = example("own-loop", "own-loop-killed"), example("own-loop")
     plain = example("torchrun-plain", image="torch")
+    assert_a_stopped_rank_is_named(plain)
+    killed, calm = example("own-loop", "own-loop-killed"), example("own-loop")
     assert_a_killed_worker_changes_no_loss(calm, killed)
     plain.wait("Complete", 150)
     assert (plain.folder / "checkpoint.pt").exists()
+
+
+def assert_a_stopped_rank_is_named(plain: Job) -> None:
+    """Sends SIGSTOP to rank 1 once its optimizer steps are known, and waits for steps of the next attempt."""
+
+    def counted(attempt: int) -> bool:
+        status = plain.get().get("status", {})
+        progress = status.get("progress") or {}
+        return status.get("attempt") == attempt and progress.get("stepSource") == "Optimizer" and progress["step"] > 0
+
+    wait_until("optimizer steps of attempt 1", lambda: counted(1), timeout=150)
+    plain.kubectl("exec", f"{plain.name}-1", "-c", "trainer", "--", "python3", "-c", STOP_WORKER)
+    wait_until("optimizer steps of attempt 2", lambda: counted(2), timeout=150)
+    status = plain.get()["status"]
+    failure = status["failures"][-1]
+    assert (failure["reason"], failure["rank"], failure["pod"]) == ("WorkerHung", 1, f"{plain.name}-1"), failure
+    print("\n", failure["message"], status["recoveries"][-1]["seconds"])
 
 
 def test_whole_trainer_recovers_from_a_script_and_from_a_config(example: Example) -> None:
