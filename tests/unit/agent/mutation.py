@@ -29,7 +29,8 @@ CPU_SECONDS = 30
 """A child that takes longer hangs: all unit tests and seeds take a few seconds."""
 MODULES = (
     "coordinator", "attempt_number", "member", "group_edges", "coordinator_history", "stuck", "restart_policy",
-    "progress", "diagnosis", "saves", "failures", "effect_order", "connection_losses", "coordinator_work",
+    "progress", "diagnosis", "saves", "failures", "effect_order", "connection_losses", "coordinator_work", "hang_watch",
+    "restart_ladder", "restart_rules", "stragglers",
 )  # fmt: skip
 """The test modules that may find a bug; of these, the tests that need no fixture."""
 
