@@ -6,6 +6,7 @@ simulator.py puts the parts together.
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -329,15 +330,17 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
     recoveries = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
     surely = 0
     ever = {kind for kinds in world.faults.values() for kind in kinds}
-    for attempt in world.started[:-1]:
+    for before, attempt in itertools.pairwise([0, *world.started[:-1]]):
         faults = set(world.faults.get(attempt, ()))
+        # Numbers between the two were granted, and started nowhere.
+        earlier = {kind for number in range(before, attempt) for kind in world.faults.get(number, ())}
         # A cut connection may be noticed when the next attempt runs already.
-        clean = set(world.faults.get(attempt - 1, ())) <= free | {"worker"}
+        clean = earlier <= free | {"worker"}
         # Without a lease the number of an attempt that reached no pod may be used again.
         once = world.started.count(attempt + 1) == 1
         recovery = recoveries.get(attempt + 1) if once else None
         # A pod that left before may be missed only now.
-        alone = set(world.faults.get(attempt - 1, ())) <= {"worker"}
+        alone = earlier <= {"worker"}
         if alone and faults == {"worker"} and attempt in world.failed:
             surely += 1
             kind = "InPlace" if "twin" not in ever else recovery["kind"] if recovery else ""

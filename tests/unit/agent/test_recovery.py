@@ -146,13 +146,13 @@ def test_replaced_member_with_a_stale_coordinator_name_asks_its_peers(tmp_path: 
 
 
 def test_worker_that_hangs_on_sigterm_is_killed_soon_in_a_failed_group(tmp_path: Path) -> None:
-    """The worker's state is lost anyway, so the grace of a terminating pod does not apply."""
+    """The worker saves nothing, so the grace of a terminating pod does not apply."""
     with running(tmp_path, 2, DTJ_GRACE_SECONDS="60") as group:
         group.tell("ignore-sigterm")
         group.wait_attempt(1)
         kill(group.worker(0))
         stop = group.wait_attempt(2)["recoveries"][-1]["seconds"]["stop"]
-        assert 0.4 < stop < 30, "half a second, not the 60 s of a terminating pod"
+        assert stop < 30, "not the 60 s of a terminating pod"
 
 
 def test_frozen_agent_is_lost_after_missed_heartbeats(tmp_path: Path) -> None:

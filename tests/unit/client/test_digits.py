@@ -21,7 +21,7 @@ STEPS = 67  # 3 epochs of 1437 samples, 64 at a time
 def digits(*more: str) -> str:
     """Returns the demo's job, smaller, with every step's loss in the log."""
     job = yaml.safe_load(DEMO.read_text())
-    job["spec"]["replicas"] = 2
+    job["spec"]["processesPerPod"] = 1
     job["spec"]["entrypoint"]["args"] = ["--epochs", "3", "--step-time-ms", "20", "--log-every", "1", *more]
     return yaml.safe_dump(job)
 
