@@ -16,6 +16,7 @@ HEADER = "DTJ-Operator"
 MAX_BYTES = 4096
 MAX_LOST_PODS = 16
 MAX_INT = 2**31 - 1
+EXPLANATIONS = (names.Reason.POD_DELETED, names.Reason.POD_EVICTED, names.Reason.PREEMPTED, names.Reason.NODE_LOST)
 
 
 class RestartBudget(NamedTuple):
@@ -66,7 +67,7 @@ class LostPod(NamedTuple):
     def from_json(cls, raw: Any) -> Optional[LostPod]:
         if not isinstance(raw, dict) or not all(isinstance(raw.get(key), str) for key in ("pod", "address", "reason")):
             return None
-        if raw["reason"] not in names.RULE_REASONS:
+        if raw["reason"] not in EXPLANATIONS:
             return None
         return cls(raw["pod"][:253], raw["address"][:64], raw["reason"], raw.get("ownFault") is True)
 

@@ -121,6 +121,16 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
         COUNTED,
         0,
     ),
+    "counted steps begin at 0 in each attempt and show no lack of progress": (
+        lambda: Job(99, max_without_progress=1).times(50, FAILED, stepped=True, lived=9999, after=9999),
+        COUNTED,
+        0,
+    ),
+    "a crashed agent of a script that shows nothing makes no row": (
+        lambda: Job(99, max_without_progress=1).times(50, Reason.AGENT_CRASHED, lived=9999, after=9999),
+        COUNTED,
+        0,
+    ),
     "free restarts are no lack of progress": (
         lambda: Job(max_without_progress=1).breaks(FAILED).times(50, PREEMPTED),
         FREE,

@@ -42,9 +42,9 @@ class Finding(NamedTuple):
 class HangGuard:
     """Guards one attempt after the other."""
 
-    def __init__(self, settings: HangSettings, processes: int) -> None:
+    def __init__(self, settings: HangSettings) -> None:
         self._settings = settings
-        self._processes = processes
+        self._world_size = 0
         self._seen: Dict[int, _Seen] = {}
         """By ordinal, so that the work for a message does not grow with the group."""
         self._longest = 0.0
@@ -55,8 +55,9 @@ class HangGuard:
         self._ask_until = 0.0
         self._reported = False
 
-    def started(self) -> None:
+    def started(self, world_size: int) -> None:
         """Forgets the attempt before, but not its pauses."""
+        self._world_size = world_size
         self._seen, self._stacks, self._asked, self._reported = {}, {}, None, False
 
     def heard(self, peer: Peer, message: Message, now: Now) -> bool:
@@ -64,16 +65,17 @@ class HangGuard:
 
         Returns whether to look for a hang at once, instead of at the next tick.
         """
-        urgent = "stacks" in message
+        urgent = False
         if "ranks" in message:
             rows = vitals.parse(message["ranks"])
             self._seen[peer.ordinal] = _Seen(rows, now.mono)
             self._longest = max([self._longest, *(row.longest for row in rows)])
-            urgent = urgent or any(row.stopped for row in rows)
+            urgent = self.breaks and any(row.stopped >= hang_watch.STOPPED_SECONDS for row in rows)
         if "stacks" in message:
             self._stacks.update(vitals.parse_stacks(message["stacks"]))
             if self._asked is not None:
                 self._asked.discard(peer.ordinal)
+                urgent = urgent or not self._asked
         return urgent
 
     def ranks(self, now: Now) -> Dict[int, RankVitals]:
@@ -107,8 +109,11 @@ class HangGuard:
         hang, self._asked = self._judge(members, now), None
         if hang is None:
             return None
-        self._reported = True
-        return Finding(hang, self._failure(hang, members, attempt, now))
+        if hang.kind == hang_watch.NO_STEP and not self._settings.min_seconds:
+            self._longest = max(self._longest, min(hang.seconds, hang_watch.LONGEST_LEARNT_SECONDS))
+        failure = self._failure(hang, members, attempt, now)
+        self._reported, self._stacks = True, {}
+        return Finding(hang, failure)
 
     @property
     def breaks(self) -> bool:
@@ -120,7 +125,7 @@ class HangGuard:
             # An agent of an older version, or the first second: only a stopped rank is certain.
             return hang_watch.stopped(self._settings, self._running(members, now))
         ranks = self._running(members, now)
-        whole = len(ranks) == len(members) * self._processes
+        whole = len(ranks) == self._world_size
         return hang_watch.judge(self._settings, ranks, whole=whole, longest=self._longest)
 
     def _running(self, members: List[Peer], now: Now) -> Dict[int, RankVitals]:

@@ -28,6 +28,8 @@ EARLY_STEPS = 10
 EARLY_FACTOR = 4.0
 """Of the silent floor, in the first steps: compilers and graph captures work then."""
 USUAL_FACTOR, LONGEST_FACTOR = 3.0, 2.0
+LONGEST_LEARNT_SECONDS = 900.0
+"""A hang may have been a pause: the next one must last twice as long, but not for ever."""
 LEFT_BEHIND_SECONDS = 1800.0
 """Rank 0 may write a model for long, but not without processor time, network or disk."""
 ANNOUNCED = ("loading", "compiling", "validating", "saving", "done")

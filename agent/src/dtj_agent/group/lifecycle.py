@@ -28,6 +28,8 @@ from dtj_contract.operator_message import LostPod, RestartBudget
 
 PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, PHASE_FINISHED = agent_status.PHASES
 
+EXPLANATION_SECONDS = 60.0
+"""The operator repeats what still holds every few seconds; an old cause is not that of the next loss."""
 KEEP_EXPLANATIONS = 64
 """Pods whose loss the operator has explained, before the loss is heard of."""
 
@@ -42,7 +44,7 @@ class AttemptLifecycle:
         self.policy = RestartPolicy(spec)
         self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
-        self.guard = HangGuard(spec.hang, spec.processes)
+        self.guard = HangGuard(spec.hang)
         self._stragglers = StragglerWatch()
         self.recovery: Optional[RecoveryTimer] = None
         """The last recovery; it is open until the first step after the failure."""
@@ -53,8 +55,8 @@ class AttemptLifecycle:
         self._is_moving_explained = False
         self._left_behind = False
         """Members have returned from an attempt of an earlier coordinator."""
-        self._explanations: Dict[Tuple[str, str], LostPod] = {}
-        """Why Kubernetes ended a pod, by its name and address."""
+        self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
+        """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
         self._moving: Optional[Tuple[int, str, float]] = None
         """The pod that is to be replaced on another node: ordinal, incarnation, and how long to wait for that."""
 
@@ -88,7 +90,7 @@ class AttemptLifecycle:
         history.revision += 1
         self.attempt = Attempt.with_members(members, number, self._spec.processes)
         self.goodput.started(now)
-        self.guard.started()
+        self.guard.started(self.attempt.world_size)
         self._stragglers = StragglerWatch()
         if self.recovery is not None:
             self.recovery.started(number, history, now)
@@ -116,7 +118,8 @@ class AttemptLifecycle:
         if self.phase != PHASE_RUNNING:
             return
         peers = self._roster.peers
-        members = [peers[ordinal] for ordinal in self.attempt.node_ranks if ordinal in peers]
+        running = (ordinal for ordinal in self.attempt.node_ranks if ordinal not in self.attempt.done)
+        members = [peers[ordinal] for ordinal in running if ordinal in peers]
         if self.guard.suspects(members, now):
             self._outbox.log("attempt %d makes no progress: asking for the ranks' stacks" % self.attempt.number)
             for peer in members:
@@ -242,7 +245,7 @@ class AttemptLifecycle:
 
     def pod_explained(self, lost: LostPod, now: Now) -> None:
         """Remembers why Kubernetes ended a pod, and corrects the cause of the recovery if that pod was lost."""
-        self._explanations[lost.pod, lost.address] = lost
+        self._explanations[lost.pod, lost.address] = lost, now.mono
         while len(self._explanations) > KEEP_EXPLANATIONS:
             del self._explanations[next(iter(self._explanations))]
         if self.phase != PHASE_RENDEZVOUS or self.recovery is None or self.recovery.attempt:
@@ -306,7 +309,9 @@ class AttemptLifecycle:
             self._note(decision, root, now)
             if isinstance(decision, Fail):
                 return decision
-        for lost in self._explanations.values():
+        for lost, heard in self._explanations.values():
+            if now.mono - heard > EXPLANATION_SECONDS:
+                continue
             if self.attempt.explain(lost) is not None and self.recovery.reason == Reason.POD_LOST:
                 self.recovery.reason = self.phase_reason = lost.reason
         for failure in self.attempt.loss_failures(now):
@@ -326,7 +331,8 @@ class AttemptLifecycle:
     def _account(self, failure: Json, now: Now) -> None:
         """Adds the failure of a lost member to the history and the policy's books."""
         self.history.failure(self.policy.apply_rules(failure))
-        self._note(self.policy.decide(failure, self.history, now), failure, now)
+        decision = self.policy.decide(failure, self.history, now, lived=self.goodput.lived)
+        self._note(decision, failure, now)
 
     def _note(self, decision: Decision, failure: Json, now: Now) -> None:
         if isinstance(decision, Fail):

@@ -46,6 +46,7 @@ LONGEST_NETWORK_WAIT_SECONDS = 120.0
 """While a network is being repaired, the waits must not cost a job its budget within minutes."""
 QUICK_SECONDS = 10.0
 """An attempt that lived longer may have trained: a plain torchrun script never reports a step."""
+KEEP_LOSSES = 1000
 FREE_LOSSES = 3
 """Lost connections, or attempts broken by lost pods, within the window and without progress."""
 LOST_BY_CLUSTER = frozenset({Reason.POD_DELETED, Reason.POD_EVICTED, Reason.PREEMPTED, Reason.NODE_LOST})
@@ -95,6 +96,8 @@ class RestartPolicy:
         self._quick_failures = 0
         """Attempts in a row that ended soon and without a step."""
         self._is_charged = False
+        self._lived = 0.0
+        """Seconds that the broken attempt lived."""
         self._network_failed = False
         self._lost_pods: Set[int] = set()
         """Ordinals whose pods this attempt lost, for no reason that makes the loss free."""
@@ -104,7 +107,7 @@ class RestartPolicy:
     def attempt_broke(self) -> None:
         """Opens the account of the next broken attempt, which is charged at most once."""
         self.deferred, self._is_charged, self._network_failed = None, False, False
-        self._lost_pods = set()
+        self._lost_pods, self._lived = set(), 0.0
 
     def budget(self, history: History) -> RestartBudget:
         """Returns the budget that holds: the operator may have handed over a later one than the pod's own."""
@@ -134,6 +137,7 @@ class RestartPolicy:
 
         `stepped`: the attempt has done a step, as far as its workers report steps.
         """
+        self._lived = max(self._lived, lived)
         if failure["reason"] in LOSSES:
             return self._after_loss(failure, history, now)
         action = failure.get("action")
@@ -152,7 +156,7 @@ class RestartPolicy:
         assert self.deferred is not None
         if self.deferred.get("action") == names.ACTION_FAIL:
             return _failed_by_rule(self.deferred)
-        return self._charge(self.deferred, history, now)
+        return self._charge(self.deferred, history, now, self._is_known(history))
 
     # --- by what broke the attempt --------------------------------------------------------------------------------
 
@@ -168,9 +172,7 @@ class RestartPolicy:
                 history.event("Warning", Reason.FILE_NOT_FOUND, text, now.wall)
         charged: Decision = Restart()
         if action != names.ACTION_RESTART_FREE:
-            # A script that shows no steps and no files may have worked for all this time.
-            is_known = bool(history.progressed or history.saved) or lived <= names.EARLY_SECONDS
-            charged = self._charge(failure, history, now, is_known)
+            charged = self._charge(failure, history, now, self._is_known(history))
         if isinstance(charged, Fail):
             return charged
         self._quick_failures = 0 if stepped or lived >= QUICK_SECONDS else self._quick_failures + 1
@@ -189,8 +191,9 @@ class RestartPolicy:
             result = self._after_lost_pod(failure, history, now)
         if reason == Reason.CONNECTION_LOST:
             result = self._after_lost_connection(failure, history, now)
-        if is_free:
-            self.deferred = None if self.deferred is failure else self.deferred
+        explained = action is None and reason in LOST_BY_CLUSTER and not failure.get("ownFault")
+        if is_free or explained:
+            self.deferred = None if _is_same_loss(self.deferred, failure) else self.deferred
         elif action is not None or reason in (Reason.AGENT_CRASHED, Reason.WORKER_STUCK):
             self._defer(failure)
         return result._replace(elsewhere=action == names.ACTION_RESTART_ELSEWHERE)
@@ -204,7 +207,7 @@ class RestartPolicy:
         if self._network_failed:  # one fault, however many connections it broke
             return Restart()
         self._network_failed = True
-        history.losses = [*self._within_window(history.losses, history, now), now.wall]
+        history.losses = [*self._within_window(history.losses, history, now)[-KEEP_LOSSES:], now.wall]
         history.revision += 1
         losses = len(history.losses)
         if losses > FREE_LOSSES:
@@ -220,7 +223,7 @@ class RestartPolicy:
         is_first = not self._lost_pods
         self._lost_pods.add(failure["ordinal"])
         if is_first:  # one loss, however many pods went with it
-            history.pod_losses = [*self._within_window(history.pod_losses, history, now), now.wall]
+            history.pod_losses = [*self._within_window(history.pod_losses, history, now)[-KEEP_LOSSES:], now.wall]
             history.revision += 1
         losses = len(history.pod_losses)
         if losses <= FREE_LOSSES:
@@ -250,6 +253,13 @@ class RestartPolicy:
     def _defer(self, failure: Json) -> None:
         if not self._is_charged:
             self.deferred = failure
+
+    def _is_known(self, history: History) -> bool:
+        """Returns whether it is known that the attempt made no progress.
+
+        A script that shows no steps and no files may have worked for all the time that it lived.
+        """
+        return _shows_progress(history) or self._lived <= names.EARLY_SECONDS
 
     def _charge(self, failure: Json, history: History, now: Now, is_known: bool = True) -> Decision:
         """Takes a restart from the budget; the job fails if none is left.
@@ -337,6 +347,18 @@ def step_done(history: History, step: float) -> None:
     if step > history.furthest:
         history.furthest = int(step)
         _forgive(history)
+
+
+def _is_same_loss(one: Optional[Json], other: Json) -> bool:
+    return one is not None and (one["attempt"], one.get("ordinal")) == (other["attempt"], other.get("ordinal"))
+
+
+def _shows_progress(history: History) -> bool:
+    """Returns whether progress over earlier attempts would be seen.
+
+    Counted steps begin at 0 in each attempt, so they show none.
+    """
+    return bool(history.furthest or history.saved) or history.checkpoint is not None
 
 
 def _refill(history: History) -> None:
