@@ -140,6 +140,7 @@ class Agent:
                 self._state_dir.write_termination_message(effect.outcome)
             elif isinstance(effect, member.Forget):
                 self._state_dir.delete_outcome()
+                self.workers.warm_up()
             elif isinstance(effect, member.Exit):
                 self._exit(effect.code)
             else:

@@ -47,6 +47,8 @@ class LogPattern:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
+                # Sets that a later Python may read otherwise, such as [[]; RE2 reads them as Python does now.
+                warnings.simplefilter("ignore", FutureWarning)
                 tree = _parser.parse(pattern)
         except (re.error, OverflowError, RecursionError, Warning) as error:
             raise ValueError(str(error)) from error

@@ -201,6 +201,13 @@ def test_failure_while_the_pod_terminates_is_not_reported() -> None:
     assert sent(one.exited(3, [worker(2, 1)], NOW)) == []
 
 
+def test_lost_coordinator_does_not_shorten_the_grace_of_a_pod_that_terminates() -> None:
+    """All pods of a job that is suspended or deleted end together, and pod 0 may be the first."""
+    one = at("running")
+    assert Stop(one.identity.grace) in one.terminate(NOW)
+    assert not [effect for effect in one.disconnected(0.0, NOW) if isinstance(effect, Stop)]
+
+
 SAVED = {"running": True, "stopping": True, "idle": False, "done": False}
 
 

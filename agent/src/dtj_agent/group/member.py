@@ -148,7 +148,7 @@ class Member:
         self.linked, self._silence = False, silence
         if self._broken_at is None:
             self._broken_at = now.mono
-        if self.state == STOPPING and not self._all_succeeded:
+        if self.state == STOPPING and not self._all_succeeded and not self.leaving:
             return [Stop(self.identity.stop_grace)]
         if self.state != RUNNING:
             return []

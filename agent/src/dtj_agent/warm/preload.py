@@ -46,6 +46,11 @@ def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 (an import may raise anything, SystemExit too)
             why = "%s: %s" % (type(error).__name__, str(error)[:200])
+            missing = isinstance(error, ModuleNotFoundError) and (name + ".").startswith("%s." % error.name)
+            if not missing:
+                # What it has imported stays, and a second import of that may fail with another error.
+                send({"unfit": name, "why": "raises when it is imported (%s)" % why})
+                return False
             if not quiet:
                 send({"leftOut": name, "why": why})
         obstacle = unfit()

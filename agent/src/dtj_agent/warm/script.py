@@ -38,12 +38,14 @@ def shadowed(command: Sequence[str]) -> Optional[str]:
     where = folder(command)
     if where is None:
         return None
-    try:
-        found = {entry.partition(".")[0] for entry in os.listdir(where) if _is_importable(os.path.join(where, entry))}
-    except OSError:
-        return None
     # A built-in module can't be hidden.
     loaded = set(sys.modules).difference(sys.builtin_module_names, ["__main__"])
+    try:
+        # The folder may be large, and on a slow volume: only names that matter are looked at.
+        named = [(entry.partition(".")[0], os.path.join(where, entry)) for entry in os.listdir(where)]
+        found = {name for name, path in named if name in loaded and _is_importable(path)}
+    except OSError:
+        return None
     taken = sorted(name for name in found & loaded if not _is_from(sys.modules[name], where))
     return "%s hides the module %s" % (where, taken[0]) if taken else None
 

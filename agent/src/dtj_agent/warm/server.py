@@ -80,7 +80,7 @@ class WarmServer:
                 self._socket.close()
                 return Birth(
                     command=request["command"],
-                    kept=request["kept"][place],
+                    kept=request["kept"][min(place, len(request["kept"]) - 1)],
                     own=own,
                     output=output,
                     gate=gate,

@@ -100,7 +100,7 @@ class _Rank:
         return None if self._has_own_steps else report.get("optimizerSteps") or None
 
     def _pause(self, seconds: float, steps: int) -> None:
-        if not self._paused:
+        if not self._paused and seconds >= 0:  # a count carries the time of its step, and may come late
             self._recent.append(seconds / steps)
             self.longest = max(self.longest, seconds)
 

@@ -168,7 +168,8 @@ class WarmProcess:
         self._timer = self._loop.later(names.WARM_IMPORT_SECONDS, self._silent)
 
     def _silent(self) -> None:
-        self._leave_out(self._importing, "its import took more than %d s" % names.WARM_IMPORT_SECONDS)
+        if self._importing != "torch":  # whose files may be cached at the next try
+            self._leave_out(self._importing, "its import took more than %d s" % names.WARM_IMPORT_SECONDS)
         self._failed("the import of %s took more than %d s" % (self._importing, names.WARM_IMPORT_SECONDS))
 
     def read(self) -> None:
@@ -193,8 +194,7 @@ class WarmProcess:
         elif "leftOut" in message:
             self.log("warm process: no module %s (%s)" % (message["leftOut"], message.get("why")))
         elif "unfit" in message:
-            self._leave_out(str(message["unfit"]), str(message.get("why")))
-            self._failed("%s %s" % (message["unfit"], message.get("why")))
+            self._begin_without(str(message["unfit"]), str(message.get("why")))
         elif "off" in message:
             self._turn_off(str(message["off"]))
         elif "refused" in message:
@@ -223,6 +223,16 @@ class WarmProcess:
         if module and module not in self._left_out:
             self.log("warm process: %s is not imported into it: %s" % (module, why))
             self._left_out.append(module)
+
+    def _begin_without(self, module: str, why: str) -> None:
+        """Starts another process at once, which leaves the module out: their number bounds the tries."""
+        self._leave_out(module, why)
+        self._end()
+        if module == "torch":
+            self._turn_off("%s %s" % (module, why))
+            return
+        self.start()
+        self.on_change()
 
     def _failed(self, why: str) -> None:
         """Ends the process; the next one starts after a pause, or never if several have ended soon.

@@ -127,9 +127,11 @@ class WorkerStart:
             return
         # Of what the warm process had at its start, the names are enough.
         warm = self._warm.environ
+        kept = [[key for key in warm if own.get(key) == warm[key]] for own in environments.values()]
         request = {
             "command": list(self._command),
-            "kept": [[key for key in warm if own.get(key) == warm[key]] for own in environments.values()],
+            # Mostly the same for all ranks; a message has a limit.
+            "kept": kept[:1] if all(each == kept[0] for each in kept) else kept,
             "ranks": [
                 {key: value for key, value in own.items() if warm.get(key) != value} for own in environments.values()
             ],
