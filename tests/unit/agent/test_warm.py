@@ -162,7 +162,7 @@ def test_module_that_cannot_be_forked_is_left_out(site: Path, tmp_path: Path) ->
     assert found["result"] == BOTH_WELL
     log = "\n".join(found["logs"])
     assert "starts_thread is not imported into it: it has started 1 threads" in log
-    # What they have imported stays, so the next process is another.
+    # Their parts stay imported, so the next process is another.
     assert "raises is not imported into it: raises when it is imported (RuntimeError: as asked)" in log
     assert "exits is not imported into it: raises when it is imported (SystemExit: 3)" in log
     assert "no module nosuch (ModuleNotFoundError" in log

@@ -21,7 +21,7 @@ def found(
     )  # fmt: skip
 
 
-def chosen(*snapshots: Found, attempt: int = 9, volume: Volume = NO_CHECKPOINT, pods: tuple[int, ...] = (0, 1)) -> str:
+def chosen(*snapshots: Found, attempt: int = 4, volume: Volume = NO_CHECKPOINT, pods: tuple[int, ...] = (0, 1)) -> str:
     """Returns `attempt@step source` of what is chosen; "" if nothing is."""
     choice: Choice | None = choose(snapshots, pods=pods, layouts=["fits"] * len(pods), attempt=attempt, volume=volume)
     return f"{choice.line[0]}@{choice.step} {choice.source}" if choice else ""
@@ -51,6 +51,10 @@ CASES = {
     ),
     "two lines are never mixed": ((found(0, 0, 5, attempt=2), found(1, 1, 5, attempt=1)), {}, ""),
     "nor two beginnings": ((found(0, 0, 5, started=1), found(1, 1, 5, started=2)), {}, ""),
+    "which three attempts have not replaced: the state may end them": (
+        BOTH, {"attempt": 5, "volume": Volume(step=2, attempt=1)}, "",
+    ),
+    "which three attempts have not replaced, without a checkpoint": (BOTH, {"attempt": 5}, "1@5 memory"),
     "of this very attempt": (BOTH, {"attempt": 1}, ""),
 }  # fmt: skip
 

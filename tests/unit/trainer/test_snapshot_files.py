@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from dtj_trainer.errors import SnapshotError
-from dtj_trainer.snapshots import room
+from dtj_trainer.snapshots import memory, room
+from dtj_trainer.snapshots.choice import Volume
 from dtj_trainer.snapshots.contents import LiveState
 from dtj_trainer.snapshots.image import Image, fill, keys_of, unpack
 from dtj_trainer.snapshots.slot import ALIGNMENT, HEADER_BYTES, Header, Slot, digest, read
@@ -180,6 +181,33 @@ def test_page_cache_of_a_container_counts_as_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("900000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 300000\nactive_file 100000\nshmem 7\n")
-    assert room.container_bytes(tmp_path, tmp_path / "none") == 950_000 - 900_000 + 400_000
+    assert room.container_bytes(tmp_path, tmp_path / "none") == 750_000 - 900_000 + 400_000
     (tmp_path / "memory.max").write_text("max\n")
     assert room.container_bytes(tmp_path, tmp_path / "none") > 1 << 60
+
+
+def test_snapshot_that_does_not_load_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each later attempt would choose it again, although the volume has a checkpoint."""
+    calls = []
+
+    class Restore:
+        is_empty = False
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def choose(self, volume: Volume) -> object:
+            return volume
+
+        def load(self, choice: object) -> bool:
+            raise SnapshotError("does not load")
+
+        def forget(self) -> None:
+            calls.append("forget")
+
+    monkeypatch.setattr(memory, "Restore", Restore)
+    snapshots = object.__new__(memory.MemorySnapshots)
+    snapshots._enabled, snapshots._place, snapshots._group, snapshots._live = True, None, None, None  # type: ignore[assignment]
+    with pytest.raises(SnapshotError):
+        snapshots.load(lambda verified: Volume(step=3, attempt=1))
+    assert calls == ["forget"]

@@ -107,7 +107,8 @@ class State:
             every=every, first_rank=group.rank == 0, progress=self._progress, notify=self.notify,
         )  # fmt: skip
         snapshot_every = config.checkpoint.snapshot_every_steps
-        self._snapshots = MemorySnapshots(env, group, objects, snapshot_every, self.notify)
+        folder = self._saves.store.directory if self._saves.store else None
+        self._snapshots = MemorySnapshots(env, group, objects, snapshot_every, self.notify, folder)
         self._save_requested = False
         self._in_step = False
         self._record: Record | None = None

@@ -48,7 +48,7 @@ def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool
             why = "%s: %s" % (type(error).__name__, str(error)[:200])
             missing = isinstance(error, ModuleNotFoundError) and (name + ".").startswith("%s." % error.name)
             if not missing:
-                # What it has imported stays, and a second import of that may fail with another error.
+                # Its parts stay imported, and a second import of them may fail with another error.
                 send({"unfit": name, "why": "raises when it is imported (%s)" % why})
                 return False
             if not quiet:

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import copy
 import os
+import shutil
 import uuid
 from collections.abc import Callable
 from datetime import datetime
@@ -157,6 +158,8 @@ class LocalCluster:
             ending.result()
         gone = [ordinal for ordinal, pod in self.pods.items() if pod.gone]
         for ordinal in gone:
+            lost = names.SNAPSHOT_FOLDER % (self.host.job_uid, self.pods[ordinal].object["metadata"]["uid"])
+            shutil.rmtree(Path(names.SHM_DIR, lost), ignore_errors=True)
             del self.pods[ordinal]
         stateful_set = self._objects.get(("StatefulSet", self._name()))
         if stateful_set is None:

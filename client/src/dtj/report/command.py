@@ -36,7 +36,7 @@ def command(flags: argparse.Namespace) -> int:
     else:
         job, given = _from_cluster(flags)
     facts = evidence(job, processes(job), given)
-    path = Path(flags.output or f"{facts.name}-report.html")
+    path = Path(flags.output or f"{Path(facts.name).name}-report.html")
     try:
         write(path, facts)
     except OSError as error:

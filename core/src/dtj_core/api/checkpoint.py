@@ -80,7 +80,8 @@ class CheckpointVolume(Model):
 class Checkpoint(Model):
     """Location and frequency of checkpoints.
 
-    Without checkpoints, every restart begins at step 0.
+    Without checkpoints, a restart begins at step 0, unless memory snapshots of the training library
+    have survived.
     """
 
     volume: CheckpointVolume

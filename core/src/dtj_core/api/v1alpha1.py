@@ -137,7 +137,8 @@ class Spec(Model):
     """PodTemplateSpec of the pods, kept as written. The trainer container is the one named
     `trainer`, or the only one."""
     checkpoint: Checkpoint | None = None
-    """Location and frequency of checkpoints. Without checkpoints, every restart begins at step 0.
+    """Location and frequency of checkpoints. Without checkpoints, a restart begins at step 0, unless
+    memory snapshots of the training library have survived.
     """
     warm_workers: Literal["Auto", "Never"] = "Auto"
     """Whether workers are forked from a warm process: one per pod, which has imported torch, so that
@@ -167,7 +168,8 @@ class Spec(Model):
     startup_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
     """Seconds after the job was started or resumed within which the ranks of all pods must be
     started, or the job fails; the message names what it waited for. Restarts later on don't count.
-    Default: no limit."""
+    A job whose pods were created more than 30 s after their StatefulSet is not judged. Default: no
+    limit."""
     clean_pod_policy: Literal["All", "None"] = "All"
     """Policy for the pods of a finished job. All: they are deleted and free their
     resources. None: they stay, idle."""

@@ -99,7 +99,9 @@ def until_next_look(job: Job, status: Object, pods: tuple[Object, ...], now: flo
     """
     if active_nodes(status) != active_nodes(job.status):
         return STEP_SECONDS
-    ends = [end - now for entry in status.get("avoidedNodes") or () if (end := unix(entry.get("until"))) is not None]
+    untils = [unix(entry.get("until")) for entry in status.get("avoidedNodes") or ()]
+    # The entries of a job that can't be read stay after their end.
+    ends = [end - now for end in untils if end is not None and end > now]
     blocked = [UNSCHEDULABLE_SECONDS - seconds for _, seconds, _ in _blocked_pods(pods, active_nodes(status), now)]
     return min((max(0.0, time) for time in (*ends, *(time for time in blocked if time > 0))), default=None)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Source = Literal["memory", "replica", "partner"]
+MOST_ATTEMPTS = 3
+"""After so many attempts that took no snapshot, the state itself may end them: the checkpoint's turn comes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +91,7 @@ def choose(
         if f.owner < len(layouts)
         and f.layout == layouts[f.owner]
         and f.attempt < attempt
+        and (f.attempt >= attempt - MOST_ATTEMPTS or volume.step < 0)
         and f.step >= volume.step
         and f.attempt >= volume.attempt
     ]

@@ -8,6 +8,7 @@ have done so. The next snapshot waits for that, so that one step is whole on eve
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import time
@@ -30,7 +31,8 @@ from dtj_trainer.snapshots.choice import Choice, Volume
 from dtj_trainer.snapshots.contents import LiveState, read_blob
 from dtj_trainer.snapshots.image import Image, fill, keys_of
 from dtj_trainer.snapshots.interval import Interval
-from dtj_trainer.snapshots.restore import Place, Restore
+from dtj_trainer.snapshots.place import Place, snapshot_directory
+from dtj_trainer.snapshots.restore import Restore
 from dtj_trainer.snapshots.slot import HEADER_BYTES, Header, Slot, digest
 
 log = logging.getLogger(__name__)
@@ -54,8 +56,22 @@ class _Done:
 class MemorySnapshots:
     """One rank's snapshots. All ranks call its methods at the same steps; without a job all are no-ops."""
 
-    def __init__(self, env: WorkerEnv, group: Group, parts: Mapping[str, object], every: Every, notify: Notify) -> None:
-        """Takes the steps between two snapshots as `every`: auto follows the cost, 0 takes none."""
+    def __init__(
+        self,
+        env: WorkerEnv,
+        group: Group,
+        parts: Mapping[str, object],
+        every: Every,
+        notify: Notify,
+        checkpoints: Path | None = None,
+    ) -> None:
+        """Takes the steps between two snapshots as `every`: auto follows the cost, 0 takes none.
+
+        `checkpoints`: the folder of this State's checkpoints. A snapshot belongs to a State with the
+        same folder, since the number of a State changes where a restart skips what is done.
+        """
+        if every == "auto" and group.device.type == "cuda":
+            every = 0  # never measured on a GPU
         self._group, self._notify = group, notify
         self._live = LiveState(parts)
         self._interval = Interval(None if every == "auto" else every or None)
@@ -74,8 +90,14 @@ class MemorySnapshots:
         if directory is not None and env.attempt is not None and every != 0:
             self._enabled = True
             self._place = Place(
-                directory=directory, job=env.job_uid or "", attempt=env.attempt, pod=env.node_rank, state=next(_states)
+                directory=directory,
+                job=f"{env.job_uid}:{hashlib.sha256(str(checkpoints).encode()).hexdigest()[:16]}",
+                attempt=env.attempt,
+                pod=env.node_rank,
+                state=next(_states),
             )
+            self._shares_memory = bool(env.local_pod)
+            """All pods of `dtj run` are on one machine."""
 
     # --- after a restart -----------------------------------------------------------------------------------------
 
@@ -92,8 +114,11 @@ class MemorySnapshots:
         if choice is None and not restore.is_empty and volume.step >= 0:
             # The newest checkpoint may be torn, and the one before it older than the snapshots.
             choice = restore.choose(newest(True))
-        loaded = choice is not None and restore.load(choice)
-        restore.forget()
+        try:
+            loaded = choice is not None and restore.load(choice)
+        finally:
+            # A snapshot that does not load must not be chosen again: the checkpoint's turn comes.
+            restore.forget()
         return choice if loaded else None
 
     def begin(self, step: int) -> None:
@@ -165,7 +190,7 @@ class MemorySnapshots:
     def _join(self) -> bool:
         """Prepares the first snapshot: the group of the threads, and whether every pod has room. A collective."""
         since = time.perf_counter()
-        problem, size = "", 0
+        problem, size, free = "", 0, 0
         try:
             with torch.no_grad():
                 keys = keys_of(*self._live.tensors())
@@ -173,16 +198,13 @@ class MemorySnapshots:
             read_blob(blob)
             size = Image.of(keys, len(blob)).size
             self._place.directory.mkdir(mode=0o700, exist_ok=True)
+            free = room.free_bytes(self._place.directory) + sum(path.stat().st_size for path in self._place.files())
         except (SnapshotError, OSError) as e:
             problem = f"rank {self._group.rank}: {e}"
-        old = sum(path.stat().st_size for path in self._place.files()) if not problem else 0
-        free = room.free_bytes(self._place.directory) + old if not problem else 0
         rows = self._group.all_objects((problem, self._place.pod, size, free))
         if problems := [text for text, *_ in rows if text]:
             return self._off(problems[0])
-        for pod in sorted({row[1] for row in rows}):
-            need = sum(2 * row[2] for row in rows if row[1] == pod)
-            least = min(row[3] for row in rows if row[1] == pod)
+        for pod, need, least in room.needs([row[1:] for row in rows], self._shares_memory):
             if need > least:
                 return self._off(
                     f"the ranks of a pod need {_mib(need)} of shared memory (/dev/shm), and {_mib(least)} are free; "
@@ -209,8 +231,6 @@ class MemorySnapshots:
             image = Image.of(keys, len(blob))
             path = self._place.path("own", self._group.rank)
             slot = Slot(path.with_name(f"{path.name}-{self._next}"), image.size)
-            if self._group.device.type == "cuda":
-                pin(slot.bytes)
             self._slots[self._next] = held = (slot, image, image.views(slot.bytes))
             self._made_seconds = time.perf_counter() - since
         slot, image, views = held
@@ -369,21 +389,6 @@ class MemorySnapshots:
         self._enabled, was = False, self._enabled
         if was and self._task is not None:
             self._task.join()
-
-
-def snapshot_directory(env: WorkerEnv) -> Path | None:
-    """Returns the pod's folder in shared memory; None if no agent has started this worker."""
-    if not env.job_uid:
-        return None
-    # Pods of `dtj run` share the machine's /dev/shm. A pod that is replaced is another one.
-    pod = env.local_pod.rpartition("/")[2] if env.local_pod else str(env.ordinal)
-    return Path(names.SHM_DIR, names.SNAPSHOT_FOLDER % (env.job_uid, pod))
-
-
-def pin(content: torch.Tensor) -> None:
-    """Registers memory with CUDA, so that copies into it need no host thread. Not tested: no GPU."""
-    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    cudart.cudaHostRegister(content.data_ptr(), content.numel(), 0)
 
 
 def _mib(size: int) -> str:

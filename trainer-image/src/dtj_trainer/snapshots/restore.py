@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import torch
 
 from dtj_trainer.distributed.process_group import Group
@@ -14,30 +11,8 @@ from dtj_trainer.snapshots.choice import Choice, Found, Volume, choose
 from dtj_trainer.snapshots.contents import LiveState
 from dtj_trainer.snapshots.image import unpack
 from dtj_trainer.snapshots.partner import receive, send
+from dtj_trainer.snapshots.place import Place
 from dtj_trainer.snapshots.slot import Header, Snapshot
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a run's snapshots are, and whose they are."""
-
-    directory: Path
-    job: str
-    attempt: int
-    pod: int
-    state: int
-    """Number of the State in this process, from 1."""
-
-    def path(self, kind: str, rank: int) -> Path:
-        """Returns the path of a file without its number."""
-        return self.directory / f"{self.state}-{self.attempt}-{kind}-{rank}"
-
-    def files(self) -> list[Path]:
-        """Returns the files of this State, of any attempt and rank, in order."""
-        try:
-            return sorted(self.directory.glob(f"{self.state}-*"))
-        except OSError:
-            return []
 
 
 class Restore:
@@ -78,7 +53,7 @@ class Restore:
         self._snapshots.clear()
         try:
             self._live.restore(*unpack(*pieces, header.manifest_bytes, header.blob_bytes))
-        except (SnapshotError, RuntimeError, KeyError, ValueError) as e:
+        except Exception as e:  # noqa: BLE001 - a part's own load_state_dict may raise anything
             problem = f"rank {self._group.rank}: {type(e).__name__}: {e}"
         problems = [p for p in self._group.all_objects(problem) if p]
         if problems:

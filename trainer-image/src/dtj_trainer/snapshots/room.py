@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _CGROUP2 = Path("/sys/fs/cgroup")
 _CGROUP1 = Path("/sys/fs/cgroup/memory")
-KEEP_FREE = 0.05
+KEEP_FREE = 0.25
 """The share of the container's limit that snapshots leave free: the training may still grow."""
 
 
@@ -35,9 +36,22 @@ def container_bytes(version2: Path, version1: Path) -> int:
 
 
 def machine_bytes() -> int:
-    """Returns the memory that the machine has available."""
+    """Returns half of the memory that the machine has available: others may need the rest."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return next(int(line.split()[1]) * 512 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return 1 << 62
+
+
+def needs(rows: Sequence[tuple[int, int, int]], share: bool) -> Iterator[tuple[int, int, int]]:
+    """Yields (pod, bytes that its ranks need, bytes that are free) for each pod.
+
+    Args:
+        rows: (pod, size of the state, free bytes) of each rank.
+        share: Whether all pods share one memory.
+    """
+    for pod in sorted({row[0] for row in rows}):
+        beside = [row for row in rows if row[0] == pod or share]
+        # Two files, and the copy that a checkpoint stages for a while.
+        yield pod, sum(3 * size for _, size, _ in beside), min(free for *_, free in beside)
