@@ -91,7 +91,7 @@ class RestartSettings(Model):
 
     max_restarts: int = Field(default=10, ge=0, le=1000)
     """Number of restarts allowed within windowSeconds. The next failure fails the job. A new
-    checkpoint resets the count. Can be raised while the job runs."""
+    checkpoint resets the count. Can be changed while the job runs."""
     window_seconds: int = Field(default=3600, ge=1, le=INT32_MAX)
     """Length of the sliding window in seconds. Can be changed while the job runs."""
     max_restarts_without_progress: int = Field(default=names.MAX_WITHOUT_PROGRESS, ge=1, le=1000)
@@ -104,6 +104,6 @@ class RestartSettings(Model):
     """Seconds from SIGTERM to SIGKILL for the workers of a failed group. Default: 0.5 if a worker
     has a SIGTERM handler of its own, else 0. A longer time lets their signal handlers save, but
     every restart may then take that long, because a rank that waits in a collective runs no
-    handler."""
+    handler. After WorkerHung there is no such time."""
     failure_rules: list[RestartRule] = Field(default=[], alias="rules", max_length=names.MAX_RULES)
     """Actions after certain failures. The first rule that matches decides."""
