@@ -19,7 +19,7 @@ except ImportError:
 
 MAX_PATTERN_CHARS = 256
 MAX_STATES = 1000
-MAX_STEPS = 60_000
+MAX_STEPS = 200_000
 """Of one search: about a tenth of a second. A search that takes more reports no match."""
 # Python and RE2 read these differently, or only one of the two accepts them.
 AMBIGUOUS = r"\\[pPzZCQEuUNG1-9]|\[\[:|\(\?[#P]|\(\?[a-zA-Z-]*[-LauxU]"

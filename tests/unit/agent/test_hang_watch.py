@@ -140,6 +140,19 @@ def test_numbers_that_begin_again_show_no_hang(key: str) -> None:
     assert hung_at(restarting_counts(key), minutes=120) is None
 
 
+def test_pauses_are_learnt_also_where_numbers_begin_again_or_steps_are_counted() -> None:
+    board = RankBoard(1, 0.0)
+    for epoch in range(2):
+        for step in range(1, 100):
+            board.add({"rank": 0, "attempt": 1, "step": step}, epoch * 400.0 + step)
+    assert board.vitals(0, 500.0).longest == 302.0
+    board = RankBoard(1, 0.0)
+    for step in range(1, 6):
+        board.add({"rank": 0, "attempt": 1, "optimizerSteps": step}, step * 200.0)
+        board.add({"rank": 0, "attempt": 1, "step": step}, step * 200.0 + 1.0)
+    assert (board.vitals(0, 1001.0).usual, board.vitals(0, 1001.0).longest) == (200.0, 201.0)
+
+
 def test_script_that_reports_rarely_beside_counted_steps_shows_no_hang() -> None:
     def trace() -> Iterator[Event]:
         for step in itertools.count(1):

@@ -126,6 +126,11 @@ DECISIONS: dict[str, tuple[Callable[[], Job], str, float]] = {
         COUNTED,
         0,
     ),
+    "a script with counted steps that hangs for good ends": (
+        lambda: Job(99, max_without_progress=5).times(9, Reason.WORKER_HUNG, stepped=True, lived=1900, after=1900),
+        "NoProgress",
+        0,
+    ),
     "a crashed agent of a script that shows nothing makes no row": (
         lambda: Job(99, max_without_progress=1).times(50, Reason.AGENT_CRASHED, lived=9999, after=9999),
         COUNTED,

@@ -109,7 +109,7 @@ class HangGuard:
         hang, self._asked = self._judge(members, now), None
         if hang is None:
             return None
-        if hang.kind == hang_watch.NO_STEP and not self._settings.min_seconds:
+        if self.breaks and hang.kind == hang_watch.NO_STEP and not self._settings.min_seconds:
             self._longest = max(self._longest, min(hang.seconds, hang_watch.LONGEST_LEARNT_SECONDS))
         failure = self._failure(hang, members, attempt, now)
         self._reported, self._stacks = True, {}

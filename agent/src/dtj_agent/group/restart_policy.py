@@ -46,6 +46,8 @@ LONGEST_NETWORK_WAIT_SECONDS = 120.0
 """While a network is being repaired, the waits must not cost a job its budget within minutes."""
 QUICK_SECONDS = 10.0
 """An attempt that lived longer may have trained: a plain torchrun script never reports a step."""
+HUNG_SOON_SECONDS = 3600.0
+"""An attempt that hung before that made no progress, as far as the budget is concerned."""
 KEEP_LOSSES = 1000
 FREE_LOSSES = 3
 """Lost connections, or attempts broken by lost pods, within the window and without progress."""
@@ -172,7 +174,9 @@ class RestartPolicy:
                 history.event("Warning", Reason.FILE_NOT_FOUND, text, now.wall)
         charged: Decision = Restart()
         if action != names.ACTION_RESTART_FREE:
-            charged = self._charge(failure, history, now, self._is_known(history))
+            # Learnt pauses spread hangs so far that the window would never end a job that hangs for good.
+            hung_soon = failure["reason"] == Reason.WORKER_HUNG and lived <= HUNG_SOON_SECONDS
+            charged = self._charge(failure, history, now, hung_soon or self._is_known(history))
         if isinstance(charged, Fail):
             return charged
         self._quick_failures = 0 if stepped or lived >= QUICK_SECONDS else self._quick_failures + 1

@@ -71,12 +71,12 @@ class _Rank:
         if step is None:
             if self._step is not None and report.get("optimizerSteps"):
                 # Beside the script's own steps, which may be rare, these show that it trains.
-                self._at = self._quiet_since = now
+                self._quiet_since = max(self._quiet_since, now)
             return
         if self._step is None:
             self._first, self._first_at = step - 1, now
-        elif step > self._step:
-            self._pause(now - self._at, step - self._step)
+        elif step != self._step or "step" not in report:
+            self._pause(now - self._at, max(1, step - self._step))
         # A count is reported when it has changed, also that of a new optimizer; a script's own numbers
         # may begin again with each epoch.
         if step != self._step or "step" not in report:

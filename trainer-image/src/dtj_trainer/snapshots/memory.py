@@ -116,9 +116,11 @@ class MemorySnapshots:
             choice = restore.choose(newest(True))
         try:
             loaded = choice is not None and restore.load(choice)
-        finally:
+        except SnapshotError:
             # A snapshot that does not load must not be chosen again: the checkpoint's turn comes.
             restore.forget()
+            raise
+        restore.forget()
         return choice if loaded else None
 
     def begin(self, step: int) -> None:
