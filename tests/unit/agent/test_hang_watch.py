@@ -128,11 +128,9 @@ def test_script_that_reports_every_25_minutes_shows_no_hang() -> None:
 
 def restarting_counts(key: str) -> Iterator[Event]:
     """Yields a long stage, and then short ones whose numbers begin again: epochs, or new optimizers."""
-    for _, event in zip(range(3000), steps(lambda step, noise: 0.0, 1, key), strict=False):
-        yield event
-    while True:
-        for step in range(1, 100):
-            yield 0.5, {key: 3000 if key == "optimizerSteps" else step}
+    yield from itertools.islice(steps(lambda step, noise: 0.0, 1, key), 3000)
+    for step in itertools.cycle(range(1, 100)):
+        yield 0.5, {key: 3000 if key == "optimizerSteps" else step}
 
 
 @pytest.mark.parametrize("key", ["step", "optimizerSteps"])
@@ -142,9 +140,8 @@ def test_numbers_that_begin_again_show_no_hang(key: str) -> None:
 
 def test_pauses_are_learnt_also_where_numbers_begin_again_or_steps_are_counted() -> None:
     board = RankBoard(1, 0.0)
-    for epoch in range(2):
-        for step in range(1, 100):
-            board.add({"rank": 0, "attempt": 1, "step": step}, epoch * 400.0 + step)
+    for now in (*range(1, 100), *range(401, 500)):
+        board.add({"rank": 0, "attempt": 1, "step": now % 400}, float(now))
     assert board.vitals(0, 500.0).longest == 302.0
     board = RankBoard(1, 0.0)
     for step in range(1, 6):
@@ -327,13 +324,12 @@ def test_hung_group_gives_its_stacks_and_restarts_counted() -> None:
 def test_pause_that_was_taken_for_a_hang_must_last_twice_as_long_the_next_time() -> None:
     """A long evaluation that nothing announces would otherwise end every attempt."""
     group = CoordinatorHarness(2).running()
-    guard = group.coordinator.lifecycle.guard
     for ordinal in (0, 1):
         beat(group, ordinal, age=301.0)
     group.wait(0.1)
     group.wait(names.STACKS_SECONDS)
     assert len(group.messages("stop")) == 2
-    assert guard._longest >= 300.0
+    assert group.coordinator.lifecycle.guard._longest >= 300.0
 
 
 def test_hung_group_without_stacks_restarts_after_their_deadline() -> None:
