@@ -269,7 +269,7 @@ Thread 0x00007e (most recent call first):
 def test_rank_outside_of_a_collective_is_the_culprit() -> None:
     places = {0: culprit.place(IN_COLLECTIVE), 1: culprit.place(IN_SCRIPT)}
     assert places[1].line == "/app/data.py:7 in read"
-    assert culprit.suspects([0, 1], places) == [1]
+    assert culprit.suspects([0, 1], places) == culprit.suspects([0, 1], {1: places[1]}) == [1]
 
 
 def test_rank_that_stands_alone_is_the_culprit() -> None:

@@ -44,12 +44,12 @@ def shortened(stack: str, room: int) -> str:
 def suspects(ranks: List[int], places: Dict[int, Place]) -> List[int]:
     """Returns the ranks that the others wait for, the most suspect first; `ranks` if no stack helps.
 
-    A rank outside of every collective is waited for, if another one is in one. Else the ranks that
-    stand where no other one does. A rank that gave no stack is suspect if all others wait.
+    A rank outside of every collective is waited for, unless all are. Else the ranks that stand where
+    no other one does. A rank that gave no stack is suspect if all others wait.
     """
     known = {rank: places[rank] for rank in ranks if rank in places and places[rank].line}
     busy = sorted(rank for rank, where in known.items() if not where.waits)
-    if busy and len(busy) < len(known):
+    if busy and len(busy) < len(ranks):
         return busy
     missing = sorted(rank for rank in ranks if rank not in known)
     if known and missing and not busy:
