@@ -9,7 +9,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,8 @@ def undisturbed(cluster: dict[str, str], shared_root: Path, images: dict[str, st
 def quiet(cluster: dict[str, str], shared_root: Path, images: dict[str, str]) -> Iterator[tuple[Job, datetime]]:
     """Starts a job that runs and reports nothing, at the start of the session.
 
-    Returns the job with its start time.
+    Returns the job, and the time from which nothing is news any more: half a minute after its start
+    the status shows that its steps are unknown.
     """
     kubectl = make_namespace(f"quiet-{uuid.uuid4().hex[:4]}", shared_root)
     template = {
@@ -159,7 +160,7 @@ def quiet(cluster: dict[str, str], shared_root: Path, images: dict[str, str]) ->
     }
     job = job_factory(kubectl, shared_root, images)("quiet", replicas=2, entrypoint=None, template=template).create()
     job.wait("Running", 120)
-    yield job, datetime.now(UTC)
+    yield job, datetime.now(UTC) + timedelta(minutes=1)
     drop_namespace(kubectl, shared_root)
 
 
