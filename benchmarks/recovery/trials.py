@@ -16,6 +16,8 @@ from benchmarks.recovery.logbook import group_steps, newest, step_seconds
 Trial = dict[str, Any]
 """`seconds` to the next group step, None without one; and what the experiment adds."""
 
+VISIBLE_SECONDS = 5.0
+NAMED_SECONDS = 10.0
 START_SECONDS = 180.0
 LIMIT_SECONDS = 75.0
 """A group that makes no step for so long has hung."""
@@ -40,9 +42,12 @@ def running(arm: str, pods: int, step_seconds: float = STEP_SECONDS) -> Iterator
     group = ARMS[arm](pods, step_seconds)
     try:
         group.start()
+        began = time.monotonic()
 
         def decided() -> bool:
-            return len(group_steps(group.entries())) >= WARM_STEPS or not processes.marked(group.mark)
+            # A process shows its mark a moment after its start.
+            ended = time.monotonic() - began > VISIBLE_SECONDS and not processes.marked(group.mark)
+            return len(group_steps(group.entries())) >= WARM_STEPS or ended
 
         if not wait(decided, START_SECONDS) or not processes.marked(group.mark):
             raise NeverStartedError(f"{arm}: no {WARM_STEPS} steps in {START_SECONDS:.0f} s\n{group.output()}")
@@ -135,7 +140,9 @@ def stop(arm: str, dice: random.Random) -> Trial:
         fault = time.monotonic()
         processes.send(victim, signal.SIGSTOP)
         found = outcome(group, fault)
-        return {"rank": rank, "step": round(step, 4), **found, "named": group.named(rank)}
+        # The status follows within seconds.
+        named = wait(lambda: group.named(rank), NAMED_SECONDS)
+        return {"rank": rank, "step": round(step, 4), **found, "named": named}
 
 
 def goodput(arm: str, dice: random.Random, minutes: float) -> Trial:
