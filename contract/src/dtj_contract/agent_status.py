@@ -52,5 +52,11 @@ class AgentStatus(TypedDict):
     startTime: Optional[float]
     """When the group's memory begins."""
     outcome: Optional[Dict[str, Any]]
+    leader: Optional[Dict[str, Any]]
+    """The agent that coordinates, as far as this agent knows: ordinal, pod, address, epoch. None: not found yet.
+
+    The page of any other agent has nothing but itself in `members`: ask the leader. Absent in the
+    pages of older versions, where ordinal 0 coordinates.
+    """
     stragglers: List[Dict[str, Any]]
     """Slow ranks of the running attempt: rank, pod, node, ratio to the median rank."""

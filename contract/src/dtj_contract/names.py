@@ -56,6 +56,12 @@ ENV_JOB = "DTJ_JOB"
 ENV_JOB_UID = "DTJ_JOB_UID"
 ENV_NAMESPACE = "DTJ_NAMESPACE"
 ENV_REPLICAS = "DTJ_REPLICAS"
+ENV_SPARES = "DTJ_SPARES"  # pods beyond the replicas, warm and idle
+ENV_MIN_REPLICAS = "DTJ_MIN_REPLICAS"  # of an elastic job
+ENV_MAX_REPLICAS = "DTJ_MAX_REPLICAS"
+ENV_ELASTIC_WAIT = "DTJ_ELASTIC_WAIT_SECONDS"
+ENV_ELASTIC_BATCH = "DTJ_ELASTIC_BATCH"  # Global or PerRank; for the workers too
+ENV_ELASTIC_LEARNING_RATE = "DTJ_ELASTIC_LEARNING_RATE"  # Keep, Linear or Sqrt; for the workers too
 ENV_PROCESSES_PER_POD = "DTJ_PROCESSES_PER_POD"
 ENV_ORDINAL = "DTJ_ORDINAL"
 ENV_POD_NAME = "DTJ_POD_NAME"
@@ -266,6 +272,9 @@ class Reason:
     WORKER_HUNG = "WorkerHung"
     NODE_AVOIDED = "NodeAvoided"  # repeated failures on one node: its pods are recreated elsewhere
     NODE_ALLOWED = "NodeAllowed"  # no other node has room
+    SPARE_USED = "SpareUsed"  # a spare pod has taken the ranks of a lost one
+    GROUP_SHRUNK = "GroupShrunk"  # an elastic job continues with fewer pods
+    GROUP_GROWN = "GroupGrown"  # an elastic job has taken in more pods
     # events of an agent
     STRAGGLER = "Straggler"  # a rank's own work takes longer than that of the others
     CHECKPOINT_VOLUME_UNAVAILABLE = "CheckpointVolumeUnavailable"

@@ -53,6 +53,30 @@ class RestartBudget(NamedTuple):
         return cls(int(generation), int(restarts), float(window), int(without_progress))
 
 
+class GroupSize(NamedTuple):
+    """The number of pods that an elastic job wants now. Of two, the one with the later generation holds."""
+
+    generation: int = 0
+    """metadata.generation of the job."""
+    replicas: int = 1
+
+    def to_json(self) -> Dict[str, Any]:
+        return {"generation": self.generation, "replicas": self.replicas}
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Optional[GroupSize]:
+        """Returns the size in `raw`; None if a number is missing or out of bounds."""
+        if not isinstance(raw, dict):
+            return None
+        values = []
+        for name in ("generation", "replicas"):
+            value = raw.get(name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_INT:
+                return None
+            values.append(value)
+        return cls(*values)
+
+
 class LostPod(NamedTuple):
     """Why Kubernetes ended a pod."""
 
@@ -75,6 +99,8 @@ class LostPod(NamedTuple):
 class OperatorMessage(NamedTuple):
     budget: Optional[RestartBudget] = None
     lost_pods: Tuple[LostPod, ...] = ()
+    size: Optional[GroupSize] = None
+    """Of an elastic job."""
 
 
 def encode(message: OperatorMessage) -> str:
@@ -84,8 +110,9 @@ def encode(message: OperatorMessage) -> str:
         {"pod": each.pod, "address": each.address, "reason": each.reason, "ownFault": each.own_fault}
         for each in message.lost_pods[:MAX_LOST_PODS]
     ]
+    size = {} if message.size is None else {"size": message.size.to_json()}
     while True:
-        text = json.dumps({"restart": budget, "lostPods": lost}, separators=(",", ":"))
+        text = json.dumps({"restart": budget, "lostPods": lost, **size}, separators=(",", ":"))
         if len(text) <= MAX_BYTES or not lost:
             return text
         lost.pop()
@@ -101,4 +128,5 @@ def decode(text: str) -> OperatorMessage:
         return OperatorMessage()
     listed = raw.get("lostPods")
     pods = [LostPod.from_json(item) for item in (listed if isinstance(listed, list) else [])[:MAX_LOST_PODS]]
-    return OperatorMessage(RestartBudget.from_json(raw.get("restart")), tuple(pod for pod in pods if pod is not None))
+    lost = tuple(pod for pod in pods if pod is not None)
+    return OperatorMessage(RestartBudget.from_json(raw.get("restart")), lost, GroupSize.from_json(raw.get("size")))

@@ -68,5 +68,5 @@ def _page(
         "failures": history.failures, "progress": history.progress, "stepsUnknown": steps_unknown,
         "checkpoint": history.checkpoint,
         "events": history.events, "productiveSeconds": round(productive, 3), "startTime": history.start_time,
-        "outcome": outcome, "stragglers": list(stragglers),
+        "outcome": outcome, "leader": None, "stragglers": list(stragglers),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from dtj_contract import names
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
+from dtj_core.api.elastic import Elastic
 from dtj_core.api.hang import HangDetection
 from dtj_core.api.restart import RestartSettings
 from dtj_core.api.status import Status
@@ -122,6 +123,13 @@ class Spec(Model):
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """Number of pods. Ranks = replicas x processesPerPod."""
+    spares: int = Field(default=0, ge=0, le=64)
+    """Number of pods beyond replicas that are kept warm and idle, away from the other pods where
+    there is room. A spare takes the ranks of a lost pod at once, and the pod that comes back is the
+    new spare."""
+    elastic: Elastic | None = None
+    """Lets the group continue with fewer pods when a pod can't come back, and take in more. Default:
+    the group always has `replicas` pods."""
     processes_per_pod: int | None = Field(default=None, ge=1, le=64)
     """Ranks in each pod. Default: the container's nvidia.com/gpu or amd.com/gpu, else 1. Required
     with other accelerators."""
@@ -224,6 +232,8 @@ class Spec(Model):
             _immutable,
             (
                 "replicas",
+                "spares",
+                "elastic",
                 "processesPerPod",
                 "backend",
                 "entrypoint",

@@ -41,6 +41,12 @@ FIELDS: dict[str, Any] = {
     "hangDetection.policy": "Restart",
     "hangDetection.minSeconds": None,
     "progressDeadlineSeconds": None,
+    "spares": 0,
+    "elastic.minReplicas": None,
+    "elastic.maxReplicas": None,
+    "elastic.waitSeconds": 10,
+    "elastic.batch": "Global",
+    "elastic.learningRate": "Keep",
 }
 DIGITS = 12
 DEFAULT = "default"
