@@ -260,7 +260,7 @@ class Reason:
     POD_REJECTED = "PodRejected"  # by the kubelet of its node (OutOfcpu); the pod is recreated
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
-    AGENT_UNREACHABLE = "AgentUnreachable"  # pod 0 runs, but its agent has not answered for a minute
+    AGENT_UNREACHABLE = "AgentUnreachable"  # pods run, but no agent has answered for a minute
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"

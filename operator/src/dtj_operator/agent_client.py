@@ -1,7 +1,7 @@
-"""Polls the agent of a job's pod 0: `GET /status`.
+"""Polls the agent that leads a job's group: `GET /status`.
 
-The request hands over what the agents can't know: the budget that the job's spec has now, and why
-Kubernetes ended pods.
+The request hands over what the agents can't know: the budget and the size that the job's spec has
+now, and why Kubernetes ended pods.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
-from dtj_contract import names
 from dtj_contract.operator_message import HEADER, encode
 from dtj_contract.status_token import status_token
 from dtj_core.plan.children import agent_key
-from dtj_core.plan.job import is_owned
+from dtj_core.plan.leader_search import LeaderSearch, pod_name
 from dtj_core.plan.model import Object, Settings
 from dtj_core.plan.operator_message import operator_message
 from dtj_operator.kube.resources import job_key
@@ -48,12 +47,38 @@ class _OtherKey(_Unanswered):
 
 @dataclass(frozen=True)
 class _Silence:
-    """The silence of one pod's agent, valid until one of the pod's containers changes."""
+    """The silence of one pod's agent, or of all agents of a job."""
 
-    pod: tuple[object, ...]
     since: float
     asked: float
     result: str
+
+
+@dataclass
+class _Agents:
+    """Memory of one job's agents, which only saves requests."""
+
+    leader: str = ""
+    """Name of the pod whose agent led at the last answer."""
+    known: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    """By pod name: a value that changes when another agent may be running in the pod."""
+    silent: dict[str, _Silence] = field(default_factory=dict)
+    """By pod name."""
+    all_silent: _Silence | None = None
+    """Set while no agent of the job answers."""
+
+    def see(self, pods: Sequence[Object]) -> None:
+        """Forgets the silence of the pods that are gone or may have another agent."""
+        seen = {pod_name(pod): _identity(pod) for pod in pods}
+        changed = {name for name in self.silent if seen.get(name) != self.known.get(name)}
+        self.silent = {name: silence for name, silence in self.silent.items() if name not in changed}
+        if changed:
+            self.all_silent = None
+        self.known = seen
+
+    def add_silence(self, name: str, now: float, result: str) -> None:
+        before = self.silent.get(name)
+        self.silent[name] = _Silence(now if before is None else before.since, now, result)
 
 
 class AgentClient:
@@ -75,9 +100,10 @@ class AgentClient:
         self._settings = settings
         self._with_previous: set[str] = set()
         """Uids of jobs whose agents rejected the current key: they were started before it was replaced."""
+        self._seconds = seconds
         self._count = count
         self._now = now
-        self._silent: dict[tuple[str, str], _Silence] = {}
+        self._jobs: dict[tuple[str, str], _Agents] = {}
         # A pod changes its address with each life, so a kept connection would rarely be reused and
         # would hold a file descriptor.
         connector = aiohttp.TCPConnector(limit=CONCURRENCY, force_close=True)
@@ -87,54 +113,83 @@ class AgentClient:
         await self._session.close()
 
     def silent_seconds(self, job: Object) -> float:
-        """Returns for how long the job's agent has answered no poll; 0 after an answer."""
-        silence = self._silent.get(job_key(job))
+        """Returns for how long no agent of the job has answered a poll; 0 after an answer."""
+        agents = self._jobs.get(job_key(job))
+        silence = agents.all_silent if agents is not None else None
         return 0.0 if silence is None else self._now() - silence.since
 
     def keep_only(self, keys: Iterable[tuple[str, str]]) -> None:
         """Drops the agents of all other jobs."""
         wanted = set(keys)
-        self._silent = {key: silence for key, silence in self._silent.items() if key in wanted}
+        self._jobs = {key: agents for key, agents in self._jobs.items() if key in wanted}
 
-    async def status(self, job: Object, pod: Object, pods: Iterable[Object] = ()) -> Object | None:
-        """Returns the agent's status, or None if it gave no usable answer.
+    async def status(self, job: Object, reachable: Sequence[Object], pods: Iterable[Object] = ()) -> Object | None:
+        """Returns the leader's status, or the best that another agent knows; None without a usable answer.
 
-        `pods`: those of the job's StatefulSet, whose ends are handed over.
-        The agent may be starting or stopping, or its node may be gone; the planner copes without.
+        `reachable`: the pods whose agents may be asked (reachable_pods). `pods`: those of the job's
+        StatefulSet, whose ends are handed over. The agents may be starting or stopping, or their
+        nodes may be gone; the planner copes without.
         """
-        key, who = job_key(job), _identity(pod)
-        silence = self._silent.get(key)
-        if silence is not None and silence.pod != who:
-            silence = None
-            del self._silent[key]
-        now = self._now()
+        agents = self._jobs.setdefault(job_key(job), _Agents())
+        agents.see(reachable)
+        silence, now = agents.all_silent, self._now()
         if silence is not None and now - silence.asked < self._settings.poll_seconds(silence.asked - silence.since):
             return None
-        message = encode(operator_message(job, pods))
-        try:
-            try:
-                answer = await self._ask(job, pod, message)
-            except _OtherKey:
-                answer = await self._ask(job, pod, message)
-        except _Unanswered as error:
+        hint = agents.leader or str((job.get("status") or {}).get("coordinator") or "")
+        search = LeaderSearch(reachable, hint, {name: each.asked for name, each in agents.silent.items()})
+        search.avoided = {
+            name
+            for name, each in agents.silent.items()
+            if now - each.asked < self._settings.poll_seconds(each.asked - each.since)
+        }
+        failures = await self._search(job, search, encode(operator_message(job, pods)))
+        for name, error in failures:
+            agents.add_silence(name, now, error.result)
+        for name in search.answered:
+            agents.silent.pop(name, None)
+        best = search.best()
+        if best is None:
+            name, error = failures[0]
             self._count(error.result)
-            self._unanswered(key, _Silence(who, now, now, error.result), silence, pod["metadata"]["name"], error)
+            agents.all_silent = _Silence(now if silence is None else silence.since, now, error.result)
+            self._log_silence(name, error, silence)
             return None
         self._count(ANSWERED)
         if silence is not None:
-            del self._silent[key]
-            logger.info("the agent of pod %s answers again", pod["metadata"]["name"])
-        return answer
+            agents.all_silent = None
+            logger.info("the agent of pod %s answers again", best.pod)
+        agents.leader = best.leader
+        return best.page
 
-    def _unanswered(
-        self, key: tuple[str, str], new: _Silence, before: _Silence | None, pod: str, error: _Unanswered
-    ) -> None:
-        """Records the silence, and logs it unless the previous poll failed in the same way."""
-        self._silent[key] = new if before is None else replace(new, since=before.since)
-        if before is None or before.result != new.result:
+    async def _search(self, job: Object, search: LeaderSearch, message: str) -> list[tuple[str, _Unanswered]]:
+        """Asks one agent after the other, all within the time of one poll. Returns the failures by pod name."""
+        failures: list[tuple[str, _Unanswered]] = []
+        ends = asyncio.get_running_loop().time() + self._seconds
+        while (pod := search.next()) is not None:
+            left = ends - asyncio.get_running_loop().time()
+            # Leaves time for another agent, if this one is silent.
+            limit = left / 2 if search.has_more() else left
+            try:
+                async with asyncio.timeout(limit):
+                    search.add(pod, await self._ask_with_either_key(job, pod, message))
+            except TimeoutError:
+                failures.append((pod_name(pod), _Unanswered(UNREACHABLE, "is unreachable: TimeoutError")))
+            except _Unanswered as error:
+                failures.append((pod_name(pod), error))
+        return failures
+
+    def _log_silence(self, pod: str, error: _Unanswered, before: _Silence | None) -> None:
+        """Logs a poll that no agent answered, unless the previous one failed in the same way."""
+        if before is None or before.result != error.result:
             # Every agent is unreachable for a moment while its pod starts.
-            level = logging.DEBUG if new.result == UNREACHABLE else logging.WARNING
+            level = logging.DEBUG if error.result == UNREACHABLE else logging.WARNING
             logger.log(level, "the agent of pod %s %s", pod, error)
+
+    async def _ask_with_either_key(self, job: Object, pod: Object, message: str) -> Object:
+        try:
+            return await self._ask(job, pod, message)
+        except _OtherKey:
+            return await self._ask(job, pod, message)
 
     async def _ask(self, job: Object, pod: Object, message: str) -> Object:
         """Requests the status once. Raises _Unanswered."""
@@ -182,23 +237,3 @@ def _identity(pod: Object) -> tuple[object, ...]:
         for container in status.get("containerStatuses", [])
     )
     return (pod["metadata"].get("uid"), status.get("podIP"), *starts)
-
-
-def coordinator_pod(job: Object, stateful_set: Object | None, pods: tuple[Object, ...]) -> Object | None:
-    """Returns pod 0, if it has an address and a running container.
-
-    Only a pod that the job's own StatefulSet created is returned, because it receives the job's
-    token and its answer is trusted.
-    """
-    if stateful_set is None or not is_owned(stateful_set, job["metadata"]["uid"]):
-        return None
-    for pod in pods:
-        labels = pod["metadata"].get("labels", {})
-        status = pod.get("status", {})
-        if labels.get(names.LABEL_POD_INDEX) != "0" or not status.get("podIP"):
-            continue
-        if not is_owned(pod, stateful_set["metadata"]["uid"]):
-            continue
-        if any("running" in container.get("state", {}) for container in status.get("containerStatuses", [])):
-            return pod
-    return None

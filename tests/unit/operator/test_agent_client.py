@@ -56,7 +56,7 @@ def test_refused_poll_is_logged_once_and_retried_with_back_off(caplog: pytest.Lo
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
         for second in range(600):
             clock.now = second
-            await agents.status(job(), pod())
+            await agents.status(job(), [pod()])
         assert agents.silent_seconds(job()) == 599
         assert counts["asked"] == counts["refused"]
         assert 10 <= counts["asked"] <= 25, "2 s at first, a minute at last"
@@ -70,13 +70,13 @@ def test_changed_result_is_logged_and_an_answer_ends_the_silence(caplog: pytest.
     answer: list[Answer] = [REFUSED]
 
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
-        await agents.status(job(), pod())
+        await agents.status(job(), [pod()])
         answer.append(lambda: web.Response(text="{"))
         clock.now = 100
-        await agents.status(job(), pod())
+        await agents.status(job(), [pod()])
         answer.append(GOOD)
         clock.now = 200
-        assert await agents.status(job(), pod()) == {"uid": "u1"}
+        assert await agents.status(job(), [pod()]) == {"uid": "u1"}
         assert agents.silent_seconds(job()) == 0
         assert counts == Counter(asked=3, refused=1, invalid=1, answered=1)
 
@@ -91,9 +91,9 @@ def test_possibly_new_agent_is_polled_at_once(change: str) -> None:
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
         for second in range(60):
             clock.now = second
-            await agents.status(job(), pod())
+            await agents.status(job(), [pod()])
         before, other = counts["asked"], pod()
-        await agents.status(job(), pod())
+        await agents.status(job(), [pod()])
         assert counts["asked"] == before
         if change == "another pod":
             other["metadata"]["uid"] = "p9"
@@ -101,7 +101,7 @@ def test_possibly_new_agent_is_polled_at_once(change: str) -> None:
             other["status"]["podIP"] = "localhost"
         else:
             other["status"]["containerStatuses"][1]["state"]["running"]["startedAt"] = "2026-01-01T00:00:00Z"
-        await agents.status(job(), other)
+        await agents.status(job(), [other])
         assert counts["asked"] == before + 1
         assert agents.silent_seconds(job()) == 0
 
@@ -149,7 +149,7 @@ def test_poll_hands_the_budget_and_the_losses_over_with_the_token() -> None:
             evicted = pod()
             evicted["metadata"]["name"] = "j-1"
             evicted["status"] |= {"podIP": "10.0.0.9", "phase": "Failed", "reason": "Evicted"}
-            await agents.status(raised, pod(), [pod(), evicted])
+            await agents.status(raised, [pod()], [pod(), evicted])
         finally:
             await agents.close()
             await runner.cleanup()

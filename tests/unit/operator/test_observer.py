@@ -16,8 +16,9 @@ from aiohttp import web
 from dtj_contract import names
 from dtj_contract.status_token import status_token
 from dtj_core.plan.children import agent_key
+from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Settings
-from dtj_operator.agent_client import AgentClient, coordinator_pod
+from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.observer import Observer
 from tests.unit.operator.fakes import FakeClient, job
 
@@ -170,24 +171,24 @@ def test_reads_during_a_change_are_not_reused(moment: str) -> None:
 @pytest.mark.parametrize(
     ("pods", "asked"),
     [
-        ((), None),
-        ((pod(1),), None),
-        ((pod(0, ip=None),), None),
-        ((pod(0, state="waiting"),), None),
-        ((pod(0, state="terminated"),), None),
-        ((pod(1), pod(0)), pod(0)),
+        ((), ()),
+        ((pod(1),), (pod(1),)),
+        ((pod(0, ip=None),), ()),
+        ((pod(0, state="waiting"), pod(1)), (pod(1),)),
+        ((pod(0, state="terminated"),), ()),
+        ((pod(10), pod(9), pod(0)), (pod(0), pod(9), pod(10))),
     ],
 )
-def test_agent_of_pod_0_is_polled_once_it_has_an_address_and_runs(pods: Any, asked: Any) -> None:
-    assert coordinator_pod(job(), SET, pods) == asked
+def test_agents_may_be_asked_once_their_pods_have_an_address_and_run(pods: Any, asked: Any) -> None:
+    assert reachable_pods(job(), SET, pods) == asked
 
 
-def test_coordinator_pod_ignores_a_foreign_pod_with_our_labels() -> None:
+def test_foreign_pod_with_our_labels_is_never_asked() -> None:
     stranger = pod(0)
     stranger["metadata"]["ownerReferences"] = []
-    assert coordinator_pod(job(), SET, (stranger,)) is None
-    assert coordinator_pod(job(), {"metadata": {"uid": "set"}}, (pod(0),)) is None
-    assert coordinator_pod(job(), None, (pod(0),)) is None
+    assert reachable_pods(job(), SET, (stranger,)) == ()
+    assert reachable_pods(job(), {"metadata": {"uid": "set"}}, (pod(0),)) == ()
+    assert reachable_pods(job(), None, (pod(0),)) == ()
 
 
 GOOD = {"uid": "u1", "phase": "Running"}

@@ -20,7 +20,8 @@ UNTIL_START = ("detect", "stop", "schedule", "rendezvous")
 
 
 def group_activity(agent: Object | None) -> str:
-    """Returns what the group does instead of training, from the `/status` of pod 0.
+    """Returns what the group does instead of training, from the `/status` of the agent
+    that coordinates.
 
     Returns "" while the group trains or has finished.
     """

@@ -20,6 +20,7 @@ from dtj.local import container, pods, processes
 from dtj.local.kubelet import LocalPod
 from dtj.local.loopback import Ports, agent_status
 from dtj_contract import names
+from dtj_core.plan.leader_search import LeaderSearch, pod_name
 from dtj_core.plan.model import Apply, Delete, Event, Object, Observed, Plan
 
 DEFAULT_GRACE_SECONDS = 30  # Kubernetes' own default
@@ -39,7 +40,8 @@ class LocalCluster:
         """Set whenever a pod or an object has changed since the last `observe`."""
         self.pods: dict[int, LocalPod] = {}
         self.agent: dict[str, Any] | None = None
-        """Status of the agent of pod 0 at the last `observe`."""
+        """Status of the agent that coordinates, at the last `observe`."""
+        self._leader = ""
         self._ports = ports
         self._now = now
         self._objects: dict[tuple[str, str], Object] = {}
@@ -50,7 +52,7 @@ class LocalCluster:
         self.changed.clear()
         self._control()
         name = job["metadata"]["name"]
-        self.agent = await agent_status(self._ports.at(0), self._key()) if 0 in self.pods else None
+        self.agent = await self._ask_leader()
         return Observed(
             stateful_set=copy.deepcopy(self._objects.get(("StatefulSet", name))),
             service=copy.deepcopy(self._objects.get(("Service", name))),
@@ -97,6 +99,21 @@ class LocalCluster:
             await self.close()
         finally:
             self.kill()
+
+    async def _ask_leader(self) -> dict[str, Any] | None:
+        """Returns the status of the agent that coordinates, else of another; None without an answer."""
+        key = self._key()
+        ordinals = {pod_name(pod.object): ordinal for ordinal, pod in self.pods.items()}
+        search = LeaderSearch([pod.object for pod in self.pods.values()], self._leader, {})
+        while (asked := search.next()) is not None:
+            page = await agent_status(self._ports.at(ordinals[pod_name(asked)]), key)
+            if page is not None:
+                search.add(asked, page)
+        best = search.best()
+        if best is None:
+            return None
+        self._leader = best.leader
+        return best.page
 
     # --- the API server ---------------------------------------------------------------------------
 

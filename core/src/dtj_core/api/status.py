@@ -208,6 +208,9 @@ class Status(Model):
     """Seconds that the job was active before startTime, that is, before its last suspension."""
     goodput: float | None = None
     """productiveSeconds as a share of the active time, 0 to 1."""
+    coordinator: str | None = None
+    """Name of the pod whose agent coordinated when this status was written. A hint: any agent may take
+    over."""
     agent: AgentMemory | None = None
     writes_left: float | None = None
     """Number of status writes that the operator could make at once at lastUpdateTime. A token

@@ -9,7 +9,7 @@ A field like that is dropped, so nothing from a pod can make a status that the A
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtj_contract import agent_status, names
 from dtj_contract.json_numbers import MAX_INT, finite_number
@@ -36,15 +36,19 @@ PROGRESS: Shape = {
 STRAGGLER: Shape = {"rank": "int", "pod": "text", "node": "text", "ratio": "number"}
 CHECKPOINT: Shape = {"step": "int", "path": "text", "time": "time"}
 EVENT: Shape = {"type": "identifier", "reason": "identifier", "message": "text", "time": "number"}
-MEMBER: Shape = {"pod": "text", "address": "text", "state": "identifier"}
+MEMBER: Shape = {"ordinal": "int", "pod": "text", "address": "text", "state": "identifier"}
+LEADER: Shape = {"ordinal": "int", "pod": "name", "epoch": "int"}
 RESTARTS: Shape = {"inPlace": "int", "pod": "int", "counted": "int"}
 
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
+POD_NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 # Sums of a few such numbers stay finite. An int may be larger than any float.
 MAX_NUMBER = 1e300
 # The year 2100 leaves room for an expected end: RFC 3339 has four digits for the year.
 MAX_TIME = 4102444800
 MAX_NUMBERS = 32
+# States of a member that has workers.
+BUSY = {"running", "done", "stopping", names.MEMBER_STUCK}
 MEMBERS = 4096
 
 
@@ -73,13 +77,29 @@ class Report:
     stragglers: tuple[Object, ...] = ()
     stuck: tuple[Object, ...] = ()
     """Members (pod, address) whose workers SIGKILL can't end."""
+    leader: str = ""
+    """Name of the pod whose agent coordinates; empty: not known."""
+    from_follower: bool = False
+    """Whether an agent reports that does not coordinate: it knows the history, but not the group's phase."""
+    replicas: int | None = None
+    """Pods of the current attempt, or of the next one."""
+    busy: frozenset[int] = frozenset()
+    """Ordinals of the pods that have workers."""
 
 
 def report_from_status(raw: object, uid: str) -> Report | None:
     """Returns the report in an answer from `/status`; None if it is not from an agent of this job."""
     if not isinstance(raw, dict) or raw.get("version") != agent_status.VERSION or raw.get("uid") != uid:
         return None
-    return _report(raw, from_outcome=False)
+    report = _report(raw, from_outcome=False)
+    if not report.from_follower:
+        return report
+    return replace(report, progress={}, steps_unknown=False, stragglers=(), stuck=(), replicas=None, busy=frozenset())
+
+
+def leader_of(raw: Object) -> Object:
+    """Returns the fields of the agent that coordinates, as a page names it; {} if it names none."""
+    return sanitize(raw.get("leader"), LEADER)
 
 
 def report_from_outcome(raw: Object) -> Report:
@@ -97,9 +117,14 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
             "phaseMessage": "text",
             "productiveSeconds": "number",
             "stepsUnknown": "bool",
+            "replicas": "int",
         },
     )
     start = sanitize(raw, {"startTime": "number"}).get("startTime")
+    members = _sanitize_list(raw.get("members"), MEMBER, MEMBERS)
+    own, leader = sanitize(raw, {"ordinal": "int"}).get("ordinal", 0), leader_of(raw)
+    # Of agents before epochs, ordinal 0 coordinates.
+    coordinates = leader.get("ordinal", own) == own if "leader" in raw else own == 0
     return Report(
         attempt=top.get("attempt", 0),
         phase=top.get("phase", ""),
@@ -116,9 +141,11 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         events=_sanitize_list(raw.get("events"), EVENT, names.KEEP_EVENTS),
         productive_seconds=top.get("productiveSeconds", 0.0),
         stragglers=_sanitize_list(raw.get("stragglers"), STRAGGLER, names.MAX_STRAGGLERS),
-        stuck=tuple(
-            m for m in _sanitize_list(raw.get("members"), MEMBER, MEMBERS) if m.get("state") == names.MEMBER_STUCK
-        ),
+        stuck=tuple(m for m in members if m.get("state") == names.MEMBER_STUCK),
+        leader=leader.get("pod", ""),
+        from_follower=not coordinates,
+        replicas=top.get("replicas"),
+        busy=frozenset(m["ordinal"] for m in members if "ordinal" in m and m.get("state") in BUSY),
     )
 
 
@@ -141,6 +168,8 @@ def _sanitize_value(value: object, kind: str) -> object:
     # Becomes a reason of conditions and events.
     if kind == "identifier":
         return value if isinstance(value, str) and IDENTIFIER.fullmatch(value) else None
+    if kind == "name":
+        return value if isinstance(value, str) and POD_NAME.fullmatch(value) else None
     if kind == "bool":
         return value if isinstance(value, bool) else None
     if kind == "phases":

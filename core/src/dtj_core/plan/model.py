@@ -54,11 +54,11 @@ class Observed:
     pods: tuple[Object, ...] = ()
     """All pods with the label names.LABEL_JOB of this job, including terminating ones."""
     agent: Object | None = None
-    """`/status` of the agent of pod 0 (docs/reference/contract.md); None if the agent did not
-    answer."""
+    """`/status` of the agent that coordinates (docs/reference/contract.md), or of another one if that
+    agent did not answer; None if no agent answered."""
     agent_silent_seconds: float = 0.0
-    """How long the agent of the present pod 0 has left every request unanswered; 0 after an answer,
-    or without a pod 0."""
+    """How long the agents have left every request unanswered; 0 after an answer, or without a pod that
+    runs."""
     rejection: str | None = None
     """Message of the API server when it called a child of this generation invalid. Fails a job that
     has never run."""

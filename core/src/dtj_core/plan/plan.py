@@ -144,6 +144,7 @@ def _end(
         if kind in (names.RUNNING, result.kind) or find_condition(status, kind):
             status = conditions.set(status, kind, kind == result.kind, result.reason, result.message)
     status |= {"observedGeneration": conditions.generation, "completionTime": time, "lastUpdateTime": time}
+    status.pop("coordinator", None)
     if "replicas" in status and not deadlines.keeps_pods(obj):
         status |= {"readyReplicas": 0, "ready": f"0/{status['replicas']}"}  # the last write of these fields
     return Plan(status=status, events=events.events_for_result(result), requeue_after=0)
@@ -153,7 +154,8 @@ def _merge_report(status: Object, report: Report | None, now: float) -> Object:
     """Returns `status` with what only adds up in the report: counters, histories, progress."""
     if report is None:
         return status
-    return progress.merge(events.mark_reported(restarts.merge(status, report), report), report, now)
+    status = progress.merge(events.mark_reported(restarts.merge(status, report), report), report, now)
+    return status | ({"coordinator": report.leader} if report.leader else {})
 
 
 def _reconcile_active(
@@ -208,8 +210,8 @@ def _reconcile_active(
 
 
 def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings: Settings) -> float | None:
-    if group and pods.is_running(group[0], job.trainer_container):
-        # The agent answers, or will soon. No event reports that its answer has changed: it must be
+    if any(pods.is_running(pod, job.trainer_container) for pod in group):
+        # An agent answers, or will soon. No event reports that its answer has changed: it must be
         # polled.
         return settings.poll_seconds(observed.agent_silent_seconds)
     # No event reports that a pod can't mount its Secret.

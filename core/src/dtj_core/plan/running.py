@@ -17,13 +17,13 @@ from dtj_core.plan.pods import LOST, why_lost, why_not_running
 
 FORMING = "all pods are running; waiting for their agents to form a group"
 NO_ANSWER_YET = (
-    "all pods are running; waiting for the agent of pod 0 to answer. If this persists, check its log, "
+    "all pods are running; waiting for an agent to answer. If this persists, check the log of a pod, "
     f"and whether a NetworkPolicy blocks the operator from port {names.AGENT_PORT}"
 )
 UNREACHABLE_SECONDS = 60.0
 UNREACHABLE = (
-    "all pods are running, but the agent of pod 0 has not answered the operator for a minute or more, so the state of "
-    "the group is unknown: check the log of pod 0, and whether a NetworkPolicy blocks the operator from "
+    "all pods are running, but no agent has answered the operator for a minute or more, so the state of "
+    "the group is unknown: check the log of a pod, and whether a NetworkPolicy blocks the operator from "
     f"port {names.AGENT_PORT}"
 )
 # Separates why the group does not run from what it waits for.
@@ -53,10 +53,12 @@ def group_phase(
 ) -> GroupPhase | None:
     """Returns the phase of the group; None if nothing new is known.
 
-    Nothing new is known while its agent does not answer.
+    Nothing new is known while its leader does not answer.
 
     `refusal`: the API server's message where it rejects a child.
     """
+    if report is not None and report.from_follower:
+        report = None
     if report is not None and report.phase == agent_status.RUNNING:
         message = (
             f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"

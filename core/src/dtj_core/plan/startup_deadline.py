@@ -7,8 +7,8 @@ activeDeadlineSeconds and by the restart budget.
 
 An operator that was away can't know from the clock whether the group has trained meanwhile. A job
 therefore fails only on proof that no attempt has begun: an original pod of the StatefulSet that has
-never run (an attempt needs all pods), or an original pod 0 whose agent remembers no attempt. Without
-proof nothing is judged, and the condition still names what the job waits for.
+never run (an attempt needs all pods), or an original pod whose agent coordinates and remembers no
+attempt. Without proof nothing is judged, and the condition still names what the job waits for.
 """
 
 from __future__ import annotations
@@ -77,6 +77,13 @@ def _is_proven(job: Job, child: Object, pods: tuple[Object, ...], report: Report
         created = unix(pod["metadata"].get("creationTimestamp"))
         if made is None or created is None or created > made + ORIGINAL_SECONDS:
             continue
-        if never_ran(pod, job.trainer_container) or (ordinal(pod) == 0 and report is not None):
+        if never_ran(pod, job.trainer_container) or (report is not None and _reports(report, pod)):
             return True
     return False
+
+
+def _reports(report: Report, pod: Object) -> bool:
+    """Returns whether the report is from the agent of this pod, and that agent coordinates."""
+    if report.from_follower:
+        return False
+    return report.leader == pod["metadata"]["name"] if report.leader else ordinal(pod) == 0

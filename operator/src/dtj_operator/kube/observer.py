@@ -1,4 +1,4 @@
-"""Observes a job: its children from the API server, and its progress from its agent."""
+"""Observes a job: its children from the API server, and its progress from its agents."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Object, Observed
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient, coordinator_pod
+from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
 
@@ -71,7 +72,7 @@ class Observer:
         return await self._get(JOB, *key)
 
     async def observe(self, job: Object) -> Observed:
-        """Returns the children of `job` and the status that its agent reports."""
+        """Returns the children of `job` and the status that its agents report."""
         key = job["metadata"]["namespace"], job["metadata"]["name"]
         seen = self._seen.get(key)
         if seen is not None and seen.job is job:
@@ -85,13 +86,13 @@ class Observer:
                 self._client.list(POD, namespace, job_selector(name)),
             )
             observed = Observed(stateful_set=stateful_set, service=service, pods=tuple(pods))
-            if key in self._reading and coordinator_pod(job, observed.stateful_set, observed.pods) is not None:
+            if key in self._reading and reachable_pods(job, observed.stateful_set, observed.pods):
                 self._seen[key] = _Seen(job, observed, started)
             self._reading.discard(key)
-        pod = coordinator_pod(job, observed.stateful_set, observed.pods)
-        if pod is None:
+        reachable = reachable_pods(job, observed.stateful_set, observed.pods)
+        if not reachable:
             return observed
-        agent = await self._agents.status(job, pod, observed.pods)
+        agent = await self._agents.status(job, reachable, observed.pods)
         return replace(observed, agent=agent, agent_silent_seconds=self._agents.silent_seconds(job))
 
     async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
