@@ -12,11 +12,20 @@ NO_CHECKPOINT = Volume()
 
 
 def found(
-    pod: int, owner: int, step: int, attempt: int = 1, data: str = "same", whole: bool = True, started: int = 0
+    pod: int,
+    owner: int,
+    step: int,
+    attempt: int = 1,
+    data: str = "same",
+    whole: bool = True,
+    started: int = 0,
+    world: int = 2,
+    layout: str = "fits",
 ) -> Found:
     return Found(
         pod=pod, name=f"{attempt}-{owner}-{step}-{pod}", owner=owner, attempt=attempt, started=started, step=step,
-        layout="fits", manifest_bytes=1, blob_bytes=1, private_bytes=1, data_bytes=1, private_digest=f"p{owner}",
+        layout=layout, world_size=world,
+        manifest_bytes=1, blob_bytes=1, private_bytes=1, data_bytes=1, private_digest=f"p{owner}",
         data_digest=data, has_data=whole,
     )  # fmt: skip
 
@@ -55,6 +64,21 @@ CASES = {
         BOTH, {"attempt": 5, "volume": Volume(step=2, attempt=1)}, "",
     ),
     "which three attempts have not replaced, without a checkpoint": (BOTH, {"attempt": 5}, "1@5 memory"),
+    "a pod less, unsharded": ((found(0, 0, 5, world=3), found(1, 2, 5, world=3)), {}, "1@5 memory"),
+    "a pod more, unsharded": ((found(0, 0, 5, world=1),), {}, "1@5 replica"),
+    "a pod less, the newer step on one rank alone": (
+        (found(0, 0, 5, world=3), found(1, 1, 6, world=3)), {}, "1@6 replica",
+    ),
+    "a pod less, a part that each rank has for itself": (
+        (found(0, 0, 5, world=3), found(1, 1, 5, world=3, data="b")), {}, "",
+    ),
+    "a pod less, known from a partner's copy alone": ((found(0, 2, 5, world=3, whole=False),), {}, ""),
+    "a pod less, other shards": (
+        (found(0, 0, 5, world=3, layout="1 of 3"), found(1, 1, 5, world=3, layout="2 of 3")), {}, "",
+    ),
+    "a pod less, a newer line of the fewer": (
+        (found(0, 0, 9, world=3), found(0, 0, 7, attempt=2), found(1, 1, 7, attempt=2)), {}, "2@7 memory",
+    ),
     "of this very attempt": (BOTH, {"attempt": 1}, ""),
 }  # fmt: skip
 
@@ -69,8 +93,18 @@ def test_snapshot_of_another_layout_is_not_taken() -> None:
     assert choose(BOTH, pods=[0, 1], layouts=["fits", "other"], attempt=9, volume=NO_CHECKPOINT) is None
 
 
+def test_resized_rank_takes_the_shards_that_it_holds_and_the_lowest_private_part() -> None:
+    """Two replicas of two shards become one."""
+    old = [found(rank, rank, 5, world=4, layout=f"shard {rank % 2}", data=f"shard {rank % 2}") for rank in (1, 2, 3)]
+    choice = choose(old, pods=[2, 3], layouts=["shard 0", "shard 1"], attempt=9, volume=NO_CHECKPOINT)
+    assert choice is not None
+    assert [(p.private.owner, p.data.owner, p.data.pod) for p in choice.pieces] == [(2, 2, 2), (1, 3, 3)]
+    assert choice.taken_by == 4
+    assert choose(old[::2], pods=[2, 3], layouts=["shard 0", "shard 1"], attempt=9, volume=NO_CHECKPOINT) is None
+
+
 def test_data_is_taken_from_a_mate_in_the_pod_before_another_pod() -> None:
-    everything = (found(0, 0, 5, whole=False), found(0, 1, 5), found(1, 2, 5))
+    everything = (found(0, 0, 5, whole=False, world=3), found(0, 1, 5, world=3), found(1, 2, 5, world=3))
     choice = choose(everything, pods=[0, 0, 1], layouts=["fits"] * 3, attempt=9, volume=NO_CHECKPOINT)
     assert choice is not None
     assert choice.pieces[0].data.owner == 1

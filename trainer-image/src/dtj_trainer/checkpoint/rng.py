@@ -43,11 +43,13 @@ def restore(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def seed_all(seed: int) -> None:
-    """Seeds all generators.
+def seed_resized(step: int, rank: int) -> None:
+    """Seeds a rank's generators after a change of the world size, by step and rank."""
+    seed_all(step * 1_000_003 + rank)
 
-    After a change of world size a rank without saved state gets a seed from (rank, step).
-    """
+
+def seed_all(seed: int) -> None:
+    """Seeds all generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

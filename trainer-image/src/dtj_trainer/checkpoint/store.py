@@ -183,7 +183,7 @@ class CheckpointStore:
         if checkpoint.manifest.world_size == self._group.world_size:
             rng.restore(_load_file(checkpoint.path / (PRIVATE_FILE % self._group.rank)))
         else:
-            rng.seed_all(checkpoint.step * 1_000_003 + self._group.rank)
+            rng.seed_resized(checkpoint.step, self._group.rank)
             if self._group.rank == 0:
                 self._notify(
                     "Normal",

@@ -23,6 +23,7 @@ class Found:
     """File name in that pod."""
     owner: int
     """The rank whose state it is."""
+    world_size: int
     attempt: int
     started: int
     step: int
@@ -36,9 +37,9 @@ class Found:
     has_data: bool
 
     @property
-    def line(self) -> tuple[int, int, int]:
+    def line(self) -> tuple[int, int, int, int]:
         """Snapshots of one line and step fit together; the newest line comes first."""
-        return (self.attempt, self.step, self.started)
+        return (self.attempt, self.step, self.started, self.world_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +63,13 @@ class Choice:
     """The step that all ranks load, and from where."""
 
     step: int
-    line: tuple[int, int, int]
+    line: tuple[int, int, int, int]
     pieces: tuple[Pieces, ...]
     """By rank."""
     source: Source
     """The farthest that any rank's state comes from."""
+    taken_by: int
+    """The number of ranks that took the snapshot."""
 
 
 def choose(
@@ -78,8 +81,11 @@ def choose(
     an older one got farther: the older was abandoned. A checkpoint of a later attempt at a lower step
     shows the same.
 
+    At the same world size each rank gets its own state. After a change of the world size a rank takes
+    the state of any rank that held the same shards (all of it, where nothing is sharded).
+
     Args:
-        found: All ranks' findings, of this job and world size.
+        found: All ranks' findings, of this job.
         pods: The pod of each rank.
         layouts: The layout of each rank's state.
         attempt: The attempt that begins. Its own snapshots are of another State of this process.
@@ -88,22 +94,40 @@ def choose(
     fitting = [
         f
         for f in found
-        if f.owner < len(layouts)
-        and f.layout == layouts[f.owner]
-        and f.attempt < attempt
+        if f.attempt < attempt
         and (f.attempt >= attempt - MOST_ATTEMPTS or volume.step < 0)
         and f.step >= volume.step
         and f.attempt >= volume.attempt
     ]
     for line in sorted({f.line for f in fitting}, reverse=True):
         same = [f for f in fitting if f.line == line]
-        pieces = [_pieces(rank, pod, same) for rank, pod in enumerate(pods)]
+        taken_by = line[3]
+        resized = taken_by != len(pods)
+        if resized:
+            pieces = [_any_pieces(pod, layout, same) for pod, layout in zip(pods, layouts, strict=True)]
+        else:
+            same = [f for f in same if f.owner < len(layouts) and f.layout == layouts[f.owner]]
+            pieces = [_pieces(rank, pod, same) for rank, pod in enumerate(pods)]
         complete = [p for p in pieces if p is not None]
         if len(complete) == len(pods):
-            kinds: list[Source] = [_source(rank, pods[rank], p) for rank, p in enumerate(complete)]
+            kinds: list[Source] = [_source(rank, pods[rank], p, resized) for rank, p in enumerate(complete)]
             source: Source = "partner" if "partner" in kinds else "replica" if "replica" in kinds else "memory"
-            return Choice(line[1], line, tuple(complete), source)
+            return Choice(line[1], line, tuple(complete), source, taken_by)
     return None
+
+
+def _any_pieces(pod: int, layout: str, same: Sequence[Found]) -> Pieces | None:
+    """Returns the state of a rank that held the same shards in another world.
+
+    The private part is that of the lowest rank, as in a checkpoint. None if those ranks' data
+    differ: then the script keeps a state of its own on each rank.
+    """
+    fitting = [f for f in same if f.layout == layout]
+    if len({(f.data_digest, f.data_bytes) for f in fitting}) != 1:
+        return None
+    private = min(fitting, key=lambda f: (f.owner, f.pod != pod, f.pod, f.name))
+    whole = [f for f in fitting if f.has_data]
+    return Pieces(private, min(whole, key=lambda f: (f.pod != pod, f.pod, f.owner, f.name))) if whole else None
 
 
 def _pieces(rank: int, pod: int, same: Sequence[Found]) -> Pieces | None:
@@ -122,7 +146,9 @@ def _pieces(rank: int, pod: int, same: Sequence[Found]) -> Pieces | None:
     return Pieces(private, replicas[0]) if replicas else None
 
 
-def _source(rank: int, pod: int, pieces: Pieces) -> Source:
+def _source(rank: int, pod: int, pieces: Pieces, resized: bool) -> Source:
+    if resized:
+        return "memory" if pieces.data.pod == pod else "replica"
     if pieces.data.owner != rank:
         return "replica"
     return "memory" if pieces.data.pod == pod else "partner"

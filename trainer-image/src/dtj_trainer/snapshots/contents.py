@@ -1,7 +1,7 @@
 """The contents of a snapshot: the live tensors of one rank as they are, and everything else as one blob.
 
-Nothing is gathered, renamed or converted: a snapshot only ever goes back into the same rank of the
-same world. Two lists of tensors: the data (parameters, the optimizer's tensors), which replicas have
+Nothing is gathered or converted: a snapshot only ever goes back into a rank that holds the same
+part of the state. Two lists of tensors: the data (parameters, the optimizer's tensors), which replicas have
 in common, and the private ones (buffers), which under DDP each rank has for itself. The blob has
 random numbers, step counts that are no tensors, options of the optimizers, and every other part.
 """
@@ -22,7 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.checkpoint.contents import Stateful
+from dtj_trainer.checkpoint.contents import Stateful, plain_name
+from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import SnapshotError
 
 Named = list[tuple[str, torch.Tensor]]
@@ -50,17 +52,28 @@ class LiveState:
         self._optimizers = {k: v for k, v in every.items() if type(v).state_dict is Optimizer.state_dict}
         taken = self._modules.keys() | self._optimizers.keys()
         self._others = {k: v for k, v in parts.items() if k not in taken and isinstance(v, Stateful)}
+        self._plain: dict[str, str] = {}
+        """Names without the prefixes of wrappers, which a single rank lacks."""
 
     @torch.no_grad()
-    def layout(self) -> str:
-        """Returns a digest of what a snapshot must fit: it is known before the first step."""
+    def layout(self, world_size: int = 1) -> str:
+        """Returns a digest of what a snapshot must fit: it is known before the first step.
+
+        The layout names the shards that this rank holds and not the world, so a snapshot of another
+        world fits a rank that holds the same shards.
+        """
         private, parameters = self._module_tensors()
         groups = {
             name: [type(optimizer).__qualname__, [len(group["params"]) for group in optimizer.param_groups]]
             for name, optimizer in self._optimizers.items()
         }
         others = {name: type(part).__qualname__ for name, part in self._others.items()}
-        facts = [[key(t) for t in private], [key(t) for t in parameters], groups, others, torch.__version__]
+        # An optimizer with a state_dict of its own may spread its state over the ranks.
+        worlds = sorted({world_size for part in self._others.values() if isinstance(part, Optimizer)})
+        facts = [
+            [key(t) for t in private], [key(t) for t in parameters], groups, others, torch.__version__,
+            self._shards(), worlds,
+        ]  # fmt: skip
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
     def tensors(self) -> tuple[Named, Named]:
@@ -80,6 +93,15 @@ class LiveState:
                         _check_placement(f"{name}.{place}.{field}", value, parameter)
                         data.append((f"{name}.{place}.{field}", value))
         return private, data
+
+    def trained(self) -> set[str]:
+        """Returns the names of the trained parameters, which must be finite."""
+        return {
+            self._name(part, name)
+            for part, module in self._modules.items()
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
 
     def blob(self) -> bytes:
         """Returns everything else, written by torch.save."""
@@ -126,6 +148,11 @@ class LiveState:
             part.load_state_dict(tree["others"][name])
         rng.restore(tree["rng"])
 
+    def broadcast_buffers(self, group: Group) -> None:
+        """Gives every rank rank 0's running statistics, as a checkpoint of another world does; a collective."""
+        for module in self._modules.values():
+            broadcast_buffers(module, group)
+
     def _restore_optimizer(
         self, name: str, optimizer: Optimizer, tensors: Mapping[str, Part], saved: dict[str, Any]
     ) -> None:
@@ -151,12 +178,34 @@ class LiveState:
         private: Named = []
         data: Named = []
         for part, module in self._modules.items():
-            data += [(f"{part}.{name}", parameter) for name, parameter in module.named_parameters()]
-            private += [(f"{part}.{name}", buffer) for name, buffer in module.named_buffers()]
+            data += [(self._name(part, name), parameter) for name, parameter in module.named_parameters()]
+            private += [(self._name(part, name), buffer) for name, buffer in module.named_buffers()]
             for submodule in module.modules():
                 if more := getattr(submodule, "unregistered_tensors", None):
                     data += [(f"{part}.:{name}", tensor) for name, tensor in more().items()]
         return private, data
+
+    def _name(self, part: str, name: str) -> str:
+        whole = f"{part}.{name}"
+        if whole not in self._plain:
+            self._plain[whole] = f"{part}.{plain_name(self._modules[part], name)}"
+        return self._plain[whole]
+
+    def _shards(self) -> list[tuple[int, int, int]]:
+        """Returns the shards that this rank holds: dimension of the mesh, shards in it, number of this one."""
+        out = set()
+        for module in self._submodules():
+            if shard := getattr(module, "shard_place", None):
+                out.add((-1, *shard))
+            for parameter in module.parameters(recurse=False):
+                if isinstance(parameter, DTensor):
+                    mesh = parameter.device_mesh
+                    out |= {
+                        (dimension, mesh.size(dimension), mesh.get_local_rank(dimension))
+                        for dimension, placement in enumerate(parameter.placements)
+                        if not placement.is_replicate()
+                    }
+        return sorted(out)
 
     def _submodules(self) -> Iterator[nn.Module]:
         for module in self._modules.values():
@@ -166,7 +215,7 @@ class LiveState:
         for part, module in self._modules.items():
             for name, submodule in module.named_modules():
                 if type(submodule).get_extra_state is not nn.Module.get_extra_state:
-                    yield f"{part}.{name}", submodule
+                    yield self._name(part, name), submodule
 
 
 def read_blob(blob: bytes) -> dict[str, Any]:

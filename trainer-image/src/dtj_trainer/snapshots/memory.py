@@ -13,27 +13,26 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from dtj_contract import names
 from dtj_trainer.checkpoint.background_task import BackgroundTask
-from dtj_trainer.distributed.process_group import Group, new_gloo_group
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import SnapshotError
-from dtj_trainer.snapshots import partner, room
+from dtj_trainer.snapshots import room
 from dtj_trainer.snapshots.choice import Choice, Volume
+from dtj_trainer.snapshots.completion import Completion, Done, Prepared, mebibytes
 from dtj_trainer.snapshots.contents import LiveState, read_blob
 from dtj_trainer.snapshots.image import Image, fill, keys_of
 from dtj_trainer.snapshots.interval import Interval
 from dtj_trainer.snapshots.place import Place, snapshot_directory
 from dtj_trainer.snapshots.restore import Restore
-from dtj_trainer.snapshots.slot import HEADER_BYTES, Header, Slot, digest
+from dtj_trainer.snapshots.slot import Header, Slot
 
 log = logging.getLogger(__name__)
 Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
@@ -44,13 +43,14 @@ OFF = "memory snapshots are off, and a restart resumes from the newest checkpoin
 _states = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """The thread's result of one snapshot."""
+class _Held(NamedTuple):
+    """One of the two files, and where the parts of the state are in it."""
 
-    problem: str
-    """Why some rank has failed; "" if none has."""
-    cpu_seconds: float
+    slot: Slot
+    image: Image
+    views: list[torch.Tensor]
+    trained: list[torch.Tensor]
+    """The views of the trained weights."""
 
 
 class MemorySnapshots:
@@ -76,16 +76,14 @@ class MemorySnapshots:
         self._live = LiveState(parts)
         self._interval = Interval(None if every == "auto" else every or None)
         self._enabled = False
-        self._task: BackgroundTask[_Done] | None = None
-        self._slots: list[tuple[Slot, Image, list[torch.Tensor]] | None] = [None, None]
+        self._task: BackgroundTask[Done] | None = None
+        self._slots: list[_Held | None] = [None, None]
         self._next = 0
         self._started = 0
         self._stall = self._made_seconds = self._waited = 0.0
-        self._settled = self._measured = self._paired = self._old_removed = False
-        self._room = 0
-        self._layout = self._warning = ""
-        self._process_group: dist.ProcessGroup | None = None
-        self._exchange: partner.Exchange | None = None
+        self._settled = self._measured = self._old_removed = self._reported_spoiled = False
+        self._layout = ""
+        self._completion: Completion | None = None
         directory = snapshot_directory(env)
         if directory is not None and env.attempt is not None and every != 0:
             self._enabled = True
@@ -121,7 +119,15 @@ class MemorySnapshots:
             restore.forget()
             raise
         restore.forget()
-        return choice if loaded else None
+        if choice is None or not loaded:
+            return None
+        if choice.taken_by != self._group.world_size and self._group.rank == 0:
+            message = (
+                f"the snapshot of step {choice.step} was taken by {choice.taken_by} ranks, "
+                f"and {self._group.world_size} load it"
+            )
+            self._notify("Normal", names.Reason.WORLD_RESIZED, message)
+        return choice
 
     def begin(self, step: int) -> None:
         """Begins the line of this attempt at `step`."""
@@ -173,7 +179,8 @@ class MemorySnapshots:
         elif not self._settled and not self._settle():
             return
         self._settled, self._made_seconds, problem = False, 0.0, ""
-        prepared: tuple[Slot, Header] | None = None
+        prepared: Prepared | None = None
+        assert self._completion is not None
         try:
             prepared = self._copy(step)
         except (SnapshotError, OSError) as e:
@@ -185,14 +192,14 @@ class MemorySnapshots:
             copied.record()
         self._interval.taken(step)
         self._measured = False
-        self._task = BackgroundTask(partial(self._finish, prepared, problem, copied), nice=WRITER_NICE)
+        self._task = BackgroundTask(partial(self._completion.finish, prepared, problem, copied), nice=WRITER_NICE)
         self._stall = time.perf_counter() - began - self._made_seconds + self._waited
         self._waited = 0.0
 
     def _join(self) -> bool:
         """Prepares the first snapshot: the group of the threads, and whether every pod has room. A collective."""
         since = time.perf_counter()
-        problem, size, free = "", 0, 0
+        problem, size, free, left = "", 0, 0, 0
         try:
             with torch.no_grad():
                 keys = keys_of(*self._live.tensors())
@@ -209,33 +216,37 @@ class MemorySnapshots:
         for pod, need, least in room.needs([row[1:] for row in rows], self._shares_memory):
             if need > least:
                 return self._off(
-                    f"the ranks of a pod need {_mib(need)} of shared memory (/dev/shm), and {_mib(least)} are free; "
+                    f"the ranks of a pod need {mebibytes(need)} of shared memory (/dev/shm), and "
+                    f"{mebibytes(least)} are free; "
                     "raise the memory limit of the container, or write checkpoint.snapshot_every_steps: 0"
                 )
             if pod == self._place.pod:
-                self._room = least - need
-        self._process_group = new_gloo_group(self._group)
-        self._layout = self._live.layout()
+                left = least - need
+        self._completion = Completion(self._group, self._place, left)
+        self._layout = self._live.layout(self._group.world_size)
         if self._group.rank == 0:
-            log.info("memory snapshots: %s a rank, prepared in %.3f s", _mib(size), time.perf_counter() - since)
+            log.info("memory snapshots: %s a rank, prepared in %.3f s", mebibytes(size), time.perf_counter() - since)
         return True
 
     @torch.no_grad()
-    def _copy(self, step: int) -> tuple[Slot, Header]:
+    def _copy(self, step: int) -> Prepared:
         """Copies the state into the older file."""
         private, data = self._live.tensors()
         blob = self._live.blob()
         keys = keys_of(private, data)
         held = self._slots[self._next]
-        if held is None or held[1].keys != keys or len(blob) > held[1].blob_room:
+        if held is None or held.image.keys != keys or len(blob) > held.image.blob_room:
             since = time.perf_counter()
             self._slots[self._next] = None
             image = Image.of(keys, len(blob))
             path = self._place.path("own", self._group.rank)
             slot = Slot(path.with_name(f"{path.name}-{self._next}"), image.size)
-            self._slots[self._next] = held = (slot, image, image.views(slot.bytes))
+            views, every = image.views(slot.bytes), [name for name, _ in (*private, *data)]
+            trained = self._live.trained()
+            checked = [view for name, view in zip(every, views, strict=True) if name in trained]
+            self._slots[self._next] = held = _Held(slot, image, views, checked)
             self._made_seconds = time.perf_counter() - since
-        slot, image, views = held
+        slot, image, views, _ = held
         self._next = 1 - self._next
         slot.wipe()
         fill(slot, views, image, [tensor for _, tensor in (*private, *data)], blob)
@@ -255,75 +266,7 @@ class MemorySnapshots:
             private_digest="",
             data_digest="",
         )
-        return slot, header
-
-    # --- in the thread -------------------------------------------------------------------------------------------
-
-    def _finish(self, prepared: tuple[Slot, Header] | None, problem: str, copied: torch.cuda.Event | None) -> _Done:
-        """Makes the file valid, and returns once every rank has; the same problem on all of them."""
-        if copied is not None:
-            copied.synchronize()
-        size: partner.Size | None = None
-        if prepared is not None:
-            slot, header = prepared
-            private = slot.bytes[HEADER_BYTES : HEADER_BYTES + header.private_bytes]
-            data = slot.bytes[HEADER_BYTES + header.private_bytes :]
-            header = replace(header, private_digest=digest(private), data_digest=digest(data))
-            slot.commit(header)
-            prepared = (slot, header)
-            size = partner.Size(
-                pod=self._place.pod,
-                private_bytes=header.private_bytes,
-                data_bytes=header.data_bytes,
-                data_digest=header.data_digest,
-                room=self._room,
-            )
-        problem = self._agree(problem)
-        if not problem and prepared is not None and size is not None:
-            if not self._paired:
-                self._pair(size)
-            if self._exchange is not None:
-                try:
-                    self._exchange.swap(*prepared)
-                except OSError as e:
-                    problem = f"rank {self._group.rank}, its partner's copy: {e}"
-                problem = self._agree(problem)
-        return _Done(problem, time.thread_time())
-
-    def _pair(self, mine: partner.Size) -> None:
-        """Finds the partner, once it is known which ranks have the same data."""
-        self._paired = True
-        assert self._process_group is not None
-        sizes: list[Any] = [None] * self._group.world_size
-        if self._group.world_size > 1:
-            dist.all_gather_object(sizes, mine, group=self._process_group)
-        else:
-            sizes = [mine]
-        found = partner.pair([size.pod for size in sizes], self._group.rank)
-        if found is None:
-            return
-        whole = partner.sent_whole(sizes)
-        if lacks := partner.lacking(sizes, whole):
-            self._warning = (
-                f"copies for partners are off, and a lost pod resumes from the newest checkpoint: they need "
-                f"{_mib(lacks[0])} of a pod's shared memory (/dev/shm), and {_mib(lacks[1])} are free"
-            )
-            return
-        partners = partner.Partners(*found, whole)
-        path = self._place.path("held", partners.source)
-        self._exchange = partner.Exchange(partners, self._process_group, path)
-
-    def _agree(self, problem: str) -> str:
-        """Returns the first rank's problem, "" if none has one; every rank returns only when all have called."""
-        if self._group.world_size == 1:
-            return problem
-        rows = [torch.zeros(1, dtype=torch.int64) for _ in range(self._group.world_size)]
-        dist.all_gather(rows, torch.tensor([int(bool(problem))]), group=self._process_group)
-        if not any(int(row) for row in rows):
-            return ""
-        texts: list[Any] = [None] * self._group.world_size
-        dist.all_gather_object(texts, problem, group=self._process_group)
-        return str(next(text for text in texts if text))
+        return Prepared(slot, header, held.trained)
 
     # --- the end of one, and of all ------------------------------------------------------------------------------
 
@@ -353,9 +296,17 @@ class MemorySnapshots:
         self._measure()
         if done.problem:
             return self._off(done.problem)
-        if self._warning and self._group.rank == 0:
-            self._notify("Warning", names.Reason.SNAPSHOTS_OFF, self._warning)
-        self._warning = ""
+        if done.spoiled:
+            # The older snapshot stays, and the next one takes the place of this one.
+            self._next = 1 - self._next
+            if self._group.rank == 0 and not self._reported_spoiled:
+                log.warning("weights are not finite: memory snapshots of them are not kept")
+            self._reported_spoiled = True
+            return True
+        assert self._completion is not None
+        if self._completion.warning and self._group.rank == 0:
+            self._notify("Warning", names.Reason.SNAPSHOTS_OFF, self._completion.warning)
+        self._completion.warning = ""
         if first:
             # Only now does every rank have one of this attempt.
             self._old_removed = True
@@ -368,7 +319,7 @@ class MemorySnapshots:
             self._notify("Warning", names.Reason.SNAPSHOTS_OFF, OFF + why)
         self._enabled = False
         self._slots = [None, None]
-        self._exchange = None
+        self._completion = None
         self._remove(lambda _: True)
         return False
 
@@ -391,7 +342,3 @@ class MemorySnapshots:
         self._enabled, was = False, self._enabled
         if was and self._task is not None:
             self._task.join()
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dtj_trainer.checkpoint import rng
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import SnapshotError
 from dtj_trainer.snapshots import slot
@@ -21,7 +22,7 @@ class Restore:
     def __init__(self, place: Place, group: Group, live: LiveState) -> None:
         self._place, self._group, self._live = place, group, live
         # The ranks of a pod share its files, and the reading of them.
-        everywhere = group.all_objects((place.pod, live.layout()))
+        everywhere = group.all_objects((place.pod, live.layout(group.world_size)))
         self.pods = [pod for pod, _ in everywhere]
         self._layouts = [layout for _, layout in everywhere]
         mates = [rank for rank, pod in enumerate(self.pods) if pod == place.pod]
@@ -58,6 +59,10 @@ class Restore:
         problems = [p for p in self._group.all_objects(problem) if p]
         if problems:
             raise SnapshotError(f"the snapshot of step {choice.step} does not load: {problems[0]}")
+        if choice.taken_by != self._group.world_size:
+            # No rank has a state of its own now, so all get what a checkpoint would give them.
+            self._live.broadcast_buffers(self._group)
+            rng.seed_resized(choice.step, self._group.rank)
         self._chosen = choice
         return True
 
@@ -108,8 +113,7 @@ class Restore:
         return receive(size, holder, group.checkpoint) if group.rank == owner else None
 
     def _is_ours(self, header: Header) -> bool:
-        place, group = self._place, self._group
-        return (header.job, header.state, header.world_size) == (place.job, place.state, group.world_size)
+        return (header.job, header.state) == (self._place.job, self._place.state)
 
     def _describe(self, snapshot: Snapshot) -> Found:
         header = snapshot.header
@@ -117,6 +121,7 @@ class Restore:
             pod=self._place.pod,
             name=snapshot.path.name,
             owner=header.rank,
+            world_size=header.world_size,
             attempt=header.attempt,
             started=header.started,
             step=header.step,

@@ -238,6 +238,11 @@ class ScratchFsdpModel(ScratchModel):
                 log.warning("no gradient for %s: it counts as zero, which AdamW decays; write strategy fsdp", names)
         return {flat_group: any(row) for flat_group, row in used.items()}
 
+    @property
+    def shard_place(self) -> tuple[int, int]:
+        """How many shards there are, and which of them this rank holds."""
+        return self._group.world_size, self._group.rank
+
     def unregistered_tensors(self) -> dict[str, torch.Tensor]:
         """Returns the parameters that are not trained: each rank holds them whole."""
         return {n: p for n, p in self.inner[0].named_parameters() if not p.requires_grad}
