@@ -62,7 +62,7 @@ def fit(
             nn.Linear(4, 2),
             data,
             loss=loss,
-            validation=data if measure else None,
+            validation=TensorData(torch.randn(BATCH, 4)) if measure else None,  # one batch
             measure=measure,
             sinks=[sink],
             after_step=(lambda step: after_step(trainer, step)) if after_step else None,
