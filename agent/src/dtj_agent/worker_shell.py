@@ -149,7 +149,8 @@ class WorkerShell:
             return None
         environ = worker_env.common_environment(settings, self._environ)
         spared, guarded = self._supervisor.spared, self._supervisor.is_guarded
-        warm = WarmProcess(self._loop, command, environ, settings.preload, spared, guarded)
+        folder = os.path.abspath(settings.state_dir)
+        warm = WarmProcess(self._loop, command, environ, settings.preload, spared, guarded, folder)
         warm.log, warm.on_output = self._log, output.write
         return warm
 

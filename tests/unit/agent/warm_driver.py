@@ -26,12 +26,13 @@ PATIENCE = 90.0
 class Driver:
     """One pod without an agent. `results` has exit code and output of each rank of the last attempt."""
 
-    def __init__(self, modules: list[str], options: tuple[str, ...] = ("-u",)) -> None:
+    def __init__(self, modules: list[str], options: tuple[str, ...] = ("-u",), folder: str = "") -> None:
         self.loop = Loop()
         self.supervisor = Supervisor(self.loop, is_init=False)
         self.logs: list[str] = []
         command = PythonCommand(sys.executable, list(options), "", False)
-        self.warm = WarmProcess(self.loop, command, dict(os.environ), modules, self.supervisor.spared, guarded=True)
+        spared = self.supervisor.spared
+        self.warm = WarmProcess(self.loop, command, dict(os.environ), modules, spared, guarded=True, folder=folder)
         self.warm.log = self.logs.append
         self.warm.on_output = lambda data: self.logs.append(data.decode())
         self.starter = WorkerStart(self.loop, self.supervisor, self.warm, self.logs.append)
@@ -111,7 +112,7 @@ def both(request: Any) -> Any:
 
 def ranks(request: Any) -> Any:
     """Runs one command on two forked ranks."""
-    driver = Driver(request.get("modules", []), tuple(request.get("options", ["-u"])))
+    driver = Driver(request.get("modules", []), tuple(request.get("options", ["-u"])), request.get("folder", ""))
     driver.ready()
     result = driver.run(request["command"], 2)
     driver.close()
@@ -159,6 +160,48 @@ def killed_while_idle(request: Any) -> Any:
     other = driver.warm.pid != first
     driver.close()
     return {"results": results, "logs": driver.logs, "other": other}
+
+
+def learned(request: Any) -> Any:
+    """Runs two attempts, the second after the warm process has learned the imports of the first."""
+    driver = Driver([], folder=request["folder"])
+    driver.ready()
+    results = [driver.run(request["command"], 2)]
+    driver.until(lambda: _learnings(driver), "the imports of the first attempt")
+    results.append(driver.run(request["command"], 2))
+    driver.close()
+    return {"results": results, "logs": driver.logs, "imported": _learnings(driver)}
+
+
+def forks_while_learning(request: Any) -> Any:
+    """Runs an attempt while the warm process imports, and another afterwards."""
+    driver = Driver([], folder=request["folder"])
+    driver.ready()
+    results = [driver.run(request["command"], 2), driver.run(request["command"], 2)]
+    Path(request["go"]).touch()
+    driver.until(lambda: _learnings(driver), "the imports of the first attempt")
+    results.append(driver.run(request["command"], 2))
+    driver.close()
+    return {"results": results, "logs": driver.logs}
+
+
+def successor_killed(request: Any) -> Any:
+    """Kills the process that serves in place of the first one."""
+    driver = Driver([], folder=request["folder"])
+    driver.ready()
+    results = [driver.run(request["command"])]
+    driver.until(lambda: _learnings(driver), "the imports of the first attempt")
+    (serving,) = map(int, Path(f"/proc/{driver.warm.pid}/task/{driver.warm.pid}/children").read_text().split())
+    os.kill(serving, signal.SIGKILL)
+    driver.until(lambda: not driver.warm.is_ready, "the end to be noticed")
+    driver.until(lambda: driver.warm.is_ready, "another warm process")
+    results.append(driver.run(request["command"]))
+    driver.close()
+    return {"results": results, "logs": driver.logs}
+
+
+def _learnings(driver: Driver) -> list[str]:
+    return [line.partition(", in")[0] for line in driver.logs if "for its next start" in line]
 
 
 def killed_while_forking(request: Any) -> Any:

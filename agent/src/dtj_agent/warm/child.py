@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Dict, List, NamedTuple
 
-from dtj_agent.warm import observe, process_view
+from dtj_agent.warm import learned, observe, process_view
 from dtj_contract import names
 
 PR_SET_PDEATHSIG = 1
@@ -32,6 +32,10 @@ class Birth(NamedTuple):
     agent: int
     guarded: bool
     """Whether the worker must end with the agent, which is not the first process of a pod."""
+    changed: Dict[str, str]
+    """The variables that imports have set, and would set in an interpreter of the worker's own."""
+    learning: str
+    """The folder for what this worker imports; empty for all but one worker of a pod."""
 
 
 def begin(birth: Birth) -> None:
@@ -46,7 +50,7 @@ def begin(birth: Birth) -> None:
         while os.getppid() == birth.parent:
             time.sleep(PAUSE_SECONDS)
         end_with_parent(birth.agent)
-    _set_environment(birth.kept, birth.own)
+    _set_environment(birth.kept, {**birth.own, **birth.changed})
     process_view.show(birth.command, birth.own)
     _reseed()
     # A new interpreter has a key of its own for connections between its processes.
@@ -54,7 +58,8 @@ def begin(birth: Birth) -> None:
     rank, attempt = int(os.environ["RANK"]), int(os.environ[names.ENV_ATTEMPT])
     try:
         stack_file = os.environ.get(names.ENV_STACK_FILE, "")
-        observe.install(rank, attempt, os.environ[names.ENV_AGENT_SOCKET], stack_file)
+        report = learned.report_of(birth.learning, birth.command) if birth.learning else None
+        observe.install(rank, attempt, os.environ[names.ENV_AGENT_SOCKET], stack_file, report)
     except Exception as error:  # noqa: BLE001 (a training must not fail because it can't be observed)
         print("[agent] the training can't be observed: %r" % error, file=sys.stderr, flush=True)
 

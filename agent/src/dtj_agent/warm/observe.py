@@ -17,7 +17,7 @@ import sys
 import time
 import weakref
 from array import array
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 from dtj_contract import stack_dump, step_page
 from dtj_contract.step_page import FIRST_INDEX, LAST_INDEX, STEPS_INDEX
@@ -27,7 +27,9 @@ RETRY_SECONDS = 0.5  # after a report that the agent's socket had no room for
 Hook = Callable[[Any, Any, Any], None]
 
 
-def install(rank: int, attempt: int, report_socket: str, stack_file: str) -> None:
+def install(
+    rank: int, attempt: int, report_socket: str, stack_file: str, on_first_step: Optional[Callable[[], None]] = None
+) -> None:
     """Prepares the observation of this worker. Call this after the fork, before the user's code runs."""
     if stack_file:
         stack_dump.register(stack_file)
@@ -36,7 +38,7 @@ def install(rank: int, attempt: int, report_socket: str, stack_file: str) -> Non
         return
     try:
         page = _Page(rank, attempt, report_socket)
-        hook = _untraced(_counting_hook(page))
+        hook = _untraced(_counting_hook(page, on_first_step or (lambda: None)))
         optimizers.register_optimizer_step_post_hook(hook)
         page.announce()
     except Exception:  # noqa: BLE001  # another version of torch, or a kernel without memfd
@@ -79,7 +81,7 @@ class _Page:
         self.retry_at = float("inf")
 
 
-def _counting_hook(page: _Page) -> Hook:
+def _counting_hook(page: _Page, on_first_step: Callable[[], None]) -> Hook:
     """Returns the hook.
 
     The first step is reported at once, because a recovery ends there; the agent reads the later
@@ -108,6 +110,7 @@ def _counting_hook(page: _Page) -> Hook:
             if count == 1:
                 page.floats[FIRST_INDEX] = now
                 page.announce(1)
+                on_first_step()
         if now > page.retry_at:
             page.announce(most)
 

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import time
 import warnings
 from typing import Any, Callable, Dict, Optional, Sequence
 
@@ -34,7 +33,6 @@ def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool
     Returns False if a module makes this process unfit to be forked; `unfit` has then been sent, and
     the process must be replaced by one that leaves this module out.
     """
-    started = time.monotonic()
     own = OWN if is_installed("dtj_trainer") else ()
     for name in [*TORCH, *own, *modules]:
         if name in left_out:
@@ -60,7 +58,6 @@ def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool
     gc.collect()
     # Otherwise a collection in a worker would write to, and so copy, every page with objects.
     gc.freeze()
-    send({"ready": len(sys.modules), "seconds": round(time.monotonic() - started, 2)})
     return True
 
 

@@ -5,6 +5,9 @@ imports and when it is ready, and the agent requests workers. With a request com
 for each rank: the worker's output, and its gate, a socket on which the worker sends its pid and
 waits for the byte that lets it run. Workers are forked twice, so that they fall to the agent, which
 reaps them as its own. The socket's end ends the process.
+
+A worker reports the modules that the script imports, and a fork imports them and then serves in place
+of this process (successor.py).
 """
 
 from __future__ import annotations
@@ -12,24 +15,39 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import socket
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import time
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from dtj_agent.warm import child, preload, script
+from dtj_agent.warm import child, learned, preload, script, successor
 from dtj_agent.warm.child import Birth
+from dtj_agent.warm.successor import Successor, Verdict
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD
 
 
 class WarmServer:
-    """Serves the requests of one agent."""
+    """Serves the requests of one agent. `folder`: the agent's state dir; empty if nothing is learned."""
 
-    def __init__(self, sock: socket.socket, agent: int, guarded: bool) -> None:
+    def __init__(self, sock: socket.socket, agent: int, guarded: bool, folder: str, skipped: Sequence[str]) -> None:
         self._socket = sock
         self._agent = agent
         self._guarded = guarded
+        self._folder = folder
+        self._skipped = list(skipped)
+        self._started = time.monotonic()
+        self._is_ready = False
+        self._command: List[str] = []
+        """Of the last request; every request has the same."""
+        self._changed: Dict[str, str] = {}
+        self._successor: Optional[Successor] = None
+        self._tries = self._generation = 0
+        self._seen: Set[str] = set()
+        """The modules that this process has, or has found to be missing."""
+        self._news = _open_fifo(folder)
 
     def send(self, message: Dict[str, Any]) -> None:
         """Sends one message; without an agent the process ends."""
@@ -40,19 +58,108 @@ class WarmServer:
 
     def serve(self) -> Birth:
         """Forks workers as the agent requests them. Returns in each worker, and nowhere else."""
+        self._learn()
+        if self._successor is None:
+            self._be_ready()
         while True:
+            sources: List[Any] = [self._socket, *([] if self._news is None else [self._news])]
+            sources += [] if self._successor is None else [self._successor]
+            wait = None if self._successor is None else max(0.0, self._successor.until - time.monotonic()) + 0.01
+            readable = select.select(sources, [], [], wait)[0]
+            if self._successor is not None:
+                self._follow(self._successor)
+            if self._news in readable:
+                self._read_news()
+            if self._socket in readable:
+                birth = self._answer()
+                if birth is not None:
+                    return birth
+
+    def _be_ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self.send({"ready": len(sys.modules), "seconds": round(time.monotonic() - self._started, 2)})
+
+    # --- what the script imports ------------------------------------------------------------------
+
+    def _read_news(self) -> None:
+        assert self._news is not None
+        try:
+            os.read(self._news, 4096)
+        except BlockingIOError:  # another process has read it
+            return
+        self._tries = 0
+        self._learn()
+
+    def _learn(self) -> None:
+        """Begins a try, if there is something to import, and memory for it."""
+        is_over = self._tries >= successor.TRIES or self._generation >= successor.GENERATIONS
+        if not self._folder or self._successor is not None or is_over:
+            return
+        found = learned.read(self._folder)
+        left_out = {*found.left_out, *self._skipped}
+        new = [name for name in found.modules if name not in self._seen and learned.package(name) not in left_out]
+        if not new:
+            return
+        if self._is_ready and not successor.has_room():
+            self.send({"leftOut": new[0], "why": "and %d more: the container has too little memory" % (len(new) - 1)})
+            return
+        self._tries += 1
+        before = dict(os.environ)
+        self._seen = set(found.modules)
+        announce = None if self._is_ready else self.send
+        self._successor = successor.begin(found, self._skipped, self._command, announce)
+        if self._successor is None:  # this is the successor
+            self._generation += 1
+            changed = {key: value for key, value in os.environ.items() if before.get(key) != value}
+            self._changed.update(changed)
+            learned.keep(self._folder, found)
+            self._be_ready()
+
+    def _follow(self, tried: Successor) -> None:
+        """Takes the news of a try: its successor serves from now on, or its package is left out of the next."""
+        verdict = tried.news(time.monotonic())
+        if verdict is None:
+            return
+        if not verdict.bad:
+            if self._is_ready:
+                self.send({"learned": verdict.modules, "seconds": verdict.seconds})
+            os.waitpid(tried.pid, 0)
+            os._exit(0)
+        self._successor = None
+        tried.end()
+        self._seen = set()
+        self._leave_out(verdict)
+        self._be_ready()
+        self._learn()
+
+    def _leave_out(self, verdict: Verdict) -> None:
+        found = learned.read(self._folder)
+        found.left_out[verdict.bad] = verdict.why
+        learned.keep(self._folder, found)
+        self._skipped.append(verdict.bad)
+        self.send({"leftOut": verdict.bad, "why": verdict.why})
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _answer(self) -> Optional[Birth]:
+        """Answers one request. Returns a value in the workers alone."""
+        try:
             request, descriptors = self._receive()
-            if request is None:
-                os._exit(0)
-            try:
-                birth = self._fork(request, descriptors)
-            except OSError as error:
-                self.send({"refused": "a process can't be forked: %s" % error.strerror})
-                birth = None
-            if birth is not None:
-                return birth
+        except BlockingIOError:  # the successor has taken it
+            return None
+        if request is None:
+            os._exit(0)
+        self._command = request["command"]
+        try:
+            birth = self._fork(request, descriptors)
+        except OSError as error:
+            self.send({"refused": "a process can't be forked: %s" % error.strerror})
+            birth = None
+        if birth is None:
             for descriptor in descriptors:
                 os.close(descriptor)
+        return birth
 
     def _fork(self, request: Dict[str, Any], descriptors: Sequence[int]) -> Optional[Birth]:
         """Forks a process that forks the workers and ends. Returns a value in the workers alone."""
@@ -77,7 +184,7 @@ class WarmServer:
                 for descriptor in descriptors:
                     if descriptor not in (output, gate):
                         os.close(descriptor)
-                self._socket.close()
+                self._close()
                 return Birth(
                     command=request["command"],
                     kept=request["kept"][min(place, len(request["kept"]) - 1)],
@@ -87,15 +194,27 @@ class WarmServer:
                     parent=parent,
                     agent=self._agent,
                     guarded=self._guarded,
+                    changed=self._changed,
+                    learning="" if place else self._folder,
                 )
         os._exit(0)
+
+    def _close(self) -> None:
+        """Closes, in a worker, what is the warm process's."""
+        self._socket.close()
+        if self._news is not None:
+            os.close(self._news)
+        if self._successor is not None:
+            os.close(self._successor.fileno())
 
     def _receive(self) -> Tuple[Optional[Dict[str, Any]], List[int]]:
         """Returns the next request with its descriptors; None if the agent is gone."""
         found = array.array("i")
         room = socket.CMSG_SPACE(MAX_DESCRIPTORS * found.itemsize)
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(MAX_MESSAGE_BYTES, room)
+            data, ancillary, _, _ = self._socket.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise
         except OSError:
             return None, []
         for level, kind, content in ancillary:
@@ -110,9 +229,9 @@ def main() -> None:
     The arguments are those that the agent gave after the program. No name of `__main__` may be read
     once this has returned, because a worker's script owns that module.
     """
-    _, descriptor, agent, guarded, modules, left_out, _ = sys.argv
+    _, descriptor, agent, guarded, modules, left_out, folder, _ = sys.argv
     sock = socket.socket(fileno=int(descriptor))
-    server = WarmServer(sock, int(agent), guarded == "1")
+    server = WarmServer(sock, int(agent), guarded == "1", folder, _names(left_out))
     if guarded == "1":
         child.end_with_parent(int(agent))
     for name in [name for name in sys.modules if name.partition(".")[0] in ("dtj_agent", "dtj_contract")]:
@@ -125,6 +244,18 @@ def main() -> None:
     birth = server.serve()
     child.begin(birth)
     script.run(birth.command)
+
+
+def _open_fifo(folder: str) -> Optional[int]:
+    """Opens the pipe through which a worker reports that it has written its imports; None where there is none."""
+    path = os.path.join(folder, learned.NEWS_FIFO)
+    try:
+        if folder and not os.path.exists(path):
+            os.mkfifo(path, 0o600)
+        # Open for writing too, so that there is no end when a worker closes it.
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK) if folder else None
+    except OSError:
+        return None
 
 
 def _names(text: str) -> List[str]:

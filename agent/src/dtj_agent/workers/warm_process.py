@@ -44,6 +44,7 @@ class WarmProcess:
     """Calls `on_change()` when it has become ready, unusable or off.
 
     `spared`: see `Supervisor.spared`. `guarded`: the process must end with the agent.
+    `folder`: where the process keeps what the script imports; empty if it must not learn that.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class WarmProcess:
         modules: Sequence[str],
         spared: Dict[int, Callable[[int], None]],
         guarded: bool,
+        folder: str = "",
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.log: Callable[[str], None] = lambda text: None
@@ -71,6 +73,7 @@ class WarmProcess:
         self._left_out: List[str] = []
         self._spared = spared
         self._guarded = guarded
+        self._folder = folder
         self._socket: Optional[socket.socket] = None
         self._output: Optional[int] = None
         self._lines = WorkerOutput("[warm] ")
@@ -137,7 +140,7 @@ class WarmProcess:
         arguments = [
             self._command.interpreter, *self._command.options, "-c", PROGRAM, "\n".join(sorted(set(roots))),
             str(theirs.fileno()), str(os.getpid()), "1" if self._guarded else "0", ",".join(self._modules),
-            ",".join(self._left_out), " " * ARGUMENT_ROOM_BYTES,
+            ",".join(self._left_out), self._folder, " " * ARGUMENT_ROOM_BYTES,
         ]  # fmt: skip
         try:
             actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
@@ -193,6 +196,9 @@ class WarmProcess:
             self._expect_news()
         elif "leftOut" in message:
             self.log("warm process: no module %s (%s)" % (message["leftOut"], message.get("why")))
+        elif "learned" in message:
+            text = "warm process: %s modules that the script imported are imported for its next start, in %s s"
+            self.log(text % (message["learned"], message.get("seconds")))
         elif "unfit" in message:
             self._begin_without(str(message["unfit"]), str(message.get("why")))
         elif "off" in message:

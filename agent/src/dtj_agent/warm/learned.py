@@ -1,0 +1,132 @@
+"""The third-party modules that a job's script imports: what one attempt has imported, the next one finds imported.
+
+The first worker of a pod writes the names after its first optimizer step, or at its end; the warm process
+keeps them with the packages that it must leave out. Both files stand in the agent's state dir, so they
+survive a restart of the container.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from types import ModuleType
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from dtj_agent.warm import script
+
+IMPORTS_FILE = "imports.json"  # a worker's
+LEARNED_FILE = "learned.json"  # the warm process's
+NEWS_FIFO = "imports.fifo"  # a byte for each new file of a worker
+MAX_MODULES = 10_000
+MAX_NAME = 200
+MAX_FILE_BYTES = 2 * 1024 * 1024
+_INSTALLED = ("site-packages", "dist-packages")
+_OURS = ("dtj_agent", "dtj_contract", "dtj_trainer")
+# The parts of torch have little to do with each other, and torch itself is always there.
+_SPLIT = ("torch",)
+
+
+class Learned(NamedTuple):
+    """The modules to import, in order, and the packages that are left out with the reasons."""
+
+    modules: List[str]
+    left_out: Dict[str, str]
+
+
+def package(module: str) -> str:
+    """Returns the package that is left out with a module."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] in _SPLIT else parts[0]
+
+
+def read(folder: str) -> Learned:
+    """Returns what was kept, with what a worker has reported since."""
+    kept, reported = _load(os.path.join(folder, LEARNED_FILE)), _load(os.path.join(folder, IMPORTS_FILE))
+    left_out = kept.get("leftOut")
+    names = [*_names(kept.get("modules")), *_names(reported.get("modules"))]
+    return Learned(
+        list(dict.fromkeys(names))[:MAX_MODULES],
+        {str(key): str(why) for key, why in left_out.items()} if isinstance(left_out, dict) else {},
+    )
+
+
+def keep(folder: str, learned: Learned) -> None:
+    """Writes the file of the warm process; a folder that takes none costs the next container what was learned."""
+    _replace(os.path.join(folder, LEARNED_FILE), {"modules": learned.modules, "leftOut": learned.left_out})
+
+
+def report_of(folder: str, command: Sequence[str]) -> Callable[[], None]:
+    """Returns a function that writes once what this worker has imported since; it runs at the exit at the latest."""
+    before, worker = frozenset(sys.modules), os.getpid()
+    done = False
+
+    def report() -> None:
+        nonlocal done
+        if done or os.getpid() != worker:  # a process that the script has forked
+            return
+        done = True
+        atexit.unregister(report)
+        found = third_party(before, command)
+        if not found:
+            return
+        try:
+            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found})
+            news = os.open(os.path.join(folder, NEWS_FIFO), os.O_WRONLY | os.O_NONBLOCK)
+            os.write(news, b"\0")
+            os.close(news)
+        except OSError:  # no warm process listens
+            pass
+
+    atexit.register(report)
+    return report
+
+
+def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:
+    """Returns the installed modules in sys.modules that are not in `before` and not the user's, in their order."""
+    users = _users_package(command)
+    found = []
+    for name, module in list(sys.modules.items()):
+        if name in before or not isinstance(module, ModuleType) or not _is_plain(name):
+            continue
+        if package(name) in users or name.partition(".")[0] in _OURS:
+            continue
+        path, spec = module.__dict__.get("__file__"), module.__dict__.get("__spec__")
+        # An alias, as of a vendored module, can't be imported by that name.
+        is_itself = spec is not None and spec.name == name
+        if is_itself and isinstance(path, str) and not set(_INSTALLED).isdisjoint(path.split(os.sep)):
+            found.append(name)
+    return found[:MAX_MODULES]
+
+
+def _users_package(command: Sequence[str]) -> Tuple[str, ...]:
+    """Returns the package of `-m MODULE`, which is user code also where it is installed."""
+    place, is_module = script.split(command)
+    return (package(command[place]),) if is_module else ()
+
+
+def _is_plain(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= MAX_NAME and all(part.isidentifier() for part in name.split("."))
+
+
+def _names(value: object) -> List[str]:
+    return [name for name in value if _is_plain(name)] if isinstance(value, list) else []
+
+
+def _load(path: str) -> Dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            found: Optional[object] = json.loads(file.read(MAX_FILE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _replace(path: str, content: object) -> None:
+    try:
+        with open(path + ".new", "w") as file:
+            json.dump(content, file)
+        os.replace(path + ".new", path)
+    except OSError:
+        pass

@@ -1,0 +1,148 @@
+"""The warm process imports for the next attempt what the script has imported, unless that can't be forked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_agent.warm import learned, successor
+from tests.unit.agent.test_warm import drive
+from tests.unit.agent.warm_site import write_site
+
+STEP = "import torch.optim.optimizer as o; [hook(o, (), {}) for hook in o.hooks]\n"
+SCRIPT = "import sys; print('heavy.part' in sys.modules); import heavy.part, beside\n" + STEP
+# A stand-in for an import that takes long: it waits in the warm process alone, which has no attempt.
+WAITS = """
+import os, time
+while 'DTJ_ATTEMPT' not in os.environ and not os.path.exists(os.environ['GO']):
+    time.sleep(0.005)
+"""
+BAD = {
+    "threads": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    "reads_rank": "import os; rank = int(os.environ.get('LOCAL_RANK', 0))",
+    "opens_socket": "import socket; kept = socket.socket()",
+    "starts_process": "import subprocess; kept = subprocess.Popen(['sleep', '600'])",
+    "fails_alone": "import __main__; __main__.nosuch if 'DTJ_ATTEMPT' not in __import__('os').environ else None",
+    "ends": "import os; 'DTJ_ATTEMPT' in os.environ or os._exit(3)",
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    folder = tmp_path / "lib" / "site-packages"
+    write_site(folder)
+    (folder / "torch" / "__init__.py").write_text(
+        "from . import optim\nclass compiler: disable = staticmethod(lambda hook: hook)\n"
+        "class default_generator: seed = staticmethod(lambda: None)\n"
+    )
+    (folder / "torch" / "optim").mkdir()
+    (folder / "torch" / "optim" / "__init__.py").write_text("from . import optimizer\n")
+    (folder / "torch" / "optim" / "optimizer.py").write_text(
+        "hooks = []\nregister_optimizer_step_post_hook = hooks.append\n"
+    )
+    (folder / "heavy").mkdir()
+    (folder / "heavy" / "__init__.py").write_text("import os; os.environ['SET_BY_HEAVY'] = '1'\n")
+    (folder / "heavy" / "part.py").write_text("")
+    return folder
+
+
+def learn(scenario: str, site: Path, tmp_path: Path, text: str = SCRIPT, **request: Any) -> Any:
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    (work / "beside.py").write_text("")
+    (work / "script.py").write_text(text)
+    environ = {"PYTHONPATH": str(site), "GO": str(tmp_path / "go")}
+    state = tmp_path / "state"
+    state.mkdir(exist_ok=True)
+    command = ["python3", "-u", "script.py"]
+    return drive(scenario, site, work, environ, command=command, folder=str(state), go=environ["GO"], **request)
+
+
+def kept(tmp_path: Path) -> Any:
+    return json.loads((tmp_path / "state" / learned.LEARNED_FILE).read_text())
+
+
+def test_second_attempt_finds_the_imports_of_the_first(site: Path, tmp_path: Path) -> None:
+    found = learn("learned", site, tmp_path, SCRIPT + "import os; print(os.environ['SET_BY_HEAVY'])\n")
+    first, second = found["results"]
+    assert first == {"0": [0, "False\n1"], "1": [0, "False\n1"]}
+    assert second == {"0": [0, "True\n1"], "1": [0, "True\n1"]}
+    # User code, which may change between two attempts, is not among them.
+    assert kept(tmp_path) == {"modules": ["heavy", "heavy.part"], "leftOut": {}}
+    assert found["imported"] == ["warm process: 2 modules that the script imported are imported for its next start"]
+    # A restarted agent begins with them: no worker has to report them again.
+    again = learn("ranks", site, tmp_path)
+    assert again["result"] == {"0": [0, "True"], "1": [0, "True"]}
+    assert not any("for its next start" in line for line in again["logs"])
+
+
+def test_attempt_that_fails_before_a_step_reports_its_imports(site: Path, tmp_path: Path) -> None:
+    text = "import sys; print('heavy.part' in sys.modules); import heavy.part; sys.exit(3)"
+    found = learn("learned", site, tmp_path, text)
+    assert [result["0"] for result in found["results"]] == [[3, "False"], [3, "True"]]
+
+
+def test_modules_that_cannot_be_forked_are_left_out_for_good(site: Path, tmp_path: Path) -> None:
+    for name, text in BAD.items():
+        (site / f"{name}.py").write_text(text + "\n")
+    script = f"import os, {', '.join(BAD)}\n{SCRIPT}import signal, time; os.kill(os.getpid(), 9)"
+    found = learn("learned", site, tmp_path, script)
+    assert [result["0"] for result in found["results"]] == [[-9, "False"], [-9, "True"]]
+    why = kept(tmp_path)["leftOut"]
+    assert set(why) == set(BAD), why
+    assert why["reads_rank"] == "it reads LOCAL_RANK when it is imported"
+    assert why["ends"] == "its import ended the process"
+    assert "warm process: no module threads (it has started 1 threads)" in found["logs"]
+    again = learn("ranks", site, tmp_path, script)
+    assert again["result"]["0"] == [-9, "True"]
+    assert not any("no module" in line for line in again["logs"]), again["logs"]
+
+
+def test_workers_are_forked_while_imports_still_run(site: Path, tmp_path: Path) -> None:
+    (site / "heavy" / "part.py").write_text(WAITS)
+    found = learn("forks_while_learning", site, tmp_path)
+    assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "False"], [0, "True"]]
+    assert not any("without" in line for line in found["logs"])
+
+
+def test_successor_that_is_killed_is_replaced_with_its_warm_process(site: Path, tmp_path: Path) -> None:
+    found = learn("successor_killed", site, tmp_path)
+    assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "True"]]
+
+
+def test_package_of_torch_is_its_part() -> None:
+    assert learned.package("torch.optim.adamw") == "torch.optim"
+    assert learned.package("lightning.pytorch.trainer") == "lightning"
+
+
+def test_package_of_the_command_is_user_code() -> None:
+    command = ["python3", "-u", "-m", "pytest"]
+    assert "_pytest" in {name.partition(".")[0] for name in learned.third_party(frozenset(), command)}
+    assert "pytest" not in learned.third_party(frozenset(), command)
+    assert "pytest" in learned.third_party(frozenset(), ["python3", "train.py"])
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", '{"modules": 1, "leftOut": []}', '{"modules": [1, "a b", "a..b"]}'])
+def test_file_that_is_not_whole_holds_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / learned.LEARNED_FILE).write_text(text)
+    assert learned.read(str(tmp_path)) == ([], {})
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("used", "cached", "room"), [(3 * GIB, 0, True), (3 * GIB + 1, 0, False), (4 * GIB, GIB, True)]
+)
+def test_container_with_little_memory_has_no_room(tmp_path: Path, used: int, cached: int, room: bool) -> None:
+    texts = {"max": f"{4 * GIB}\n", "current": f"{used}\n", "stat": f"anon 1\ninactive_file {cached}\n"}
+    for name, text in texts.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert successor.has_room(str(tmp_path)) is room
+    (tmp_path / "memory.max").write_text("max\n")
+    assert successor.has_room(str(tmp_path))
+    assert successor.has_room(os.devnull)
