@@ -123,7 +123,14 @@ def crd() -> JsonSchema:
                     "name": names.VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
                     "additionalPrinterColumns": [
                         {"name": name, "jsonPath": path, "type": kind, "priority": priority}
                         for name, path, kind, priority in PRINTER_COLUMNS
