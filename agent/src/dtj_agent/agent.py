@@ -60,7 +60,7 @@ class Agent:
         self.coordinator_shell: Optional[CoordinatorShell] = None
         """In the agent of pod 0."""
         if settings.ordinal == 0:
-            few_descriptors = descriptors.make_room(settings.peer_count)
+            few_descriptors = descriptors.make_room(settings.most_peers)
             if few_descriptors:
                 self.log(few_descriptors)
             history = History.from_json(self.member.history.to_json())
@@ -81,7 +81,7 @@ class Agent:
             settings.secret,
             pages(settings.secret, self._status, self._handed_over),
             self._accept,
-            settings.peer_count,
+            settings.most_peers,
         )
         self.server.on_rejected = self.log
 
@@ -196,6 +196,8 @@ class Agent:
         """Sends a heartbeat, with the vitals of the ranks that run."""
         ranks = self.workers.watch.vitals() if self.member.state == RUNNING else []
         vitals: Message = {"attempt": self.workers.attempt, "ranks": ranks} if ranks else {}
+        if self.workers.is_warming:
+            vitals["warming"] = True
         self._do([member.SendToCoordinator({"type": "beat", **vitals})])
 
     def _send_stacks(self, stacks: Dict[str, str]) -> None:
@@ -287,6 +289,10 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         rules=settings.rules,
         generation=settings.generation,
         has_other_nodes=not settings.die_with_parent,
+        spares=settings.spares,
+        elastic=settings.elastic,
+        has_volume=settings.checkpoint_dir is not None,
+        grace=settings.grace,
     )
 
 

@@ -23,6 +23,7 @@ from dtj_agent.group import outcome
 from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
+from dtj_agent.group.formation import Formation
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
@@ -59,6 +60,7 @@ class Coordinator:
         self.roster = Roster(spec)
         self.lifecycle = AttemptLifecycle(spec, self.roster, history, self._outbox, now)
         self.policy = self.lifecycle.policy
+        self.formation = Formation(spec, self.roster, self._outbox, now)
         self.lease = LeaseRequest()
         self.succession = Succession(history)
         self._admission = Admission(spec, self.roster, self.succession)
@@ -83,6 +85,11 @@ class Coordinator:
     @property
     def goodput(self) -> GoodputTracker:
         return self.lifecycle.goodput
+
+    @property
+    def size(self) -> int:
+        """The pods of the attempt, or of the next one; 0 if that is unknown."""
+        return self.roster.size if self.phase == PHASE_RENDEZVOUS else len(self.lifecycle.attempt.node_ranks)
 
     @property
     def history(self) -> History:
@@ -119,7 +126,7 @@ class Coordinator:
         moving = self.lifecycle.moving(now)
         if moving:
             held_back = "waiting for %s to be replaced on another node" % moving
-        return self.roster.waiting(now) or self.lease.trouble or held_back
+        return self.formation.waiting(self.history, now) or self.lease.trouble or held_back
 
     @property
     def released(self) -> bool:
@@ -151,7 +158,7 @@ class Coordinator:
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
             self._outbox.send(conn, self._history_message())
-        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.spec.replicas))
+        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.roster.pods))
         return self._advance(now)
 
     def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
@@ -166,7 +173,7 @@ class Coordinator:
         peer = self.roster.by_conn(conn)
         if peer is None:
             return []
-        peer.heard = now.mono
+        peer.hears(message, now)
         kind = message["type"]
         if kind == "event":
             self.goodput.event(message["event"], now)
@@ -220,6 +227,7 @@ class Coordinator:
         """Handles what the operator knows: the job's budget, and why pods were lost. The end of a job stays its end."""
         if self.outcome is None:
             self.lifecycle.take_budget(message.budget)
+            self.formation.take_size(message.size, self.history)
             for lost in message.lost_pods:
                 self.lifecycle.pod_explained(lost, now)
         return self._advance(now)
@@ -261,6 +269,8 @@ class Coordinator:
     def _advance(self, now: Now) -> List[Effect]:
         if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
             self._succeed(now)
+        if self.phase == PHASE_RUNNING:
+            self.lifecycle.resize(self.formation.due(self.lifecycle.attempt, self.history, now), now)
         if self.lifecycle.is_stopped:
             self._settle(now)
         if self.phase == PHASE_RENDEZVOUS:
@@ -285,6 +295,8 @@ class Coordinator:
         failed = self.lifecycle.settle(now)
         if failed is not None:
             return self._fail(failed, now)
+        if self.lifecycle.attempt.lost:
+            self.formation.broke(self.lifecycle.broke_at)
         self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
         return None
 
@@ -298,6 +310,7 @@ class Coordinator:
         """Requests the lease of the next attempt once all its members are ready."""
         if self.is_replaced:
             return None
+        self.formation.gather(self.history, now)
         whole = self.roster.is_whole
         # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job
         # before all members joined.
@@ -305,12 +318,12 @@ class Coordinator:
         if failed is not None:
             return self._fail(failed, now)
         last = self.history.attempt
+        if last and self._have_done(last):
+            # The coordinator was away when the last of them finished; their work is complete.
+            self.lifecycle.attempt = Attempt(last, self._members(), self.spec.processes)
+            return self._succeed(now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
-        elif last and self._have_done(last):
-            # Pod 0's agent was away when the last of them finished; their work is complete.
-            self.lifecycle.attempt = Attempt.with_members(self.roster.ready(), last, self.spec.processes)
-            return self._succeed(now)
         elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
             self.lifecycle.gathering("rendezvous", now)
             attempt = self.lease.request(self._known_attempt, now)
@@ -321,14 +334,20 @@ class Coordinator:
             self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
 
+    def _members(self) -> List[int]:
+        """Returns the ordinals of the last attempt's members."""
+        return self.history.members.ordinals() or list(range(self.spec.replicas))
+
     def _have_done(self, attempt: int) -> bool:
         """Returns whether the workers of all members have exited with 0 in `attempt`."""
-        if len(self.roster.in_state(DONE)) < self.spec.replicas:
+        done = self.roster.in_state(DONE)
+        if len(done) < (len(self.history.members) or self.spec.replicas):
             return False
-        return all(peer.state == DONE and peer.attempt == attempt for peer in self.roster.ready())
+        return all(ordinal in done and done[ordinal].attempt == attempt for ordinal in self._members())
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         self.succession.started = attempt
+        self.formation.starting(chosen, self.lifecycle.recovery, self.history, now)
         self.lifecycle.start(attempt, chosen, now)
         self._sent_revision = self.history.revision
         pods = listed([peer.pod for peer in chosen], len(chosen))

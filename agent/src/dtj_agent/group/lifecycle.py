@@ -11,12 +11,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
+from dtj_agent.group.formation import later_size
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_guard import HangGuard
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
-from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
+from dtj_agent.group.recovery_timer import IN_PLACE, POD, RESIZE, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
 from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
@@ -55,7 +56,7 @@ class AttemptLifecycle:
         self._is_moving_explained = False
         self._left_behind = False
         """Members have returned from an attempt of an earlier coordinator."""
-        self._broke_at = 0.0
+        self.broke_at = 0.0
         self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
         """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
         self._moving: Optional[Tuple[int, str, float]] = None
@@ -70,6 +71,8 @@ class AttemptLifecycle:
         """Replaces the history by a newer one, which a member remembers."""
         if self.history.budget is not None:
             history.budget = later_budget(self.history.budget, history.budget)
+        if self.history.size is not None:
+            history.size = later_size(self.history.size, history.size)
         self.goodput.history = history
         self.attempt = Attempt(history.attempt, [], self._spec.processes)
 
@@ -171,7 +174,7 @@ class AttemptLifecycle:
                 return
             self.attempt.lose(peer)
             self._break(POD, Reason.POD_LOST, silence, self._spec.stop_grace, now)
-        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
+        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS and not self._roster.is_whole:
             self.recovery.kind = POD  # lost while the group re-forms
 
     def member_leaving(self, peer: Peer, grace: float, now: Now) -> None:
@@ -183,6 +186,11 @@ class AttemptLifecycle:
         if self.phase == PHASE_RUNNING and self.attempt.needs(peer):
             self.attempt.lose(peer)
             self._break(POD, Reason.POD_LOST, 0.0, grace, now)
+
+    def resize(self, reason: str, now: Now) -> None:
+        """Stops the attempt, with the grace of a terminating pod, to continue with more or fewer pods."""
+        if reason:
+            self._break(RESIZE, reason, 0.0, self._spec.grace, now)
 
     def member_stuck(self, peer: Peer, detail: str, now: Now) -> None:
         """Gives up a member whose workers survive SIGKILL: the group restarts in a new pod.
@@ -270,7 +278,7 @@ class AttemptLifecycle:
         """
         if self.phase == PHASE_RUNNING:
             self.phase, self.phase_reason = PHASE_STOPPING, reason
-            self._broke_at = now.mono
+            self.broke_at = now.mono
             self.recovery = RecoveryTimer(kind, reason, now, detect, self.goodput.last_step)
             self.policy.attempt_broke()
             self._stopping = AttemptStop(self.attempt, self._roster, now)
@@ -302,7 +310,8 @@ class AttemptLifecycle:
         # Steps and a checkpoint that were reported while the workers stopped count too.
         self.recovery.last_step = self.goodput.last_step
         self.goodput.broken()
-        pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
+        # The ranks of a group that is stopped fail of each other's end, too.
+        pod_lost = bool(self.attempt.lost) or self.recovery.kind in (POD, RESIZE)
         root = self.attempt.root_failure(self.history.established, pod_lost, now)
         if root is not None:
             self.history.failure(self.policy.apply_rules(root))
@@ -312,7 +321,7 @@ class AttemptLifecycle:
             if isinstance(decision, Fail):
                 return decision
         for lost, heard in self._explanations.values():
-            if self._broke_at - heard > EXPLANATION_SECONDS:
+            if self.broke_at - heard > EXPLANATION_SECONDS:
                 continue
             if self.attempt.explain(lost) is not None and self.recovery.reason == Reason.POD_LOST:
                 self.recovery.reason = self.phase_reason = lost.reason

@@ -8,9 +8,9 @@ A member dials the coordinator (the agent of ordinal 0; the one in the same pod 
     anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are,
                             when DNS is behind
 
-A beat of a member may hold `attempt`, `ranks` (vitals.py) and `stacks` (rank -> text); one of the
-coordinator may hold `stacks`, the attempt whose stacks it requests. Agents of older versions ignore
-these keys.
+A beat of a member may hold `attempt`, `ranks` (vitals.py), `stacks` (rank -> text) and `warming` (its
+warm process still imports); one of the coordinator may hold `stacks`, the attempt whose stacks it
+requests. Agents of older versions ignore these keys.
 
 `attempt` fences: an agent drops every message about another attempt than its own.
 """

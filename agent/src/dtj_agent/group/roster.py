@@ -38,6 +38,8 @@ class Peer:
         self.heard = now.mono
         self.index: Optional[PeerIndex] = None
         """The index of the roster that the peer is in."""
+        self.warming = False
+        """Its warm process still imports, as far as known."""
         self._state: str = hello["state"]
         self._leaving = False
 
@@ -62,6 +64,12 @@ class Peer:
     def is_free(self) -> bool:
         """Whether it could be in an attempt that starts now."""
         return self._state in (IDLE, DONE) and not self._leaving
+
+    def hears(self, message: Message, now: Now) -> None:
+        """Notes that its agent lives and, from a heartbeat, whether its warm process still imports."""
+        self.heard = now.mono
+        if message["type"] == "beat":
+            self.warming = message.get("warming") is True
 
     def _change(self, state: str, leaving: bool) -> None:
         if self.index is not None:
@@ -102,6 +110,10 @@ class Roster:
         """The agents that were not sent the outcome yet, by ordinal."""
         self.greatest_attempt = 0
         """The greatest attempt that an agent was started for before it joined."""
+        self.size = spec.replicas
+        """Members of an attempt that starts now (formation.py)."""
+        self.pods = spec.replicas + spec.spares
+        """Pods of the job, by the newest size that is wanted."""
         self._spec = spec
         self._by_conn: Dict[int, Peer] = {}
         self._index = PeerIndex()
@@ -129,19 +141,28 @@ class Roster:
         return self._index.in_state(state)
 
     @property
+    def free(self) -> int:
+        """The number of agents that could be in an attempt that starts now."""
+        return len(self._index.free)
+
+    def free_peers(self) -> List[Peer]:
+        """Returns the agents that could be in an attempt that starts now, by ordinal."""
+        return [peer for _, peer in sorted(self._index.free.items())]
+
+    @property
     def is_whole(self) -> bool:
         """Whether an attempt could start now."""
-        return len(self._index.free) >= self._spec.replicas
+        return self.free >= self.size
 
     def ready(self) -> List[Peer]:
         """Returns the members of an attempt that starts now: the lowest ordinals that are free and stay."""
-        return [peer for _, peer in sorted(self._index.free.items())][: self._spec.replicas]
+        return self.free_peers()[: self.size]
 
     def missing(self) -> List[int]:
-        """Returns the ordinals without which no attempt can start."""
+        """Returns the ordinals that are away while too few are there for an attempt; spares too."""
         if self.is_whole:
             return []
-        return [ordinal for ordinal in range(self._spec.replicas) if ordinal not in self._index.free]
+        return [ordinal for ordinal in range(self.pods) if ordinal not in self._index.free]
 
     def waiting(self, now: Now) -> str:
         """Returns `waiting for digits-1 (left 12 s ago), ...`; "" if no agent is missing."""
