@@ -27,6 +27,7 @@ PRINTER_COLUMNS = (
     ("Attempt", ".status.attempt", "integer", 1),
     ("Loss", ".status.progress.loss", "number", 1),
     ("Checkpoint", ".status.checkpoint.step", "integer", 1),
+    ("Spares", ".status.spares", "integer", 1),
     ("Reason", ".status.reason", "string", 1),
     ("Age", ".metadata.creationTimestamp", "date", 0),
 )
