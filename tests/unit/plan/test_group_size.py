@@ -57,6 +57,9 @@ LEAVING: dict[str, tuple[Object | None, float, bool]] = {
     "another agent answers": (
         agent(ordinal=1, leader={"ordinal": 0, "pod": "digits-0", "epoch": 1}, members=members(1)), 5, False,
     ),
+    "an agent answers that looks for its group": (
+        agent(ordinal=1, phase="Rendezvous", leader=None, members=members(1, state="idle")), 5, False,
+    ),
     "it still works after a minute": (agent(members=members(0, 1, 2)), 61, True),
     "nobody answers for a minute": (None, 61, True),
 }  # fmt: skip

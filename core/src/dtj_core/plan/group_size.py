@@ -46,7 +46,9 @@ def until_shrunk(status: Object, now: float) -> float | None:
 
 def _have_left(job: Job, report: Report | None) -> bool:
     """Returns whether the leader reports that no pod that has to go works."""
-    if report is None or report.from_follower or report.phase not in (agent_status.RUNNING, agent_status.RENDEZVOUS):
+    if report is None or report.from_follower or report.is_searching:
+        return False
+    if report.phase not in (agent_status.RUNNING, agent_status.RENDEZVOUS):
         return False
     return all(ordinal < job.pod_count for ordinal in report.busy)
 

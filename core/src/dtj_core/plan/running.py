@@ -57,7 +57,7 @@ def group_phase(
 
     `refusal`: the API server's message where it rejects a child.
     """
-    if report is not None and report.from_follower:
+    if report is not None and (report.from_follower or _knows_less(report, status)):
         report = None
     if report is not None and report.phase == agent_status.RUNNING:
         message = _describe_attempt(job, status, pods, report, refusal, now)
@@ -83,6 +83,11 @@ def group_phase(
     phase = GroupPhase(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
     is_refused = blocked is not None and blocked.reason == Reason.CHILD_REFUSED != cause.reason
     return add_wait(phase, blocked.message) if blocked is not None and is_refused else phase
+
+
+def _knows_less(report: Report, status: Object) -> bool:
+    """Returns whether an agent reports that has just started and has not found its group."""
+    return report.is_searching and report.attempt < status.get("attempt", 0)
 
 
 def _describe_attempt(
