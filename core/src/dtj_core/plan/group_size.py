@@ -39,9 +39,10 @@ def with_shrink_time(status: Object, job: Job, child: Object, now: float) -> Obj
 
 
 def until_shrunk(status: Object, now: float) -> float | None:
-    """Returns the seconds until the StatefulSet shrinks at the latest; None if no pod has to go."""
+    """Returns the seconds until the StatefulSet shrinks at the latest; None if it may do so now."""
     since = unix(status.get("shrinkTime"))
-    return max(0.0, since + SHRINK_SECONDS - now) if since is not None else None
+    left = since + SHRINK_SECONDS - now if since is not None else 0.0
+    return left if left > 0 else None
 
 
 def _have_left(job: Job, report: Report | None) -> bool:
