@@ -77,6 +77,7 @@ def test_crd_defaults_are_those_of_the_python_types(kubectl: Kubectl, plane: Con
         "image": "trainer:cpu",
         "entrypoint": {"module": "train", "args": []},
         "replicas": 1,
+        "spares": 0,
         "backend": "auto",
         "checkpoint": {
             "volume": {"hostPath": {"path": "/x", "type": "Directory"}},
@@ -113,6 +114,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "restart": {"restart": {"stopGraceSeconds": 11}},
     "hangDetection": {"hangDetection": {"policy": "Off"}},
     "progressDeadlineSeconds": {"progressDeadlineSeconds": 600},
+    "spares": {"spares": 1},
+    "elastic": {"elastic": {"minReplicas": 1}},
 }
 
 

@@ -13,7 +13,8 @@ from dtj_core.api import violations
 from tests.unit.api.specs import job
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "restarts.md"
-EXAMPLES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+EXAMPLES = [block for block in BLOCKS if "restart" in block]
 FAILURES = [
     ({"exitCode": 85}, "RestartFree"),
     ({"exitCode": 1, "logTail": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}, "RestartElsewhere"),

@@ -297,3 +297,26 @@ def test_folder_of_runs_is_ignored_by_git(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtj.main", "run", "job.yaml"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
     assert (tmp_path / ".dtj/.gitignore").read_text() == "*\n"
+
+
+def test_spare_takes_the_ranks_of_a_killed_pod(start: Start) -> None:
+    job = job_yaml(steps=60, replicas=2, args="--hold-at 30").replace("  replicas: 2\n", "  replicas: 2\n  spares: 1\n")
+    run = start("--kill", "pod:1@step=25", job=job)
+    code, job_read = run.wait()
+    assert code == 0, run.lines()
+    status = job_read["status"]
+    (recovery,) = status["recoveries"]
+    assert recovery["kind"] == "Spare", run.lines()
+    assert status["restarts"]["counted"] == 0
+    assert status["ready"].endswith("/2")
+    assert any("SpareUsed" in line for line in run.lines())
+    assert run.losses() == UNDISTURBED
+    assert run.living() == {}
+
+
+def test_elastic_job_runs_and_sees_its_whole_group(start: Start) -> None:
+    job = job_yaml(steps=40, replicas=2).replace("  replicas: 2\n", "  replicas: 2\n  elastic: {minReplicas: 1}\n")
+    run = start(job=job)
+    code, found = run.wait()
+    assert code == 0, run.lines()
+    assert found["status"]["attempt"] == 1

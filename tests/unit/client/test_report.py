@@ -18,7 +18,7 @@ from dtj.report.evidence import Evidence, Sample, evidence, log_samples, metrics
 from dtj.report.page import page
 from dtj.report.scale import loss_axis, thinned, time_ticks
 from dtj.report.svg import svg
-from dtj.report.timeline import State, Timeline, timeline
+from dtj.report.timeline import State, Timeline, ranks_of, timeline
 from dtj_contract import names
 from dtj_core.plan.times import rfc3339
 
@@ -81,6 +81,19 @@ def test_lost_pod_takes_all_its_ranks_down() -> None:
     line = timeline(evidence(job(**status), 2))
     down = [rank for rank in range(4) if any(state == "DOWN" for *_, state, _ in spans(line, rank))]
     assert down == [2, 3]
+
+
+def test_pod_of_a_group_with_spares_is_not_taken_for_its_ranks() -> None:
+    """Another pod may have had the ranks of the ordinal, and an elastic group has had more of them."""
+    lost = {"failures": [failure(1, 60, ordinal=1, reason="PodLost")], "recoveries": [recovery(2, 60, stop=1.0)]}
+    with_spare = job(**lost)
+    with_spare["spec"]["spares"] = 1
+    facts = evidence(with_spare, 1)
+    assert list(ranks_of(facts.failures[0], facts)) == []
+    facts = evidence(job(**lost), 1)
+    assert list(ranks_of(facts.failures[0], facts)) == [1]
+    lost["recoveries"][0] |= {"fromReplicas": 5, "toReplicas": 2}
+    assert evidence(job(**lost), 1).ranks == 5
 
 
 def test_loading_ends_at_the_first_step_that_the_pace_of_the_log_implies() -> None:

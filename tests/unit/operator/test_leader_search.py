@@ -170,14 +170,17 @@ def test_leader_that_hangs_leaves_time_for_the_others() -> None:
             await reader.read()
             writer.close()
 
+        async def answer(request: web.Request) -> web.Response:
+            return web.json_response(page(1, 0))
+
         app = web.Application()
-        app.router.add_get("/status", lambda request: web.json_response(page(1, 0)))
+        app.router.add_get("/status", answer)
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.2", 0).start()
         port = runner.addresses[0][1]
         server = await asyncio.start_server(hang, "127.0.0.1", port)
-        agents = AgentClient(settings(port), seconds=4)
+        agents = AgentClient(settings(port), seconds=2)
         try:
             async with asyncio.timeout(60):
                 pods = [pod(0, ip="127.0.0.1"), pod(1, ip="127.0.0.2")]

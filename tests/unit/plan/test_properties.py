@@ -48,6 +48,11 @@ status_page = st.fixed_dictionaries(
         | st.fixed_dictionaries({"step": counts, "totalSteps": counts, "time": st.floats(NOW, NOW + 9999)}),
         "failures": st.lists(failure, max_size=7),
         "recoveries": st.lists(recovery, max_size=7),
+        "leader": st.none() | st.fixed_dictionaries({"ordinal": counts, "pod": st.just("digits-1"), "epoch": counts}),
+        "members": st.lists(
+            st.fixed_dictionaries({"ordinal": counts, "state": st.sampled_from(["idle", "running"])}), max_size=4
+        ),
+        "replicas": counts,
     }
 ).map(lambda fields: agent(**fields))
 broken_page = st.dictionaries(st.sampled_from(list(agent())), garbage, max_size=4).map(lambda fields: agent(**fields))
@@ -73,7 +78,8 @@ steps = st.one_of(
         {"suspend": True}, {"suspend": False}, {"image": "b"}, {"replicas": 2}, {"cleanPodPolicy": "None"},
         {"activeDeadlineSeconds": 50}, {"ttlSecondsAfterFinished": 20}, {"backend": "mpi"}, {"backend": "auto"},
         {"replicas": 2000}, {"restart": {"avoidNodes": {"afterFailures": 1, "forSeconds": 60}}},
-        {"startupDeadlineSeconds": 30},
+        {"startupDeadlineSeconds": 30}, {"spares": 1}, {"spares": 0}, {"elastic": {"minReplicas": 1}}, {"replicas": 4},
+        {"elastic": {"minReplicas": 2, "maxReplicas": 3}},
     ])),
     st.tuples(st.just("lose"), st.sampled_from(["stateful_set", "service"])),
     st.tuples(st.just("foreign service"), st.none()),

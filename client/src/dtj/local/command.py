@@ -51,7 +51,8 @@ def command(flags: argparse.Namespace) -> int:
     if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
         volumes.plain(f"{flags.file}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
     requested = [faults.parse(text) for text in flags.kill]
-    faults.check(requested, replicas=model.spec.replicas, processes_per_pod=model.spec.processes)
+    spec = model.spec
+    faults.check(requested, replicas=spec.replicas, processes_per_pod=spec.processes, spares=spec.spares)
     job = admitted(written)
     with tempfile.TemporaryDirectory(prefix="dtj-") as scratch:
         return _run(job, model, requested, _host(job, flags, Path(scratch)), flags)
@@ -204,7 +205,8 @@ def _notices(
     image = model.spec.image or model.spec.trainer.get("image")
     name, spec = job["metadata"]["name"], model.spec
     pods_of, ranks = (_count(spec.replicas, "pod"), _count(spec.processes, "rank"))
-    notices = [f"{name}: {pods_of} x {ranks} on this machine; folder {_relative(host.run_dir)}"]
+    more = f" and {_count(spec.spares, 'spare')}" if spec.spares else ""
+    notices = [f"{name}: {pods_of} x {ranks}{more} on this machine; folder {_relative(host.run_dir)}"]
     notices.append(f"image {image} is not used: the workers run in {host.python}, in {host.working_dir}")
     pod = (model.spec.template or {}).get("spec") or {}
     if pod.get("containers"):

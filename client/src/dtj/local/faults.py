@@ -40,10 +40,10 @@ def parse(text: str) -> Fault:
     return Fault("worker" if match[1] == "worker" else "pod", int(match[2]), int(match[3]))
 
 
-def check(faults: Sequence[Fault], *, replicas: int, processes_per_pod: int) -> None:
+def check(faults: Sequence[Fault], *, replicas: int, processes_per_pod: int, spares: int = 0) -> None:
     """Raises InputError for a target that the job does not have."""
     for fault in faults:
-        count = replicas * (processes_per_pod if fault.target == "worker" else 1)
+        count = replicas * processes_per_pod if fault.target == "worker" else replicas + spares
         if fault.index >= count:
             raise InputError(f"--kill {fault}: the job has {fault.target}s 0 to {count - 1}")
 

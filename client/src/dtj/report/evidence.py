@@ -64,6 +64,8 @@ class Recovery:
     seconds: dict[str, float]
     source: str
     """Origin of the state that the attempt resumed from, or ""."""
+    pods: int = 0
+    """The larger number of pods before and after, if it has changed; else 0."""
 
     @property
     def total(self) -> float:
@@ -87,6 +89,8 @@ class Evidence:
     restarts: int
     step: int | None
     total_steps: int | None
+    ranks_move: bool
+    """Pods have spares or come and go, so the ranks of a pod are not known from its ordinal."""
     counted_in_attempt: bool
     """The agents count the steps of a script that reports none, from 0 in each attempt."""
     failures: tuple[Failure, ...]
@@ -112,7 +116,7 @@ def evidence(job: Object, processes: int, samples: Iterable[Sample] = ()) -> Evi
     recoveries = tuple(recovery for one in _dicts(status.get("recoveries")) if (recovery := _recovery(one)))
     known = [unix(status.get("lastUpdateTime")) or began, *(s.time for s in kept[-1:]), *(f.time for f in failures)]
     known += [recovery.time + recovery.total for recovery in recoveries]
-    progress = _dict(status.get("progress"))
+    progress, spec = _dict(status.get("progress")), _dict(job.get("spec"))
     return Evidence(
         name=str(_dict(job.get("metadata")).get("name", "")),
         phase=str(status.get("phase", names.PENDING)),
@@ -120,7 +124,8 @@ def evidence(job: Object, processes: int, samples: Iterable[Sample] = ()) -> Evi
         begin=began,
         # A time in a status has whole seconds; the last step may have come later in that second.
         end=max(ended if ended is not None else max(known), *(s.time for s in kept[-1:]), began + 0.001),
-        replicas=max(1, _int(_dict(job.get("spec")).get("replicas")) or 1),
+        replicas=max([_int(spec.get("replicas")) or 1, *(each.pods for each in recoveries)]),
+        ranks_move=bool(spec.get("spares") or spec.get("elastic")),
         processes=max(1, processes),
         attempt=_int(status.get("attempt")) or 0,
         goodput=_number(status.get("goodput")),
@@ -206,6 +211,7 @@ def _recovery(raw: Object) -> Recovery | None:
         lost_steps=_int(raw.get("lostSteps")),
         seconds=seconds,
         source=_text(raw.get("source")),
+        pods=min(names.MAX_PODS, max(_int(raw.get(key)) or 0 for key in ("fromReplicas", "toReplicas"))),
     )
 
 

@@ -95,7 +95,8 @@ def ranks_of(failure: Failure, facts: Evidence) -> range:
     """Returns the ranks of a failure: one rank, those of its pod, or none."""
     if failure.rank is not None:
         return range(failure.rank, min(failure.rank + 1, facts.ranks))
-    if failure.ordinal is not None and failure.ordinal < facts.replicas:
+    # A spare may have the ranks of any pod.
+    if failure.ordinal is not None and failure.ordinal < facts.replicas and not facts.ranks_move:
         return range(failure.ordinal * facts.processes, (failure.ordinal + 1) * facts.processes)
     return range(0)
 

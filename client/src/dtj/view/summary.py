@@ -97,6 +97,8 @@ def _recovery(recovery: dict[str, Any]) -> list[str]:
         else "the resumed step was not reported"
     )
     cause = f"{recovery.get('reason')} ({recovery.get('kind')})"
+    if "toReplicas" in recovery:
+        cause += f", {recovery.get('fromReplicas')} -> {recovery['toReplicas']} pods"
     return [
         f"  recovery     {cause} -> attempt {recovery.get('attempt')}: {back}",
         f"               {durations.format_duration(sum(spent.values()))}: {phases}"

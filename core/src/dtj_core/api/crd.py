@@ -27,6 +27,7 @@ PRINTER_COLUMNS = (
     ("Attempt", ".status.attempt", "integer", 1),
     ("Loss", ".status.progress.loss", "number", 1),
     ("Checkpoint", ".status.checkpoint.step", "integer", 1),
+    ("Spares", ".status.spares", "integer", 1),
     ("Reason", ".status.reason", "string", 1),
     ("Age", ".metadata.creationTimestamp", "date", 0),
 )
@@ -123,7 +124,14 @@ def crd() -> JsonSchema:
                     "name": names.VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
                     "additionalPrinterColumns": [
                         {"name": name, "jsonPath": path, "type": kind, "priority": priority}
                         for name, path, kind, priority in PRINTER_COLUMNS

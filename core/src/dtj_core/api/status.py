@@ -180,9 +180,18 @@ class Status(Model):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: int | None = None
+    """Number of pods that the job has without its spares. Of an elastic job that trains: the pods of
+    its attempt."""
     ready_replicas: int | None = None
+    """Number of ready pods, without spares."""
     ready: str | None = None
-    """readyReplicas/replicas."""
+    """readyReplicas/spec.replicas."""
+    spares: int | None = None
+    """Number of ready pods beyond spec.replicas. Any pod of the job may be the spare."""
+    selector: str | None = None
+    """Label of the pods of an elastic job, for its scale subresource."""
+    shrink_time: Time | None = None
+    """Time since which an elastic job has had more pods than its spec, because it was scaled down."""
     attempt: int | None = None
     """Number of the current attempt. The first is 1, and every restart increments it."""
     start_time: Time | None = None

@@ -107,6 +107,27 @@ def _restart_is_kept() -> Rule:
     )
 
 
+_REPLICAS = (
+    Rule(
+        cel="oldSelf.suspend || self.replicas == oldSelf.replicas || has(self.elastic)",
+        message="replicas can't change while the job runs unless the job is elastic: set spec.suspend to true first, or"
+        " create a job with spec.elastic",
+        holds=None,
+        field="replicas",
+    ),
+    Rule(
+        cel="!has(self.elastic) || (self.replicas >= self.elastic.minReplicas"
+        " && (!has(self.elastic.maxReplicas) || self.replicas <= self.elastic.maxReplicas))",
+        message="replicas must not be less than elastic.minReplicas or greater than elastic.maxReplicas",
+        holds=lambda self: (
+            self.elastic is None
+            or self.elastic.min_replicas <= self.replicas <= (self.elastic.max_replicas or self.replicas)
+        ),
+        field="replicas",
+    ),
+)
+
+
 def _mounts(spec: Spec) -> list[str]:
     containers = ((spec.template or {}).get("spec") or {}).get("containers") or []
     return [str(m.get("mountPath")).removesuffix("/") for c in containers for m in c.get("volumeMounts") or []]
@@ -117,12 +138,13 @@ class Spec(Model):
 
     Every field can change while the job is suspended; otherwise only suspend,
     ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
-    forceDeletePods, and in restart the budget (maxRestarts, windowSeconds,
+    forceDeletePods, replicas of an elastic job, and in restart the budget (maxRestarts, windowSeconds,
     maxRestartsWithoutProgress) and avoidNodes can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
-    """Number of pods. Ranks = replicas x processesPerPod."""
+    """Number of pods. Ranks = replicas x processesPerPod. kubectl scale changes the number while an
+    elastic job runs."""
     spares: int = Field(default=0, ge=0, le=64)
     """Number of pods beyond replicas that are kept warm and idle, away from the other pods where
     there is room. A spare takes the ranks of a lost pod at once, and the pod that comes back is the
@@ -231,7 +253,6 @@ class Spec(Model):
         *map(
             _immutable,
             (
-                "replicas",
                 "spares",
                 "elastic",
                 "processesPerPod",
@@ -247,6 +268,7 @@ class Spec(Model):
             ),
         ),
         _restart_is_kept(),
+        *_REPLICAS,
     )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from dtj_contract import names
+from dtj_core.api.elastic import Elastic
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object, Settings
 
@@ -45,6 +46,10 @@ def agent_environment(
         values[names.ENV_WARM_WORKERS] = job.spec.warm_workers
     if job.spec.preload:
         values[names.ENV_PRELOAD] = ",".join(job.spec.preload)
+    if job.spec.spares:
+        values[names.ENV_SPARES] = str(job.spec.spares)
+    if job.spec.elastic is not None:
+        values |= _elastic(job.spec.elastic)
     hangs = job.spec.hang_detection
     if hangs.policy != "Restart":
         values[names.ENV_HANG_POLICY] = hangs.policy
@@ -69,6 +74,18 @@ def agent_environment(
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
     ]
+
+
+def _elastic(elastic: Elastic) -> dict[str, str]:
+    values = {
+        names.ENV_MIN_REPLICAS: str(elastic.min_replicas),
+        names.ENV_ELASTIC_WAIT: f"{elastic.wait_seconds:g}",
+        names.ENV_ELASTIC_BATCH: elastic.batch,
+        names.ENV_ELASTIC_LEARNING_RATE: elastic.learning_rate,
+    }
+    if elastic.max_replicas is not None:
+        values[names.ENV_MAX_REPLICAS] = str(elastic.max_replicas)
+    return values
 
 
 def _rules(job: Job) -> str:

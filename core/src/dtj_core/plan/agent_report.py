@@ -81,6 +81,8 @@ class Report:
     """Name of the pod whose agent coordinates; empty: not known."""
     from_follower: bool = False
     """Whether an agent reports that does not coordinate: it knows the history, but not the group's phase."""
+    is_searching: bool = False
+    """Whether the agent that reports has not found the one that coordinates."""
     replicas: int | None = None
     """Pods of the current attempt, or of the next one."""
     busy: frozenset[int] = frozenset()
@@ -144,6 +146,7 @@ def _report(raw: Object, *, from_outcome: bool) -> Report:
         stuck=tuple(m for m in members if m.get("state") == names.MEMBER_STUCK),
         leader=leader.get("pod", ""),
         from_follower=not coordinates,
+        is_searching="leader" in raw and not leader,
         replicas=top.get("replicas"),
         busy=frozenset(m["ordinal"] for m in members if "ordinal" in m and m.get("state") in BUSY),
     )

@@ -70,8 +70,10 @@ def service(job: Job, settings: Settings) -> Object:
     }
 
 
-def stateful_set(job: Job, settings: Settings, attempt_floor: int, avoided: tuple[str, ...] = ()) -> Object:
-    """Returns the StatefulSet.
+def stateful_set(
+    job: Job, settings: Settings, attempt_floor: int, avoided: tuple[str, ...] = (), pods: int | None = None
+) -> Object:
+    """Returns the StatefulSet, with as many pods as the spec requests unless `pods` is given.
 
     `attempt_floor`: the lowest number of its agents' first attempt. `avoided`: nodes that its pods
     are kept from.
@@ -82,7 +84,7 @@ def stateful_set(job: Job, settings: Settings, attempt_floor: int, avoided: tupl
         "kind": "StatefulSet",
         "metadata": _metadata(job, job.name) | {"annotations": annotations},
         "spec": {
-            "replicas": job.spec.replicas,
+            "replicas": job.pod_count if pods is None else pods,
             "serviceName": job.name,
             "podManagementPolicy": "Parallel",
             # Applying the template again must never replace a pod that trains.
@@ -143,9 +145,11 @@ def _is_made_for(job: Job, pod: Object) -> bool:
 
 
 def repairs(
-    job: Job, observed: Observed, pods: tuple[Object, ...], now: float, settings: Settings
+    job: Job, observed: Observed, pods: tuple[Object, ...], wanted: int, now: float, settings: Settings
 ) -> tuple[Apply, ...]:
     """Returns the children that somebody deleted or changed, as they should be.
+
+    `wanted`: the number of pods that the StatefulSet should have now.
 
     No repair restarts a running pod. No repair is tried while the API server rejects one. A
     training that runs needs none of them, so it continues without.
@@ -162,11 +166,11 @@ def repairs(
         found.append(Apply(body=service(job, settings)))
     child = observed.stateful_set
     if child is not None:
-        edited = child["spec"].get("replicas") != job.spec.replicas or _is_edited(child)
+        edited = child["spec"].get("replicas") != wanted or _is_edited(child)
         avoided = avoided_nodes.active_nodes(job.status, now)
         moved = avoided_nodes.excluded_nodes(child["spec"].get("template") or {}) != avoided
         if edited or moved or _applied_hash(child) is None:
-            found.append(Apply(body=_repaired(job, child, settings, avoided)))
+            found.append(Apply(body=_repaired(job, child, settings, avoided, wanted)))
     return tuple(found)
 
 
@@ -176,7 +180,7 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
     The nudge yields the reason, or wakes the controller.
     """
     child = observed.stateful_set
-    if child is None or len(pods) >= job.spec.replicas or observed.rejection or observed.refusal:
+    if child is None or len(pods) >= job.pod_count or observed.rejection or observed.refusal:
         return ()
     metadata = child["metadata"]
     last = unix(_annotation(child, names.ANNOTATION_NUDGED)) or unix(metadata.get("creationTimestamp"))
@@ -184,16 +188,37 @@ def nudges(job: Job, observed: Observed, pods: tuple[Object, ...], now: float) -
     return (Nudge(stateful_set=child, time=rfc3339(now)),) if due else ()
 
 
-def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, ...]) -> Object:
+def _repaired(job: Job, child: Object, settings: Settings, avoided: tuple[str, ...], pods: int) -> Object:
     """Returns the StatefulSet as it should be, with the agent image of its running pods.
 
-    A group has one agent version. Fields that somebody has added and the operator does not write (a
-    node selector where there was none) stay.
+    A group has one agent version. All pods of an elastic group begin with the same size, and the
+    agents learn of a new size from the operator's message. Fields that somebody has added and the
+    operator does not write (a node selector where there was none) stay.
     """
     image = _annotation(child, names.ANNOTATION_AGENT_IMAGE) or _live_agent_image(child) or settings.agent_image
-    body = stateful_set(job, replace(settings, agent_image=image), job.status.get("attempt", 0) + 1, avoided)
+    floor = job.status.get("attempt", 0) + 1
+    body = stateful_set(job, replace(settings, agent_image=image), floor, avoided, pods)
+    if job.spec.elastic is not None:
+        _keep_variables(body, child, job.trainer_container)
     body["metadata"]["annotations"][names.ANNOTATION_REPAIRED] = str(child["metadata"].get("generation", 1))
     return body
+
+
+def _keep_variables(body: Object, child: Object, container: str) -> None:
+    """Replaces what scaling would change in the template of `body` by what the StatefulSet `child` has."""
+    live = {
+        entry.get("name"): entry.get("value")
+        for entry in _find_container(child, container).get("env") or ()
+        if entry.get("name") in (names.ENV_REPLICAS, names.ENV_GENERATION, names.ENV_ATTEMPT_FLOOR)
+    }
+    for entry in _find_container(body, container)["env"]:
+        if live.get(entry["name"]) is not None:
+            entry["value"] = live[entry["name"]]
+
+
+def _find_container(stateful_set: Object, name: str) -> Object:
+    containers = stateful_set["spec"].get("template", {}).get("spec", {}).get("containers") or ()
+    return next((each for each in containers if each.get("name") == name), {})
 
 
 def _is_edited(child: Object) -> bool:
@@ -258,10 +283,12 @@ def is_starting(pod: Object) -> bool:
 def is_outdated(job: Job, child: Object) -> bool:
     """Returns whether the StatefulSet was created from another spec.
 
-    A spec can change only while the job is suspended.
+    A spec can change only while the job is suspended, and so can the size of a job that is not
+    elastic.
     """
     applied = _applied_hash(child)
-    return applied is not None and shape.shapes_differ(applied, job.spec_hash)
+    free = {"replicas"} if job.spec.elastic is not None else set()
+    return applied is not None and shape.shapes_differ(applied, job.spec_hash, free)
 
 
 def find_conflict(job: Job, observed: Observed) -> Cause | None:

@@ -24,6 +24,8 @@ PROBLEMS = {
     Reason.ACCELERATOR_UNDECIDED, Reason.INIT_CONTAINER_FAILED, Reason.MOUNT_PENDING, Reason.NODE_SILENT,
     Reason.POD_REJECTED,
 }  # fmt: skip
+# Agents' events of type Normal that become Kubernetes events.
+CHANGES = {Reason.SPARE_USED, Reason.GROUP_SHRUNK, Reason.GROUP_GROWN}
 # In characters. The recorder cuts at the API server's limit, which is in bytes.
 MESSAGE_LENGTH = 1000
 
@@ -40,9 +42,9 @@ def events_for_change(job: Job, status: Object, report: Report | None) -> tuple[
 def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Iterator[Event]:
     if has_children(new) and (not has_children(old) or old.get("startTime") != new.get("startTime")):
         if is_stop_announced(old):
-            yield _event("Normal", Reason.JOB_RESUMED, f"resumed with {job.spec.replicas} pods")
+            yield _event("Normal", Reason.JOB_RESUMED, f"resumed with {_pods(job)}")
         else:
-            message = f"created the Secret, the Service and the StatefulSet with {job.spec.replicas} pods"
+            message = f"created the Secret, the Service and the StatefulSet with {_pods(job)}"
             yield _event("Normal", Reason.CREATED, message)
     known = {_key(failure): failure.get("reason") for failure in old.get("failures") or ()}
     failures = [failure for failure in new.get("failures") or () if _is_news(failure, known)]
@@ -69,7 +71,7 @@ def events_for_agent(old: Object, report: Report | None) -> Iterator[Event]:
     since = (old.get("agent") or {}).get("eventTime", 0.0)
     for event in _warnings(report):
         if event["time"] > since:
-            yield _event("Warning", event["reason"], event.get("message", ""))
+            yield _event(event.get("type", ""), event["reason"], event.get("message", ""))
 
 
 def mark_reported(status: Object, report: Report) -> Object:
@@ -82,12 +84,21 @@ def mark_reported(status: Object, report: Report) -> Object:
 
 
 def _warnings(report: Report | None) -> list[Object]:
-    """Returns the agents' warnings.
+    """Returns the agents' warnings, and what has changed the pods of the group.
 
     Other agent events help nobody who reads `kubectl describe`, and each costs a write.
     """
     events = report.events if report else ()
-    return [event for event in events if event.get("type") == "Warning" and "time" in event and "reason" in event]
+    return [
+        event
+        for event in events
+        if "time" in event and (event.get("type") == "Warning" or event.get("reason") in CHANGES) and "reason" in event
+    ]
+
+
+def _pods(job: Job) -> str:
+    spares = job.spec.spares
+    return f"{job.spec.replicas} pods" + (f" and {spares} spare{'s' if spares > 1 else ''}" if spares else "")
 
 
 def _is_news(failure: Object, known: dict[tuple[object, ...], object]) -> bool:

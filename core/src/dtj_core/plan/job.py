@@ -66,6 +66,16 @@ class Job:
         return shape.spec_shape(self.stored_spec)
 
     @property
+    def pod_count(self) -> int:
+        """Number of pods that the job has, spares included."""
+        return self.spec.replicas + self.spec.spares
+
+    @property
+    def least_pods(self) -> int:
+        """Number of pods without which no attempt can start."""
+        return self.spec.elastic.min_replicas if self.spec.elastic is not None else self.spec.replicas
+
+    @property
     def trainer_container(self) -> str:
         """Name of the trainer container."""
         return str(self.spec.trainer.get("name", names.CONTAINER))

@@ -10,12 +10,16 @@ field, and the operator would then forget that a stop was announced; conditions 
 
 from __future__ import annotations
 
-from dtj_contract import names
+from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
+from dtj_core.plan.agent_report import Report
 from dtj_core.plan.conditions import condition_reason, is_true
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object
 from dtj_core.plan.progress import active_seconds
+
+# Fields that hold for one run of the pods.
+OF_A_RUN = ("startTime", "agent", "coordinator", "shrinkTime")
 
 
 def has_started(status: Object) -> bool:
@@ -43,11 +47,22 @@ def has_children(status: Object) -> bool:
 def reset_between_runs(status: Object, job: Job, now: float) -> Object:
     """Returns `status` with the deadline's clock stopped, and without the agents' memory."""
     active = active_seconds(status, now)
-    status = {key: value for key, value in status.items() if key not in ("startTime", "agent", "coordinator")}
+    status = {key: value for key, value in status.items() if key not in OF_A_RUN}
     if active:
         status["activeSeconds"] = round(active, 3)
-    return status | replica_counts(job.spec.replicas, 0)
+    return status | replica_counts(job, 0)
 
 
-def replica_counts(replicas: int, ready: int) -> Object:
-    return {"replicas": replicas, "readyReplicas": ready, "ready": f"{ready}/{replicas}"}
+def replica_counts(job: Job, ready: int, report: Report | None = None) -> Object:
+    """Returns the numbers of pods. `ready`: of all pods that are ready, spares included."""
+    wanted = job.spec.replicas
+    working = min(ready, wanted)
+    counts: Object = {"replicas": wanted, "readyReplicas": working, "ready": f"{working}/{wanted}"}
+    if job.spec.spares:
+        counts["spares"] = ready - working
+    if job.spec.elastic is not None:
+        # The scale subresource needs both: the present size, and the label of the pods.
+        counts["selector"] = f"{names.LABEL_JOB}={job.name}"
+        if report is not None and report.phase == agent_status.RUNNING and report.replicas:
+            counts["replicas"] = report.replicas
+    return counts

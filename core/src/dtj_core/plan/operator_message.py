@@ -1,10 +1,10 @@
-"""The message to the coordinating agent: the budget that the spec has now, and why pods were lost."""
+"""The message to the coordinating agent: the budget and size that the spec has now, and why pods were lost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dtj_contract.operator_message import LostPod, OperatorMessage, RestartBudget
+from dtj_contract.operator_message import GroupSize, LostPod, OperatorMessage, RestartBudget
 from dtj_core.api.restart import RestartSettings
 from dtj_core.plan.model import Object
 from dtj_core.plan.pods import why_one_was_lost
@@ -18,7 +18,7 @@ BY_KUBELET = "TerminationByKubelet"
 def operator_message(job: Object, pods: Iterable[Object]) -> OperatorMessage:
     """Returns the message. `job`: as stored, by any version of the CRD. `pods`: those of its StatefulSet."""
     lost = (_lost_pod(pod) for pod in pods)
-    return OperatorMessage(_budget(job), tuple(each for each in lost if each is not None))
+    return OperatorMessage(_budget(job), tuple(each for each in lost if each is not None), _size(job))
 
 
 def _budget(job: Object) -> RestartBudget | None:
@@ -34,6 +34,14 @@ def _budget(job: Object) -> RestartBudget | None:
             ),
         }
     )
+
+
+def _size(job: Object) -> GroupSize | None:
+    spec = job.get("spec") or {}
+    if not spec.get("elastic"):
+        return None
+    size = {"generation": job["metadata"].get("generation"), "replicas": spec.get("replicas", 1)}
+    return GroupSize.from_json(size)
 
 
 def _lost_pod(pod: Object) -> LostPod | None:

@@ -19,6 +19,7 @@ from dtj_core.plan import (
     container_oom,
     deadlines,
     events,
+    group_size,
     outcome,
     pod_waits,
     pods,
@@ -144,7 +145,7 @@ def _end(
         if kind in (names.RUNNING, result.kind) or find_condition(status, kind):
             status = conditions.set(status, kind, kind == result.kind, result.reason, result.message)
     status |= {"observedGeneration": conditions.generation, "completionTime": time, "lastUpdateTime": time}
-    status.pop("coordinator", None)
+    status = {name: value for name, value in status.items() if name not in ("coordinator", "shrinkTime")}
     if "replicas" in status and not deadlines.keeps_pods(obj):
         status |= {"readyReplicas": 0, "ready": f"0/{status['replicas']}"}  # the last write of these fields
     return Plan(status=status, events=events.events_for_result(result), requeue_after=0)
@@ -188,17 +189,20 @@ def _reconcile_active(
     if phase is not None:
         status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
     ready = pods.ready_count(group, job.trainer_container)
-    status = _mark_active(status, conditions) | replica_counts(job.spec.replicas, ready)
-    now = conditions.now
+    now, child = conditions.now, observed.stateful_set
+    status = _mark_active(status, conditions) | replica_counts(job, ready, report)
+    status = group_size.with_shrink_time(status, job, child, now)
+    wanted = group_size.wanted_pods(job, child, report, job.status, now)
     status, moves = avoided_nodes.update(job, status, group, now, settings)
     looks = (
         _next_look(job, observed, group, settings),
         avoided_nodes.until_next_look(job, status, group, now),
         pod_waits.until_overdue(group, now),
+        group_size.until_shrunk(status, now),
     )
     return Plan(
         actions=(
-            *(children.repairs(job, observed, group, now, settings) if job.unreadable is None else ()),
+            *(children.repairs(job, observed, group, wanted, now, settings) if job.unreadable is None else ()),
             *(children.nudges(job, observed, group, now) if job.unreadable is None else ()),
             *stuck_pods.delete_stuck_pods(group, report),
             *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
@@ -217,7 +221,7 @@ def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings
     # No event reports that a pod can't mount its Secret.
     if any(children.is_starting(pod) for pod in group):
         return children.STARTING_SECONDS
-    return children.NUDGE_SECONDS if len(group) < job.spec.replicas else None
+    return children.NUDGE_SECONDS if len(group) < job.pod_count else None
 
 
 def _create_or_wait(
@@ -250,7 +254,7 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
         message="StatefulSet was deleted; recreating it" if lost else "creating the pods",
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
-    status |= replica_counts(job.spec.replicas, 0)
+    status |= replica_counts(job, 0)
     actions = tuple(
         Apply(body=body)
         for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
@@ -286,7 +290,7 @@ def _set_not_created(job: Job, status: Object, reason: str, message: str, condit
     if is_true(status, names.SUSPENDED):
         status = conditions.set(status, names.SUSPENDED, False, reason, message)
     phase = running.GroupPhase(running=False, restarting=has_started(status), reason=reason, message=message)
-    return running.set_conditions(status, phase, conditions) | replica_counts(job.spec.replicas, 0)
+    return running.set_conditions(status, phase, conditions) | replica_counts(job, 0)
 
 
 def _wait_for(job: Job, status: Object, cause: pod_waits.Cause, conditions: Conditions) -> Plan:

@@ -37,6 +37,8 @@ def pod_template(
         pod["containers"] = [{"name": names.CONTAINER}]
     trainer = find_trainer_container(template)
     _pod_defaults(pod, trainer, settings)
+    if job.spec.spares:
+        _spread(pod, job.name)
     _trainer(job, settings, pod, trainer, attempt_floor)
     pod["initContainers"] = [_agent_installer(settings), *(pod.get("initContainers") or ())]
     pod["volumes"] = [*(pod.get("volumes") or ()), *_volumes(job, trainer)]
@@ -85,6 +87,23 @@ def _pod_defaults(pod: Object, trainer: Object, settings: Settings) -> None:
         security.setdefault("fsGroup", security.get("runAsGroup", USER_ID))
     # Otherwise the kubelet changes the owner of every checkpoint each time a pod starts.
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
+
+
+def _spread(pod: Object, job: str) -> None:
+    """Spreads the pods over the nodes where there is room, unless the user has placed them.
+
+    A spare on the node of another pod would be lost with it.
+    """
+    if pod.get("topologySpreadConstraints") or (pod.get("affinity") or {}).get("podAntiAffinity"):
+        return
+    pod["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {names.LABEL_JOB: job}},
+        }
+    ]
 
 
 def _tolerations(given: list[Object]) -> list[Object]:

@@ -58,22 +58,28 @@ def is_running(pod: Object, container: str) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and "running" in (_status(pod, container).get("state") or {})
 
 
+def running_count(pods: tuple[Object, ...], container: str) -> int:
+    return sum(is_running(pod, container) for pod in pods)
+
+
 def ready_count(pods: tuple[Object, ...], container: str) -> int:
     return sum(is_running(pod, container) and bool(_status(pod, container).get("ready")) for pod in pods)
 
 
 def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = None, now: float = 0.0) -> Cause | None:
-    """Returns the first reason, by ordinal, why not all pods run; None if all of them do.
+    """Returns the first reason, by ordinal, why not all pods run; None if enough of them do.
 
-    `refusal`: the API server's message where it rejects a child.
+    Spares are not waited for. `refusal`: the API server's message where it rejects a child.
     """
+    if running_count(pods, job.trainer_container) >= job.spec.replicas:
+        return None
     waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container, now)) is not None]
     specific = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
     if specific:
         return specific[0]
-    if len(pods) < job.spec.replicas and refusal is not None:
+    if len(pods) < job.pod_count and refusal is not None:
         return Cause(Reason.CHILD_REFUSED, refused_message(refusal))
-    if len(pods) < job.spec.replicas:
+    if len(pods) < job.pod_count:
         hint = "if this persists: kubectl describe statefulset " + job.name
         return Cause(Reason.PODS_PENDING, "waiting for the StatefulSet to create all of its pods; " + hint)
     return waiting[0] if waiting else None
@@ -95,7 +101,7 @@ def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
             return cause
         if not is_running(pod, job.trainer_container) and last_oom_kill(_status(pod, job.trainer_container)):
             return Cause(Reason.OOM_KILLED, describe(pod, job.trainer_container))
-    missing = sorted(set(range(job.spec.replicas)) - present)
+    missing = sorted(set(range(job.pod_count)) - present)
     if missing:
         return Cause(Reason.POD_LOST, f"pod {job.name}-{missing[0]} is missing; waiting for its replacement")
     return None

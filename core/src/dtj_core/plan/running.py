@@ -13,7 +13,7 @@ from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object
 from dtj_core.plan.pod_waits import Cause
-from dtj_core.plan.pods import LOST, why_lost, why_not_running
+from dtj_core.plan.pods import LOST, ready_count, running_count, why_lost, why_not_running
 
 FORMING = "all pods are running; waiting for their agents to form a group"
 NO_ANSWER_YET = (
@@ -57,12 +57,10 @@ def group_phase(
 
     `refusal`: the API server's message where it rejects a child.
     """
-    if report is not None and report.from_follower:
+    if report is not None and (report.from_follower or _knows_less(report, status)):
         report = None
     if report is not None and report.phase == agent_status.RUNNING:
-        message = (
-            f"attempt {status['attempt']} is running on {job.spec.replicas} pod{'s' if job.spec.replicas > 1 else ''}"
-        )
+        message = _describe_attempt(job, status, pods, report, refusal, now)
         return GroupPhase(running=True, restarting=False, reason=Reason.WORKERS_RUNNING, message=message)
     if (
         report is not None
@@ -78,13 +76,42 @@ def group_phase(
         waits = NO_ANSWER_YET if report is None else report.phase_message or FORMING
         cause = blocked or Cause(Reason.RENDEZVOUS, waits)
         return GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
-    if report is None and blocked is None and why_lost(pods, job) is None:
+    if report is None and (_may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)):
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
     phase = GroupPhase(running=False, restarting=True, reason=cause.reason, message=cause.message + waits)
     is_refused = blocked is not None and blocked.reason == Reason.CHILD_REFUSED != cause.reason
     return add_wait(phase, blocked.message) if blocked is not None and is_refused else phase
+
+
+def _knows_less(report: Report, status: Object) -> bool:
+    """Returns whether an agent reports that has just started and has not found its group."""
+    return report.is_searching and report.attempt < status.get("attempt", 0)
+
+
+def _describe_attempt(
+    job: Job, status: Object, pods: tuple[Object, ...], report: Report, refusal: str | None, now: float
+) -> str:
+    """Returns on how many pods the attempt runs, and why the others don't."""
+    wanted, size = job.spec.replicas, job.spec.replicas
+    if job.spec.elastic is not None and report.replicas is not None and report.replicas > 0:
+        size = report.replicas
+    count = f"{size} of {wanted} pods" if size < wanted else f"{size} pod{'s' if size > 1 else ''}"
+    message = f"attempt {status['attempt']} is running on {count}"
+    if size < wanted and (cause := why_not_running(pods, job, refusal, now)) is not None:
+        return f"{message}; {cause.message}"
+    if not job.spec.spares:
+        return message
+    ready = max(0, ready_count(pods, job.trainer_container) - wanted)
+    return f"{message}; {ready} of {job.spec.spares} spare{'s' if job.spec.spares > 1 else ''} ready"
+
+
+def _may_run_without_some(job: Job, pods: tuple[Object, ...]) -> bool:
+    """Returns whether the group may run although pods are missing, thanks to spares or elasticity."""
+    if job.pod_count == job.least_pods:
+        return False
+    return running_count(pods, job.trainer_container) >= job.least_pods
 
 
 def add_wait(phase: GroupPhase, wait: str) -> GroupPhase:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 from dtj_core.plan.model import Object
@@ -57,10 +58,10 @@ def spec_shape(spec: Object) -> str:
     return ",".join(f"{path}={_digest(spec, path)}" for path in FIELDS)
 
 
-def shapes_differ(one: str, other: str) -> bool:
-    """Returns whether two shapes differ in a field that both of them know."""
+def shapes_differ(one: str, other: str, free: Collection[str] = ()) -> bool:
+    """Returns whether two shapes differ in a field that both of them know and that is not `free`."""
     first, second = _fields(one), _fields(other)
-    return any(first[path] != second[path] for path in first.keys() & second.keys())
+    return any(first[path] != second[path] for path in (first.keys() & second.keys()) - set(free))
 
 
 def _digest(spec: Object, path: str) -> str:

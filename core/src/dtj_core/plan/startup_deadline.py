@@ -6,8 +6,8 @@ because all pods are there and all ranks have been started. Later losses are bou
 activeDeadlineSeconds and by the restart budget.
 
 An operator that was away can't know from the clock whether the group has trained meanwhile. A job
-therefore fails only on proof that no attempt has begun: an original pod of the StatefulSet that has
-never run (an attempt needs all pods), or an original pod whose agent coordinates and remembers no
+therefore fails only on proof that no attempt has begun: so many original pods of the StatefulSet have never
+run that too few are left for an attempt, or an original pod whose agent coordinates and remembers no
 attempt. Without proof nothing is judged, and the condition still names what the job waits for.
 """
 
@@ -22,7 +22,7 @@ from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.pod_waits import Cause
-from dtj_core.plan.pods import never_ran, ordinal
+from dtj_core.plan.pods import never_ran, ordinal, running_count
 from dtj_core.plan.times import unix
 
 # The StatefulSet's controller creates all pods at once. A later pod may be a replacement.
@@ -73,13 +73,17 @@ def _has_begun(job: Job, status: Object, report: Report | None) -> bool:
 def _is_proven(job: Job, child: Object, pods: tuple[Object, ...], report: Report | None) -> bool:
     """Returns whether an observation proves that the group has not begun."""
     made = unix(child["metadata"].get("creationTimestamp"))
+    if job.spec.elastic is not None and running_count(pods, job.trainer_container) >= job.least_pods:
+        return False  # the agents begin without the others
+    never = 0
     for pod in pods:
         created = unix(pod["metadata"].get("creationTimestamp"))
         if made is None or created is None or created > made + ORIGINAL_SECONDS:
             continue
-        if never_ran(pod, job.trainer_container) or (report is not None and _reports(report, pod)):
+        if report is not None and _reports(report, pod):
             return True
-    return False
+        never += never_ran(pod, job.trainer_container)
+    return never > job.pod_count - job.least_pods
 
 
 def _reports(report: Report, pod: Object) -> bool:
