@@ -29,7 +29,7 @@ def plain() -> nn.Module:
 
 
 def train(out: str, directory: str, options: dict[str, Any]) -> None:
-    """Trains by the Trainer, and appends a line a step: its samples of all ranks, its learning rate."""
+    """Trains by the Trainer, and appends a line a step: the samples of each rank's micro-batches."""
     apart()
     numbers = torch.arange(SAMPLES)
     data = TensorData(numbers, torch.sin(numbers[:, None] * torch.arange(1.0, 5.0)))
@@ -49,8 +49,7 @@ def train(out: str, directory: str, options: dict[str, Any]) -> None:
             everywhere = trainer.group.all_objects(list(calls))
             calls.clear()
             if trainer.group.rank == 0:
-                rates = [group["lr"] for group in trainer.state.objects["optimizer"].param_groups]  # type: ignore[attr-defined]
-                line = {"step": step, "micro": everywhere, "next_lr": rates[0], "world": trainer.group.world_size}
+                line = {"step": step, "micro": everywhere, "world": trainer.group.world_size}
                 with Path(directory, "steps.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
             killing(out, step)
