@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ def train(out: str, directory: str, options: dict[str, Any]) -> None:
             killing(out, step)
 
         trainer.fit(plain(), data, loss=loss, after_step=after_step)
+
+
+def stopped(at: int) -> None:
+    """Trains without a volume and without snapshots on the way; the last rank gets a SIGTERM in a step."""
+    apart()
+    model = plain()
+    state = State(StateConfig(checkpoint=CheckpointConfig(snapshot_every_steps=1000), agree_seconds=0.0), model=model)
+    for step in state.steps(9):
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+        if step == at and state.group.rank == state.group.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    print("final", next(model.parameters()).detach().mean().item())
+    state.close()
 
 
 def poisoned(out: str) -> None:

@@ -21,7 +21,7 @@ from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.prepare import batch_rule, rate_rule
 from tests.unit.trainer.ranks import AgentSocket, finished, history, ranks
-from tests.unit.trainer.ranks_elastic import poisoned, train
+from tests.unit.trainer.ranks_elastic import poisoned, stopped, train
 from tests.unit.trainer.test_snapshot_recovery import pods, resumed
 
 pytestmark = pytest.mark.torch
@@ -159,6 +159,15 @@ def test_per_rank_batch_scales_the_rate_and_uses_each_sample_once(tmp_path: Path
     flat = [i for line in done for rank in line["micro"] for micro in rank for i in micro]
     assert sorted(flat[:20]) == sorted(flat[20:40]) == list(range(20))
     assert {(line["attempt"], line["lr"]) for line in history(directory)} == {(1, 0.05), (2, 0.025)}
+
+
+def test_group_that_is_stopped_without_a_volume_continues_with_more_ranks(tmp_path: Path, job: str) -> None:
+    env = {"DTJ_JOB_UID": job}
+    with ranks(2, stopped, tmp_path, 4, **env, DTJ_ATTEMPT="1") as group:
+        assert group.wait() == [143, 143], group.everything()
+    grown = finished(3, stopped, tmp_path, -1, **env, DTJ_ATTEMPT="2")
+    assert resumed(grown) == (5, "a replica's memory")
+    assert grown.splitlines()[-1] == finished(1, stopped, tmp_path, -1).splitlines()[-1]
 
 
 def test_snapshot_with_weights_that_are_not_finite_is_not_kept(tmp_path: Path, job: str) -> None:
