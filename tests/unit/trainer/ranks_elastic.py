@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def plain() -> nn.Module:
 
 
 def train(out: str, directory: str, options: dict[str, Any]) -> None:
-    """Trains by the Trainer, and appends a line a step: its samples of all ranks, its learning rate."""
+    """Trains by the Trainer, and appends a line a step: the samples of each rank's micro-batches."""
     apart()
     numbers = torch.arange(SAMPLES)
     data = TensorData(numbers, torch.sin(numbers[:, None] * torch.arange(1.0, 5.0)))
@@ -49,13 +50,26 @@ def train(out: str, directory: str, options: dict[str, Any]) -> None:
             everywhere = trainer.group.all_objects(list(calls))
             calls.clear()
             if trainer.group.rank == 0:
-                rates = [group["lr"] for group in trainer.state.objects["optimizer"].param_groups]  # type: ignore[attr-defined]
-                line = {"step": step, "micro": everywhere, "next_lr": rates[0], "world": trainer.group.world_size}
+                line = {"step": step, "micro": everywhere, "world": trainer.group.world_size}
                 with Path(directory, "steps.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
             killing(out, step)
 
         trainer.fit(plain(), data, loss=loss, after_step=after_step)
+
+
+def stopped(at: int) -> None:
+    """Trains without a volume and without snapshots on the way; the last rank gets a SIGTERM in a step."""
+    apart()
+    model = plain()
+    state = State(StateConfig(checkpoint=CheckpointConfig(snapshot_every_steps=1000), agree_seconds=0.0), model=model)
+    for step in state.steps(9):
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+        if step == at and state.group.rank == state.group.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    print("final", next(model.parameters()).detach().mean().item())
+    state.close()
 
 
 def poisoned(out: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dtj_trainer.checkpoint.config import CheckpointConfig
     from dtj_trainer.cli import guarded
+    from dtj_trainer.components.elastic import ElasticConfig
     from dtj_trainer.components.lr_schedule import ScheduleConfig
     from dtj_trainer.components.optimizer import OptimizerConfig
     from dtj_trainer.components.precision import PrecisionConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "CheckpointConfig": "checkpoint.config",
     "ConfigError": "errors",
+    "ElasticConfig": "components.elastic",
     "OptimizerConfig": "components.optimizer",
     "PrecisionConfig": "components.precision",
     "Result": "trainer",
@@ -45,6 +47,7 @@ _MODULES = {
 __all__ = [
     "CheckpointConfig",
     "ConfigError",
+    "ElasticConfig",
     "OptimizerConfig",
     "PrecisionConfig",
     "Result",

@@ -8,6 +8,7 @@ from typing import Literal
 from dtj_trainer.components.activation_checkpoint import Recompute
 from dtj_trainer.components.compile import Compile
 from dtj_trainer.components.early_stopping import EarlyStopConfig
+from dtj_trainer.components.elastic import ElasticConfig
 from dtj_trainer.components.lr_schedule import ScheduleConfig
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.components.precision import PrecisionConfig
@@ -26,10 +27,11 @@ class TrainerConfig:
     steps: int | None = None
     global_batch_size: int = 64
     """Samples of one optimizer step over all ranks: steps and results don't depend on how many
-    ranks there are."""
+    ranks there are, unless `elastic.batch` is PerRank."""
     micro_batch_size: int | Literal["auto"] | None = None
     """The most samples that go through the model at once on one rank; the rest of a step's share is
-    accumulated. auto: the largest size that fits in memory, with a tenth to spare; on the CPU in
+    accumulated. None: a rank's whole share in the first attempt, so that with fewer ranks a step
+    needs no more memory. auto: the largest size that fits in memory, with a tenth to spare; on the CPU in
     this rank's share of the container's limit."""
     seed: int = 0
     shuffle: bool = True
@@ -55,6 +57,7 @@ class TrainerConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     strategy: StrategyConfig = field(default_factory=DdpConfig)
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
     early_stop: EarlyStopConfig | None = None
     state: StateConfig = field(default_factory=StateConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

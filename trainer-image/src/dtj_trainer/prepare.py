@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,13 +18,15 @@ from dtj_trainer.components import lr_schedule
 from dtj_trainer.components.activation_checkpoint import checkpoint_activations
 from dtj_trainer.components.compile import compile_forward
 from dtj_trainer.components.early_stopping import EarlyStop
+from dtj_trainer.components.elastic import RateRule, shard_size
 from dtj_trainer.components.ema import Ema
 from dtj_trainer.components.optimizer import check_element_wise, make_optimizer
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import BatchPartition, LoaderConfig, StreamData, StreamOrder, batches
-from dtj_trainer.data.order import DataOrder
+from dtj_trainer.data.order import DataOrder, rank_bounds
 from dtj_trainer.data.source import check_data
+from dtj_trainer.data.step_size import BatchRule
 from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.device_memory import device_bytes
 from dtj_trainer.distributed.process_group import Group
@@ -62,7 +65,7 @@ def prepare(
         on_start: Called once, after the load and before the first step.
     """
     check_arguments(task, config)
-    order, total_steps = make_order(task.data, config)
+    order, total_steps = make_order(task.data, config, group.world_size, batch_rule(config, env))
     precision = Precision(config.precision, group)
     loss = scalar_loss(task.loss)
     model = task.model
@@ -70,6 +73,8 @@ def prepare(
     if not model.training:
         model.train()
     strategy_config = decide_strategy(model, config, group)
+    if env.elastic:
+        strategy_config = fit_shards(strategy_config, group)
     if not isinstance(strategy_config, strategies.FsdpConfig):
         strategies.check_not_meta(model, strategies.name_of(strategy_config))
     found = find_blocks(model, config, group)
@@ -87,17 +92,29 @@ def prepare(
     optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
     if isinstance(strategy_config, strategies.FsdpScratchConfig):
         check_element_wise(optimizer)
-    scheduler = lr_schedule.make_schedule(optimizer, config.schedule, total_steps, config.global_batch_size)
+    scheduler = lr_schedule.make_schedule(
+        optimizer,
+        config.schedule,
+        total_steps,
+        order,
+        by_samples=config.epochs is not None,
+        rate_rule=rate_rule(config, env),
+    )
     early_stop = EarlyStop(config.early_stop) if config.early_stop else None
     ema = Ema(model, config.ema_decay) if config.ema_decay else None
     saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
     optional = {"ema": ema, "early_stop": early_stop}
     saved |= {name: value for name, value in optional.items() if value is not None}
     state = State.attach(config.state, env, group, **saved)
-    state.on_start = partial(_start, early_stop, on_start)
+    run: Run
+
+    def start(state: State) -> None:
+        _start(run, state, on_start)
+
+    state.on_start = start
     if group.rank == 0:
         state.sinks += [*_trackers(config, env), *sinks]
-    return Run(
+    run = Run(
         config=config,
         group=group,
         state=state,
@@ -112,7 +129,7 @@ def prepare(
         early_stop=early_stop,
         data=task.data,
         order=order,
-        partition=_partition(config, group, micro_batch_size),
+        micro_batch_size=micro_batch_size,
         validation=task.validation,
         measure=task.measure,
         meter=Meter(
@@ -128,6 +145,7 @@ def prepare(
         ),
         profiler=ProfilerWindow(config.telemetry.profile, group.rank),
     )
+    return run
 
 
 def check_arguments(task: Task, config: TrainerConfig) -> None:
@@ -147,14 +165,42 @@ def check_arguments(task: Task, config: TrainerConfig) -> None:
         raise ConfigError(f"checkpoint.retention.metric={metric!r} needs a validation: pass validation= and measure=")
 
 
-def make_order(data: Data | StreamData, config: TrainerConfig) -> tuple[DataOrder | StreamOrder, int]:
-    """Returns (order of the samples, number of steps)."""
+def batch_rule(config: TrainerConfig, env: WorkerEnv) -> BatchRule:
+    """Returns which batch stays the same when the world size changes: the config's rule, else the job's."""
+    return config.elastic.batch or cast("BatchRule", env.elastic_batch or "Global")
+
+
+def rate_rule(config: TrainerConfig, env: WorkerEnv) -> RateRule:
+    """Returns how the learning rate follows from the size of a step: the config's rule, else the job's."""
+    return config.elastic.learning_rate or cast("RateRule", env.elastic_learning_rate or "Keep")
+
+
+def fit_shards(config: StrategyConfig, group: Group) -> StrategyConfig:
+    """Returns the config with a shard size that divides the world; a rank then holds no more than configured."""
+    if not isinstance(config, strategies.HsdpConfig) or config.shard_size is None:
+        return config
+    size = shard_size(config.shard_size, group.world_size)
+    if size != config.shard_size and group.rank == 0:
+        log.info("hsdp: %d ranks share a replica, because %d do not divide the world", size, config.shard_size)
+    return replace(config, shard_size=size)
+
+
+def make_order(
+    data: Data | StreamData, config: TrainerConfig, world_size: int, rule: BatchRule
+) -> tuple[DataOrder | StreamOrder, int]:
+    """Returns (order of the samples, number of steps at the first world size)."""
     if isinstance(data, StreamData):
         if config.steps is None:
             raise ConfigError("a stream has no epochs: write steps")
-        return StreamOrder(global_batch_size=config.global_batch_size), config.steps
+        stream = StreamOrder(global_batch_size=config.global_batch_size, world_size=world_size, batch_rule=rule)
+        return stream, config.steps
     order = DataOrder(
-        length=len(data), global_batch_size=config.global_batch_size, seed=config.seed, shuffle=config.shuffle
+        length=len(data),
+        global_batch_size=config.global_batch_size,
+        world_size=world_size,
+        batch_rule=rule,
+        seed=config.seed,
+        shuffle=config.shuffle,
     )
     total = config.steps if config.steps is not None else order.steps_for(config.epochs or 0)
     if total < 1:
@@ -202,19 +248,14 @@ def find_blocks(model: nn.Module, config: TrainerConfig, group: Group) -> list[n
     return found
 
 
-def _partition(config: TrainerConfig, group: Group, micro_batch_size: int | None) -> BatchPartition:
-    return BatchPartition(
-        global_batch_size=config.global_batch_size,
-        rank=group.rank,
-        world_size=group.world_size,
-        micro_batch_size=micro_batch_size,
-    )
-
-
 def _first_share(data: Data | StreamData, order: DataOrder | StreamOrder, config: TrainerConfig, group: Group) -> Any:
     """Returns this rank's share of the first step as one batch, to try sizes with."""
-    whole = _partition(config, group, micro_batch_size=None)
-    ((batch, _),) = next(batches(data, order, whole, LoaderConfig(), seed=config.seed))
+    # With PerRank a world that has grown may have more ranks than the first one had samples.
+    tried = replace(order, global_batch_size=max(order.global_batch_size, group.world_size))
+    whole = BatchPartition(
+        global_batch_size=tried.size, rank=group.rank, world_size=group.world_size, micro_batch_size=None
+    )
+    ((batch, _),) = next(batches(data, tried, whole, LoaderConfig(), seed=config.seed))
     return batch
 
 
@@ -230,13 +271,19 @@ def _trackers(config: TrainerConfig, env: WorkerEnv) -> list[Sink]:
     return out
 
 
-def _start(early_stop: EarlyStop | None, on_start: Callable[[State], None] | None, state: State) -> None:
+def _start(run: Run, state: State, on_start: Callable[[State], None] | None) -> None:
     """Prepares the first step, once a checkpoint is loaded."""
+    order = run.order
+    rank_bounds(order.size, run.group.rank, run.group.world_size)
+    if order.batch_rule == "PerRank":
+        lr_schedule.set_rates(run.optimizer, run.scheduler)
+        if isinstance(order, DataOrder) and run.config.epochs is not None:
+            state.end_at(state.step + order.steps_for(run.config.epochs))
     # Ranks that were seeded alike build the same model, and must draw different numbers afterwards.
     if not state.step and state.group.rank:
         rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
     # The run had ended early, and was started again.
-    if early_stop and early_stop.should_stop:
+    if run.early_stop and run.early_stop.should_stop:
         state.end_at(state.step)
     if on_start:
         on_start(state)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from dtj_trainer.components.batch_size import is_out_of_memory, out_of_memory
 from dtj_trainer.components.early_stopping import EarlyStop
@@ -54,18 +54,28 @@ class Run:
     strategy: Strategy[Any]
     loss: Loss
     optimizer: Optimizer
-    scheduler: LRScheduler
+    scheduler: LambdaLR
     precision: Precision
     ema: Ema | None
     early_stop: EarlyStop | None
     data: Data | StreamData
     order: DataOrder | StreamOrder
-    partition: BatchPartition
+    micro_batch_size: int | None
     validation: Data | None
     measure: Measure | None
     meter: Meter
     own_time: OwnTime
     profiler: ProfilerWindow
+
+    @property
+    def partition(self) -> BatchPartition:
+        """How this rank's share is cut, once the order has loaded the first world's size."""
+        return BatchPartition(
+            global_batch_size=self.order.size,
+            rank=self.group.rank,
+            world_size=self.group.world_size,
+            micro_batch_size=self.micro_batch_size or self.order.first_share,
+        )
 
     def steps(self) -> Iterator[tuple[int, MicroBatches]]:
         """Yields the number of each step still to do, and its data.
@@ -104,8 +114,8 @@ class Run:
                 if self.ema:
                     self.ema.update()
             self.strategy.zero_grad(self.model, self.optimizer)
-        self.scheduler.step()
         self.order.advance()
+        self.scheduler.step()
         self.meter.step_done()
         self.state.own_seconds = self.own_time.step_done()
         return local_loss, metrics
@@ -122,7 +132,7 @@ class Run:
             # Ranks and micro-batches may differ in size by a sample: each sample weighs the same,
             # so that the step is the mean over the global batch however it was cut. The strategy
             # takes the mean over ranks, hence the factor world_size.
-            weight = samples / self.config.global_batch_size
+            weight = samples / self.order.size
             # A batch that counts for nothing must not move running statistics.
             kept = [] if samples else [b.clone() for b in model.buffers()]
             with self.strategy.accumulate(model, last=number + 1 == len(micro_batches)):
@@ -176,7 +186,7 @@ class Run:
         Returns the mean loss over all ranks; a collective.
         """
         self.meter.add("checkpoint", self.state.pop_stall_seconds())
-        samples = self.config.global_batch_size
+        samples = self.order.size
         window = self.meter.close_window(float(local_loss), self.strategy.comm_stats(self.model), samples)
         values = {**metrics, **{f"validation_{k}": v for k, v in validated.items()}, **window.metrics}
         if self.precision.config.dtype == "fp16":
@@ -186,8 +196,9 @@ class Run:
         return window.loss
 
     def _at_interval(self, step: int) -> bool:
-        every = self.config.validate_every_steps or self.total_steps
-        return (step + 1) % every == 0 or step + 1 == self.total_steps
+        total = self.state.total or self.total_steps
+        every = self.config.validate_every_steps or total
+        return (step + 1) % every == 0 or step + 1 == total
 
     def _check_ranking_metric(self, metrics: Mapping[str, object]) -> None:
         best = self.config.state.checkpoint.retention

@@ -315,6 +315,7 @@ class State:
             self._snapshots.agreed(any_rank.snapshot_seconds, any_rank.step_seconds)
             if any_rank.stop:
                 self._saves.finish(self.step, self._metrics())
+                self._snapshots.take_last(self.step)
                 raise Stopped(self.step)
             if requested:
                 self._saves.begin(self.step, self._metrics())

@@ -23,7 +23,7 @@ from dtj_trainer.data.order import rank_bounds
 from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
-from dtj_trainer.prepare import prepare
+from dtj_trainer.prepare import batch_rule, prepare
 from dtj_trainer.state import State
 from dtj_trainer.task import Data, Loss, Task
 from dtj_trainer.telemetry.record import Sink
@@ -50,7 +50,8 @@ class Trainer:
         self.config = config
         self.env = env or WorkerEnv.read()
         # A batch that is too small is rejected before any rank waits for another.
-        rank_bounds(config.global_batch_size, self.env.rank, self.env.world_size)
+        if batch_rule(config, self.env) == "Global":
+            rank_bounds(config.global_batch_size, self.env.rank, self.env.world_size)
         self.on_start: Callable[[State], None] | None = None
         """Called once by `fit`, after the load and before the first step."""
         if config.cpu_threads:
@@ -125,7 +126,7 @@ class Trainer:
             if state.will_log:
                 mean_loss = run.log_step(local_loss, metrics, validated)
             else:
-                state.report(samples=self.config.global_batch_size)
+                state.report(samples=run.order.size)
             if after_step:
                 after_step(step)
         return Result(step=state.step, loss=mean_loss, validation=validated or run.validate())

@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from dtj_trainer.components.elastic import RateRule, rate_factor
+from dtj_trainer.data.step_size import StepSize
 from dtj_trainer.errors import ConfigError
 
 
@@ -39,7 +42,7 @@ class ScheduleConfig:
             raise ConfigError(f"schedule.base_batch_size={self.base_batch_size}: write 1 or more, or leave it out")
 
 
-def factor(step: int, total: int, config: ScheduleConfig) -> float:
+def factor(step: float, total: int, config: ScheduleConfig) -> float:
     """Returns the fraction of the full rate at `step` (0-based) of `total` (pure)."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
@@ -57,7 +60,44 @@ def batch_factor(global_batch_size: int, config: ScheduleConfig) -> float:
     return ratio if config.batch_rule == "linear" else math.sqrt(ratio)
 
 
-def make_schedule(optimizer: Optimizer, config: ScheduleConfig, total: int, global_batch_size: int) -> LambdaLR:
-    """Returns a torch scheduler. Call its step() after each optimizer step."""
-    scale = batch_factor(global_batch_size, config)
-    return LambdaLR(optimizer, lambda step: scale * factor(step, total, config))
+def make_schedule(
+    optimizer: Optimizer,
+    config: ScheduleConfig,
+    total: int,
+    order: StepSize,
+    *,
+    by_samples: bool = False,
+    rate_rule: RateRule = "Keep",
+) -> LambdaLR:
+    """Returns a torch scheduler. Call its step() after each optimizer step, once the order has advanced.
+
+    Args:
+        optimizer: Its groups have the full rates.
+        config: The shape of the rate.
+        total: Steps of the run at the first world size.
+        order: The batch of a step, and the samples taken so far.
+        by_samples: Where steps may change their size, the place in the shape follows from the
+            samples taken and not from the steps done.
+        rate_rule: How the rate follows from the size of a step.
+    """
+    scale = batch_factor(order.global_batch_size, config)
+
+    def rate(step: int) -> float:
+        if order.batch_rule == "Global":
+            return scale * factor(step, total, config)
+        at = order.position / order.global_batch_size if by_samples else step
+        return scale * rate_factor(order.growth, rate_rule) * factor(at, total, config)
+
+    return LambdaLR(optimizer, rate)
+
+
+def set_rates(optimizer: Optimizer, scheduler: LambdaLR) -> None:
+    """Sets the rates of the next step by the present batch: those in a checkpoint are of the batch before."""
+    shapes = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    rates = [base * rate(scheduler.last_epoch) for base, rate in shapes]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+    scheduler.load_state_dict(scheduler.state_dict() | {"_last_lr": rates})

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.data.order import DataOrder, Indices, rank_bounds
 from dtj_trainer.data.source import BatchDataset, MapDataset, collate, fetch
+from dtj_trainer.data.step_size import StepSize
 from dtj_trainer.errors import ConfigError
 
 
@@ -48,25 +49,10 @@ class StreamData(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class StreamOrder:
+class StreamOrder(StepSize):
     """The position in a stream, which has no length and can't be shuffled as by DataOrder."""
 
-    global_batch_size: int
-    position: int = 0
-    """Samples taken so far by all ranks together."""
     epoch: int = field(default=0, init=False)
-
-    def advance(self) -> None:
-        """Moves past the samples of a step that is done."""
-        self.position += self.global_batch_size
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the position."""
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continues at the position of `state`."""
-        self.position = state["position"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

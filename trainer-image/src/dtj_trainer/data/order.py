@@ -1,7 +1,7 @@
 """The order of samples, as one endless stream that all ranks agree on (pure).
 
 Sample number p of the stream is number `p % length` of the permutation of epoch `p // length`. A
-step takes the next `global_batch_size` samples, and ranks split them. Therefore the data position
+step takes the next samples, as many as `StepSize` has, and ranks split them. Therefore the data position
 of a run is one number, p: there is no sampler state, and a world of another size continues at p
 without repeating or losing a sample.
 """
@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dtj_trainer.data.step_size import StepSize
 from dtj_trainer.errors import ConfigError
 
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(kw_only=True, slots=True)
-class DataOrder:
+class DataOrder(StepSize):
     """Gives each step its samples, for all ranks.
 
     `state_dict` puts the position into a checkpoint.
@@ -27,13 +28,8 @@ class DataOrder:
 
     length: int
     """Samples in the data set."""
-    global_batch_size: int
-    """Samples of one optimizer step over all ranks, so that the number of steps does not depend on
-    the world size."""
     seed: int = 0
     shuffle: bool = True
-    position: int = 0
-    """Samples taken since the beginning of the run."""
     _epoch: int = field(default=-1, init=False, repr=False)
     _permutation: Indices = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
 
@@ -46,11 +42,11 @@ class DataOrder:
             )
 
     def steps_for(self, epochs: float) -> int:
-        """Returns the full steps in `epochs`.
+        """Returns the full steps from the position to the end of `epochs`.
 
         Less than one batch is left out, once per run and not once per epoch.
         """
-        return int(epochs * self.length) // self.global_batch_size
+        return max(0, int(epochs * self.length) - self.position) // self.size
 
     @property
     def epoch(self) -> int:
@@ -60,7 +56,7 @@ class DataOrder:
     def batch(self, position: int | None = None) -> Indices:
         """Returns all ranks' sample indices of the step that begins at `position` (default: the next)."""
         start = self.position if position is None else position
-        pieces, left = [], self.global_batch_size
+        pieces, left = [], self.size
         while left:
             epoch, offset = divmod(start, self.length)
             piece = self._epoch_order(epoch)[offset : offset + left]
@@ -68,14 +64,9 @@ class DataOrder:
             start, left = start + len(piece), left - len(piece)
         return np.concatenate(pieces)
 
-    def advance(self) -> None:
-        """Moves past the samples of a step that is done."""
-        self.position += self.global_batch_size
-
     def state_dict(self) -> dict[str, int]:
         """Returns the position and what the order depends on."""
-        return {
-            "position": self.position,
+        return StepSize.state_dict(self) | {
             "seed": self.seed,
             "length": self.length,
             "shuffle": int(self.shuffle),
@@ -88,7 +79,8 @@ class DataOrder:
         Raises ConfigError if `state` is of another order of samples.
         """
         own = self.state_dict()
-        options = {key: key for key in own if key != "position"} | {"length": "the data set"}
+        options = {key: key for key in own if key not in ("position", "first_world_size")}
+        options["length"] = "the data set"
         # Steps are counted in batches: with another batch size they would end in another epoch.
         for key, option in options.items():
             if state.get(key, own[key]) != own[key]:
@@ -96,7 +88,7 @@ class DataOrder:
                     f"the checkpoint was made with {key}={state[key]}, this run has {key}={own[key]}: samples would be "
                     f"repeated or lost; set {option} back, or start in a new checkpoint folder"
                 )
-        self.position = state["position"]
+        StepSize.load_state_dict(self, state)
 
     def _epoch_order(self, epoch: int) -> Indices:
         if not self.shuffle:

@@ -48,7 +48,12 @@ def code_digest() -> str:
 
 def startup_facts(config: Any, group: Group, env: WorkerEnv, checkpoint: CheckpointConfig) -> dict[str, str]:
     """Returns what must be the same on every rank: the config, what the environment adds to it, and the code."""
-    given: dict[str, object] = {names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep, names.ENV_ATTEMPT: env.attempt}
+    given: dict[str, object] = {
+        names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep,
+        names.ENV_ATTEMPT: env.attempt,
+        names.ENV_ELASTIC_BATCH: env.elastic_batch,
+        names.ENV_ELASTIC_LEARNING_RATE: env.elastic_learning_rate,
+    }
     if checkpoint.directory is None:
         given[names.ENV_CHECKPOINT_DIR] = env.checkpoint_dir
     if checkpoint.every_steps is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtj_contract import names
+from dtj_trainer.components.elastic import check_environment
 from dtj_trainer.errors import ConfigError
 
 
@@ -38,12 +39,17 @@ class WorkerEnv:
     checkpoint_dir: Path | None = None
     checkpoint_every: int | None = None
     checkpoint_keep: int | None = None
+    elastic: bool = False
+    """Whether the number of ranks may change between two attempts."""
+    elastic_batch: str | None = None
+    elastic_learning_rate: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"RANK={self.rank} must be at least 0 and below WORLD_SIZE={self.world_size}")
         if self.backend not in ("auto", "gloo", "nccl"):
             raise ConfigError(f"{names.ENV_BACKEND}={self.backend!r}: write gloo, nccl or auto")
+        check_environment(self.elastic_batch, self.elastic_learning_rate)
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> WorkerEnv:
@@ -83,4 +89,7 @@ class WorkerEnv:
             checkpoint_dir=path(names.ENV_CHECKPOINT_DIR),
             checkpoint_every=optional(names.ENV_CHECKPOINT_EVERY),
             checkpoint_keep=optional(names.ENV_CHECKPOINT_KEEP),
+            elastic=bool(env.get(names.ENV_MIN_REPLICAS)),
+            elastic_batch=env.get(names.ENV_ELASTIC_BATCH) or None,
+            elastic_learning_rate=env.get(names.ENV_ELASTIC_LEARNING_RATE) or None,
         )

@@ -72,7 +72,7 @@ class MemorySnapshots:
         """
         if every == "auto" and group.device.type == "cuda":
             every = 0  # never measured on a GPU
-        self._group, self._notify = group, notify
+        self._group, self._notify, self._has_volume = group, notify, checkpoints is not None
         self._live = LiveState(parts)
         self._interval = Interval(None if every == "auto" else every or None)
         self._enabled = False
@@ -170,6 +170,17 @@ class MemorySnapshots:
         self._measure()
         if self._interval.due(step):
             self._take(step)
+
+    def take_last(self, step: int) -> None:
+        """Takes a snapshot of the step after which the group stops, if there is no volume that it was saved to.
+
+        The pods may stay, as those of a group that stops in order to grow do.
+        """
+        if not self._enabled or self._has_volume:
+            return
+        self._take(step)
+        if self._enabled and self._task is not None:
+            self._settle()
 
     def _take(self, step: int) -> None:
         began = time.perf_counter()
