@@ -1,7 +1,6 @@
 """The faults that a group survives, by name: each injects itself, and returns once what it has stopped may run again.
 
 `breaks`: the attempt can't survive the fault, so the next step that counts is one of a later attempt.
-`cost`: how many of 100 faults have this kind.
 """
 
 from __future__ import annotations
@@ -145,6 +144,13 @@ def lose_pod(group: Group, dice: random.Random) -> None:
     ordinal = some_pod(group, dice)
     group.replace(ordinal)
     group.publish_names()
+
+
+@fault("pod replaced, DNS answers with the old address", 4)
+def lose_pod_with_old_name(group: Group, dice: random.Random) -> None:
+    ordinal = some_pod(group, dice)
+    group.replace(ordinal)
+    group.publish_names(but=ordinal)  # until another fault publishes all addresses
 
 
 @fault("two pods replaced", 4)

@@ -1,8 +1,8 @@
 """Checks a group's records, whatever has happened to the group. Pure.
 
-The steps that count are, of each step, those of the newest attempt that did it. They must be those
-of the uninterrupted run bit for bit, and so must every step that was done and lost, because it was
-begun from a state that counted.
+The steps that count are, of each step, those of the newest attempt that did it. Every step that was
+done, counted or lost, must be that of the uninterrupted run bit for bit, because each attempt begins
+from a state that counted.
 """
 
 from __future__ import annotations
