@@ -196,19 +196,25 @@ def stop_agent(group: Group, dice: random.Random) -> None:
 # --- the warm process ---------------------------------------------------------------------------------------------
 
 
+def warm_process(group: Group, dice: random.Random) -> list[int]:
+    """Waits for the warm process of a random pod. A group that has none at all proves nothing."""
+    ordinal = some_pod(group, dice)
+    return wait_until(f"the warm process of pod {ordinal}", lambda: group.look() and group.warm(ordinal), timeout=60)
+
+
 @fault("warm process killed", 4, breaks=False)
 def kill_warm(group: Group, dice: random.Random) -> None:
-    group.signal(signal.SIGKILL, *group.warm(some_pod(group, dice)))
+    group.signal(signal.SIGKILL, *warm_process(group, dice))
 
 
 @fault("warm process and worker killed", 4)
 def kill_warm_and_worker(group: Group, dice: random.Random) -> None:
-    group.signal(signal.SIGKILL, *group.warm(some_pod(group, dice)), *some_workers(group, dice, 1))
+    group.signal(signal.SIGKILL, *warm_process(group, dice), *some_workers(group, dice, 1))
 
 
-@fault("warm process stopped, worker killed", 1, is_slow=True)
+@fault("warm process stopped, worker killed", 3)
 def stop_warm(group: Group, dice: random.Random) -> None:
-    victims = group.warm(some_pod(group, dice))
+    victims = warm_process(group, dice)
     group.signal(signal.SIGSTOP, *victims)
     group.signal(signal.SIGKILL, *some_workers(group, dice, 1))
 
