@@ -76,6 +76,11 @@ class Group:
         (self.folder / "agent-clock").write_text("0")
         if not shape.is_torch:
             write_site(self.folder / "site")
+            # The warm process imports the trainer library where there is one, and that needs torch.
+            for name in ("__init__", "state", "trainer"):
+                path = self.folder / "site/dtj_trainer" / f"{name}.py"
+                path.parent.mkdir(exist_ok=True)
+                path.touch()
         self.records = Records()
         self.is_ending = False
         self.pods = {ordinal: Pod(ordinal, 0) for ordinal in range(shape.replicas)}
@@ -223,19 +228,14 @@ class Group:
 
         Returns the seconds from `since` to the first of them.
         """
-        first = 0.0
 
         def done(records: Records) -> bool:
-            nonlocal first
-            if records.newest <= after_attempt or records.last_step <= since:
-                return False
-            if not records.group_steps.get(records.newest):
-                return False
-            first = first or time.monotonic()
-            return records.group_steps[records.newest] >= steps
+            is_later = records.newest > after_attempt and records.last_step > since
+            return is_later and records.group_steps.get(records.newest, 0) >= steps
 
         self.wait(f"{steps} steps after attempt {after_attempt}", done, seconds)
-        return first - since
+        first = self.records.first_steps[self.records.newest]
+        return (first if first > since else time.monotonic()) - since
 
     def finish(self) -> Records:
         """Ends the training, and waits until each agent has exited with 0."""
