@@ -48,9 +48,15 @@ test-e2e: venv cluster-up deploy ## run the tests on kind: install the chart, ki
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated worlds, and the trainer's tests with the other supported version of torch
+test-long: venv ## run 100,000 simulated worlds, 1,000 faults, and the trainer's tests with the other supported version of torch
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
+	@$(PY) -m tests.chaos --slow --faults $(or $(FAULTS),900)
+	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@./hack/test_long.sh
+
+.PHONY: chaos-kind
+chaos-kind: venv cluster-up deploy ## stop nodes, kubelets, pods and the API server of kind under a job, and print the recoveries
+	@$(PY) -m tests.chaos.on_kind --trials $(or $(TRIALS),10)
 
 .PHONY: benchmark-trainer
 benchmark-trainer: venv ## compare step time, memory, checkpoint stalls with torch, Lightning, Accelerate; update its README (10 minutes)

@@ -1,7 +1,6 @@
 """The faults that a group survives, by name: each injects itself, and returns once what it has stopped may run again.
 
 `breaks`: the attempt can't survive the fault, so the next step that counts is one of a later attempt.
-`cost`: how many of 100 faults have this kind.
 """
 
 from __future__ import annotations
@@ -147,6 +146,13 @@ def lose_pod(group: Group, dice: random.Random) -> None:
     group.publish_names()
 
 
+@fault("pod replaced, DNS answers with the old address", 4)
+def lose_pod_with_old_name(group: Group, dice: random.Random) -> None:
+    ordinal = some_pod(group, dice)
+    group.replace(ordinal)
+    group.publish_names(but=ordinal)  # until another fault publishes all addresses
+
+
 @fault("two pods replaced", 4)
 def lose_two_pods(group: Group, dice: random.Random) -> None:
     group.replace(*dice.sample(sorted(group.pods), 2))
@@ -190,19 +196,25 @@ def stop_agent(group: Group, dice: random.Random) -> None:
 # --- the warm process ---------------------------------------------------------------------------------------------
 
 
+def warm_process(group: Group, dice: random.Random) -> list[int]:
+    """Waits for the warm process of a random pod. A group that has none at all proves nothing."""
+    ordinal = some_pod(group, dice)
+    return wait_until(f"the warm process of pod {ordinal}", lambda: group.look() and group.warm(ordinal), timeout=60)
+
+
 @fault("warm process killed", 4, breaks=False)
 def kill_warm(group: Group, dice: random.Random) -> None:
-    group.signal(signal.SIGKILL, *group.warm(some_pod(group, dice)))
+    group.signal(signal.SIGKILL, *warm_process(group, dice))
 
 
 @fault("warm process and worker killed", 4)
 def kill_warm_and_worker(group: Group, dice: random.Random) -> None:
-    group.signal(signal.SIGKILL, *group.warm(some_pod(group, dice)), *some_workers(group, dice, 1))
+    group.signal(signal.SIGKILL, *warm_process(group, dice), *some_workers(group, dice, 1))
 
 
-@fault("warm process stopped, worker killed", 1, is_slow=True)
+@fault("warm process stopped, worker killed", 3)
 def stop_warm(group: Group, dice: random.Random) -> None:
-    victims = group.warm(some_pod(group, dice))
+    victims = warm_process(group, dice)
     group.signal(signal.SIGSTOP, *victims)
     group.signal(signal.SIGKILL, *some_workers(group, dice, 1))
 

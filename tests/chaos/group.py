@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +62,13 @@ class Pod:
 class Group:
     """The agents of one job. `tend` is the kubelet; nothing is left after `close`."""
 
-    def __init__(self, shape: Shape, seed: int = 0, **environment: str) -> None:
-        self.shape, self.dice = shape, random.Random(seed)
+    def __init__(
+        self, shape: Shape, volume: Path | None = None, program: Sequence[str] = (), **environment: str
+    ) -> None:
+        """Prepares a group; `volume` is its checkpoint folder, and `program` is put before each agent's command."""
+        self.shape, self.program = shape, program
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        self.volume = self.folder / "volume"
+        self.volume = volume or self.folder / "volume"
         self.uid, self.mark = f"chaos-{uuid.uuid4().hex[:12]}", uuid.uuid4().hex
         for name in ("log", "volume", "site"):
             (self.folder / name).mkdir()
@@ -74,6 +76,11 @@ class Group:
         (self.folder / "agent-clock").write_text("0")
         if not shape.is_torch:
             write_site(self.folder / "site")
+            # The warm process imports the trainer library where there is one, and that needs torch.
+            for name in ("__init__", "state", "trainer"):
+                path = self.folder / "site/dtj_trainer" / f"{name}.py"
+                path.parent.mkdir(exist_ok=True)
+                path.touch()
         self.records = Records()
         self.is_ending = False
         self.pods = {ordinal: Pod(ordinal, 0) for ordinal in range(shape.replicas)}
@@ -171,9 +178,10 @@ class Group:
         if not shape.is_torch:
             # Rank 0 serves MASTER_PORT: without torch there is no client of the agent's store.
             settings |= {"PYTHONPATH": str(self.folder / "site"), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        agent = [sys.executable, str(HERE / "agent_process.py")]
         with open(self.folder / f"agent-{ordinal}.out", "ab") as out:
             pod.process = subprocess.Popen(
-                [sys.executable, str(HERE / "agent_process.py"), "--", sys.executable, "-u", str(HERE / shape.script)],
+                [*self.program, *agent, "--", sys.executable, "-u", str(HERE / shape.script)],
                 env={**outside, **settings, **self._given}, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
@@ -220,19 +228,14 @@ class Group:
 
         Returns the seconds from `since` to the first of them.
         """
-        first = 0.0
 
         def done(records: Records) -> bool:
-            nonlocal first
-            if records.newest <= after_attempt or records.last_step <= since:
-                return False
-            if not records.group_steps.get(records.newest):
-                return False
-            first = first or time.monotonic()
-            return records.group_steps[records.newest] >= steps
+            is_later = records.newest > after_attempt and records.last_step > since
+            return is_later and records.group_steps.get(records.newest, 0) >= steps
 
         self.wait(f"{steps} steps after attempt {after_attempt}", done, seconds)
-        return first - since
+        first = self.records.first_steps[self.records.newest]
+        return (first if first > since else time.monotonic()) - since
 
     def finish(self) -> Records:
         """Ends the training, and waits until each agent has exited with 0."""

@@ -1,8 +1,8 @@
 """Checks a group's records, whatever has happened to the group. Pure.
 
-The steps that count are, of each step, those of the newest attempt that did it. They must be those
-of the uninterrupted run bit for bit, and so must every step that was done and lost, because it was
-begun from a state that counted.
+The steps that count are, of each step, those of the newest attempt that did it. Every step that was
+done, counted or lost, must be that of the uninterrupted run bit for bit, because each attempt begins
+from a state that counted.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ MOST = 20
 """Findings that are reported: the first ones explain the rest."""
 
 
-def findings(records: Records, expected: Mapping[int, Sample], complete: bool = True) -> list[str]:
+def findings(records: Records, expected: Mapping[int, Sample], losses: bool = True) -> list[str]:
     """Returns what is wrong with a run; `expected` is the uninterrupted one by step.
 
-    `complete`: the run has ended, so the steps from 1 to the end of `expected` must all have been done.
+    `losses`: whether losses must be equal too. Floating-point sums over another number of ranks are not.
     """
     attempts = _by_attempt(records)
     found = [f"a worker joined another attempt: {line}" for line in records.stale]
-    found += _values(attempts, expected)
+    found += _values(attempts, expected, losses)
     found += _ranks(attempts)
-    found += _chain(records, attempts, max(expected, default=0) if complete else None)
+    found += _chain(records, attempts, max(expected, default=0))
     found += _one_attempt_at_a_time(records)
     return found[:MOST]
 
@@ -37,7 +37,9 @@ def _by_attempt(records: Records) -> dict[int, dict[int, list[Step]]]:
     return dict(sorted(attempts.items()))
 
 
-def _values(attempts: Mapping[int, Mapping[int, list[Step]]], expected: Mapping[int, Sample]) -> list[str]:
+def _values(
+    attempts: Mapping[int, Mapping[int, list[Step]]], expected: Mapping[int, Sample], losses: bool
+) -> list[str]:
     """Checks losses and samples of every step that was done, counted or lost."""
     found = []
     for attempt, steps in attempts.items():
@@ -49,7 +51,7 @@ def _values(attempts: Mapping[int, Mapping[int, list[Step]]], expected: Mapping[
             found += [
                 f"step {number} of attempt {attempt}, rank {one.rank}: loss {one.loss!r}, expected {loss!r}"
                 for one in done
-                if one.loss != loss
+                if losses and one.loss != loss
             ]
             taken = sorted(sample for one in done for sample in one.ids)
             whole = len(done) == done[0].world
@@ -70,7 +72,7 @@ def _ranks(attempts: Mapping[int, Mapping[int, list[Step]]]) -> list[str]:
     return found
 
 
-def _chain(records: Records, attempts: Mapping[int, Mapping[int, list[Step]]], end: int | None) -> list[str]:
+def _chain(records: Records, attempts: Mapping[int, Mapping[int, list[Step]]], end: int) -> list[str]:
     """Checks that no step is missing: each attempt resumes from one that was done, and does every next one."""
     found = []
     # A rank that logs a step proves that all ranks took part: the others may have died before their line.
@@ -85,7 +87,7 @@ def _chain(records: Records, attempts: Mapping[int, Mapping[int, list[Step]]], e
         if first > done_so_far + 1:
             found.append(f"attempt {attempt} began with step {first}, but only {done_so_far} were done")
         done_so_far = max(done_so_far, last)
-    if end is not None and done_so_far != end:
+    if done_so_far != end:
         found.append(f"{done_so_far} steps were done in place of {end}")
     return found
 

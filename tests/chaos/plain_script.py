@@ -211,4 +211,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # A stub of the test. Scripts that import only the standard library are not forked from the warm process.
+    import torch  # noqa: F401
+
     main()

@@ -57,6 +57,10 @@ class Records:
     """The time of the newest step that all ranks of its attempt have done."""
     group_steps: dict[int, int] = field(default_factory=dict)
     """How many steps all ranks of an attempt have done, by attempt."""
+    first_steps: dict[int, float] = field(default_factory=dict)
+    """When all ranks of an attempt had done its first step."""
+    worlds: dict[int, int] = field(default_factory=dict)
+    """The ranks of each attempt."""
     _done: dict[tuple[int, int], int] = field(default_factory=dict)
     _open: dict[str, Begin] = field(default_factory=dict)
     _offsets: dict[str, int] = field(default_factory=dict)
@@ -82,6 +86,7 @@ class Records:
                     self._open[process] = begin
                     self.begins.append(begin)
                     self.newest = max(self.newest, begin.attempt)
+                    self.worlds[begin.attempt] = begin.world
                 case ["step", when, attempt, step, loss, ids]:
                     self._step(process, float(when), int(attempt), int(step), float.fromhex(loss), ids)
                 case ["commit", when, attempt, step]:
@@ -96,4 +101,5 @@ class Records:
         done = self._done[attempt, step] = self._done.get((attempt, step), 0) + 1
         if done == begin.world:
             self.last_step = max(self.last_step, when)
+            self.first_steps.setdefault(attempt, when)
             self.group_steps[attempt] = self.group_steps.get(attempt, 0) + 1

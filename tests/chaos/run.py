@@ -40,7 +40,7 @@ class Report:
 
 def run(name: str, seed: int, faults: int, slow: bool = False, only: str = "", verbose: bool = False) -> Report:
     """Injects faults into one group. Raises ChaosError."""
-    group, dice, report, done = Group(SHAPES[name], seed), random.Random(seed), Report(), []
+    group, dice, report, done = Group(SHAPES[name]), random.Random(seed), Report(), []
     try:
         group.start()
         for number in range(faults):
@@ -54,10 +54,8 @@ def run(name: str, seed: int, faults: int, slow: bool = False, only: str = "", v
             report.seconds[kind.name].append(seconds)
             if verbose:
                 print(f"{number:4} {kind.name}: {seconds:.3f} s", flush=True)
-        records = group.finish()
+        records = check_end(group)
         report.steps, report.attempts = max(one.step for one in records.steps), records.newest
-        wrong = oracle.findings(records, uninterrupted(SHAPES[name], report.steps)) + group.left()
-        assert not wrong, "\n".join(wrong)
     except AssertionError as error:
         replay = f"python -m tests.chaos --group {name} --seed {seed} --faults {faults}"
         flags = (" --slow" if slow else "") + (f" --only {only!r}" if only else "")
@@ -68,11 +66,20 @@ def run(name: str, seed: int, faults: int, slow: bool = False, only: str = "", v
     return report
 
 
+def check_end(group: Group) -> Records:
+    """Ends the training. Raises AssertionError if the records are not those of a calm run, or if anything is left."""
+    records = group.finish()
+    steps = max(one.step for one in records.steps)
+    wrong = oracle.findings(records, uninterrupted(group.shape, steps)) + group.left()
+    assert not wrong, "\n".join(wrong)
+    return records
+
+
 def uninterrupted(shape: Shape, steps: int) -> dict[int, Sample]:
     """Returns loss and samples of each step of a run without a fault."""
     if not shape.is_torch:
         return {step: (loss, ids) for step, loss, ids in trajectory(steps)}
-    calm = Group(shape, 0, CHAOS_STEPS=str(steps), CHAOS_STEP_SECONDS="0")
+    calm = Group(shape, CHAOS_STEPS=str(steps), CHAOS_STEP_SECONDS="0")
     try:
         calm.start()
         records = calm.end()

@@ -6,6 +6,7 @@ Logs what plain_script.py logs. The library's checkpoints, lease and memory snap
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -21,12 +22,17 @@ FOREVER = 1 << 40
 
 
 def main() -> None:
-    """Trains until the file `finish` appears, or to the step CHAOS_STEPS."""
+    """Trains until the file `finish` appears, or to the step CHAOS_STEPS if that is given.
+
+    On a cluster the job's folder on the checkpoint volume takes the place of CHAOS_FOLDER.
+    """
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    attempt, folder = int(os.environ["DTJ_ATTEMPT"]), Path(os.environ["CHAOS_FOLDER"])
+    attempt = int(os.environ["DTJ_ATTEMPT"])
+    folder = Path(os.environ.get("CHAOS_FOLDER") or os.environ["DTJ_CHECKPOINT_DIR"])
+    (folder / "log").mkdir(exist_ok=True)
     pause, end = float(os.environ["CHAOS_STEP_SECONDS"]), int(os.environ.get("CHAOS_STEPS", "0"))
-    log = os.open(folder / "log" / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(folder / "log" / f"{socket.gethostname()}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(text: str) -> None:
         os.write(log, f"{text}\n".encode())

@@ -157,6 +157,7 @@ COLLECTIVE_STOP_SIGNAL = 61
 WARM_IMPORT_SECONDS = 60.0
 WARM_WAIT_SECONDS = 120.0
 WARM_FORK_SECONDS = 10.0  # from a request to the pid of every rank
+WARM_LOOK_SECONDS = 1.0  # between two looks whether a signal has stopped the warm process
 # The pause before a warm process that ended is replaced doubles; after this many in a row there is none.
 WARM_RETRY_SECONDS = 0.5
 WARM_TRIES = 4

@@ -53,6 +53,20 @@ def test_agent_forks_every_attempt_and_survives_its_warm_process(tmp_path: Path)
         wait_until("the warm processes to end", lambda: not any(is_alive(pid) for pid in warm))
 
 
+def test_attempt_does_not_wait_for_a_warm_process_that_a_signal_has_stopped(tmp_path: Path) -> None:
+    write_site(tmp_path / "site")
+    script = tmp_path / "script.py"
+    script.write_text("import torch\n" + WORKER)
+    environ = {"PYTHONPATH": str(tmp_path / "site"), names.ENV_WARM_WORKERS: names.WARM_AUTO}
+    with running(tmp_path, 1, [sys.executable, "-u", str(script)], **environ) as group:
+        group.wait_attempt(1)
+        os.kill(warm_pids(group, 0)[0], signal.SIGSTOP)
+        os.kill(group.worker(0), signal.SIGKILL)
+        group.wait_attempt(2)
+        assert "a signal has stopped it; it is continued" in group.log(0)
+        assert "without" not in group.log(0)
+
+
 def test_shell_command_is_started_plainly_and_the_log_has_the_reason(tmp_path: Path) -> None:
     with running(tmp_path, 1, ["sh", "-c", "echo done"], **{names.ENV_WARM_WORKERS: names.WARM_AUTO}) as group:
         assert group.wait_exit(0) == 0

@@ -27,6 +27,11 @@ class Life(NamedTuple):
     blocked: bool
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal has stopped the process."""
+    return _stat(pid)[:1] == ["T"]
+
+
 class ProcessWatch:
     """Follows the processes of one attempt's workers. `now`: monotonic seconds, here and below."""
 
@@ -41,7 +46,7 @@ class ProcessWatch:
     def look_at_states(self, processes: Dict[int, int], now: float) -> None:
         """Notes which of `processes` (rank -> pid) are stopped."""
         for rank, pid in processes.items():
-            if _stat(pid)[:1] == ["T"]:
+            if is_stopped(pid):
                 self._stopped_at.setdefault(rank, now)
             else:
                 self._stopped_at.pop(rank, None)

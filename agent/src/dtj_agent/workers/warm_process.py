@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import dtj_contract
 from dtj_agent.net.loop import READ, Loop, Timer
+from dtj_agent.workers.process_watch import is_stopped
 from dtj_agent.workers.python_command import PythonCommand
 from dtj_agent.workers.supervisor import OWN_SESSION
 from dtj_agent.workers.worker_output import WorkerOutput
@@ -82,6 +83,7 @@ class WarmProcess:
         """The ends in a row, each soon after a start."""
         self._ready_at = 0.0
         self._timer: Optional[Timer] = None
+        self._look_timer: Optional[Timer] = None
 
     @property
     def is_importing(self) -> bool:
@@ -165,6 +167,14 @@ class WarmProcess:
         self._loop.watch(ours, READ, lambda events: self.read())
         self._loop.watch(reader, READ, lambda events: self._copy())
         self._expect_news()
+        self._look()
+
+    def _look(self) -> None:
+        """Continues a process that a signal has stopped: an attempt may wait for its imports or its forks."""
+        if is_stopped(self.pid):
+            self.log("warm process %d: a signal has stopped it; it is continued" % self.pid)
+            os.kill(self.pid, signal.SIGCONT)
+        self._look_timer = self._loop.later(names.WARM_LOOK_SECONDS, self._look)
 
     def _expect_news(self) -> None:
         self._cancel_timer()
@@ -264,6 +274,9 @@ class WarmProcess:
 
     def _end(self) -> None:
         self._cancel_timer()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
         self._copy()
         if self._socket is not None:
             self._loop.unwatch(self._socket)
