@@ -165,6 +165,8 @@ WARM_LIVED_SECONDS = 300.0  # an end after this is not one in a row
 STUCK_SECONDS = 30.0
 # The state of a member with stuck workers in /status: the operator deletes its pod.
 MEMBER_STUCK = "stuck"
+# How long a group, one of whose rules names OOMKilled, waits for the cause of an agent's crash.
+CRASH_CAUSE_SECONDS = 5.0
 # A lease that is not written after this time is reported as the reason for waiting.
 LEASE_DEADLINE_SECONDS = 10.0
 LEASE_RETRY_SECONDS = 1.0

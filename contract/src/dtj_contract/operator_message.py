@@ -10,6 +10,7 @@ import json
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from dtj_contract import names
+from dtj_contract.json_numbers import finite_number
 
 HEADER = "DTJ-Operator"
 # A request's head fits names.MAX_HTTP_BYTES.
@@ -17,6 +18,9 @@ MAX_BYTES = 4096
 MAX_LOST_PODS = 16
 MAX_INT = 2**31 - 1
 EXPLANATIONS = (names.Reason.POD_DELETED, names.Reason.POD_EVICTED, names.Reason.PREEMPTED, names.Reason.NODE_LOST)
+"""Why a pod has ended."""
+CAUSES = (*EXPLANATIONS, names.Reason.OOM_KILLED)
+"""OOMKilled: the kernel killed the pod's container with its agent; the pod has stayed."""
 
 
 class RestartBudget(NamedTuple):
@@ -86,14 +90,17 @@ class LostPod(NamedTuple):
     reason: str
     own_fault: bool
     """The kubelet evicted it for what it used."""
+    time: float = 0.0
+    """Unix time of the end of the container, which may end again in the same pod; 0 of a pod that has ended."""
 
     @classmethod
     def from_json(cls, raw: Any) -> Optional[LostPod]:
         if not isinstance(raw, dict) or not all(isinstance(raw.get(key), str) for key in ("pod", "address", "reason")):
             return None
-        if raw["reason"] not in EXPLANATIONS:
+        if raw["reason"] not in CAUSES:
             return None
-        return cls(raw["pod"][:253], raw["address"][:64], raw["reason"], raw.get("ownFault") is True)
+        time = finite_number(raw.get("time")) or 0.0
+        return cls(raw["pod"][:253], raw["address"][:64], raw["reason"], raw.get("ownFault") is True, float(time))
 
 
 class OperatorMessage(NamedTuple):
@@ -107,7 +114,13 @@ def encode(message: OperatorMessage) -> str:
     """Returns the header's value, which is ASCII."""
     budget = {} if message.budget is None else message.budget.to_json()
     lost: List[Dict[str, Any]] = [
-        {"pod": each.pod, "address": each.address, "reason": each.reason, "ownFault": each.own_fault}
+        {
+            "pod": each.pod,
+            "address": each.address,
+            "reason": each.reason,
+            "ownFault": each.own_fault,
+            **({"time": each.time} if each.time else {}),
+        }
         for each in message.lost_pods[:MAX_LOST_PODS]
     ]
     size = {} if message.size is None else {"size": message.size.to_json()}

@@ -110,7 +110,7 @@ class AgentClient:
         now = self._now()
         if silence is not None and now - silence.asked < self._settings.poll_seconds(silence.asked - silence.since):
             return None
-        message = encode(operator_message(job, pods))
+        message = encode(operator_message(job, pods, time.time()))
         try:
             try:
                 answer = await self._ask(job, pod, message)
