@@ -24,7 +24,7 @@ CAUSES = (*EXPLANATIONS, names.Reason.OOM_KILLED)
 
 
 class RestartBudget(NamedTuple):
-    """The part of spec.restart that may change while the job runs. Of two, the one with the later generation holds."""
+    """The part of the spec that may change while the job runs. Of two, the one with the later generation holds."""
 
     generation: int = 0
     """metadata.generation of the job."""
@@ -32,6 +32,8 @@ class RestartBudget(NamedTuple):
     window: float = 3600.0
     """Seconds."""
     max_without_progress: int = names.MAX_WITHOUT_PROGRESS
+    checkpoint_keep: Optional[int] = None
+    """spec.checkpoint.keep; None if that is not known, or there is no spec.checkpoint."""
 
     def to_json(self) -> Dict[str, Any]:
         return {
@@ -39,6 +41,7 @@ class RestartBudget(NamedTuple):
             "maxRestarts": self.max_restarts,
             "windowSeconds": self.window,
             "maxRestartsWithoutProgress": self.max_without_progress,
+            **({} if self.checkpoint_keep is None else {"checkpointKeep": self.checkpoint_keep}),
         }
 
     @classmethod
@@ -54,7 +57,9 @@ class RestartBudget(NamedTuple):
                 return None
             values.append(value)
         generation, restarts, window, without_progress = values
-        return cls(int(generation), int(restarts), float(window), int(without_progress))
+        keep = raw.get("checkpointKeep")
+        known = isinstance(keep, int) and not isinstance(keep, bool) and 1 <= keep <= MAX_INT
+        return cls(int(generation), int(restarts), float(window), int(without_progress), keep if known else None)
 
 
 class GroupSize(NamedTuple):

@@ -94,6 +94,21 @@ def test_budget_is_that_of_the_stored_spec(restart: dict[str, Any], budget: Rest
     assert operator_message(job(restart=restart), [], NOW).budget == budget
 
 
+@pytest.mark.parametrize("keep", [5, None, 0, True, "7"])
+def test_number_of_kept_checkpoints_is_handed_over(keep: Any) -> None:
+    stored = job(checkpoint={"volume": {"claimName": "shared"}, "keep": keep})
+    budget = operator_message(stored, [], NOW).budget
+    assert budget is not None
+    assert budget.checkpoint_keep == (5 if keep == 5 else None)
+
+
+def test_changed_number_of_kept_checkpoints_recreates_no_pod() -> None:
+    first, other = ({"volume": {"claimName": "shared"}, "keep": keep} for keep in (3, 9))
+    stored, child = started(checkpoint=first)
+    seen = Observed(stateful_set=child, service=service(), pods=pods())
+    assert plan(job(stored["status"], generation=2, checkpoint=other), seen, NOW, SETTINGS).actions == ()
+
+
 def test_changed_budget_recreates_no_pod() -> None:
     stored, child = started()
     seen = Observed(stateful_set=child, service=service(), pods=pods())

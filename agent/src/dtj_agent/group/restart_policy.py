@@ -123,10 +123,13 @@ class RestartPolicy:
             return ""
         history.budget = handed
         history.revision += 1
-        if handed[1:] == current[1:]:
-            return ""
-        text = "the restart budget is now %d within %.0f s, and %d without progress"
-        return text % (handed.max_restarts, handed.window, handed.max_without_progress)
+        changes = []
+        if handed[1:4] != current[1:4]:
+            text = "the restart budget is now %d within %.0f s, and %d without progress"
+            changes.append(text % handed[1:4])
+        if handed.checkpoint_keep not in (None, current.checkpoint_keep):
+            changes.append("the next attempt keeps %d checkpoints" % handed.checkpoint_keep)
+        return "; ".join(changes)
 
     def apply_rules(self, failure: Json) -> Json:
         """Adds the action of the first rule that matches to the failure, and returns the failure."""

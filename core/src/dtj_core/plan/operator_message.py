@@ -43,6 +43,7 @@ def _budget(job: Object) -> RestartBudget | None:
             "maxRestartsWithoutProgress": stored.get(
                 "maxRestartsWithoutProgress", default.max_restarts_without_progress
             ),
+            "checkpointKeep": (job["spec"].get("checkpoint") or {}).get("keep"),
         }
     )
 
