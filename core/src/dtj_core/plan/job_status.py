@@ -41,9 +41,9 @@ def has_children(status: Object) -> bool:
 
 
 def reset_between_runs(status: Object, job: Job, now: float) -> Object:
-    """Returns `status` with the deadline's clock stopped, and without the agents' memory."""
+    """Returns `status` with the deadline's clock stopped, and without the agents' memory and the pod's evictions."""
     active = active_seconds(status, now)
-    status = {key: value for key, value in status.items() if key not in ("startTime", "agent")}
+    status = {key: value for key, value in status.items() if key not in ("startTime", "agent", "ownEvictions")}
     if active:
         status["activeSeconds"] = round(active, 3)
     return status | replica_counts(job.spec.replicas, 0)

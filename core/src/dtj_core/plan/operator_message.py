@@ -53,7 +53,7 @@ def _lost_pod(pod: Object) -> LostPod | None:
     cause = why_one_was_lost(pod)
     if cause is None or not status.get("podIP"):
         return None
-    return LostPod(pod["metadata"]["name"], status["podIP"], cause.reason, _is_own_fault(status))
+    return LostPod(pod["metadata"]["name"], status["podIP"], cause.reason, is_own_fault(status))
 
 
 def _killed_container(pod: Object, container: str, now: float) -> LostPod | None:
@@ -68,7 +68,7 @@ def _killed_container(pod: Object, container: str, now: float) -> LostPod | None
     return None
 
 
-def _is_own_fault(status: Object) -> bool:
+def is_own_fault(status: Object) -> bool:
     """Returns whether the pod was evicted for what it used, as far as its status shows that."""
     disruptions = [c for c in status.get("conditions") or () if c.get("type") == "DisruptionTarget"]
     by_kubelet = all(c.get("reason") == BY_KUBELET for c in disruptions)  # a kubelet before 1.26 sets no condition
