@@ -128,7 +128,8 @@ class Agent:
                 self._link.send(effect.message)
             elif isinstance(effect, member.Spawn):
                 self.member.spawned(list(self.workers.ranks(effect)))
-                self.workers.spawn(effect)
+                budget = self.member.history.budget
+                self.workers.spawn(effect, None if budget is None else budget.checkpoint_keep)
             elif isinstance(effect, member.Stop):
                 self.workers.stop(effect.grace)
             elif isinstance(effect, member.TakeStacks):

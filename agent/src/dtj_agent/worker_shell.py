@@ -90,8 +90,11 @@ class WorkerShell:
         """Returns the global ranks that this pod has in an attempt."""
         return worker_env.ranks(self._settings, spawn)
 
-    def spawn(self, spawn: Spawn) -> None:
-        """Starts the workers of an attempt, and its store where this pod has node rank 0."""
+    def spawn(self, spawn: Spawn, checkpoint_keep: Optional[int] = None) -> None:
+        """Starts the workers of an attempt, and its store where this pod has node rank 0.
+
+        `checkpoint_keep`: the operator's value, if that has changed since this pod was created.
+        """
         settings = self._settings
         self._reports.begin(spawn.attempt)
         self._open_store(spawn)
@@ -107,6 +110,8 @@ class WorkerShell:
             environments[rank] = worker_env.worker_environment(
                 settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank)
             )
+            if checkpoint_keep is not None and settings.checkpoint_dir:
+                environments[rank][names.ENV_CHECKPOINT_KEEP] = str(checkpoint_keep)
         world_size = spawn.nodes * settings.processes
         self._log("attempt %d: starting ranks %d to %d of %d" % (spawn.attempt, ranks[0], ranks[-1], world_size))
         self.watch.begin()

@@ -177,6 +177,8 @@ RESIZE_SECONDS = 60.0  # between two growths
 MAX_PODS = 1024  # of a job, as the API limits it
 # The state of a member with stuck workers in /status: the operator deletes its pod.
 MEMBER_STUCK = "stuck"
+# How long a group, one of whose rules names OOMKilled, waits for the cause of an agent's crash.
+CRASH_CAUSE_SECONDS = 5.0
 # A lease that is not written after this time is reported as the reason for waiting.
 LEASE_DEADLINE_SECONDS = 10.0
 LEASE_RETRY_SECONDS = 1.0

@@ -10,6 +10,7 @@ import json
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from dtj_contract import names
+from dtj_contract.json_numbers import finite_number
 
 HEADER = "DTJ-Operator"
 # A request's head fits names.MAX_HTTP_BYTES.
@@ -17,10 +18,13 @@ MAX_BYTES = 4096
 MAX_LOST_PODS = 16
 MAX_INT = 2**31 - 1
 EXPLANATIONS = (names.Reason.POD_DELETED, names.Reason.POD_EVICTED, names.Reason.PREEMPTED, names.Reason.NODE_LOST)
+"""Why a pod has ended."""
+CAUSES = (*EXPLANATIONS, names.Reason.OOM_KILLED)
+"""OOMKilled: the kernel killed the pod's container with its agent; the pod has stayed."""
 
 
 class RestartBudget(NamedTuple):
-    """The part of spec.restart that may change while the job runs. Of two, the one with the later generation holds."""
+    """The part of the spec that may change while the job runs. Of two, the one with the later generation holds."""
 
     generation: int = 0
     """metadata.generation of the job."""
@@ -28,6 +32,8 @@ class RestartBudget(NamedTuple):
     window: float = 3600.0
     """Seconds."""
     max_without_progress: int = names.MAX_WITHOUT_PROGRESS
+    checkpoint_keep: Optional[int] = None
+    """spec.checkpoint.keep; None if that is not known, or there is no spec.checkpoint."""
 
     def to_json(self) -> Dict[str, Any]:
         return {
@@ -35,6 +41,7 @@ class RestartBudget(NamedTuple):
             "maxRestarts": self.max_restarts,
             "windowSeconds": self.window,
             "maxRestartsWithoutProgress": self.max_without_progress,
+            **({} if self.checkpoint_keep is None else {"checkpointKeep": self.checkpoint_keep}),
         }
 
     @classmethod
@@ -50,7 +57,9 @@ class RestartBudget(NamedTuple):
                 return None
             values.append(value)
         generation, restarts, window, without_progress = values
-        return cls(int(generation), int(restarts), float(window), int(without_progress))
+        keep = raw.get("checkpointKeep")
+        known = isinstance(keep, int) and not isinstance(keep, bool) and 1 <= keep <= MAX_INT
+        return cls(int(generation), int(restarts), float(window), int(without_progress), keep if known else None)
 
 
 class GroupSize(NamedTuple):
@@ -86,14 +95,17 @@ class LostPod(NamedTuple):
     reason: str
     own_fault: bool
     """The kubelet evicted it for what it used."""
+    time: float = 0.0
+    """Unix time of the end of the container, which may end again in the same pod; 0 of a pod that has ended."""
 
     @classmethod
     def from_json(cls, raw: Any) -> Optional[LostPod]:
         if not isinstance(raw, dict) or not all(isinstance(raw.get(key), str) for key in ("pod", "address", "reason")):
             return None
-        if raw["reason"] not in EXPLANATIONS:
+        if raw["reason"] not in CAUSES:
             return None
-        return cls(raw["pod"][:253], raw["address"][:64], raw["reason"], raw.get("ownFault") is True)
+        time = finite_number(raw.get("time")) or 0.0
+        return cls(raw["pod"][:253], raw["address"][:64], raw["reason"], raw.get("ownFault") is True, float(time))
 
 
 class OperatorMessage(NamedTuple):
@@ -107,7 +119,13 @@ def encode(message: OperatorMessage) -> str:
     """Returns the header's value, which is ASCII."""
     budget = {} if message.budget is None else message.budget.to_json()
     lost: List[Dict[str, Any]] = [
-        {"pod": each.pod, "address": each.address, "reason": each.reason, "ownFault": each.own_fault}
+        {
+            "pod": each.pod,
+            "address": each.address,
+            "reason": each.reason,
+            "ownFault": each.own_fault,
+            **({"time": each.time} if each.time else {}),
+        }
         for each in message.lost_pods[:MAX_LOST_PODS]
     ]
     size = {} if message.size is None else {"size": message.size.to_json()}

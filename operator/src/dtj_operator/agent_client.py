@@ -142,7 +142,7 @@ class AgentClient:
             for name, each in agents.silent.items()
             if now - each.asked < self._settings.poll_seconds(each.asked - each.since)
         }
-        failures = await self._search(job, search, encode(operator_message(job, pods)))
+        failures = await self._search(job, search, encode(operator_message(job, pods, time.time())))
         for name, error in failures:
             agents.add_silence(name, now, error.result)
         for name in search.answered:

@@ -156,6 +156,18 @@ def test_restart_budget_changes_while_the_job_runs_and_rules_do_not(kubectl: Kub
         )
 
 
+def test_number_of_kept_checkpoints_changes_while_the_job_runs(kubectl: Kubectl) -> None:
+    checkpoint = {"volume": {"claimName": "c"}, "everySteps": 5}
+    assert kubectl.apply(job({"checkpoint": checkpoint})).returncode == 0
+    for keep in ({"keep": 9}, {}):
+        done = kubectl.apply(job({"checkpoint": checkpoint | keep}))
+        assert done.returncode == 0, done.stderr
+    for other in ({"everySteps": 6}, {"mountPath": "/other"}, {"volume": {"claimName": "d"}}):
+        refused = kubectl.apply(job({"checkpoint": checkpoint | other}))
+        assert refused.returncode == 1, other
+        assert "of checkpoint, only keep can change while the job runs" in refused.stderr
+
+
 def test_lifetime_fields_change_at_any_time(kubectl: Kubectl) -> None:
     kubectl.apply(job({}))
     changes = {"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 3600, "cleanPodPolicy": "None"}

@@ -93,6 +93,15 @@ def test_raised_budget_is_logged_sent_to_members_and_used() -> None:
     assert group.history.attempt == 2
 
 
+def test_number_of_kept_checkpoints_is_logged_alone() -> None:
+    group = handed(max_restarts=10, generation=1)
+    group.hand(RestartBudget(2, 10, 3600.0, 20, 5))
+    assert group.logged("the next attempt keeps 5 checkpoints")
+    assert group.history.budget == decode(encode(OperatorMessage(group.history.budget))).budget
+    group.hand(RestartBudget(3, 11, 3600.0, 20, 5))
+    assert group.logged("the restart budget is now 11 within 3600 s, and 20 without progress")
+
+
 def test_budget_raised_after_the_end_changes_nothing() -> None:
     group = handed(max_restarts=0, generation=1)
     group.fail(1)
@@ -270,6 +279,17 @@ def test_agents_take_a_raised_budget_and_keep_it_through_a_new_pod_0(tmp_path: P
         group.tell("exit-1", "1")
         group.wait_exit(0)
         assert group.outcome()["message"].startswith("the budget of 2 restarts within 3600 s is spent")
+
+
+def test_number_of_kept_checkpoints_changes_with_the_next_attempt(tmp_path: Path) -> None:
+    environ = {"DTJ_CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "DTJ_CHECKPOINT_KEEP": "3", "DTJ_GENERATION": "1"}
+    with running(tmp_path, 2, **environ) as group:
+        group.wait_attempt(1)
+        assert hand(group, RestartBudget(2, 10, 3600.0, 20, 7)) == 200
+        group.tell("exit-1", "1")
+        group.wait_attempt(2)
+        kept = [[(group.ran(attempt, rank) or {})["DTJ_CHECKPOINT_KEEP"] for rank in (0, 1)] for attempt in (1, 2)]
+        assert kept == [["3", "3"], ["7", "7"]]
 
 
 def test_script_that_terminates_its_agent_is_named(tmp_path: Path) -> None:

@@ -188,3 +188,15 @@ def test_start_that_memory_prevents_is_reported_as_out_of_memory() -> None:
     assert running["reason"] == "OOMKilled"
     assert "2Gi" in running["message"]
     assert [event.reason for event in after.events] == ["OOMKilled"]
+
+
+@pytest.mark.parametrize("first", ["AgentCrashed", "OOMKilled"])
+def test_kill_that_the_agents_know_of_is_shown_once_with_the_limit(first: str) -> None:
+    text = "the container of pod digits-1 on node w1 ran out of memory, and the kernel killed it with its agent"
+    stored = look(is_running(), with_pod_1(last=killed()), broken(failure(first)), BACK + 1).status
+    known = broken(failure("OOMKilled", message=text), reason="OOMKilled")
+    after = look(stored, with_pod_1(last=killed()), known, BACK + 2)
+    (found,) = after.status["failures"]
+    assert (found["reason"], found["exitCode"]) == ("OOMKilled", 137)
+    assert "2Gi" in found["message"]
+    assert not after.events, "reported before"

@@ -10,7 +10,8 @@ from dtj_contract.operator_message import LostPod, RestartBudget
 from dtj_core.plan import plan
 from dtj_core.plan.model import Observed
 from dtj_core.plan.operator_message import operator_message
-from tests.unit.plan.objects import NOW, SETTINGS, job, pod, pods, service, started
+from dtj_core.plan.times import rfc3339
+from tests.unit.plan.objects import NOW, SETTINGS, container, job, pod, pods, service, started
 
 
 def lost(**changes: Any) -> LostPod | None:
@@ -18,7 +19,7 @@ def lost(**changes: Any) -> LostPod | None:
     one = pod(1)
     one["metadata"] |= changes.pop("metadata", {})
     one["status"] |= {"podIP": "10.0.0.1", **changes}
-    found = operator_message(job(), [one]).lost_pods
+    found = operator_message(job(), [one], NOW).lost_pods
     return found[0] if found else None
 
 
@@ -56,6 +57,29 @@ def test_lost_pod_has_the_reason_of_its_end(found: LostPod | None, reason: str |
     assert found == (None if reason is None else LostPod(NAME, ADDRESS, reason, own))
 
 
+OOM = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": rfc3339(NOW - 10)}
+
+
+def ended_container(**changes: Any) -> list[Any]:
+    return [container(restarts=1, last=OOM | changes)]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "found"),
+    [
+        (ended_container(), True),
+        (ended_container(reason="Error"), False),
+        (ended_container(finishedAt=rfc3339(NOW - 3600)), False),
+        ([container(restarts=1, last=OOM) | {"name": "sidecar"}], False),
+        ([container(terminated=OOM)], True),
+    ],
+    ids=["running again", "a crash", "an hour ago", "another container", "in the kubelet's back-off"],
+)
+def test_container_killed_for_memory_is_handed_over_for_a_while(statuses: list[Any], found: bool) -> None:
+    expected = LostPod(NAME, ADDRESS, "OOMKilled", False, NOW - 10) if found else None
+    assert lost(containerStatuses=statuses) == expected
+
+
 @pytest.mark.parametrize(
     ("restart", "budget"),
     [
@@ -67,7 +91,22 @@ def test_lost_pod_has_the_reason_of_its_end(found: LostPod | None, reason: str |
     ids=["the defaults", "all three", "a field of a newer CRD", "what a newer CRD may allow"],
 )
 def test_budget_is_that_of_the_stored_spec(restart: dict[str, Any], budget: RestartBudget | None) -> None:
-    assert operator_message(job(restart=restart), []).budget == budget
+    assert operator_message(job(restart=restart), [], NOW).budget == budget
+
+
+@pytest.mark.parametrize("keep", [5, None, 0, True, "7"])
+def test_number_of_kept_checkpoints_is_handed_over(keep: Any) -> None:
+    stored = job(checkpoint={"volume": {"claimName": "shared"}, "keep": keep})
+    budget = operator_message(stored, [], NOW).budget
+    assert budget is not None
+    assert budget.checkpoint_keep == (5 if keep == 5 else None)
+
+
+def test_changed_number_of_kept_checkpoints_recreates_no_pod() -> None:
+    first, other = ({"volume": {"claimName": "shared"}, "keep": keep} for keep in (3, 9))
+    stored, child = started(checkpoint=first)
+    seen = Observed(stateful_set=child, service=service(), pods=pods())
+    assert plan(job(stored["status"], generation=2, checkpoint=other), seen, NOW, SETTINGS).actions == ()
 
 
 def test_changed_budget_recreates_no_pod() -> None:

@@ -27,6 +27,8 @@ class Attempt:
         """Members whose workers have all exited with 0."""
         self.lost: Dict[int, Loss] = {}
         """Members that went away before they were done and are not back."""
+        self._crashed: Dict[int, Loss] = {}
+        """Members whose agents died and are back in their pods, for no reason that is known."""
         self._processes = processes
         self._evidence: List[Json] = []
         """Workers that failed, in order of arrival."""
@@ -75,6 +77,16 @@ class Attempt:
                 return ordinal
         return None
 
+    def explain_kill(self, kill: LostPod, now: Now) -> Optional[Json]:
+        """Adds that a container was killed with its agent; returns its failure, None if nothing is new."""
+        unexplained = ((self.lost, Reason.POD_LOST), (self._crashed, Reason.AGENT_CRASHED))
+        for members, reason in unexplained:
+            for ordinal, loss in members.items():
+                if (loss.pod, loss.address, loss.reason) == (kill.pod, kill.address, reason):
+                    members[ordinal] = loss._replace(reason=kill.reason)
+                    return root_cause.loss_failure(ordinal, members[ordinal], self.number, now)
+        return None
+
     def fail(self, peer: Peer, failures: List[Any]) -> None:
         """Adds the failed workers that a member reported."""
         for failure in failures:
@@ -97,6 +109,8 @@ class Attempt:
     def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
         """Returns the failure of a member that is back in its pod: its agent or connection had died."""
         loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
+        if reason == Reason.AGENT_CRASHED:
+            self._crashed[hello["ordinal"]] = loss._replace(address=hello["address"])
         return root_cause.loss_failure(hello["ordinal"], loss, self.number, now)
 
     def _loss(self, ordinal: int, incarnation: str, pod: str, node: str, reason: str, detail: str = "") -> Loss:

@@ -99,9 +99,12 @@ class History:
         The failure of a member that was lost and is back replaces its loss, because the cause is
         known now.
         """
-        if failure["reason"] in LOSS_CAUSES:
-            loss = (failure["attempt"], failure["ordinal"], names.Reason.POD_LOST)
-            self.failures = [f for f in self.failures if (f.get("attempt"), f.get("ordinal"), f.get("reason")) != loss]
+        replaced: Tuple[str, ...] = (names.Reason.POD_LOST,) if failure["reason"] in LOSS_CAUSES else ()
+        if failure["reason"] == names.Reason.OOM_KILLED and failure.get("exitCode") is None:  # a whole container
+            replaced = (names.Reason.POD_LOST, names.Reason.AGENT_CRASHED, names.Reason.OOM_KILLED)
+        losses = [(failure["attempt"], failure["ordinal"], reason) for reason in replaced]
+        keys = ("attempt", "ordinal", "reason")
+        self.failures = [each for each in self.failures if tuple(each.get(key) for key in keys) not in losses]
         self.failures.append(failure)
         del self.failures[: -names.KEEP_FAILURES]
         self._changed()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
+from dtj_agent.group.container_kills import ContainerKills
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.formation import later_size
 from dtj_agent.group.goodput import GoodputTracker
@@ -17,6 +18,7 @@ from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_guard import HangGuard
 from dtj_agent.group.history import History
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
+from dtj_agent.group.moving_pod import MovingPod
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RESIZE, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
 from dtj_agent.group.root_cause import Json
@@ -43,6 +45,7 @@ class AttemptLifecycle:
         self.phase_reason: str = Reason.RENDEZVOUS
         self.goodput = GoodputTracker(history)
         self.policy = RestartPolicy(spec)
+        self._kills = ContainerKills(spec.rules, self.policy)
         self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
         self.guard = HangGuard(spec.hang)
@@ -53,14 +56,12 @@ class AttemptLifecycle:
         self._roster = roster
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
-        self._is_moving_explained = False
         self._left_behind = False
         """Members have returned from an attempt of an earlier coordinator."""
         self.broke_at = 0.0
         self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
         """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
-        self._moving: Optional[Tuple[int, str, float]] = None
-        """The pod that is to be replaced on another node: ordinal, incarnation, and how long to wait for that."""
+        self._moving = MovingPod(roster, outbox, spec.has_other_nodes)
 
     @property
     def history(self) -> History:
@@ -85,10 +86,7 @@ class AttemptLifecycle:
 
     def start(self, number: int, members: List[Peer], now: Now) -> None:
         history = self.history
-        unmoved, self._moving = self._unmoved(), None
-        if unmoved is not None:
-            text = "%s was not replaced within %.0f s: the group restarts in place"
-            self._outbox.log(text % (unmoved.pod, names.ELSEWHERE_SECONDS))
+        self._moving.stop_waiting()
         history.attempt = number
         history.start_time = history.start_time or now.wall
         history.revision += 1
@@ -232,7 +230,10 @@ class AttemptLifecycle:
             return
         same_agent = loss is not None and loss.incarnation == hello["incarnation"]
         if hello["crashed"]:  # its agent died, not the pod
-            self._explain(recovery, hello, Reason.AGENT_CRASHED, now)
+            killed = loss is not None and loss.reason == Reason.OOM_KILLED
+            self._explain(recovery, hello, Reason.OOM_KILLED if killed else Reason.AGENT_CRASHED, now)
+            if not killed:
+                self._kills.agent_crashed(now)
         elif hello.get("terminated") is True:
             self._explain(recovery, hello, Reason.AGENT_TERMINATED, now)
         elif same_agent and recovery.reason == Reason.POD_LOST:
@@ -254,19 +255,35 @@ class AttemptLifecycle:
 
     def pod_explained(self, lost: LostPod, now: Now) -> None:
         """Remembers why Kubernetes ended a pod, and corrects the cause of the recovery if that pod was lost."""
+        if lost.reason == Reason.OOM_KILLED:
+            return self._container_killed(lost, now)
         self._explanations[lost.pod, lost.address] = lost, now.mono
         while len(self._explanations) > KEEP_EXPLANATIONS:
             del self._explanations[next(iter(self._explanations))]
         if self.phase != PHASE_RENDEZVOUS or self.recovery is None or self.recovery.attempt:
-            return
+            return None
         ordinal = self.attempt.explain(lost)
         if ordinal is None:
-            return
+            return None
         if self.recovery.reason == Reason.POD_LOST:
             self.recovery.reason = self.phase_reason = lost.reason
         for failure in self.attempt.loss_failures(now):
             if failure["ordinal"] == ordinal:
                 self._account(failure, now)
+        return None
+
+    def _container_killed(self, kill: LostPod, now: Now) -> None:
+        """Corrects the cause of an agent's crash: its container had run out of memory."""
+        if self.recovery is None or self.recovery.attempt or not self._kills.is_new(kill):
+            return
+        failure = self.attempt.explain_kill(kill, now)
+        if failure is None:
+            return
+        self._kills.take(kill)
+        if self.recovery.reason in (Reason.POD_LOST, Reason.AGENT_CRASHED):
+            self.recovery.reason = self.phase_reason = kill.reason
+        if failure["ordinal"] not in self.attempt.lost or self.phase == PHASE_RENDEZVOUS:
+            self._account(failure, now)  # otherwise with the others, once all have stopped
 
     # --- it breaks, stops and is settled --------------------------------------------------------------------------
 
@@ -333,7 +350,7 @@ class AttemptLifecycle:
 
     def charge_deferred(self, now: Now) -> Optional[Fail]:
         """Charges the policy's deferred failure, if any; returns Fail if the budget is spent."""
-        if self.policy.deferred is None:
+        if self.policy.deferred is None or self._kills.awaits_cause(now):
             return None
         decision = self.policy.charge_deferred(self.history, now)
         self._note(decision, {}, now)
@@ -352,32 +369,12 @@ class AttemptLifecycle:
             self.recovery.counted = True
         if decision.wait:
             self._outbox.log("%s: the next attempt waits %.0f s" % (decision.why, decision.wait))
-        peer = self._roster.peers.get(failure.get("ordinal", -1))
-        if not decision.elsewhere or peer is None:
-            return
-        if not peer.node or not self._spec.has_other_nodes:
-            if not self._is_moving_explained:
-                self._outbox.log("action RestartElsewhere restarts in place here, because there are no other nodes")
-            self._is_moving_explained = True
-            return
-        self._moving = peer.ordinal, peer.incarnation, now.mono + names.ELSEWHERE_SECONDS
-        self._outbox.log("waiting for %s to be replaced on another node than %s" % (peer.pod, peer.node))
+        if decision.elsewhere:
+            self._moving.request(failure.get("ordinal", -1), now)
 
     def moving(self, now: Now) -> str:
-        """Returns the pod that the next attempt waits for to be replaced on another node; "" if there is none.
-
-        Only the operator can replace it. If the operator does not in time, the group restarts in place.
-        """
-        if self._moving is None or now.mono >= self._moving[2]:
-            return ""
-        peer = self._unmoved()
-        return "" if peer is None else peer.pod
-
-    def _unmoved(self) -> Optional[Peer]:
-        """Returns the agent of the pod that was to be replaced, if it is still there."""
-        ordinal, incarnation, _ = self._moving or (-1, "", 0.0)
-        peer = self._roster.peers.get(ordinal)
-        return peer if peer is not None and peer.incarnation == incarnation else None
+        """Returns the pod that the next attempt waits for to be replaced on another node; "" if there is none."""
+        return self._moving.name(now)
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@
 | a file not found before the first step | counted; the job fails after FILE_NOT_FOUND_TRIES in a row  |
 | another failure of a worker            | counted; waits if attempts end soon and without a step      |
 | a rank that hangs                      | the same                                                    |
-| a crashed agent, a stuck worker        | counted                                                     |
+| a crashed agent, a stuck worker, a     | counted                                                     |
+| container killed for its memory        |                                                             |
 | a lost connection, both agents alive   | free three times without progress, then counted; waits      |
 | a pod that its kubelet evicted for     | free three times without progress, then counted; waits      |
 | what it used; an agent that SIGTERM    |                                                             |
@@ -122,10 +123,13 @@ class RestartPolicy:
             return ""
         history.budget = handed
         history.revision += 1
-        if handed[1:] == current[1:]:
-            return ""
-        text = "the restart budget is now %d within %.0f s, and %d without progress"
-        return text % (handed.max_restarts, handed.window, handed.max_without_progress)
+        changes = []
+        if handed[1:4] != current[1:4]:
+            text = "the restart budget is now %d within %.0f s, and %d without progress"
+            changes.append(text % handed[1:4])
+        if handed.checkpoint_keep not in (None, current.checkpoint_keep):
+            changes.append("the next attempt keeps %d checkpoints" % handed.checkpoint_keep)
+        return "; ".join(changes)
 
     def apply_rules(self, failure: Json) -> Json:
         """Adds the action of the first rule that matches to the failure, and returns the failure."""
@@ -140,7 +144,7 @@ class RestartPolicy:
         `stepped`: the attempt has done a step, as far as its workers report steps.
         """
         self._lived = max(self._lived, lived)
-        if failure["reason"] in LOSSES:
+        if failure["reason"] in LOSSES or _is_container_kill(failure):
             return self._after_loss(failure, history, now)
         action = failure.get("action")
         if action == names.ACTION_FAIL:
@@ -198,7 +202,7 @@ class RestartPolicy:
         explained = action is None and reason in LOST_BY_CLUSTER and not failure.get("ownFault")
         if is_free or explained:
             self.deferred = None if _is_same_loss(self.deferred, failure) else self.deferred
-        elif action is not None or reason in (Reason.AGENT_CRASHED, Reason.WORKER_STUCK):
+        elif action is not None or reason in (Reason.AGENT_CRASHED, Reason.WORKER_STUCK, Reason.OOM_KILLED):
             self._defer(failure)
         return result._replace(elsewhere=action == names.ACTION_RESTART_ELSEWHERE)
 
@@ -351,6 +355,11 @@ def step_done(history: History, step: float) -> None:
     if step > history.furthest:
         history.furthest = int(step)
         _forgive(history)
+
+
+def _is_container_kill(failure: Json) -> bool:
+    """Returns whether the kernel killed a whole container for memory, and not a worker alone."""
+    return failure["reason"] == Reason.OOM_KILLED and failure.get("exitCode") is None
 
 
 def _is_same_loss(one: Optional[Json], other: Json) -> bool:

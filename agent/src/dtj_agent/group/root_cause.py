@@ -24,6 +24,7 @@ LOSS_MESSAGES = {
     Reason.POD_EVICTED: "pod %s was evicted",
     Reason.PREEMPTED: "pod %s was preempted",
     Reason.NODE_LOST: "pod %s was lost with its node",
+    Reason.OOM_KILLED: "the container of pod %s ran out of memory, and the kernel killed it with its agent",
     Reason.WORKER_STUCK: "the workers of pod %s can't be killed; the pod must be replaced: ",
 }
 

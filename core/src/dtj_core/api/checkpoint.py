@@ -93,7 +93,8 @@ class Checkpoint(Model):
     """Number of optimizer steps between two checkpoints, and so the most work that a restart can
     lose."""
     keep: int = Field(default=3, ge=1, le=1000)
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints to keep. A change while the job runs holds from the next attempt
+    on."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -123,6 +123,19 @@ class AvoidedNode(Model):
     """Time since which the node may be used after all, because no other node had room."""
 
 
+class OwnEvictions(Model):
+    """Evictions of a job's only pod by its kubelet, for what the pod used."""
+
+    count: int | None = None
+    """Number of evictions in a row, without progress between them."""
+    pod_uid: str | None = Field(default=None, alias="podUID")
+    """The pod that was evicted last."""
+    step: int | None = None
+    """Step that the script had reported then."""
+    time: Time | None = None
+    """Time of the last one."""
+
+
 class Recovery(Model):
     """A restart of the group, and its cost."""
 
@@ -211,6 +224,7 @@ class Status(Model):
     """Slow ranks of the running attempt, the slowest first."""
     avoided_nodes: list[AvoidedNode] | None = Field(default=None, max_length=AVOIDED_NODES)
     """Nodes that pods are recreated away from."""
+    own_evictions: OwnEvictions | None = None
     productive_seconds: float | None = None
     """Seconds spent on steps that were not lost later."""
     active_seconds: float | None = None

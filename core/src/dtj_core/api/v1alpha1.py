@@ -128,6 +128,23 @@ _REPLICAS = (
 )
 
 
+def _checkpoint_is_kept() -> Rule:
+    """Returns a rule that rejects a change of spec.checkpoint beyond `keep` while the job is not suspended.
+
+    The operator hands `keep` over to the agents, so no pod is recreated for it.
+    """
+    fields = ("volume", "mountPath", "everySteps")
+    same = " && ".join(f"self.checkpoint.{name} == oldSelf.checkpoint.{name}" for name in fields)
+    return Rule(
+        cel="oldSelf.suspend || (has(self.checkpoint) == has(oldSelf.checkpoint)"
+        f" && (!has(self.checkpoint) || {same}))",
+        message="of checkpoint, only keep can change while the job runs: set spec.suspend to true first, or create a"
+        " new job",
+        holds=None,
+        field="checkpoint",
+    )
+
+
 def _mounts(spec: Spec) -> list[str]:
     containers = ((spec.template or {}).get("spec") or {}).get("containers") or []
     return [str(m.get("mountPath")).removesuffix("/") for c in containers for m in c.get("volumeMounts") or []]
@@ -260,13 +277,13 @@ class Spec(Model):
                 "entrypoint",
                 "image",
                 "template",
-                "checkpoint",
                 "warmWorkers",
                 "preload",
                 "hangDetection",
                 "progressDeadlineSeconds",
             ),
         ),
+        _checkpoint_is_kept(),
         _restart_is_kept(),
         *_REPLICAS,
     )

@@ -69,7 +69,7 @@ def explain_crashes(status: Object, pods: tuple[Object, ...], container: str) ->
 
 def keep_explanation(old: Object, new: Object) -> Object:
     """Returns `new`, a later report of `old`, without losing the kubelet's reason."""
-    if old.get("reason") != Reason.OOM_KILLED or new.get("reason") not in UNEXPLAINED_REASONS:
+    if old.get("reason") != Reason.OOM_KILLED or not _is_unexplained(new):
         return new
     return new | {name: old[name] for name in EVIDENCE if name in old}
 
@@ -81,11 +81,7 @@ def explain_outcome(message: str, reported: tuple[Object, ...], failures: list[O
     """
     for failure in reported:
         known = next((f for f in failures if _same_failure(f, failure)), failure)
-        if (
-            failure.get("reason") in UNEXPLAINED_REASONS
-            and known.get("reason") == Reason.OOM_KILLED
-            and failure.get("message")
-        ):
+        if _is_unexplained(failure) and known.get("reason") == Reason.OOM_KILLED and failure.get("message"):
             message = message.replace(failure["message"], known["message"])
     return message
 
@@ -97,7 +93,7 @@ def _explain(status: Object, pod: Object, container: str, killed: Object, *, run
     if place is None:
         return status
     failure = failures[place]
-    if failure["reason"] != Reason.OOM_KILLED:
+    if _is_unexplained(failure):
         evidence: Object = {"reason": Reason.OOM_KILLED, "message": describe(pod, container), "signal": "SIGKILL"}
         if isinstance(killed.get("exitCode"), int):
             evidence["exitCode"] = killed["exitCode"]
@@ -132,6 +128,16 @@ def _explain_recovery(status: Object, attempt: int) -> Object:
         return status
     recoveries[place] = recoveries[place] | {"reason": Reason.OOM_KILLED}
     return {**status, "recoveries": recoveries}
+
+
+def _is_unexplained(failure: Object) -> bool:
+    """Returns whether the agents know less than the kubelet.
+
+    An agent may have the reason from the operator, but only the operator knows exit code and limit.
+    """
+    if failure.get("reason") == Reason.OOM_KILLED:
+        return failure.get("exitCode") is None
+    return failure.get("reason") in UNEXPLAINED_REASONS
 
 
 def _same_failure(one: Object, other: Object) -> bool:

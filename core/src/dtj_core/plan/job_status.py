@@ -19,7 +19,7 @@ from dtj_core.plan.model import Object
 from dtj_core.plan.progress import active_seconds
 
 # Fields that hold for one run of the pods.
-OF_A_RUN = ("startTime", "agent", "coordinator", "shrinkTime")
+OF_A_RUN = ("startTime", "agent", "coordinator", "shrinkTime", "ownEvictions")
 
 
 def has_started(status: Object) -> bool:
@@ -45,7 +45,7 @@ def has_children(status: Object) -> bool:
 
 
 def reset_between_runs(status: Object, job: Job, now: float) -> Object:
-    """Returns `status` with the deadline's clock stopped, and without the agents' memory."""
+    """Returns `status` with the deadline's clock stopped, and without the agents' memory and the pod's evictions."""
     active = active_seconds(status, now)
     status = {key: value for key, value in status.items() if key not in OF_A_RUN}
     if active:

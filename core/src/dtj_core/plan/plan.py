@@ -21,6 +21,7 @@ from dtj_core.plan import (
     events,
     group_size,
     outcome,
+    own_evictions,
     pod_waits,
     pods,
     progress,
@@ -64,6 +65,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
     status = version_skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
     status = container_oom.explain_crashes(_merge_report(status, report, now), group, job.trainer_container)
+    status = own_evictions.count(job, status, group, now)
     result = _find_result(job, observed, group, status, report, now)
     if result is not None:
         end = _end(obj, status, result, conditions, group, job.trainer_container)
@@ -89,6 +91,8 @@ def _find_result(
     result = outcome.find_outcome(job, observed, status.get("agent") or {})
     if result is None and observed.rejection is not None and not _has_ever_run(job, observed):
         result = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
+    if result is None and job.unreadable is None and not job.spec.suspend:
+        result = own_evictions.budget_spent(job, status)
     if result is None:
         result = deadlines.deadline_exceeded(job.spec, status, now)
     if result is None and job.unreadable is None and not job.spec.suspend:

@@ -34,7 +34,6 @@ FIELDS: dict[str, Any] = {
     "checkpoint.volume.source": None,
     "checkpoint.mountPath": "/checkpoints",
     "checkpoint.everySteps": 100,
-    "checkpoint.keep": 3,
     "restart.stopGraceSeconds": None,
     "restart.rules": [],
     "warmWorkers": "Auto",

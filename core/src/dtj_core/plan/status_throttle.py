@@ -97,6 +97,7 @@ def unthrottled_fields(status: Object) -> Object:
         "ends": [is_true(status, kind) for kind in (names.COMPLETE, names.FAILED, names.SUSPENDED)],
         "stopping": is_stop_announced(status),
         "nodes": active_nodes(status),
+        "evictions": (status.get("ownEvictions") or {}).get("podUID"),
         "times": [status.get(name) for name in ("startTime", "completionTime", "observedGeneration")],
     }
 

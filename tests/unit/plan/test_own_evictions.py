@@ -1,0 +1,135 @@
+"""A job of one pod that its kubelet evicts again and again ends by its budget, as one of several pods does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtj_core.plan import plan
+from dtj_core.plan.model import Observed, Plan
+from dtj_core.plan.times import rfc3339
+from tests.unit.plan.objects import NOW, SETTINGS, condition, job, pod, service, started
+
+Object = dict[str, Any]
+TEXT = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+
+
+def evicted(number: int, reason: str = "Evicted") -> Object:
+    """Returns the pod as its kubelet reports it while it ends."""
+    one = pod(0, phase="Running", reason=reason, message=TEXT)
+    one["metadata"]["uid"] = f"pod-{number}"
+    one["spec"] = {**one.get("spec", {}), "nodeName": "w1"}
+    by_kubelet = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
+    one["status"]["conditions"] = [by_kubelet]
+    return one
+
+
+class Evicted:
+    """A job with this spec, whose pods are evicted one after the other."""
+
+    def __init__(self, replicas: int = 1, max_restarts: int = 2, **restart: Any) -> None:
+        self.spec = {"replicas": replicas, "restart": {"maxRestarts": max_restarts, **restart}}
+        first, self.child = started(**self.spec)
+        self.status = first["status"]
+        self.time = NOW
+        self.number = 0
+
+    def look(self, *pods: Object) -> Plan:
+        seen = Observed(stateful_set=self.child, service=service(), pods=pods)
+        after = plan(job(self.status, **self.spec), seen, self.time, SETTINGS)
+        self.status = after.status
+        return after
+
+    def evict(self, times: int = 1, after: float = 60.0, reason: str = "Evicted") -> Plan:
+        for _ in range(times):
+            self.time += after
+            self.number += 1
+            self.look(evicted(self.number, reason))
+            last = self.look(evicted(self.number, reason))  # the same pod is still there
+        return last
+
+    @property
+    def failed(self) -> Object:
+        return condition(self.status, "Failed") if any(c["type"] == "Failed" for c in self.status["conditions"]) else {}
+
+
+def test_evictions_of_the_only_pod_end_the_job_by_its_budget() -> None:
+    one = Evicted()
+    one.evict(5)
+    assert not one.failed, "3 are free, 2 are the budget"
+    assert one.status["ownEvictions"]["count"] == 5
+    one.evict()
+    assert one.failed["reason"] == "RestartBudgetSpent"
+    assert TEXT in one.failed["message"]
+    assert "evicted 6 times in a row" in one.failed["message"]
+    failure = one.status["failures"][-1]
+    assert (failure["reason"], failure["pod"], failure["node"]) == ("PodEvicted", "digits-0", "w1")
+
+
+def test_evictions_without_progress_end_the_job_by_the_smaller_limit() -> None:
+    one = Evicted(max_restarts=10, maxRestartsWithoutProgress=1)
+    one.evict(5)
+    assert one.failed["reason"] == "NoProgress"
+    assert "restart.maxRestartsWithoutProgress is 1" in one.failed["message"]
+
+
+PROGRESS: dict[str, Object] = {
+    "a checkpoint": {"checkpoint": {"step": 10, "time": rfc3339(NOW + 301)}},
+    "a step that no attempt had done": {"progress": {"step": 11, "stepSource": "Script"}},
+}
+NO_PROGRESS: dict[str, Object] = {
+    "an older checkpoint": {"checkpoint": {"step": 10, "time": rfc3339(NOW + 10)}},
+    "counted steps": {"progress": {"step": 11, "stepSource": "Optimizer"}},
+}
+
+
+@pytest.mark.parametrize("made", PROGRESS.values(), ids=PROGRESS)
+def test_progress_forgives_evictions(made: Object) -> None:
+    one = Evicted()
+    one.evict(5)
+    one.status |= made
+    one.evict()
+    assert one.status["ownEvictions"]["count"] == 1
+    assert not one.failed
+
+
+@pytest.mark.parametrize("made", NO_PROGRESS.values(), ids=NO_PROGRESS)
+def test_what_is_no_progress_forgives_nothing(made: Object) -> None:
+    one = Evicted()
+    one.evict(5)
+    one.status |= made
+    one.evict()
+    assert one.failed
+
+
+def test_evictions_that_are_far_apart_end_no_job() -> None:
+    one = Evicted(windowSeconds=100)
+    one.evict(20, after=101)
+    assert not one.failed
+
+
+def test_shutdown_of_the_node_costs_nothing() -> None:
+    one = Evicted(max_restarts=0)
+    one.evict(20, reason="Terminated")
+    assert "ownEvictions" not in one.status
+    assert not one.failed
+
+
+def test_coordinator_counts_the_evictions_of_several_pods() -> None:
+    one = Evicted(replicas=2, max_restarts=0)
+    one.evict(20)
+    assert "ownEvictions" not in one.status
+
+
+def test_raised_budget_holds_at_once_and_a_suspension_forgives() -> None:
+    one = Evicted(max_restarts=0)
+    one.evict(3)
+    one.spec["restart"]["maxRestarts"] = 1
+    one.evict()
+    assert not one.failed
+    one.spec["suspend"] = True
+    one.look()
+    gone = plan(job(one.status, **one.spec), Observed(), one.time + 1, SETTINGS)
+    assert condition(gone.status, "Suspended")["status"] == "True"
+    assert "ownEvictions" not in gone.status
