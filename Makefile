@@ -48,8 +48,9 @@ test-e2e: venv cluster-up deploy ## run the tests on kind: install the chart, ki
 	@$(TESTS) e2e --durations=30 -- -s -m e2e tests
 
 .PHONY: test-long
-test-long: venv ## run 100,000 simulated worlds, 1,000 faults, and the trainer's tests with the other supported version of torch
+test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, and the trainer's tests with the other torch
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
+	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@$(PY) -m tests.chaos --slow --faults $(or $(FAULTS),900)
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@./hack/test_long.sh

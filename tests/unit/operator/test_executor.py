@@ -134,6 +134,7 @@ REFUSED = [
     errors.Forbidden('admission webhook "w" denied the request: no', status=403),
     errors.Invalid('admission webhook "w" denied the request: not yet', status=422),
     errors.Invalid('admission webhook "w" denied the request: not yet', status=400),
+    errors.Invalid('"j" is invalid: spec: Forbidden: updates to statefulset spec for fields other than', status=422),
     errors.Invalid('pods "j" is forbidden: ' + POLICY, status=422),
     errors.Forbidden(
         'pods "j" is forbidden: error looking up service account d/no: serviceaccount "no" not found', status=403

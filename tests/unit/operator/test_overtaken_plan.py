@@ -43,6 +43,19 @@ def test_current_plan_creates_the_stateful_set() -> None:
     ]
 
 
+def test_stateful_set_that_another_owner_has_created_meanwhile_is_left_alone() -> None:
+    """A forced apply would take it over, and a job of the same name would lose its pods."""
+    client = client_with(job(resourceVersion="7"))
+    owner = {"kind": "DistributedTrainingJob", "name": "j", "uid": "another"}
+    client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "s", "ownerReferences": [owner]}}
+    with pytest.raises(errors.Overtaken, match="another owner"):
+        execute(client, MADE, job(resourceVersion="7"))
+    assert [call for call in client.calls if call[:2] == ("apply", "statefulsets")] == []
+    owner["uid"] = "u1"
+    execute(client, MADE, job(resourceVersion="7"))
+    assert ("apply", "statefulsets", "j") in client.calls
+
+
 def test_status_write_conflict_reads_and_plans_the_job_again() -> None:
     client = client_with(job(resourceVersion="7"))
     write = ("apply", "distributedtrainingjobs/status", "j")

@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from dtj_operator.workqueue import WorkQueue
-
-
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
-    """Never waits: adds the timeout to the clock of the loop instead."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise AssertionError("the loop would wait for ever: nothing is due")
-        self.now += max(timeout, 0)
-        return super().select(0)
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    selector = _JumpingSelector()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now  # type: ignore[method-assign]
-    try:
-        loop.run_until_complete(main)
-    finally:
-        loop.close()
+from tests.lib.virtual_time import run
 
 
 class Counter:

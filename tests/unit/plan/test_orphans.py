@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from dtj_contract import names
-from tests.unit.plan.objects import NOW, UID, World, agent, job, pod, true_conditions
+from tests.unit.plan.objects import NOW, UID, World, agent, condition, job, pod, true_conditions
 
 
 def orphaned(uid: str = UID) -> tuple[World, tuple[Any, ...]]:
@@ -61,4 +63,31 @@ def test_active_job_leaves_orphans_to_its_next_statefulset() -> None:
     world, _ = orphaned()
     world.settle(NOW + 2)
     assert "delete Pod" not in world.writes
+    assert "apply StatefulSet" in world.writes
+
+
+@pytest.mark.parametrize(("policy", "deleted"), [("All", 3), ("None", 0)])
+def test_finished_job_deletes_orphaned_pods_by_its_policy(policy: str, deleted: int) -> None:
+    """No garbage collector would, and the pods hold GPUs."""
+    world, left = orphaned()
+    assert world.job is not None
+    world.job["spec"]["cleanPodPolicy"] = policy
+    world.job["spec"]["activeDeadlineSeconds"] = 5
+    world.reconcile(NOW + 6)
+    assert true_conditions(world.status) == ["Failed"]
+    world.reconcile(NOW + 6)
+    assert world.writes.count("delete Pod") == deleted
+    assert len(left) - len(world.observed.pods) == deleted
+
+
+def test_pods_of_a_deleted_job_of_that_name_are_not_adopted() -> None:
+    """The StatefulSet would adopt them, and their agents reject those of this job."""
+    world, _ = orphaned(uid="another")
+    world.settle(NOW + 2)
+    assert "apply StatefulSet" not in world.writes
+    assert "delete Pod" not in world.writes
+    assert condition(world.status, "Running")["reason"] == "ChildConflict"
+    assert "pod digits-0 was created for a deleted job" in condition(world.status, "Running")["message"]
+    world.see(pods=())
+    world.settle(NOW + 3)
     assert "apply StatefulSet" in world.writes

@@ -120,28 +120,33 @@ def pods_of_previous_run(observed: Observed) -> tuple[Object, ...]:
     return tuple(pod for pod, uids in owners if uids - {uid} or (not uids and "deletionTimestamp" in pod["metadata"]))
 
 
-def orphaned_pods(job: Job, observed: Observed) -> tuple[Object, ...]:
+def orphaned_pods(job_uid: str, observed: Observed) -> tuple[Object, ...]:
     """Returns pods of this very job that have no owner.
 
     Their StatefulSet was deleted with kubectl delete --cascade=orphan. No garbage collector deletes
     them. A job that is to run leaves them alone, because its next StatefulSet adopts them.
     """
-    return tuple(pod for pod in observed.pods if not pod["metadata"].get("ownerReferences") and _is_made_for(job, pod))
+    return tuple(pod for pod in observed.pods if _has_no_owner(pod) and _made_for(pod) == job_uid)
 
 
 def are_gone(job: Job, observed: Observed) -> bool:
     """Returns whether no StatefulSet of this job and no pod of one is left."""
-    return not (has_stateful_set(job, observed) or pods_of_previous_run(observed) or orphaned_pods(job, observed))
+    return not (has_stateful_set(job, observed) or pods_of_previous_run(observed) or orphaned_pods(job.uid, observed))
 
 
-def _is_made_for(job: Job, pod: Object) -> bool:
+def _has_no_owner(pod: Object) -> bool:
+    return not pod["metadata"].get("ownerReferences")
+
+
+def _made_for(pod: Object) -> str:
+    """Returns the uid of the job that the pod was created for; empty if the pod names none."""
     env = (
         entry
         for container in (pod.get("spec") or {}).get("containers") or ()
         for entry in container.get("env") or ()
         if entry.get("name") == names.ENV_JOB_UID
     )
-    return any(entry.get("value") == job.uid for entry in env)
+    return next((str(entry.get("value") or "") for entry in env), "")
 
 
 def repairs(
@@ -302,6 +307,12 @@ def find_conflict(job: Job, observed: Observed) -> Cause | None:
             return Cause(Reason.PODS_PENDING, f"waiting for {name} of a deleted job of the same name to terminate")
         message = f"{name} already exists and does not belong to this job: delete it, or give the job another name"
         return Cause(Reason.CHILD_CONFLICT, message)
+    for pod in observed.pods:
+        # A StatefulSet adopts a pod of its name that has no owner. The agent of such a pod rejects
+        # those of this job, so the group would never form.
+        if _has_no_owner(pod) and "deletionTimestamp" not in pod["metadata"] and _made_for(pod) not in ("", job.uid):
+            message = f"pod {pod['metadata']['name']} was created for a deleted job of the same name: delete the pod"
+            return Cause(Reason.CHILD_CONFLICT, message)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtj_contract.names import Reason
 from dtj_core.api.v1alpha1 import Spec
+from dtj_core.plan import children
 from dtj_core.plan.model import Action, Delete, Event, Object, Observed, Plan
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.times import unix
@@ -50,10 +51,22 @@ def keeps_pods(obj: Object) -> bool:
 
 
 def _clean_up(obj: Object, observed: Observed) -> tuple[Action, ...]:
-    """Deletes the StatefulSet, and so the pods, which hold GPUs.
+    """Deletes the StatefulSet, and so the pods, which hold GPUs, and pods that somebody has orphaned.
 
     Service and Secret cost nothing and go with the job.
     """
+    orphans = () if keeps_pods(obj) else children.orphaned_pods(obj["metadata"]["uid"], observed)
+    return (
+        *_delete_stateful_set(obj, observed),
+        *(
+            Delete(kind="Pod", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+            for pod in orphans
+            if "deletionTimestamp" not in pod["metadata"]
+        ),
+    )
+
+
+def _delete_stateful_set(obj: Object, observed: Observed) -> tuple[Action, ...]:
     child = observed.stateful_set
     if (
         child is None

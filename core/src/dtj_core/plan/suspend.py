@@ -49,7 +49,7 @@ def delete_pods(job: Job, observed: Observed, status: Object, message: str, cond
         actions = (Delete(kind="StatefulSet", name=child["metadata"]["name"], uid=child["metadata"]["uid"]),)
     actions += tuple(
         Delete(kind="Pod", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
-        for pod in children.orphaned_pods(job, observed)
+        for pod in children.orphaned_pods(job.uid, observed)
         if "deletionTimestamp" not in pod["metadata"]
     )
     return Plan(actions=actions, status=status, requeue_after=WAIT_SECONDS)

@@ -6,6 +6,7 @@ import logging
 from typing import Any, NoReturn, Protocol
 
 from dtj_contract import names
+from dtj_core.plan.job import is_owned
 from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Plan
 from dtj_operator import errors
 from dtj_operator.kube import undeclared_fields
@@ -21,6 +22,7 @@ BY_OTHERS = (
     "admission webhook",
     "AdmissionPolicy",  # Validating and Mutating
     "metadata.ownerReferences",  # child of a deleted namesake, still terminating
+    "updates to statefulset spec",  # somebody else has just created a StatefulSet of that name
 )
 NO_DRY_RUN = "does not support dry run"
 
@@ -163,7 +165,8 @@ class PlanExecutor:
 
         A StatefulSet is the only child whose creation starts a training. No lock of the API server
         covers its apply, so a plan is dropped here if another operator has overtaken it (has ended
-        the job and deleted the StatefulSet meanwhile).
+        the job and deleted the StatefulSet meanwhile). A forced apply would also take over a
+        StatefulSet that was created meanwhile for another owner.
         """
         metadata = job["metadata"]
         version = metadata.get("resourceVersion")
@@ -175,6 +178,13 @@ class PlanExecutor:
             raise errors.Overtaken("the job was deleted meanwhile", status=409) from error
         if (stored["metadata"]["uid"], stored["metadata"]["resourceVersion"]) != (metadata["uid"], version):
             raise errors.Overtaken("the job was changed meanwhile", status=409)
+        try:
+            child = await self._client.get(STATEFUL_SET, metadata["namespace"], metadata["name"])
+        except errors.ObjectNotFound:
+            pass
+        else:
+            if not is_owned(child, metadata["uid"]):
+                raise errors.Overtaken("a StatefulSet of another owner was created meanwhile", status=409)
 
     async def _write_status(self, job: Object, status: Object) -> Object:
         metadata = job["metadata"]

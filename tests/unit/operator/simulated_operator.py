@@ -1,0 +1,258 @@
+"""One process of the operator in a simulated world: the real controller, queue, observer, executor and recorder.
+
+Its client and its watches reach the simulated API server. The process can be killed at any call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dtj_core.plan import plan
+from dtj_core.plan.model import Object
+from dtj_operator import agent_client, errors
+from dtj_operator.agent_client import AgentClient
+from dtj_operator.controller import Controller
+from dtj_operator.kube.event_recorder import EventRecorder
+from dtj_operator.kube.executor import PlanExecutor
+from dtj_operator.kube.observer import Key, Observer
+from dtj_operator.kube.resources import JOB, POD, STATEFUL_SET, Resource
+from dtj_operator.resync import Resync
+from dtj_operator.watches import WatchState
+from dtj_operator.workqueue import WorkQueue
+from tests.unit.operator.simulated_api import is_job, labelled
+
+if TYPE_CHECKING:
+    from tests.unit.operator.simulator import World
+
+RESYNC_SECONDS = 150.0
+WORKERS = 2
+
+
+class Measures:
+    """Takes every measurement. A reconcile that ends as a bug is a violation."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def labels(self, value: str) -> Measures:
+        if value == "bug":
+            self._world.fail("a reconcile raised what it should not")
+        if value in ("success", "requeue", "error", "conflict"):
+            self._world.reconciles += 1
+        return self
+
+    def __call__(self, *_: Any) -> None:
+        """Takes a measurement."""
+
+    def __getattr__(self, _: str) -> Any:
+        return self
+
+
+class Client:
+    """The operator's client. Every call takes a while, and may fail as world.faults decide."""
+
+    def __init__(self, world: World, operator: Operator) -> None:
+        self._world = world
+        self._operator = operator
+        self._served: Object | None = None
+        """The job as this operator last read it."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        age = self._world.faults.read_age()
+        found = await self._call("get", resource, lambda: self._read(resource, name, age))
+        if found is None:
+            raise errors.ObjectNotFound(f"{resource.kind} {name} not found", status=404)
+        if resource is JOB:
+            self._served = found
+        return dict(found)
+
+    async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
+        age = self._world.faults.read_age()
+        api = self._world.api
+
+        def read() -> list[Object]:
+            return api.of(resource.plural) if not age else api.list_at(resource.plural, self._world.wall() - age)
+
+        return [found for found in await self._call("list", resource, read) if resource is JOB or labelled(found)]
+
+    async def create(self, resource: Resource, namespace: str, body: Object, *, dry_run: bool = False) -> Object:
+        name = body["metadata"]["name"]
+        if dry_run:
+            return await self._call("dry-run", resource, lambda: self._admit(name))
+        created: Object = await self._call("create", resource, lambda: self._world.api.create(resource, body), name)
+        return created
+
+    async def apply(
+        self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None
+    ) -> Object:
+        name = body["metadata"]["name"]
+
+        def act() -> Object:
+            if resource is STATEFUL_SET:
+                self._world.checks.stateful_set_applied(self._served)
+            if subresource:
+                self._world.checks.status_written(body)
+            return self._world.api.apply(resource, body, subresource)
+
+        applied: Object = await self._call("apply", resource, act, subresource or name)
+        return applied
+
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
+        def change(live: Object) -> Object:
+            given = patch.get("metadata", {})
+            if given.get("uid", live["metadata"]["uid"]) != live["metadata"]["uid"]:
+                raise errors.Conflict("the uid differs", status=409)
+            annotations = live["metadata"].get("annotations", {}) | given.get("annotations", {})
+            return {**live, **patch, "metadata": live["metadata"] | {"annotations": annotations}}
+
+        def act() -> Object:
+            changed = self._world.api.replace(resource, name, change)
+            if changed is None:
+                raise errors.ObjectNotFound(f"{name} not found", status=404)
+            return changed
+
+        merged: Object = await self._call("patch", resource, act, name)
+        return merged
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> None:
+        def act() -> None:
+            self._world.checks.deleted(resource, name, uid, self._served)
+            self._world.api.delete(resource, name, uid=uid, grace=grace_seconds)
+
+        await self._call("delete", resource, act, name)
+
+    def _read(self, resource: Resource, name: str, age: float) -> Object | None:
+        api = self._world.api
+        return api.at((resource.plural, name), self._world.wall() - age) if age else api.find(resource.plural, name)
+
+    def _admit(self, name: str) -> Object:
+        if self._world.cluster.quota_spent:
+            raise errors.Forbidden(f'pods "{name}" is forbidden: exceeded quota', status=403, reason="Forbidden")
+        return {}
+
+    async def _call(self, verb: str, resource: Resource, act: Callable[[], Any], write: str = "") -> Any:
+        world, operator = self._world, self._operator
+        operator.check_alive()
+        await asyncio.sleep(world.latency())
+        operator.check_alive()
+        fault = world.faults.of_call(write)
+        if fault == "kill before":
+            operator.die()
+        if fault in ("late", "lost"):
+            if fault == "late":
+                act()
+                world.written(verb, resource, write)
+            await asyncio.sleep(15.0)
+            raise errors.Transient(f"{verb} {resource.plural}: no answer in 15 s")
+        if fault == "conflict":
+            raise errors.Conflict("the object has been modified", status=409)
+        if fault.isdigit():
+            raise errors.Transient("the server is busy", status=int(fault))
+        found = act()
+        if write:
+            world.written(verb, resource, write)
+        if fault == "kill after":
+            operator.die()
+        await asyncio.sleep(world.latency())
+        operator.check_alive()
+        return found
+
+
+class Agents(AgentClient):
+    """The real client of the agents, whose requests reach the simulated pods."""
+
+    def __init__(self, world: World, operator: Operator) -> None:
+        super().__init__(world.settings, now=world.clock)
+        self._world = world
+        self._operator = operator
+
+    async def _ask(self, job: Object, pod: Object, message: str) -> Object:
+        self._operator.check_alive()
+        await asyncio.sleep(self._world.latency())
+        self._operator.check_alive()
+        answer = self._world.agents.page(pod["status"]["podIP"], job["metadata"]["uid"])
+        if answer is None:
+            raise agent_client._Unanswered(agent_client.UNREACHABLE, "is unreachable")
+        if answer.get("uid") != job["metadata"]["uid"]:
+            raise agent_client._Unanswered(agent_client.INVALID, "belongs to another job")
+        return answer
+
+
+class Operator:
+    """One process, from its start to its end."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.dead = False
+        measures: Any = Measures(world)
+        clock = world.clock
+        self.queue: WorkQueue[Key] = WorkQueue(measures)
+        self.client: Any = Client(world, self)
+        self.agents = Agents(world, self)
+        self.observer = Observer(self.client, self.agents, now=clock)
+        skewed = world.skewed_wall()
+        recorder = EventRecorder(self.client, f"operator-{number}", now=skewed)
+        executor = PlanExecutor(self.client, self.observer, recorder)
+        self.controller = Controller(self.queue, self.observer, executor, plan, world.settings, measures, now=skewed)
+        self.controller._rejections._now = clock
+        self.watches = WatchState(self._changed, measures)
+        self.resync = Resync(
+            self.client,
+            self.queue,
+            self.observer,
+            self.watches,
+            measures,
+            (),
+            RESYNC_SECONDS,
+            missed_after_seconds=30.0,
+            uniform=world.rng.uniform,
+        )
+        self._next_event = 0.0
+        loop = asyncio.get_running_loop()
+        self.tasks = [loop.create_task(self.controller.work()) for _ in range(WORKERS)]
+        self.tasks.append(loop.create_task(self.resync.run()))
+        for resource in (JOB, STATEFUL_SET, POD):
+            for found in world.api.of(resource.plural):
+                self.see(resource.plural, "", found)
+
+    def see(self, plural: str, kind: str, found: Object) -> None:
+        """Delivers a watch event after a while, in order."""
+        if is_job(plural) or (plural in (STATEFUL_SET.plural, POD.plural) and labelled(found)):
+            for _ in range(self.world.faults.deliveries() if kind else 1):
+                self._next_event = max(self._next_event, self.world.clock() + self.world.latency())
+                asyncio.get_running_loop().call_at(self._next_event, self._deliver, plural, kind or None, found)
+
+    def _deliver(self, plural: str, kind: str | None, found: Object) -> None:
+        if self.dead:
+            return
+        if is_job(plural):
+            self.watches.on_job_event(kind, found)
+        else:
+            self.watches.on_child_event(plural, kind, found)
+
+    def _changed(self, key: Key) -> None:
+        self.observer.invalidate(key)
+        self.queue.add(key)
+
+    def check_alive(self) -> None:
+        if self.dead:
+            raise asyncio.CancelledError
+
+    def die(self) -> NoReturn:
+        """Kills the process in the middle of a call of its own."""
+        self.world.kill(self)
+        raise asyncio.CancelledError
+
+    async def close(self) -> None:
+        """Ends the process at once."""
+        self.dead = True
+        self.queue.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.agents.close()

@@ -1,0 +1,39 @@
+"""The operator as a whole, run through many worlds. simulator.py lists the faults and the invariants."""
+
+from __future__ import annotations
+
+import collections
+import os
+
+import pytest
+
+from dtj_contract.names import Reason
+from tests.unit.operator.simulator import World
+
+SEEDS = int(os.environ.get("DTJ_PLANNER_SEEDS", "300"))
+FIRST = int(os.environ.get("DTJ_PLANNER_FIRST_SEED", "0"))
+BATCHES = 6
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_operator_keeps_its_invariants_and_worlds_settle_whatever_breaks(batch: int) -> None:
+    """A job ends once, as its agents reported; its pods go as its spec demands; then all is quiet."""
+    for seed in range(FIRST + batch, FIRST + SEEDS, BATCHES):
+        World(seed).run()
+
+
+def test_simulated_worlds_cover_the_ends_and_faults() -> None:
+    """The worlds succeed, fail, time out and restart, and every fault strikes."""
+    ends: collections.Counter[str] = collections.Counter()
+    strikes: collections.Counter[str] = collections.Counter()
+    for seed in range(40):
+        world = World(seed).run()
+        ends.update(world.checks.ended.values())
+        strikes.update(world.faults.struck)
+    assert {Reason.SUCCEEDED, Reason.RESTART_BUDGET_SPENT, Reason.DEADLINE_EXCEEDED} <= set(ends), ends
+    assert len(strikes) == 18, strikes
+
+
+def test_seed_replays_exactly() -> None:
+    first, second = World(7).run(), World(7).run()
+    assert first.log == second.log
