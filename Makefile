@@ -25,13 +25,13 @@ demo: venv ## run a job without a cluster: four gloo workers, one is killed, the
 
 .PHONY: test
 test: lint test-fast ## run everything: lint, fast tests, control plane, kind
-	@$(MAKE) --no-print-directory -j2 test-controlplane cluster-ready  # starting the cluster is mostly waiting
-	@$(MAKE) --no-print-directory test-e2e
+	@$(MAKE) --no-print-directory -j2 test-controlplane test-cluster  # both mostly wait
 
-.PHONY: cluster-ready
-cluster-ready:
+.PHONY: test-cluster
+test-cluster:
 	@$(MAKE) --no-print-directory cluster-up
 	@$(MAKE) --no-print-directory deploy
+	@$(MAKE) --no-print-directory test-e2e
 
 .PHONY: test-fast
 test-fast: venv ## run the tests without a cluster: planners, agents as real processes, training with gloo
@@ -41,11 +41,11 @@ test-fast: venv ## run the tests without a cluster: planners, agents as real pro
 .PHONY: test-controlplane
 test-controlplane: venv ## run the tests on a real control plane: etcd, kube-apiserver, kube-controller-manager
 	@$(CLUSTER) bin >/dev/null
-	@$(TESTS) controlplane $(TWO) --durations=5 -- -m controlplane tests
+	@$(TESTS) controlplane $(TWO) --durations=5 -- -m controlplane tests/integration tests/unit/client
 
 .PHONY: test-e2e
 test-e2e: venv cluster-up deploy ## run the tests on kind: install the chart, kill real pods
-	@$(TESTS) e2e --durations=30 -- -s -m e2e tests
+	@$(TESTS) e2e --durations=30 -- -s -m e2e tests/e2e tests/integration
 
 .PHONY: test-long
 test-long: venv ## run 100,000 simulated worlds, and the trainer's tests with the other supported version of torch
