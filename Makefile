@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-# Two workers, because most tests wait for processes. A file stays on one worker, which creates its groups and servers once.
 TESTS := ./hack/tests.sh
-TWO := -n 2 --dist loadfile
+# A file stays on one worker, which creates its groups and servers once. tests/conftest.py begins with the longest files.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 -include hack/cluster/cluster.mk
 -include hack/images/images.mk
