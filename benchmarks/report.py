@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -123,11 +123,10 @@ def _quartiles(values: list[float]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The tables of one benchmark, and the folder with its README.md and results.json."""
+class Page:
+    """The folder of one benchmark, with its README.md and results.json."""
 
     folder: Path
-    tables: Tables
 
     @property
     def readme(self) -> Path:
@@ -136,28 +135,39 @@ class Report:
 
     @property
     def results(self) -> Path:
-        """The measured rows of all tables."""
+        """The measurements of all tables."""
         return self.folder / "results.json"
+
+    def load(self, path: Path | None = None) -> dict[str, Any]:
+        """Returns what was measured, by table; {} if there is no file."""
+        path = path or self.results
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return found
+
+    def filled(self, titles: Mapping[str, str], render: Callable[[str, Any], str]) -> str:
+        """Returns the README with a table for each result, and a line for each title without one."""
+        results, text = self.load(), self.readme.read_text()
+        for key, title in titles.items():
+            content = render(key, results[key]) if key in results else f"**{title}**: not measured yet.\n"
+            text = put(text, key, content)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Page):
+    """The tables of one benchmark that compares rows of figures."""
+
+    tables: Tables
 
     def save(self, path: Path, measured: Mapping[str, tuple[Rows, str]]) -> None:
         """Writes (rows, circumstances) by table into the file; tables that were not measured stay in it."""
-        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        kept |= {key: {"circumstances": how, "rows": rows} for key, (rows, how) in measured.items()}
+        kept = self.load(path) | {key: {"circumstances": how, "rows": rows} for key, (rows, how) in measured.items()}
         path.write_text(json.dumps({key: kept[key] for key in self.tables if key in kept}, indent=1) + "\n")
 
     def rendered(self) -> str:
-        """Returns the README with a table for each result, and a line for each table without one."""
-        results: dict[str, Any] = json.loads(self.results.read_text()) if self.results.exists() else {}
-        text = self.readme.read_text()
-        for key, table in self.tables.items():
-            found = results.get(key)
-            content = (
-                render(table, found["rows"], found["circumstances"])
-                if found
-                else f"**{table.title}**: not measured yet.\n"
-            )
-            text = put(text, key, content)
-        return text
+        """Returns the README with its tables."""
+        titles = {key: table.title for key, table in self.tables.items()}
+        return self.filled(titles, lambda key, found: render(self.tables[key], found["rows"], found["circumstances"]))
 
     def update_readme(self) -> None:
         """Writes the tables into the README."""

@@ -14,9 +14,14 @@ while [ "$1" != "--" ]; do first+=("$1"); shift; done
 shift
 most=3
 cache=$PWD/build/pytest/$stage
-run() { .venv/bin/python -m pytest -q -o cache_dir="$cache" "$@"; }
+# A first run shares the machine with the first runs of other stages. A second look waits until those are over.
+mkdir -p build
+exec {machine}>build/tests.lock
+share() { if command -v flock >/dev/null 2>&1; then flock "$1" "$machine"; fi; }
+run() { .venv/bin/python -m pytest -q -o cache_dir="$cache" "$@" {machine}>&-; }
 
 rm -rf "$cache"
+share --shared
 run "${first[@]}" "$@"
 code=$?
 # Exit code 1 means that tests failed. Codes 2 to 5 (interrupted, misused, nothing collected) get no second look.
@@ -25,5 +30,6 @@ failed=$(.venv/bin/python -c 'import json, sys; print("\n".join(json.load(open(s
 if [ -z "$failed" ] || [ "$(wc -l <<<"$failed")" -gt "$most" ]; then exit 1; fi
 
 printf '\nA second look, alone on the machine, at:\n%s\n\n' "$failed"
+share --exclusive
 run --last-failed --last-failed-no-failures none "$@" || exit 1
 sed 's/^/FLAKY (failed beside other tests, passed alone): /' <<<"$failed" | tee -a build/flaky.txt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from benchmarks.recovery.arms import ARMS, OURS
 from benchmarks.recovery.trials import LIMIT_SECONDS
-from benchmarks.report import put
+from benchmarks.report import Page
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs/figures/recovery-benchmark.png"
 Trial = Mapping[str, Any]
@@ -134,40 +133,13 @@ def _met(met: bool) -> str:
     return "met" if met else "missed"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """README.md and results.json of this folder."""
-
-    folder: Path
-
-    @property
-    def readme(self) -> Path:
-        """The page with the rendered tables."""
-        return self.folder / "README.md"
-
-    @property
-    def results(self) -> Path:
-        """Every trial of every experiment."""
-        return self.folder / "results.json"
-
-    def load(self, path: Path | None = None) -> dict[str, Any]:
-        """Returns the experiments in the file; {} if there is none."""
-        path = path or self.results
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
+class Report(Page):
+    """README.md and results.json of this folder: every trial of every experiment."""
 
     def rendered(self) -> str:
         """Returns the README with a table for each experiment."""
-        text, results = self.readme.read_text(), self.load()
-        for key, experiment in TABLES.items():
-            found = results.get(key)
-            content = (
-                render(experiment, found["circumstances"], found["trials"])
-                if found
-                else f"**{experiment.title}**: not measured yet.\n"
-            )
-            text = put(text, key, content)
-        return text
+        titles = {key: experiment.title for key, experiment in TABLES.items()}
+        return self.filled(titles, lambda key, found: render(TABLES[key], found["circumstances"], found["trials"]))
 
     def update_readme(self) -> None:
         """Writes the tables into the README, and the plot into docs/figures."""

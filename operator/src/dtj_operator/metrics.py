@@ -91,7 +91,11 @@ class Metrics:
         self.recovery_seconds = histogram(
             "job_recovery_seconds", "Duration of a recovery by phase.", _RECOVERY, ("phase",)
         )
-        # A series that appears with its first count would hide that count from rate().
+        self._phases: dict[tuple[str, str], str] = {}
+        self._begin_series()
+
+    def _begin_series(self) -> None:
+        """Shows the known series at 0: one that appears with its first count would hide that count from rate()."""
         for result in RESULTS:
             self.reconcile.labels(result)
         for result in agent_client.RESULTS:
@@ -106,7 +110,6 @@ class Metrics:
         spent = (names.Reason.RESTART_BUDGET_SPENT, names.Reason.FILE_NOT_FOUND, names.Reason.DEADLINE_EXCEEDED)
         for reason in (*spent, names.Reason.STARTUP_DEADLINE_EXCEEDED, *sorted(names.PERMANENT)):
             self.finished.labels(names.FAILED, reason)
-        self._phases: dict[tuple[str, str], str] = {}
 
     def text(self) -> bytes:
         """Returns the metrics in the exposition format."""

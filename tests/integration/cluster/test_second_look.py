@@ -1,6 +1,7 @@
 """hack/tests.sh fails a stage if a test fails twice, and names a test that passes alone."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,23 @@ def test_flaky():
     if not seen.exists():
         seen.touch()
         raise AssertionError("beside others")
+"""
+LOCKED = """
+import fcntl
+from pathlib import Path
+
+import pytest
+
+def test_flaky():
+    here = Path(__file__).parent
+    again = (here / "seen").exists()
+    (here / "seen").touch()
+    with (here / "build/tests.lock").open() as lock:
+        if not again:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_NB | (fcntl.LOCK_SH if again else fcntl.LOCK_EX))
+    assert again, "beside others"
 """
 RED = "def test_red_{0}():\n    raise AssertionError('always')\n"
 
@@ -50,6 +68,12 @@ def test_test_that_passes_alone_is_named_flaky_and_passes_the_stage(stage, tmp_p
     assert (tmp_path / "build/flaky.txt").read_text().splitlines() == [flaky]
 
 
+def test_second_look_excludes_the_first_runs_of_other_stages(stage):
+    code, output = stage(LOCKED)
+    assert code == 0, output
+    assert "FLAKY" in output
+
+
 def test_test_that_fails_twice_fails_the_stage(stage):
     code, output = stage(TESTS + RED.format(1))
     assert code == 1, output
@@ -67,6 +91,14 @@ def test_strict_run_has_no_second_look(stage):
     code, output = stage(TESTS, STRICT="1")
     assert code == 1, output
     assert "second look" not in output
+
+
+@pytest.mark.parametrize("mark", ["controlplane", "e2e"])
+def test_stage_collects_the_folders_of_all_tests_with_its_mark(mark):
+    (folders,) = re.findall(rf" -m {mark} (tests/.+)", (ROOT / "Makefile").read_text())
+    marked = [file for file in (ROOT / "tests").rglob("*.py") if f"mark.{mark}" in file.read_text()]
+    assert len(marked) >= 3
+    assert [file for file in marked if not any(file.is_relative_to(ROOT / each) for each in folders.split())] == []
 
 
 def test_stage_that_collects_nothing_fails(stage):
