@@ -8,7 +8,7 @@ from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
-from dtj_agent.group.messages import Now, check
+from dtj_agent.group.messages import PROTOCOL_VERSION, Now, check
 
 WALL = 1_790_000_000.0
 
@@ -52,7 +52,7 @@ class CoordinatorHarness:
 
     def hello(self, ordinal: int, **changes: Any) -> dict[str, Any]:
         hello = {
-            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}",
+            "type": "hello", "version": PROTOCOL_VERSION, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}",
             "pod": f"j-{ordinal}", "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal,
             "state": "idle", "attempt": 0,
             "history": History().to_json(), "outcome": None, "crashed": False, "interrupted": None,

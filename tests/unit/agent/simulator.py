@@ -27,6 +27,7 @@ from typing import Any
 from dtj_agent.files.lease_file import claim
 from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
+from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.member import WorkerExit
 from dtj_agent.group.messages import FINISHED, STUCK
@@ -53,6 +54,7 @@ class World(Network):
         self.spec = GroupSpec(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
         self.work = rng.uniform(1.0, 20.0)
         self.has_volume = rng.random() < 0.5
+        self.spec = self.spec._replace(has_volume=self.has_volume)
         self.folder = DictFolder(self.before_operation)
         self.training = Training(self)
         self.started: list[int] = []
@@ -71,9 +73,9 @@ class World(Network):
         starts = [e for e in effects if isinstance(e, coordinator_effects.Send) and e.message["type"] == "start"]
         if starts:
             self.check_start(pod, starts)
-        life = pod.life
+        life, coordinator = pod.life, pod.coordinator
         for effect in effects:
-            if self.crashes(pod, life):
+            if self.crashes(pod, life) or pod.coordinator is not coordinator:
                 return
             if isinstance(effect, coordinator_effects.Send):
                 if effect.conn in pod.conns:
@@ -83,8 +85,13 @@ class World(Network):
                     link = pod.conns.pop(effect.conn)
                     self.cut(link)
             elif isinstance(effect, coordinator_effects.WriteLease):
-                write = partial(self.write_lease, pod, effect.attempt)
+                write = partial(self.write_lease, pod, coordinator, effect.attempt)
                 self.after(self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(write))
+            elif isinstance(effect, coordinator_effects.StepDown):
+                if effect.history is not None:
+                    self.member_does(pod, pod.member.learn(effect.history))
+                if not self.crashes(pod, life):
+                    pod.elect(pod.election.stepped_down(effect.why, self.time))
             else:
                 self.log_line(f"  coordinator in {pod}: {effect.text}")
 
@@ -98,21 +105,18 @@ class World(Network):
             return True
         return False
 
-    def write_lease(self, pod: Pod, attempt: int) -> None:
-        assert pod.coordinator is not None
+    def write_lease(self, pod: Pod, coordinator: Coordinator, attempt: int) -> None:
         taken, error = None, None
-        if not self.has_volume:
-            self.folder.lease = attempt
-        else:
-            try:
-                taken = claim(self.folder, attempt)
-            except OSError as problem:
-                error = str(problem.strerror)
-            except Died:
-                faults.note(self, "agent", pod)
-                self.bring_back(pod, keep_disk=True)
-                return
-        self.coordinator_does(pod, pod.coordinator.lease_done(attempt, taken, error, self.now(pod)))
+        try:
+            taken = claim(self.folder, attempt)
+        except OSError as problem:
+            error = str(problem.strerror)
+        except Died:
+            faults.note(self, "agent", pod)
+            self.bring_back(pod, keep_disk=True)
+            return
+        if pod.coordinator is coordinator:
+            self.coordinator_does(pod, coordinator.lease_done(attempt, taken, error, self.now(pod)))
 
     @property
     def lease(self) -> int:
@@ -265,8 +269,9 @@ class World(Network):
         self.member_does(pod, pod.member.workers_stuck("processes do not die", self.now(pod)))
 
         def operator() -> None:
-            hub = self.pods[0]
-            peer = hub.coordinator.peers.get(pod.ordinal) if hub.alive and hub.coordinator else None
+            leaders = [hub.coordinator for hub in self.pods if hub.alive and hub.coordinator is not None]
+            known = [leader.peers[pod.ordinal] for leader in leaders if pod.ordinal in leader.peers]
+            peer = known[0] if known else None
             if any(worker.exit_code is None for worker in held) and pod.alive:
                 if (
                     peer is not None
@@ -309,7 +314,7 @@ class World(Network):
         before = max(self.started if self.has_volume else self.group, default=0)
         if attempt <= before:
             self.fail(f"attempt {attempt} after {before}")
-        if self.lease != attempt:
+        if self.has_volume and self.lease != attempt:
             self.fail(f"attempt {attempt} starts with lease {self.lease}")
         for effect in starts:
             other = pod.conns[effect.conn].pod
@@ -325,7 +330,7 @@ class World(Network):
             known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
             if not len(self.group) - 1 <= known <= len(self.started) - 1:
                 self.fail(f"{len(self.group)} attempts ran, but the history has {restarts}")
-        coordinators = [pod.coordinator for pod in (self.pods[0], *self.twins) if pod.coordinator]
+        coordinators = [pod.coordinator for pod in self.everyone if pod.coordinator]
         spent = max((len(coordinator.history.spent) for coordinator in coordinators), default=0)
         if spent > self.spec.max_restarts:
             self.fail(f"{spent} restarts weigh on a budget of {self.spec.max_restarts}")
@@ -351,9 +356,9 @@ class World(Network):
         while not self.is_over:
             if not self._events or self.time > FAULT_SECONDS + PATIENCE_SECONDS:
                 states = [(p.alive, p.member and p.member.state, p.final and p.final["reason"]) for p in self.pods]
-                hub = self.pods[0].coordinator
-                state = hub and (hub.phase, hub.phase_reason, hub.waiting_for)
-                self.fail(f"the job does not end: {states}, coordinator {state}")
+                hubs = [(pod.ordinal, pod.coordinator) for pod in self.pods if pod.coordinator]
+                state = [(ordinal, hub.phase, hub.phase_reason, hub.waiting_for) for ordinal, hub in hubs]
+                self.fail(f"the job does not end: {states}, coordinators {state}")
             self.time, _, call = heapq.heappop(self._events)
             call()
             self.check()

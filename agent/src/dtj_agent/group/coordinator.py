@@ -1,6 +1,6 @@
 """The group's decisions: who joins, when an attempt starts, how the job ends. Pure.
 
-The coordinator runs in the agent of pod 0. Every event method takes what happened and `now`, and
+The coordinator runs in the agent that leads (election.py). Every event method takes what happened and `now`, and
 returns effects. `_advance` examines the whole state after each event, so that no order of events
 needs a case of its own:
 
@@ -11,8 +11,8 @@ needs a case of its own:
 
 The coordinator is composed of parts: `Roster` (who is connected), `Admission` (who may join),
 `AttemptLifecycle` (how an attempt starts, breaks and is settled), `RestartPolicy` (what a failure
-costs), `LeaseRequest` (the next attempt's number) and `Succession` (whether another coordinator has
-replaced this one).
+costs), `LeaseRequest` (the next attempt's number) and `Epoch` (the right to start one). A coordinator
+that hears of a later attempt than its own steps down: another one has replaced it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dtj_agent.group import outcome
 from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
+from dtj_agent.group.epoch import Epoch
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
@@ -36,7 +37,6 @@ from dtj_agent.group.lifecycle import (
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
 from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
-from dtj_agent.group.succession import Succession
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import OperatorMessage
 
@@ -49,19 +49,22 @@ HISTORY_SECONDS = 0.5
 class Coordinator:
     """Decides for the whole group.
 
-    `history`: what this agent remembers at its start; `final`: the outcome, if any.
+    `history`: what this agent remembers at its start; `final`: the outcome, if any; `ordinal`: its pod's.
     """
 
-    def __init__(self, spec: GroupSpec, history: History, final: Optional[Message], now: Now) -> None:
+    def __init__(self, spec: GroupSpec, history: History, final: Optional[Message], now: Now, ordinal: int = 0) -> None:
         self.spec = spec
+        self.ordinal = ordinal
         self.outcome = final
         self._outbox = Outbox()
         self.roster = Roster(spec)
         self.lifecycle = AttemptLifecycle(spec, self.roster, history, self._outbox, now)
         self.policy = self.lifecycle.policy
         self.lease = LeaseRequest()
-        self.succession = Succession(history)
-        self._admission = Admission(spec, self.roster, self.succession)
+        self.epoch = Epoch(self.roster)
+        self._admission = Admission(spec, self.roster)
+        self._copied = history.copy()
+        """The history before this coordinator added to it."""
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
         self._sent_revision = history.revision
@@ -95,11 +98,6 @@ class Coordinator:
         return self.roster.peers
 
     @property
-    def is_replaced(self) -> bool:
-        """Whether another coordinator has started later attempts: then the job continues there."""
-        return self.lease.is_replaced or self.succession.is_replaced(self._reached)
-
-    @property
     def waiting_for(self) -> List[int]:
         """The ordinals without which no attempt can start."""
         return self.roster.missing() if self.phase == PHASE_RENDEZVOUS else []
@@ -111,9 +109,6 @@ class Coordinator:
             return "waiting for the workers of %s to terminate" % listed(pods, len(pods)) if pods else ""
         if self.phase != PHASE_RENDEZVOUS:
             return ""
-        if self.is_replaced:
-            replaced = "another coordinator of this job has started attempt %d" % self.succession.later
-            return self.lease.trouble or replaced
         pause = self.policy.not_before - now.mono
         held_back = "the next attempt starts in %.0f s" % pause if pause > 0 else ""
         moving = self.lifecycle.moving(now)
@@ -124,33 +119,37 @@ class Coordinator:
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
-        finished = self.roster.in_state(FINISHED)
-        waiting = len(self.peers) - len(finished)
-        return self.outcome is not None and (waiting == 0 or (waiting == 1 and 0 in self.peers and 0 not in finished))
+        waiting = self.peers.keys() - self.roster.in_state(FINISHED).keys()
+        return self.outcome is not None and waiting <= {self.ordinal}
 
     # --- events ---------------------------------------------------------------------------------------------------
 
     def joined(self, conn: int, hello: Message, now: Now) -> List[Effect]:
         """Handles the hello of an agent that has connected."""
         theirs = History.from_json(hello["history"])
-        rejection = self._admission.rejection(hello, theirs, self._reached, self.outcome is not None, now)
+        rejection = self._admission.rejection(hello, now)
         if rejection:
             if not self._admission.is_repeated(rejection):
                 self._outbox.log("rejected " + rejection)
             self._outbox.close(conn)
             return self._outbox.take()
+        if theirs.attempt > self._reached and (self.epoch.number or self.outcome is not None):
+            return self._step_down("%s knows attempt %d of another one" % (hello["pod"], theirs.attempt), theirs)
         old = self.peers.get(hello["ordinal"])
         if old is not None:
             self._outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
-        newer = self.succession.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
-        if newer is not None:
-            self.lifecycle.continue_from(newer)
-        self.roster.add(Peer(conn, hello, now))
+        if self.phase == PHASE_RENDEZVOUS:
+            self._take_over(theirs)
+        peer = Peer(conn, hello, now)
+        self.roster.add(peer)
+        self.epoch.met(peer.promised, self._reached)
         self._adopt(hello)
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
             self._outbox.send(conn, self._history_message())
+            if self.epoch.asked:
+                self._outbox.send(conn, {"type": "promise", "attempt": self.epoch.asked})
         self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.spec.replicas))
         return self._advance(now)
 
@@ -182,6 +181,11 @@ class Coordinator:
             self.lifecycle.progressed(message["progress"], now)
         elif kind == "failed" and self.lifecycle.is_current(peer, message["attempt"]):
             self.lifecycle.workers_failed(peer, message["failures"], now)
+        elif kind == "promised" and message["attempt"] == self.epoch.asked:
+            if not message["granted"]:
+                return self.lease_done(message["attempt"], max(message["known"], message["attempt"]), None, now)
+            if self.epoch.promised(peer):
+                return self.lease_done(message["attempt"], None, None, now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
@@ -189,31 +193,23 @@ class Coordinator:
 
         `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
         """
+        self.epoch.asked = 0
         if self.lease.answered(attempt, taken, error, now):
             # An agent that joined meanwhile may know a later attempt.
             if self.phase == PHASE_RENDEZVOUS and self.roster.is_whole and attempt > self._known_attempt:
                 self._start(attempt, self.roster.ready(), now)
         elif self.lease.is_replaced:
             self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
+            return self._step_down(str(self.lease.trouble), None)
         elif error is not None:
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
         return self._advance(now)
 
     def heard_of(self, attempt: int, now: Now) -> List[Effect]:
         """Handles the report of a member that is linked elsewhere and knows of `attempt`."""
-        self.succession.heard_of(attempt)
-        return self._advance(now)
-
-    def named(self, now: Now) -> List[Effect]:
-        """Handles that pod 0's name leads to this agent.
-
-        The name is the API server's choice, which overrules who has started what.
-        """
-        if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
-            text = "pod 0's name leads to this agent: continuing after attempt %d of another coordinator"
-            self._outbox.log(text % self.succession.later)
-            self.succession.resume(self.history)
-            self.lease = LeaseRequest()
+        self.epoch.heard_of(attempt)
+        if self.epoch.number and attempt > self._reached and self.outcome is None:
+            return self._step_down("another coordinator of this job has started attempt %d" % attempt, None)
         return self._advance(now)
 
     def handed_over(self, message: OperatorMessage, now: Now) -> List[Effect]:
@@ -229,12 +225,28 @@ class Coordinator:
         if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._log_at:
             self._log_at = now.mono + LOG_SECONDS
             self._outbox.log(self.phase_message(now) or "waiting for the lease of the next attempt")
-        if self.lease.is_overdue(now):
+        if self.spec.has_volume and self.lease.is_overdue(now):
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
         self.lifecycle.give_up_overdue(now)
         self.lifecycle.look_for_hang(now)
         self.lifecycle.look_for_stragglers(now)
         return self._advance(now)
+
+    def _step_down(self, why: str, theirs: Optional[History]) -> List[Effect]:
+        self._outbox.step_down(why, None if theirs is None else theirs.to_json())
+        return self._outbox.take()
+
+    def _take_over(self, theirs: History) -> None:
+        """Continues with a member's history if it is newer.
+
+        With an older copy this coordinator is new. The notes that it has made meanwhile (its own
+        agent had crashed) make its copy no newer; they are added to the member's.
+        """
+        own = self.history
+        if theirs.newer_than(own if self.epoch.number else self._copied):
+            copied, self._copied = self._copied, theirs.copy()
+            theirs.take_over(own, copied)
+            self.lifecycle.continue_from(theirs)
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:
         self.roster.remove(peer, now)
@@ -279,7 +291,7 @@ class Coordinator:
             self._outbox.send(peer.conn, message)
 
     def _history_message(self) -> Message:
-        return {"type": "history", "history": self.history.to_json()}
+        return {"type": "history", "history": self.history.to_json(), "epoch": self.epoch.number}
 
     def _settle(self, now: Now) -> None:
         failed = self.lifecycle.settle(now)
@@ -292,34 +304,47 @@ class Coordinator:
     def _known_attempt(self) -> int:
         """The greatest attempt that any agent here remembers."""
         floor = self.spec.attempt_floor - 1
-        return max(floor, self.history.attempt, self.succession.later, self.roster.greatest_attempt)
+        return max(floor, self.history.attempt, self.epoch.later, self.roster.greatest_attempt)
 
     def _gather(self, now: Now) -> None:
         """Requests the lease of the next attempt once all its members are ready."""
-        if self.is_replaced:
-            return None
         whole = self.roster.is_whole
-        # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job
-        # before all members joined.
-        failed = self.lifecycle.charge_deferred(now) if self.succession.started or whole else None
+        # A coordinator that has started nothing may be one of two: it ends no job before all
+        # members joined.
+        failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
         if failed is not None:
             return self._fail(failed, now)
         last = self.history.attempt
         if not whole:
             self.lifecycle.gathering("schedule", now)
         elif last and self._have_done(last):
-            # Pod 0's agent was away when the last of them finished; their work is complete.
+            # Nobody led when the last of them finished; their work is complete.
             self.lifecycle.attempt = Attempt.with_members(self.roster.ready(), last, self.spec.processes)
             return self._succeed(now)
         elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
             self.lifecycle.gathering("rendezvous", now)
-            attempt = self.lease.request(self._known_attempt, now)
-            if attempt is not None:
-                self._outbox.write_lease(attempt)
-        if 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
+            self._request_number(now)
+        # With spares the others may have gone on without this agent.
+        speaks_for_all = not self.spec.spares or self.roster.is_majority(self.peers)
+        if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.spec.rendezvous_timeout, self.phase_message(now))
             self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
+
+    def _request_number(self, now: Now) -> None:
+        """Requests the number of the next attempt, which no other coordinator gets."""
+        if not self.spec.has_volume and not self.roster.is_majority(self.peers):
+            return
+        attempt = self.lease.request(max(self._known_attempt, self.roster.greatest_promise), now)
+        if attempt is None:
+            return
+        if self.spec.has_volume:
+            self._outbox.write_lease(attempt)
+        elif not self.epoch.is_promised:
+            self.epoch.ask(attempt)
+            self._send_all(self.peers, {"type": "promise", "attempt": attempt})
+        elif self.lease.answered(attempt, None, None, now):
+            self._start(attempt, self.roster.ready(), now)
 
     def _have_done(self, attempt: int) -> bool:
         """Returns whether the workers of all members have exited with 0 in `attempt`."""
@@ -328,11 +353,16 @@ class Coordinator:
         return all(peer.state == DONE and peer.attempt == attempt for peer in self.roster.ready())
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
-        self.succession.started = attempt
-        self.lifecycle.start(attempt, chosen, now)
+        self.epoch.started(attempt)
+        self.lifecycle.start(attempt, chosen, self._leadership, now)
         self._sent_revision = self.history.revision
         pods = listed([peer.pod for peer in chosen], len(chosen))
         self._outbox.log("attempt %d starts on %s" % (attempt, pods))
+
+    @property
+    def _leadership(self) -> Message:
+        """The fields that tell a member who leads."""
+        return {"epoch": self.epoch.number, "leader": self.ordinal}
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 
@@ -351,7 +381,7 @@ class Coordinator:
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         """Ends the job, unless another coordinator continues it."""
-        if self.is_replaced or self.succession.is_behind(self._reached):
+        if self.epoch.later > self._reached:
             self.lifecycle.phase = PHASE_RENDEZVOUS
             return
         self.lifecycle.ended(result == outcome.SUCCEEDED, now)

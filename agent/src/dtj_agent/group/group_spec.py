@@ -37,6 +37,10 @@ class GroupSpec(NamedTuple):
     """The user's decisions about certain failures, in order of precedence."""
     generation: int = 0
     """Generation of the job that the budget is from."""
+    spares: int = 0
+    """Pods beyond the replicas."""
+    has_volume: bool = True
+    """Whether there is a volume, whose lease fences a coordinator that was replaced."""
     has_other_nodes: bool = True
     """An operator can replace pods on other nodes; nobody can under `dtj run`."""
 

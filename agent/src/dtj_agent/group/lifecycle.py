@@ -14,7 +14,7 @@ from dtj_agent.group.effects import Outbox
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_guard import HangGuard
-from dtj_agent.group.history import History
+from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
@@ -53,8 +53,8 @@ class AttemptLifecycle:
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
         self._is_moving_explained = False
-        self._left_behind = False
-        """Members have returned from an attempt of an earlier coordinator."""
+        self._lost_leader: Optional[int] = None
+        """The ordinal that led the attempt from which members have returned, until its loss is listed."""
         self._broke_at = 0.0
         self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
         """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
@@ -80,23 +80,23 @@ class AttemptLifecycle:
         if self.recovery is not None and self.recovery.attempt == 0:
             self.recovery.enter(phase, now)
 
-    def start(self, number: int, members: List[Peer], now: Now) -> None:
+    def start(self, attempt: int, members: List[Peer], leadership: Message, now: Now) -> None:
         history = self.history
         unmoved, self._moving = self._unmoved(), None
         if unmoved is not None:
             text = "%s was not replaced within %.0f s: the group restarts in place"
             self._outbox.log(text % (unmoved.pod, names.ELSEWHERE_SECONDS))
-        history.attempt = number
+        history.attempt = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.attempt = Attempt.with_members(members, number, self._spec.processes)
+        self.attempt = Attempt.with_members(members, attempt, self._spec.processes)
         self.goodput.started(now)
         self.guard.started(self.attempt.world_size)
         self._stragglers = StragglerWatch()
         if self.recovery is not None:
-            self.recovery.started(number, history, now)
+            self.recovery.started(attempt, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
-        self.attempt.start(members, history, self._outbox)
+        self.attempt.start(members, history, leadership, self._outbox)
 
     # --- what happens to its members ------------------------------------------------------------------------------
 
@@ -201,11 +201,12 @@ class AttemptLifecycle:
     def member_returned(self, hello: Message, now: Now) -> None:
         """Corrects the cause of the recovery if the hello of a returned member shows why it went."""
         self._correct_cause(hello, now)
-        coordinator = self._roster.peers.get(0)
-        if self._left_behind and coordinator is not None and coordinator.attempt == 0:
-            # Pod 0 is new: it was lost like any other pod, and nobody has listed the loss.
-            self._left_behind = False
-            lost = {"reason": Reason.POD_LOST, "ordinal": 0}
+        ordinal = -1 if self._lost_leader is None else self._lost_leader
+        leader = self._roster.peers.get(ordinal)
+        if leader is not None and leader.attempt == 0:
+            # Its pod is new: it was lost like any other pod, and nobody has listed the loss.
+            self._lost_leader = None
+            lost = {"reason": Reason.POD_LOST, "ordinal": ordinal}
             self._note(self.policy.decide(lost, self.history, now), lost, now)
 
     def _correct_cause(self, hello: Message, now: Now) -> None:
@@ -218,7 +219,7 @@ class AttemptLifecycle:
             # their hellos report when.
             self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
-            self._left_behind = True
+            self._lost_leader = int(number(broke.get("leader")))
         recovery = self.recovery
         if recovery is None or recovery.attempt:
             return

@@ -5,7 +5,7 @@ The roster follows each change of a peer's state, so that no message costs a loo
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Collection, Dict, List, Optional
 
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.messages import DONE, IDLE, STUCK, Message, Now
@@ -35,6 +35,8 @@ class Peer:
         self.address: str = hello["address"]
         self.port: int = hello["port"]
         self.attempt: int = hello["attempt"]
+        self.promised: int = hello.get("promised") or 0
+        """The greatest attempt number that it has promised to a coordinator."""
         self.heard = now.mono
         self.index: Optional[PeerIndex] = None
         """The index of the roster that the peer is in."""
@@ -102,6 +104,8 @@ class Roster:
         """The agents that were not sent the outcome yet, by ordinal."""
         self.greatest_attempt = 0
         """The greatest attempt that an agent was started for before it joined."""
+        self.greatest_promise = 0
+        """The greatest number that an agent had promised before it joined."""
         self._spec = spec
         self._by_conn: Dict[int, Peer] = {}
         self._index = PeerIndex()
@@ -111,6 +115,7 @@ class Roster:
     def add(self, peer: Peer) -> None:
         self.peers[peer.ordinal] = self.without_outcome[peer.ordinal] = self._by_conn[peer.conn] = peer
         self.greatest_attempt = max(self.greatest_attempt, peer.attempt)
+        self.greatest_promise = max(self.greatest_promise, peer.promised)
         peer.index = self._index
         self._index.add(peer)
 
@@ -132,6 +137,11 @@ class Roster:
     def is_whole(self) -> bool:
         """Whether an attempt could start now."""
         return len(self._index.free) >= self._spec.replicas
+
+    def is_majority(self, ordinals: Collection[int]) -> bool:
+        """Returns whether no other majority can be without these; ordinal 0 decides between two halves."""
+        twice, pods = 2 * len(ordinals), self._spec.replicas + self._spec.spares
+        return twice > pods or (twice == pods and 0 in ordinals)
 
     def ready(self) -> List[Peer]:
         """Returns the members of an attempt that starts now: the lowest ordinals that are free and stay."""
