@@ -52,8 +52,8 @@ class CoordinatorHarness:
 
     def hello(self, ordinal: int, **changes: Any) -> dict[str, Any]:
         hello = {
-            "type": "hello", "version": PROTOCOL_VERSION, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}",
-            "pod": f"j-{ordinal}", "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal,
+            "type": "hello", "version": PROTOCOL_VERSION, "uid": "uid", "ordinal": ordinal,
+            "incarnation": f"i{ordinal}", "pod": f"j-{ordinal}", "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal,
             "state": "idle", "attempt": 0,
             "history": History().to_json(), "outcome": None, "crashed": False, "interrupted": None,
         }  # fmt: skip

@@ -224,12 +224,21 @@ class Pod:
         self.dialled += 1
         dialled = self.dialled
 
+        def unanswered(link: Link) -> bool:
+            return self.link is link and self.election.state == election.SEARCHING
+
         def reach() -> None:
             if self.dialled != dialled or self.link is not None:
                 return
             hub = self.find(leader)
-            if hub is not None and hub.alive and world.reachable(self, hub) and not (hub.leaving and hub.coordinator is None):
-                self.link = Link(self, hub)
+            if (
+                hub is not None
+                and hub.alive
+                and world.reachable(self, hub)
+                and not (hub.leaving and hub.coordinator is None)
+            ):
+                link = self.link = Link(self, hub)
+                world.after(names.PEER_DEAD_SECONDS, lambda: world.cut(link) if unanswered(link) else None)
                 world.member_does(self, self.member.connected(world.now(self)))
             else:
                 world.after(world.rng.choice((0.0, 3.0)), self.life_of(fail))
@@ -394,22 +403,19 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
     free = {"pod", "leave"}
     recoveries = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
     surely = 0
-    ever = {kind for kinds in world.faults.values() for kind in kinds}
     for before, attempt in itertools.pairwise([0, *world.started[:-1]]):
         faults = set(world.faults.get(attempt, ()))
         # Numbers between the two were granted, and started nowhere.
         earlier = {kind for number in range(before, attempt) for kind in world.faults.get(number, ())}
         # A cut connection may be noticed when the next attempt runs already.
         clean = earlier <= free | {"worker"}
-        # Without a lease the number of an attempt that reached no pod may be used again.
-        once = world.started.count(attempt + 1) == 1
-        recovery = recoveries.get(attempt + 1) if once else None
+        recovery = recoveries.get(attempt + 1)
         # A pod that left before may be missed only now.
         alone = earlier <= {"worker"}
         if alone and faults == {"worker"} and attempt in world.failed:
             surely += 1
-            kind = "InPlace" if "twin" not in ever else recovery["kind"] if recovery else ""
-            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != ("WorkerFailed", kind, True):
+            kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
+            if recovery and kind != ("WorkerFailed", "InPlace", True):
                 world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
         if (
             clean

@@ -310,8 +310,7 @@ class World(Network):
         if len(attempts) != 1 or sorted(ranks) != [(o, o) for o in range(self.replicas)]:
             self.fail(f"a start with attempts {attempts} and ranks {ranks}")
         attempt = attempts.pop()
-        # Without a lease an attempt that reached no pod may be forgotten: its number is free.
-        before = max(self.started if self.has_volume else self.group, default=0)
+        before = max(self.started, default=0)
         if attempt <= before:
             self.fail(f"attempt {attempt} after {before}")
         if self.has_volume and self.lease != attempt:

@@ -141,9 +141,7 @@ class Coordinator:
             self._gone(old, now.mono - old.heard, now)
         if self.phase == PHASE_RENDEZVOUS:
             self._take_over(theirs)
-        peer = Peer(conn, hello, now)
-        self.roster.add(peer)
-        self.epoch.met(peer.promised, self._reached)
+        self.roster.add(Peer(conn, hello, now))
         self._adopt(hello)
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
@@ -333,18 +331,14 @@ class Coordinator:
 
     def _request_number(self, now: Now) -> None:
         """Requests the number of the next attempt, which no other coordinator gets."""
-        if not self.spec.has_volume and not self.roster.is_majority(self.peers):
-            return
         attempt = self.lease.request(max(self._known_attempt, self.roster.greatest_promise), now)
         if attempt is None:
             return
         if self.spec.has_volume:
             self._outbox.write_lease(attempt)
-        elif not self.epoch.is_promised:
+        else:
             self.epoch.ask(attempt)
             self._send_all(self.peers, {"type": "promise", "attempt": attempt})
-        elif self.lease.answered(attempt, None, None, now):
-            self._start(attempt, self.roster.ready(), now)
 
     def _have_done(self, attempt: int) -> bool:
         """Returns whether the workers of all members have exited with 0 in `attempt`."""

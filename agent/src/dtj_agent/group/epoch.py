@@ -1,7 +1,7 @@
 """The right of a coordinator to start attempts: what fences it from another one. Pure.
 
 With a volume the lease grants each number to one coordinator. Without one a majority of the pods
-promises the number of a coordinator's first attempt, and from then on follows no start below it.
+promises each number to one coordinator, and from then on follows no start below it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ class Epoch:
         """The greatest attempt that another coordinator is known to have started."""
         self.asked = 0
         """The number that the members are asked to promise; 0: none."""
-        self.is_promised = False
-        """A majority has promised a number, and no greater promise was heard of since."""
         self._roster = roster
         self._promises: Set[int] = set()
 
@@ -31,16 +29,10 @@ class Epoch:
     def started(self, attempt: int) -> None:
         self.number = self.number or attempt
 
-    def met(self, promised: int, reached: int) -> None:
-        """Takes what a member that joins has promised to another coordinator."""
-        if promised > reached:
-            self.is_promised = False
-
     def ask(self, attempt: int) -> None:
         self.asked, self._promises = attempt, set()
 
     def promised(self, peer: Peer) -> bool:
         """Returns whether the peer's promise makes a majority."""
         self._promises.add(peer.ordinal)
-        self.is_promised = self._roster.is_majority(self._promises)
-        return self.is_promised
+        return self._roster.is_majority(self._promises)
