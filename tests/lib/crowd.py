@@ -37,8 +37,12 @@ class LightMember:
         self.link.on_open = lambda: self._do(self.member.connected(self._now()))
         self.link.on_message = lambda message: self._do(self.member.received(message, self._now()))
         self.link.on_closed = lambda silence: self._do(self.member.disconnected(silence, self._now()))
-        # The agent of pod 0 needs a moment to listen.
-        self.link.on_ended = lambda was_open: loop.later(0.2, lambda: self.link.dial(("127.0.0.1", port))) and None
+
+        def dial_later() -> None:
+            """Dials again: the agent of pod 0 needs a moment to listen."""
+            loop.later(0.2, lambda: self.link.dial(("127.0.0.1", port)))
+
+        self.link.on_ended = lambda was_open: dial_later()
         self.link.dial(("127.0.0.1", port))
         loop.later(ordinal % 100 / 100, self._beat)
 

@@ -60,6 +60,8 @@ class World(Network):
         self.started: list[int] = []
         self.faults: dict[int, list[str]] = {}
         """The faults that hit the group while an attempt was the last one."""
+        self.ran: dict[int, list[Pod]] = {}
+        """The pods that ran an attempt."""
         self.failed: set[int] = set()
         """Attempts with a worker that ended by itself."""
         self.outcomes: list[dict[str, Any]] = []
@@ -198,6 +200,7 @@ class World(Network):
         if set(world) & set(pod.workers):
             self.fail(f"attempt {effect.attempt} has a rank twice")
         world.update(pod.workers)
+        self.ran.setdefault(effect.attempt, []).append(pod)
         if 0 in pod.workers:
             self.training.begin(pod, effect.attempt)
         for worker in pod.workers.values():
@@ -327,8 +330,10 @@ class World(Network):
         if self.outcomes and self.outcomes[0]["result"] == "Succeeded":
             restarts = self.outcomes[0]["restarts"]
             known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
-            if not len(self.group) - 1 <= known <= len(self.started) - 1:
-                self.fail(f"{len(self.group)} attempts ran, but the history has {restarts}")
+            # What only a pod that was replaced has run is forgotten with it.
+            ran = [attempt for attempt, pods in self.ran.items() if any(not pod.is_twin for pod in pods)]
+            if not len(ran) - 1 <= known <= len(self.started) - 1:
+                self.fail(f"{len(ran)} attempts ran, but the history has {restarts}")
         coordinators = [pod.coordinator for pod in self.everyone if pod.coordinator]
         spent = max((len(coordinator.history.spent) for coordinator in coordinators), default=0)
         if spent > self.spec.max_restarts:

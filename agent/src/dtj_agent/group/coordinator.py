@@ -119,8 +119,10 @@ class Coordinator:
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
-        waiting = self.peers.keys() - self.roster.in_state(FINISHED).keys()
-        return self.outcome is not None and waiting <= {self.ordinal}
+        own, finished = self.ordinal, self.roster.in_state(FINISHED)
+        waiting = len(self.peers) - len(finished)
+        is_last = waiting == 1 and own in self.peers and own not in finished
+        return self.outcome is not None and (waiting == 0 or is_last)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -133,8 +135,9 @@ class Coordinator:
                 self._outbox.log("rejected " + rejection)
             self._outbox.close(conn)
             return self._outbox.take()
-        if theirs.attempt > self._reached and (self.epoch.number or self.outcome is not None):
-            return self._step_down("%s knows attempt %d of another one" % (hello["pod"], theirs.attempt), theirs)
+        seen = theirs.attempt if self.outcome is not None else max(hello["attempt"], theirs.attempt)
+        if seen > self._reached and (self.epoch.number or self.outcome is not None):
+            return self._step_down("%s knows attempt %d of another one" % (hello["pod"], seen), theirs)
         old = self.peers.get(hello["ordinal"])
         if old is not None:
             self._outbox.close(old.conn)
@@ -280,13 +283,16 @@ class Coordinator:
                 self._send_all(self.roster.without_outcome, {"type": "finish", "outcome": self.outcome})
                 self.roster.without_outcome.clear()
         elif self.history.revision != self._sent_revision and now.mono >= self._send_after:
-            self._sent_revision, self._send_after = self.history.revision, now.mono + HISTORY_SECONDS
-            self._send_all(self.peers, self._history_message())
+            self._send_history(now)
         return self._outbox.take()
 
     def _send_all(self, peers: Dict[int, Peer], message: Message) -> None:
         for peer in peers.values():
             self._outbox.send(peer.conn, message)
+
+    def _send_history(self, now: Now) -> None:
+        self._sent_revision, self._send_after = self.history.revision, now.mono + HISTORY_SECONDS
+        self._send_all(self.peers, self._history_message())
 
     def _history_message(self) -> Message:
         return {"type": "history", "history": self.history.to_json(), "epoch": self.epoch.number}
@@ -334,6 +340,8 @@ class Coordinator:
         attempt = self.lease.request(max(self._known_attempt, self.roster.greatest_promise), now)
         if attempt is None:
             return
+        if self.history.revision != self._sent_revision:
+            self._send_history(now)  # what the restart costs must outlive this agent
         if self.spec.has_volume:
             self._outbox.write_lease(attempt)
         else:
