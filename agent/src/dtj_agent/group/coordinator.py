@@ -347,9 +347,10 @@ class Coordinator:
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         self.succession.started = attempt
-        self.formation.starting(chosen, self.lifecycle.recovery, self.history, now)
+        self.formation.starting(chosen, self.lifecycle.due_recovery(now), self.history, now)
         self.lifecycle.start(attempt, chosen, now)
         self._sent_revision = self.history.revision
+        self._send_all(self.roster.in_state(IDLE), self._history_message())
         pods = listed([peer.pod for peer in chosen], len(chosen))
         self._outbox.log("attempt %d starts on %s" % (attempt, pods))
 

@@ -83,6 +83,12 @@ class AttemptLifecycle:
         if self.recovery is not None and self.recovery.attempt == 0:
             self.recovery.enter(phase, now)
 
+    def due_recovery(self, now: Now) -> Optional[RecoveryTimer]:
+        """Returns the recovery that the next attempt ends; None before the first attempt."""
+        if self.recovery is None and self.history.attempt:
+            self.recovery = RecoveryTimer.after_lost_coordinator({}, self.goodput.last_step, now)
+        return self.recovery
+
     def start(self, number: int, members: List[Peer], now: Now) -> None:
         history = self.history
         unmoved, self._moving = self._unmoved(), None

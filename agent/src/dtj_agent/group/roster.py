@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional
 
 from dtj_agent.group.group_spec import GroupSpec
-from dtj_agent.group.messages import DONE, IDLE, STUCK, Message, Now
+from dtj_agent.group.messages import DONE, IDLE, STOPPING, STUCK, Message, Now
 
 MAX_NAMED = 8
 """Pods that a message lists by name."""
@@ -148,6 +148,11 @@ class Roster:
     def free_peers(self) -> List[Peer]:
         """Returns the agents that could be in an attempt that starts now, by ordinal."""
         return [peer for _, peer in sorted(self._index.free.items())]
+
+    def has_broken(self, attempt: int) -> bool:
+        """Returns whether the workers of any agent here were in `attempt` and have not completed it."""
+        broken = (peer for state in (IDLE, STOPPING, STUCK) for peer in self.in_state(state).values())
+        return attempt > 0 and any(peer.attempt == attempt for peer in broken)
 
     @property
     def is_whole(self) -> bool:
