@@ -186,6 +186,20 @@ def test_elastic_group_shrinks_when_a_lost_pod_does_not_return_in_time() -> None
     assert harness.coordinator.size == 2
 
 
+def test_wait_for_a_terminating_pod_begins_at_its_end() -> None:
+    """The pod can't be back while its workers save."""
+    harness = elastic()
+    harness.receive(0, "leaving", grace=60.0)
+    harness.stopped(1, 2)
+    harness.wait(30)
+    harness.stopped(0)
+    harness.leave(0)
+    harness.wait(9)
+    assert len(started(harness)) == 1
+    harness.wait(1.1)
+    assert started(harness)[1:] == [[1, 2]]
+
+
 def test_pod_that_returns_in_time_keeps_the_size() -> None:
     harness = elastic()
     harness.leave(0)

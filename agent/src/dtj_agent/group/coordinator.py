@@ -295,8 +295,7 @@ class Coordinator:
         failed = self.lifecycle.settle(now)
         if failed is not None:
             return self._fail(failed, now)
-        if self.lifecycle.attempt.lost:
-            self.formation.broke(self.lifecycle.broke_at)
+        self.formation.settled(self.lifecycle.attempt.lost, now)
         self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
         return None
 

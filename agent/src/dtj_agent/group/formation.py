@@ -13,7 +13,7 @@ where the script writes any.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
@@ -109,9 +109,12 @@ class Formation:
 
     # --- the group gathers ----------------------------------------------------------------------------------------
 
-    def broke(self, at: float) -> None:
-        """Remembers when pods were lost: the group waits for them from then on."""
-        self._short_since = at
+    def settled(self, lost: Iterable[int], now: Now) -> None:
+        """Remembers when the lost pods had gone: the group waits for them from then on.
+
+        A pod that terminates can't be back before its end, which its workers may use to save.
+        """
+        self._short_since = min((self._roster.left_at(ordinal, now) for ordinal in lost), default=None)
 
     def gather(self, history: History, now: Now) -> None:
         """Sets the size that an attempt would have which starts now."""

@@ -56,7 +56,7 @@ class AttemptLifecycle:
         self._is_moving_explained = False
         self._left_behind = False
         """Members have returned from an attempt of an earlier coordinator."""
-        self.broke_at = 0.0
+        self._broke_at = 0.0
         self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
         """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
         self._moving: Optional[Tuple[int, str, float]] = None
@@ -284,7 +284,7 @@ class AttemptLifecycle:
         """
         if self.phase == PHASE_RUNNING:
             self.phase, self.phase_reason = PHASE_STOPPING, reason
-            self.broke_at = now.mono
+            self._broke_at = now.mono
             self.recovery = RecoveryTimer(kind, reason, now, detect, self.goodput.last_step)
             self.policy.attempt_broke()
             self._stopping = AttemptStop(self.attempt, self._roster, now)
@@ -327,7 +327,7 @@ class AttemptLifecycle:
             if isinstance(decision, Fail):
                 return decision
         for lost, heard in self._explanations.values():
-            if self.broke_at - heard > EXPLANATION_SECONDS:
+            if self._broke_at - heard > EXPLANATION_SECONDS:
                 continue
             if self.attempt.explain(lost) is not None and self.recovery.reason == Reason.POD_LOST:
                 self.recovery.reason = self.phase_reason = lost.reason

@@ -133,6 +133,10 @@ class Roster:
         peer.index = None
         self._left[peer.ordinal] = now.mono
 
+    def left_at(self, ordinal: int, now: Now) -> float:
+        """Returns the monotonic time at which an agent left; now if it is still there."""
+        return now.mono if ordinal in self.peers else self._left.get(ordinal, now.mono)
+
     def by_conn(self, conn: int) -> Optional[Peer]:
         return self._by_conn.get(conn)
 
