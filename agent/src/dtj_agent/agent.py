@@ -71,7 +71,7 @@ class Agent:
             settings.secret,
             pages(settings.secret, self._status, self._handed_over),
             self._accept,
-            settings.peer_count,
+            settings.most_peers,
         )
         self.server.on_rejected = self.log
 
@@ -191,6 +191,8 @@ class Agent:
         """Sends a heartbeat, with the vitals of the ranks that run."""
         ranks = self.workers.watch.vitals() if self.member.state == RUNNING else []
         vitals: Message = {"attempt": self.workers.attempt, "ranks": ranks} if ranks else {}
+        if self.workers.is_warming:
+            vitals["warming"] = True
         self._do([member.SendToCoordinator({"type": "beat", **vitals})])
 
     def _send_stacks(self, stacks: Dict[str, str]) -> None:
@@ -214,7 +216,7 @@ class Agent:
     def _make_coordinator(self) -> CoordinatorShell:
         """Makes the group's coordinator, because this agent leads from now on."""
         settings = self.settings
-        few_descriptors = descriptors.make_room(settings.peer_count)
+        few_descriptors = descriptors.make_room(settings.most_peers)
         for problem in (*([few_descriptors] if few_descriptors else []), *settings.rule_problems):
             self.log(problem)
         history, final = History.from_json(self.member.history.to_json()), self.member.outcome
@@ -279,8 +281,11 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         max_without_progress=settings.max_without_progress,
         rules=settings.rules,
         generation=settings.generation,
-        has_volume=settings.checkpoint_dir is not None,
         has_other_nodes=not settings.die_with_parent,
+        spares=settings.spares,
+        elastic=settings.elastic,
+        has_volume=settings.checkpoint_dir is not None,
+        grace=settings.grace,
     )
 
 

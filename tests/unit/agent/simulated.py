@@ -417,13 +417,7 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
             kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
             if recovery and kind != ("WorkerFailed", "InPlace", True):
                 world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
-        if (
-            clean
-            and faults
-            and faults <= free
-            and recovery
-            and (recovery["kind"], recovery["counted"]) != ("Pod", False)
-        ):
+        if clean and faults and faults <= free and recovery and (recovery["kind"] == "InPlace" or recovery["counted"]):
             world.fail(f"attempt {attempt} broke by {faults} alone, but the recovery is {recovery}")
     at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
     if not surely <= final["restarts"]["counted"] <= at_most:

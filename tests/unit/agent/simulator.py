@@ -10,6 +10,7 @@ The world simulates a clock, a network, volumes, processes and pods, and these f
     names     lead to the old pod for a while
     leases    are written by the real algorithm to a volume that is slow or fails between two operations
     clocks    of pods differ by up to an hour
+    sizes     of elastic groups change; some groups have spares (simulated_sizes.py)
 
 Rank 0 reports steps and checkpoints (simulated_training.py).
 
@@ -36,6 +37,7 @@ from tests.unit.agent import simulated_faults as faults
 from tests.unit.agent.lease_volume import DictFolder, Died
 from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
 from tests.unit.agent.simulated_faults import FAULT_SECONDS
+from tests.unit.agent.simulated_sizes import Sizes
 from tests.unit.agent.simulated_training import Training
 
 PATIENCE_SECONDS = 400.0
@@ -47,6 +49,7 @@ class World(Network):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         rng = self.rng
+        # Pods, spares too.
         self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
         if rng.random() < LARGE_SHARE:
             self.replicas = rng.choice((24, 64))
@@ -55,6 +58,7 @@ class World(Network):
         self.work = rng.uniform(1.0, 20.0)
         self.has_volume = rng.random() < 0.5
         self.spec = self.spec._replace(has_volume=self.has_volume)
+        self.sizes = Sizes(self)
         self.folder = DictFolder(self.before_operation)
         self.training = Training(self)
         self.started: list[int] = []
@@ -162,7 +166,7 @@ class World(Network):
         if final["result"] == "Succeeded":
             ranks = self.group.get(final["attempt"], {})
             codes = [worker.exit_code for worker in ranks.values()]
-            if codes != [0] * (self.replicas * self.processes):
+            if codes != [0] * self.sizes.workers(final["attempt"]):
                 self.fail(f"attempt {final['attempt']} has succeeded, but its workers ended with {codes}")
         if pod.is_twin:
             return  # nothing reads its outcome
@@ -211,7 +215,7 @@ class World(Network):
         if self.has_volume and self.lease > worker.attempt:  # its last checkpoint can't be committed
             return self.end(pod, worker, 1)
         mates = self.group[worker.attempt]
-        whole = len(mates) == self.replicas * self.processes
+        whole = len(mates) == self.sizes.workers(worker.attempt)
         able = all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values())
         if worker.exit_code is None and whole and able:
             self.end(pod, worker, 0)
@@ -310,9 +314,9 @@ class World(Network):
         attempts = {effect.message["attempt"] for effect in starts}
         sent = [effect for effect in starts if effect.conn in pod.conns]
         ranks = [(pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"]) for effect in sent]
-        if len(attempts) != 1 or sorted(ranks) != [(o, o) for o in range(self.replicas)]:
-            self.fail(f"a start with attempts {attempts} and ranks {ranks}")
         attempt = attempts.pop()
+        if attempts or not self.sizes.started(attempt, ranks):
+            self.fail(f"a start with attempts {attempt} {attempts} and ranks {ranks}")
         before = max(self.started, default=0)
         if attempt <= before:
             self.fail(f"attempt {attempt} after {before}")

@@ -1,8 +1,8 @@
 """The group's decisions: who joins, when an attempt starts, how the job ends. Pure.
 
-The coordinator runs in the agent that leads (election.py). Every event method takes what happened and `now`, and
-returns effects. `_advance` examines the whole state after each event, so that no order of events
-needs a case of its own:
+The coordinator runs in the agent that leads (election.py). Every event method takes what happened
+and `now`, and returns effects. `_advance` examines the whole state after each event, so that no
+order of events needs a case of its own:
 
     Rendezvous --all members ready, lease written--> Running
     Running    --failure or loss--> Stopping
@@ -11,8 +11,7 @@ needs a case of its own:
 
 The coordinator is composed of parts: `Roster` (who is connected), `Admission` (who may join),
 `AttemptLifecycle` (how an attempt starts, breaks and is settled), `RestartPolicy` (what a failure
-costs), `LeaseRequest` (the next attempt's number) and `Epoch` (the right to start one). A coordinator
-that hears of a later attempt than its own steps down: another one has replaced it.
+costs), `LeaseRequest` (the next attempt's number) and `Epoch` (the right to start one).
 """
 
 from __future__ import annotations
@@ -24,16 +23,12 @@ from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
 from dtj_agent.group.epoch import Epoch
+from dtj_agent.group.formation import Formation
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.lease_request import LeaseRequest
-from dtj_agent.group.lifecycle import (
-    PHASE_RENDEZVOUS,
-    PHASE_RUNNING,
-    PHASE_STOPPING,
-    AttemptLifecycle,
-)
+from dtj_agent.group.lifecycle import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, AttemptLifecycle
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
 from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
@@ -60,11 +55,10 @@ class Coordinator:
         self.roster = Roster(spec)
         self.lifecycle = AttemptLifecycle(spec, self.roster, history, self._outbox, now)
         self.policy = self.lifecycle.policy
+        self.formation = Formation(spec, self.roster, self._outbox, now)
         self.lease = LeaseRequest()
-        self.epoch = Epoch(self.roster)
+        self.epoch = Epoch(self.roster, history)
         self._admission = Admission(spec, self.roster)
-        self._copied = history.copy()
-        """The history before this coordinator added to it."""
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
         self._sent_revision = history.revision
@@ -86,6 +80,11 @@ class Coordinator:
     @property
     def goodput(self) -> GoodputTracker:
         return self.lifecycle.goodput
+
+    @property
+    def size(self) -> int:
+        """The pods of the attempt, or of the next one; 0 if that is unknown."""
+        return self.roster.size if self.phase == PHASE_RENDEZVOUS else len(self.lifecycle.attempt.node_ranks)
 
     @property
     def history(self) -> History:
@@ -114,15 +113,14 @@ class Coordinator:
         moving = self.lifecycle.moving(now)
         if moving:
             held_back = "waiting for %s to be replaced on another node" % moving
-        return self.roster.waiting(now) or self.lease.trouble or held_back
+        return self.formation.waiting(self.history, now) or self.lease.trouble or held_back
 
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
         own, finished = self.ordinal, self.roster.in_state(FINISHED)
-        waiting = len(self.peers) - len(finished)
-        is_last = waiting == 1 and own in self.peers and own not in finished
-        return self.outcome is not None and (waiting == 0 or is_last)
+        waiting = len(self.peers) - len(finished) - (own in self.peers and own not in finished)
+        return self.outcome is not None and waiting == 0
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -142,16 +140,16 @@ class Coordinator:
         if old is not None:
             self._outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
-        if self.phase == PHASE_RENDEZVOUS:
-            self._take_over(theirs)
+        newer = self.epoch.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
+        if newer is not None:
+            self.lifecycle.continue_from(newer)
         self.roster.add(Peer(conn, hello, now))
         self._adopt(hello)
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
             self._outbox.send(conn, self._history_message())
-            if self.epoch.asked:
-                self._outbox.send(conn, {"type": "promise", "attempt": self.epoch.asked})
-        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.spec.replicas))
+            self.epoch.ask({hello["ordinal"]: self.peers[hello["ordinal"]]}, self._outbox)
+        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.roster.pods))
         return self._advance(now)
 
     def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
@@ -166,7 +164,7 @@ class Coordinator:
         peer = self.roster.by_conn(conn)
         if peer is None:
             return []
-        peer.heard = now.mono
+        peer.hears(message, now)
         kind = message["type"]
         if kind == "event":
             self.goodput.event(message["event"], now)
@@ -183,10 +181,9 @@ class Coordinator:
         elif kind == "failed" and self.lifecycle.is_current(peer, message["attempt"]):
             self.lifecycle.workers_failed(peer, message["failures"], now)
         elif kind == "promised" and message["attempt"] == self.epoch.asked:
-            if not message["granted"]:
-                return self.lease_done(message["attempt"], max(message["known"], message["attempt"]), None, now)
-            if self.epoch.promised(peer):
-                return self.lease_done(message["attempt"], None, None, now)
+            taken = None if message["granted"] else max(message["known"], message["attempt"])
+            if taken is not None or self.epoch.promised(peer):
+                return self.lease_done(message["attempt"], taken, None, now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
@@ -217,6 +214,7 @@ class Coordinator:
         """Handles what the operator knows: the job's budget, and why pods were lost. The end of a job stays its end."""
         if self.outcome is None:
             self.lifecycle.take_budget(message.budget)
+            self.formation.take_size(message.size, self.history)
             for lost in message.lost_pods:
                 self.lifecycle.pod_explained(lost, now)
         return self._advance(now)
@@ -236,18 +234,6 @@ class Coordinator:
     def _step_down(self, why: str, theirs: Optional[History]) -> List[Effect]:
         self._outbox.step_down(why, None if theirs is None else theirs.to_json())
         return self._outbox.take()
-
-    def _take_over(self, theirs: History) -> None:
-        """Continues with a member's history if it is newer.
-
-        With an older copy this coordinator is new. The notes that it has made meanwhile (its own
-        agent had crashed) make its copy no newer; they are added to the member's.
-        """
-        own = self.history
-        if theirs.newer_than(own if self.epoch.number else self._copied):
-            copied, self._copied = self._copied, theirs.copy()
-            theirs.take_over(own, copied)
-            self.lifecycle.continue_from(theirs)
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:
         self.roster.remove(peer, now)
@@ -274,6 +260,8 @@ class Coordinator:
     def _advance(self, now: Now) -> List[Effect]:
         if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
             self._succeed(now)
+        if self.phase == PHASE_RUNNING:
+            self.lifecycle.resize(self.formation.due(self.lifecycle.attempt, self.history, now), now)
         if self.lifecycle.is_stopped:
             self._settle(now)
         if self.phase == PHASE_RENDEZVOUS:
@@ -282,7 +270,7 @@ class Coordinator:
             if self.roster.without_outcome:
                 self._send_all(self.roster.without_outcome, {"type": "finish", "outcome": self.outcome})
                 self.roster.without_outcome.clear()
-        elif self.history.revision != self._sent_revision and now.mono >= self._send_after:
+        elif now.mono >= self._send_after:
             self._send_history(now)
         return self._outbox.take()
 
@@ -291,8 +279,9 @@ class Coordinator:
             self._outbox.send(peer.conn, message)
 
     def _send_history(self, now: Now) -> None:
-        self._sent_revision, self._send_after = self.history.revision, now.mono + HISTORY_SECONDS
-        self._send_all(self.peers, self._history_message())
+        if self.history.revision != self._sent_revision:
+            self._sent_revision, self._send_after = self.history.revision, now.mono + HISTORY_SECONDS
+            self._send_all(self.peers, self._history_message())
 
     def _history_message(self) -> Message:
         return {"type": "history", "history": self.history.to_json(), "epoch": self.epoch.number}
@@ -301,6 +290,7 @@ class Coordinator:
         failed = self.lifecycle.settle(now)
         if failed is not None:
             return self._fail(failed, now)
+        self.formation.settled(self.lifecycle.attempt.lost, now)
         self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
         return None
 
@@ -312,23 +302,22 @@ class Coordinator:
 
     def _gather(self, now: Now) -> None:
         """Requests the lease of the next attempt once all its members are ready."""
+        self.formation.gather(self.history, now)
         whole = self.roster.is_whole
-        # A coordinator that has started nothing may be one of two: it ends no job before all
-        # members joined.
+        # A coordinator that has started nothing may be one of two: all must have joined before it ends the job.
         failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
         if failed is not None:
             return self._fail(failed, now)
         last = self.history.attempt
+        if last and self._have_done(last):
+            # The coordinator was away when the last of them finished; their work is complete.
+            self.lifecycle.attempt = Attempt(last, self._members(), self.spec.processes)
+            return self._succeed(now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
-        elif last and self._have_done(last):
-            # Nobody led when the last of them finished; their work is complete.
-            self.lifecycle.attempt = Attempt.with_members(self.roster.ready(), last, self.spec.processes)
-            return self._succeed(now)
         elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
             self.lifecycle.gathering("rendezvous", now)
             self._request_number(now)
-        # With spares the others may have gone on without this agent.
         speaks_for_all = not self.spec.spares or self.roster.is_majority(self.peers)
         if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.spec.rendezvous_timeout, self.phase_message(now))
@@ -336,35 +325,36 @@ class Coordinator:
         return None
 
     def _request_number(self, now: Now) -> None:
-        """Requests the number of the next attempt, which no other coordinator gets."""
+        """Requests the next attempt's number, which no other coordinator gets."""
         attempt = self.lease.request(max(self._known_attempt, self.roster.greatest_promise), now)
         if attempt is None:
             return
-        if self.history.revision != self._sent_revision:
-            self._send_history(now)  # what the restart costs must outlive this agent
+        self._send_history(now)  # what the restart costs must outlive this agent
         if self.spec.has_volume:
             self._outbox.write_lease(attempt)
         else:
-            self.epoch.ask(attempt)
-            self._send_all(self.peers, {"type": "promise", "attempt": attempt})
+            self.epoch.request(attempt)
+            self.epoch.ask(self.peers, self._outbox)
+
+    def _members(self) -> List[int]:
+        """Returns the ordinals of the last attempt's members."""
+        return self.history.members.ordinals() or list(range(self.spec.replicas))
 
     def _have_done(self, attempt: int) -> bool:
         """Returns whether the workers of all members have exited with 0 in `attempt`."""
-        if len(self.roster.in_state(DONE)) < self.spec.replicas:
+        done = self.roster.in_state(DONE)
+        if len(done) < (len(self.history.members) or self.spec.replicas):
             return False
-        return all(peer.state == DONE and peer.attempt == attempt for peer in self.roster.ready())
+        return all(ordinal in done and done[ordinal].attempt == attempt for ordinal in self._members())
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         self.epoch.started(attempt)
-        self.lifecycle.start(attempt, chosen, self._leadership, now)
+        self.formation.starting(chosen, self.lifecycle.due_recovery(now), self.history, now)
+        self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
         self._sent_revision = self.history.revision
+        self._send_all(self.roster.in_state(IDLE), self._history_message())
         pods = listed([peer.pod for peer in chosen], len(chosen))
         self._outbox.log("attempt %d starts on %s" % (attempt, pods))
-
-    @property
-    def _leadership(self) -> Message:
-        """The fields that tell a member who leads."""
-        return {"epoch": self.epoch.number, "leader": self.ordinal}
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
+from dtj_agent.group.formation import later_size
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_guard import HangGuard
 from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
-from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
+from dtj_agent.group.recovery_timer import IN_PLACE, POD, RESIZE, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
 from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
@@ -70,6 +71,8 @@ class AttemptLifecycle:
         """Replaces the history by a newer one, which a member remembers."""
         if self.history.budget is not None:
             history.budget = later_budget(self.history.budget, history.budget)
+        if self.history.size is not None:
+            history.size = later_size(self.history.size, history.size)
         self.goodput.history = history
         self.attempt = Attempt(history.attempt, [], self._spec.processes)
 
@@ -79,6 +82,12 @@ class AttemptLifecycle:
         """Enters `phase` (schedule or rendezvous) of the open recovery."""
         if self.recovery is not None and self.recovery.attempt == 0:
             self.recovery.enter(phase, now)
+
+    def due_recovery(self, now: Now) -> Optional[RecoveryTimer]:
+        """Returns the recovery that the next attempt ends; None before the first attempt."""
+        if self.recovery is None and self.history.attempt:
+            self.recovery = RecoveryTimer.after_lost_coordinator({}, self.goodput.last_step, now)
+        return self.recovery
 
     def start(self, attempt: int, members: List[Peer], leadership: Message, now: Now) -> None:
         history = self.history
@@ -171,7 +180,7 @@ class AttemptLifecycle:
                 return
             self.attempt.lose(peer)
             self._break(POD, Reason.POD_LOST, silence, self._spec.stop_grace, now)
-        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
+        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS and not self._roster.is_whole:
             self.recovery.kind = POD  # lost while the group re-forms
 
     def member_leaving(self, peer: Peer, grace: float, now: Now) -> None:
@@ -183,6 +192,11 @@ class AttemptLifecycle:
         if self.phase == PHASE_RUNNING and self.attempt.needs(peer):
             self.attempt.lose(peer)
             self._break(POD, Reason.POD_LOST, 0.0, grace, now)
+
+    def resize(self, reason: str, now: Now) -> None:
+        """Stops the attempt, with the grace of a terminating pod, to continue with more or fewer pods."""
+        if reason:
+            self._break(RESIZE, reason, 0.0, self._spec.grace, now)
 
     def member_stuck(self, peer: Peer, detail: str, now: Now) -> None:
         """Gives up a member whose workers survive SIGKILL: the group restarts in a new pod.
@@ -303,7 +317,8 @@ class AttemptLifecycle:
         # Steps and a checkpoint that were reported while the workers stopped count too.
         self.recovery.last_step = self.goodput.last_step
         self.goodput.broken()
-        pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
+        # The ranks of a group that is stopped fail of each other's end, too.
+        pod_lost = bool(self.attempt.lost) or self.recovery.kind in (POD, RESIZE)
         root = self.attempt.root_failure(self.history.established, pod_lost, now)
         if root is not None:
             self.history.failure(self.policy.apply_rules(root))

@@ -36,7 +36,7 @@ def coordinator_status(
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
         coordinator.waiting_for, members, productive, coordinator.outcome, leader,
-        coordinator.goodput.steps_unknown(now), coordinator.lifecycle.stragglers(),
+        coordinator.goodput.steps_unknown(now), coordinator.lifecycle.stragglers(), coordinator.size,
     )  # fmt: skip
 
 
@@ -61,12 +61,13 @@ def member_status(settings: AgentSettings, member: Member, leader: Optional[Lead
 def _page(
     settings: AgentSettings, history: History, phase: str, reason: str, message: str, waiting: List[int],
     members: List[Json], productive: float, outcome: Optional[Json], leader: Optional[Leader],
-    steps_unknown: bool = False, stragglers: Sequence[Json] = (),
+    steps_unknown: bool = False, stragglers: Sequence[Json] = (), size: int = 0,
 ) -> AgentStatus:  # fmt: skip
+    replicas = size or len(history.members) or settings.replicas
     return {
         "version": agent_status.VERSION, "job": settings.job, "uid": settings.uid, "ordinal": settings.ordinal,
         "attempt": history.attempt, "phase": phase, "phaseReason": reason, "phaseMessage": message,
-        "waitingFor": waiting, "replicas": settings.replicas, "worldSize": settings.replicas * settings.processes,
+        "waitingFor": waiting, "replicas": replicas, "worldSize": replicas * settings.processes,
         "members": members, "restarts": dict(history.restarts), "recoveries": history.recoveries,
         "failures": history.failures, "progress": history.progress, "stepsUnknown": steps_unknown,
         "checkpoint": history.checkpoint,
