@@ -43,3 +43,13 @@ def elastic(
     for ordinal in range(replicas if joined is None else joined):
         harness.join(ordinal)
     return harness
+
+
+def promise(harness: CoordinatorHarness, returned: int = -1) -> None:
+    """Lets the members promise what they are asked for, as they do where there is no volume.
+
+    `returned`: the ordinal that has joined again.
+    """
+    for ordinal, message in harness.messages("promise"):
+        answer = {"attempt": message["attempt"], "granted": True, "known": 0}
+        harness.receive(ordinal, "promised", generation=int(ordinal == returned), **answer)

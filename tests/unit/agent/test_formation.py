@@ -11,7 +11,7 @@ from dtj_agent.group.history import History
 from dtj_agent.group.members import Members
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
-from tests.unit.agent.formation_harness import elastic, reasons, recoveries, started, with_spare
+from tests.unit.agent.formation_harness import elastic, promise, reasons, recoveries, started, with_spare
 
 STARTS = {
     "all are there": (Sizes(3, 3, 2), 3, False, 3),
@@ -153,6 +153,7 @@ def test_few_pods_that_know_nothing_never_start_without_a_volume() -> None:
     new.wait(1000)
     assert started(new) == []
     new.join(4)
+    promise(new)
     assert started(new) == [[0, 2]]
 
 
@@ -242,6 +243,7 @@ def test_failure_in_a_smaller_group_is_answered_at_once() -> None:
 
 def test_group_without_a_volume_does_not_shrink_below_a_majority() -> None:
     harness = elastic(5, 1, has_volume=False)
+    promise(harness)
     for ordinal in (0, 1, 2):
         harness.leave(ordinal)
     harness.stopped(3, 4)
@@ -251,6 +253,7 @@ def test_group_without_a_volume_does_not_shrink_below_a_majority() -> None:
     text = "2 of 5 pods are no majority: without a checkpoint volume the group needs 3 to continue"
     assert [line for line in harness.log if line == text] == [text]
     harness.join(0, generation=1, incarnation="new")
+    promise(harness, returned=0)
     assert started(harness)[1:] == [[0, 3, 4]]
 
 

@@ -55,10 +55,15 @@ def test_spare_takes_over_and_the_pod_that_returns_is_the_next_spare(tmp_path: P
         wait_until("the new spare", lambda: states(group) == {0: "running", 1: "idle", 2: "running"}, detail=group.logs)
         lose(group, 2)
         wait_world(group, 3, [0, 1])
+        group.start(2, DTJ_STATE_DIR=str(tmp_path / "newer-disk"))
+        wait_until("a spare again", lambda: states(group).get(2) == "idle", detail=group.logs)
+        lose(group, 0)  # it leads
+        status = wait_world(group, 4, [1, 2])
+        assert [recovery["kind"] for recovery in status["recoveries"]] == ["Spare"] * 3
         group.tell("finish")
-        assert [group.wait_exit(0), group.wait_exit(1)] == [0, 0]
-        assert group.outcome(0) == group.outcome(1)
-        assert group.outcome()["message"] == "all 2 workers of attempt 3 exited with 0"
+        assert [group.wait_exit(1), group.wait_exit(2)] == [0, 0]
+        assert group.outcome(1) == group.outcome(2)
+        assert group.outcome(1)["message"] == "all 2 workers of attempt 4 exited with 0"
     finally:
         group.close()
 
