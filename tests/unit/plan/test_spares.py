@@ -140,6 +140,17 @@ def test_crashed_container_of_a_spare_is_not_a_wait() -> None:
     assert running["status"] == "True"
 
 
+def test_spare_that_never_starts_fails_no_job_whose_agents_miss_a_poll() -> None:
+    ended = {"exitCode": 1, "reason": "Error", "startedAt": rfc3339(NOW), "finishedAt": rfc3339(NOW + 1)}
+    crashed = container(restarts=9, last=ended, waiting={"reason": "CrashLoopBackOff"})
+    stored = look(*pods(4), page=agent()).status
+    spare = pod(3, phase="Running", containerStatuses=[crashed])
+    assert condition(look(*pods(3), spare, status=stored).status, "Failed") == {}
+    needed = look(*pods(2), spare, status=stored).status
+    assert condition(needed, "Failed") == {}, "it has run, and its budget is not spent"
+    assert condition(look(*pods(2), spare).status, "Failed")["reason"] == "RestartBudgetSpent"
+
+
 def test_number_of_spares_can_change_only_with_the_pods() -> None:
     stored, child = started(spares=1)
     more = job(stored["status"], spares=2)
