@@ -77,6 +77,11 @@ def test_ready_spares_are_counted_apart() -> None:
     assert condition(wanted.status, "Running")["message"] == "attempt 1 is running on 3 pods; 1 of 1 spare ready"
 
 
+def test_lost_spare_is_written_at_once() -> None:
+    stored = look(*pods(4), page=agent()).status
+    assert look(*pods(3), page=agent(), status=stored).status["spares"] == 0
+
+
 def test_pending_spare_blocks_nothing() -> None:
     wanted = look(*pods(3), pending(3), page=agent(), startupDeadlineSeconds=60)
     running = condition(wanted.status, "Running")
