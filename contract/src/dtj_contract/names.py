@@ -166,8 +166,8 @@ STUCK_SECONDS = 30.0
 # The formation of a group. The first pods may wait for a pull of their image.
 # For which an elastic job waits at least before its first attempt is smaller than wanted.
 FIRST_START_SECONDS = 60.0
-# For which a new coordinator waits for the other members of an attempt that some have completed.
-DONE_SECONDS = 10.0
+# For which a new coordinator waits for the pods that may know a later attempt, or its success.
+TAKEOVER_SECONDS = 10.0
 # For which an agent has been ready before a running group grows by it.
 READY_SECONDS = 2.0
 GROW_SECONDS = 600.0  # longest wait of a growth for the next checkpoint

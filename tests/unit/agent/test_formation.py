@@ -9,6 +9,7 @@ import pytest
 from dtj_agent.group.formation import Sizes, startable
 from dtj_agent.group.history import History
 from dtj_agent.group.members import Members
+from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 from tests.unit.agent.formation_harness import elastic, reasons, recoveries, started, with_spare
 
@@ -119,6 +120,52 @@ def test_new_coordinator_knows_the_members_that_have_done_the_attempt() -> None:
     assert new.coordinator.outcome["message"] == "all 4 workers of attempt 2 exited with 0"
 
 
+def lost_leader() -> History:
+    """Returns the memory of a group of two and a spare, whose pod 0 has led it."""
+    harness = with_spare()
+    assert started(harness) == [[0, 1]]
+    return harness.coordinator.history
+
+
+def test_new_coordinator_uses_a_spare_once_a_member_shows_that_the_attempt_broke() -> None:
+    new = CoordinatorHarness(2, spares=1)
+    new.join(2)
+    new.join(1, attempt=1, history=lost_leader().to_json())
+    assert started(new) == [[1, 2]]
+    assert recoveries(new) == [("Spare", "PodLost", False)]
+
+
+def test_new_coordinator_among_pods_that_know_nothing_waits_for_the_others() -> None:
+    """The pod that is away may know of an attempt, or of its success."""
+    new = CoordinatorHarness(2, spares=1)
+    new.join(0)
+    new.join(2)
+    new.wait(names.TAKEOVER_SECONDS - 1)
+    assert started(new) == []
+    new.wait(1.1)
+    assert started(new) == [[0, 2]], "as a new job starts whose spare has no room"
+
+
+def test_few_pods_that_know_nothing_never_start_without_a_volume() -> None:
+    new = CoordinatorHarness(2, spares=3, has_volume=False)
+    new.join(0)
+    new.join(2)
+    new.wait(1000)
+    assert started(new) == []
+    new.join(4)
+    assert started(new) == [[0, 2]]
+
+
+def test_spares_know_of_each_attempt() -> None:
+    harness = with_spare()
+    harness.sent.clear()
+    harness.leave(0)
+    harness.join(0, generation=1, incarnation="new")
+    harness.stopped(1)
+    sent = [message["history"]["attempt"] for ordinal, message in harness.messages("history") if ordinal == 2]
+    assert sent[-1] == 2
+
+
 # --- elastic: smaller -------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +184,20 @@ def test_elastic_group_shrinks_when_a_lost_pod_does_not_return_in_time() -> None
     assert recovery["seconds"]["schedule"] == pytest.approx(9.1)
     assert reasons(harness) == ["GroupShrunk"]
     assert harness.coordinator.size == 2
+
+
+def test_wait_for_a_terminating_pod_begins_at_its_end() -> None:
+    """The pod can't be back while its workers save."""
+    harness = elastic()
+    harness.receive(0, "leaving", grace=60.0)
+    harness.stopped(1, 2)
+    harness.wait(30)
+    harness.stopped(0)
+    harness.leave(0)
+    harness.wait(9)
+    assert len(started(harness)) == 1
+    harness.wait(1.1)
+    assert started(harness)[1:] == [[1, 2]]
 
 
 def test_pod_that_returns_in_time_keeps_the_size() -> None:

@@ -13,14 +13,14 @@ where the script writes any.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.members import Members
-from dtj_agent.group.messages import DONE, Now
+from dtj_agent.group.messages import Now
 from dtj_agent.group.recovery_timer import POD, SPARE, RecoveryTimer
 from dtj_agent.group.roster import Peer, Roster, listed
 from dtj_contract import names
@@ -59,8 +59,9 @@ class Formation:
         self._outbox = outbox
         self._short_since: Optional[float] = now.mono
         """Since when the group can't be as large as it was; None: it can."""
-        self._done_until = now.mono + names.DONE_SECONDS
-        """A new coordinator waits so long for the others of an attempt that some have done."""
+        self._began = now.mono
+        self._is_new = True
+        """This coordinator has started no attempt."""
         self._has_waited = False
         """The next attempt could not start when its predecessor had ended."""
         self._wait_until = 0.0
@@ -108,9 +109,12 @@ class Formation:
 
     # --- the group gathers ----------------------------------------------------------------------------------------
 
-    def broke(self, at: float) -> None:
-        """Remembers when pods were lost: the group waits for them from then on."""
-        self._short_since = at
+    def settled(self, lost: Iterable[int], now: Now) -> None:
+        """Remembers when the lost pods had gone: the group waits for them from then on.
+
+        A pod that terminates can't be back before its end, which its workers may use to save.
+        """
+        self._short_since = min((self._roster.left_at(ordinal, now) for ordinal in lost), default=None)
 
     def gather(self, history: History, now: Now) -> None:
         """Sets the size that an attempt would have which starts now."""
@@ -128,12 +132,27 @@ class Formation:
             is_over = now.mono >= self._wait_until
         self._roster.pods = sizes.wanted + self._spec.spares
         self._roster.size = startable(sizes, free, is_over) or sizes.wanted
-        if now.mono < self._done_until and self._roster.in_state(DONE):
-            self._roster.size = self._roster.pods
+        if not self._may_decide(history, now):
+            self._roster.size = max(self._roster.size, free + 1)
         if is_over and elastic is not None and elastic.least <= free < sizes.least and not self._is_bound_explained:
             self._is_bound_explained = True
             text = "%d of %d pods are no majority: without a checkpoint volume the group needs %d to continue"
             self._outbox.log(text % (free, self._roster.pods, sizes.least))
+
+    def _may_decide(self, history: History, now: Now) -> bool:
+        """Returns whether enough agents have joined to know the newest attempt, and that it has not succeeded.
+
+        Agents that were away then, and spares that were lost before, know neither.
+        """
+        pods, joined = self._roster.pods, len(self._roster.peers)
+        # A pod that has been scaled away may still be there, and know more.
+        if joined >= max(pods, self._spec.replicas + self._spec.spares):
+            return True
+        waited = now.mono - self._began
+        if 2 * joined <= pods:
+            # A lease fences the others, but holds no history.
+            return self._spec.has_volume and (not self._is_new or waited >= names.FIRST_START_SECONDS)
+        return not self._is_new or waited >= names.TAKEOVER_SECONDS or self._roster.has_broken(history.attempt)
 
     def waiting(self, history: History, now: Now) -> str:
         """Returns which agents the group waits for, and how long an elastic group does; "" if none is missing."""
@@ -154,7 +173,9 @@ class Formation:
         if recovery is not None and before and recovery.kind == POD and came and went:
             text = "%s, warm and idle until now, took the place of %s" % (came, went)
             history.event("Normal", Reason.SPARE_USED, text, now.wall)
-            if not self._has_waited and len(after) >= len(before):
+            # A new coordinator gathers for a moment in any case.
+            has_waited = now.mono >= self._began + names.READY_SECONDS if self._is_new else self._has_waited
+            if not has_waited and len(after) >= len(before):
                 recovery.kind = SPARE
         if recovery is not None and before:
             recovery.sizes = len(before), len(after)
@@ -166,6 +187,7 @@ class Formation:
             text = "the group trains with %d pods instead of %d%s" % (len(after), len(before) or wanted, without)
             history.event("Warning" if len(after) < wanted else "Normal", Reason.GROUP_SHRUNK, text, now.wall)
         history.members = Members.of(after)
+        self._is_new = False
         self._short_since, self._has_waited, self._due_since = None, False, None
         self._ready_since = {}
 

@@ -15,7 +15,7 @@ from dtj_agent.group.formation import later_size
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_guard import HangGuard
-from dtj_agent.group.history import History
+from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, RESIZE, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
@@ -54,9 +54,9 @@ class AttemptLifecycle:
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
         self._is_moving_explained = False
-        self._left_behind = False
-        """Members have returned from an attempt of an earlier coordinator."""
-        self.broke_at = 0.0
+        self._lost_leader: Optional[int] = None
+        """The ordinal that led the attempt from which members have returned, until its loss is listed."""
+        self._broke_at = 0.0
         self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
         """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
         self._moving: Optional[Tuple[int, str, float]] = None
@@ -83,23 +83,29 @@ class AttemptLifecycle:
         if self.recovery is not None and self.recovery.attempt == 0:
             self.recovery.enter(phase, now)
 
-    def start(self, number: int, members: List[Peer], now: Now) -> None:
+    def due_recovery(self, now: Now) -> Optional[RecoveryTimer]:
+        """Returns the recovery that the next attempt ends; None before the first attempt."""
+        if self.recovery is None and self.history.attempt:
+            self.recovery = RecoveryTimer.after_lost_coordinator({}, self.goodput.last_step, now)
+        return self.recovery
+
+    def start(self, attempt: int, members: List[Peer], leadership: Message, now: Now) -> None:
         history = self.history
         unmoved, self._moving = self._unmoved(), None
         if unmoved is not None:
             text = "%s was not replaced within %.0f s: the group restarts in place"
             self._outbox.log(text % (unmoved.pod, names.ELSEWHERE_SECONDS))
-        history.attempt = number
+        history.attempt = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.attempt = Attempt.with_members(members, number, self._spec.processes)
+        self.attempt = Attempt.with_members(members, attempt, self._spec.processes)
         self.goodput.started(now)
         self.guard.started(self.attempt.world_size)
         self._stragglers = StragglerWatch()
         if self.recovery is not None:
-            self.recovery.started(number, history, now)
+            self.recovery.started(attempt, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
-        self.attempt.start(members, history, self._outbox)
+        self.attempt.start(members, history, leadership, self._outbox)
 
     # --- what happens to its members ------------------------------------------------------------------------------
 
@@ -209,11 +215,12 @@ class AttemptLifecycle:
     def member_returned(self, hello: Message, now: Now) -> None:
         """Corrects the cause of the recovery if the hello of a returned member shows why it went."""
         self._correct_cause(hello, now)
-        coordinator = self._roster.peers.get(0)
-        if self._left_behind and coordinator is not None and coordinator.attempt == 0:
-            # Pod 0 is new: it was lost like any other pod, and nobody has listed the loss.
-            self._left_behind = False
-            lost = {"reason": Reason.POD_LOST, "ordinal": 0}
+        ordinal = -1 if self._lost_leader is None else self._lost_leader
+        leader = self._roster.peers.get(ordinal)
+        if leader is not None and leader.attempt == 0:
+            # Its pod is new: it was lost like any other pod, and nobody has listed the loss.
+            self._lost_leader = None
+            lost = {"reason": Reason.POD_LOST, "ordinal": ordinal}
             self._note(self.policy.decide(lost, self.history, now), lost, now)
 
     def _correct_cause(self, hello: Message, now: Now) -> None:
@@ -226,7 +233,7 @@ class AttemptLifecycle:
             # their hellos report when.
             self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
-            self._left_behind = True
+            self._lost_leader = int(number(broke.get("leader")))
         recovery = self.recovery
         if recovery is None or recovery.attempt:
             return
@@ -278,7 +285,7 @@ class AttemptLifecycle:
         """
         if self.phase == PHASE_RUNNING:
             self.phase, self.phase_reason = PHASE_STOPPING, reason
-            self.broke_at = now.mono
+            self._broke_at = now.mono
             self.recovery = RecoveryTimer(kind, reason, now, detect, self.goodput.last_step)
             self.policy.attempt_broke()
             self._stopping = AttemptStop(self.attempt, self._roster, now)
@@ -321,7 +328,7 @@ class AttemptLifecycle:
             if isinstance(decision, Fail):
                 return decision
         for lost, heard in self._explanations.values():
-            if self.broke_at - heard > EXPLANATION_SECONDS:
+            if self._broke_at - heard > EXPLANATION_SECONDS:
                 continue
             if self.attempt.explain(lost) is not None and self.recovery.reason == Reason.POD_LOST:
                 self.recovery.reason = self.phase_reason = lost.reason
