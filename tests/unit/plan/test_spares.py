@@ -77,6 +77,11 @@ def test_ready_spares_are_counted_apart() -> None:
     assert condition(wanted.status, "Running")["message"] == "attempt 1 is running on 3 pods; 1 of 1 spare ready"
 
 
+def test_lost_spare_is_written_at_once() -> None:
+    stored = look(*pods(4), page=agent()).status
+    assert look(*pods(3), page=agent(), status=stored).status["spares"] == 0
+
+
 def test_pending_spare_blocks_nothing() -> None:
     wanted = look(*pods(3), pending(3), page=agent(), startupDeadlineSeconds=60)
     running = condition(wanted.status, "Running")
@@ -138,6 +143,17 @@ def test_crashed_container_of_a_spare_is_not_a_wait() -> None:
     crashing = pod(3, phase="Running", containerStatuses=[container(waiting={"reason": "CrashLoopBackOff"})])
     running = condition(look(*pods(3), crashing, page=agent()).status, "Running")
     assert running["status"] == "True"
+
+
+def test_spare_that_never_starts_fails_no_job_whose_agents_miss_a_poll() -> None:
+    ended = {"exitCode": 1, "reason": "Error", "startedAt": rfc3339(NOW), "finishedAt": rfc3339(NOW + 1)}
+    crashed = container(restarts=9, last=ended, waiting={"reason": "CrashLoopBackOff"})
+    stored = look(*pods(4), page=agent()).status
+    spare = pod(3, phase="Running", containerStatuses=[crashed])
+    assert condition(look(*pods(3), spare, status=stored).status, "Failed") == {}
+    needed = look(*pods(2), spare, status=stored).status
+    assert condition(needed, "Failed") == {}, "it has run, and its budget is not spent"
+    assert condition(look(*pods(2), spare).status, "Failed")["reason"] == "RestartBudgetSpent"
 
 
 def test_number_of_spares_can_change_only_with_the_pods() -> None:

@@ -52,10 +52,10 @@ def find_outcome(job: Job, observed: Observed, memory: Object) -> JobResult | No
 def _is_superseded(raw: Object, memory: Object) -> bool:
     """Returns whether the agents have begun a later attempt since this outcome.
 
-    A pod 0 that was replaced and lives on may report how the job ended without it. Numbers are
+    A pod that was replaced and lives on may report how the job ended without it. Numbers are
     compared within one memory: agents that have all lost theirs begin at the first attempt again.
     Where those agents crash before it, they report an end without a start time, and nobody else
-    would report one. A pod 0 that waits alone can end the job by RendezvousTimeout only.
+    would report one. A pod that waits alone can end the job by RendezvousTimeout only.
     """
     report, begun = report_from_outcome(raw), memory.get("startTime")
     alone = report.start_time is None and raw.get("reason") == Reason.RENDEZVOUS_TIMEOUT

@@ -151,7 +151,9 @@ def _end(
     status |= {"observedGeneration": conditions.generation, "completionTime": time, "lastUpdateTime": time}
     status = {name: value for name, value in status.items() if name not in ("coordinator", "shrinkTime")}
     if "replicas" in status and not deadlines.keeps_pods(obj):
-        status |= {"readyReplicas": 0, "ready": f"0/{status['replicas']}"}  # the last write of these fields
+        wanted = str(status.get("ready", "")).rpartition("/")[2] or status["replicas"]
+        status |= {"readyReplicas": 0, "ready": f"0/{wanted}"}  # the last write of these fields
+        status |= {"spares": 0} if "spares" in status else {}
     return Plan(status=status, events=events.events_for_result(result), requeue_after=0)
 
 

@@ -62,6 +62,13 @@ def running_count(pods: tuple[Object, ...], container: str) -> int:
     return sum(is_running(pod, container) for pod in pods)
 
 
+def may_run_without_some(job: Job, pods: tuple[Object, ...]) -> bool:
+    """Returns whether the group may run although pods are missing, thanks to spares or elasticity."""
+    if job.pod_count == job.least_pods:
+        return False
+    return running_count(pods, job.trainer_container) >= job.least_pods
+
+
 def ready_count(pods: tuple[Object, ...], container: str) -> int:
     return sum(is_running(pod, container) and bool(_status(pod, container).get("ready")) for pod in pods)
 
@@ -126,6 +133,8 @@ def why_one_was_lost(pod: Object) -> Cause | None:
 
 def unstartable(pods: tuple[Object, ...], job: Job, now: float) -> JobResult | None:
     """Returns the failure of a job whose pod can't start its agent: no agent can report it."""
+    if may_run_without_some(job, pods):
+        return None
     for pod in pods:
         for status in _starting(pod, job.trainer_container):
             ended = _last_failure(status)

@@ -13,7 +13,7 @@ from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import has_started
 from dtj_core.plan.model import Object
 from dtj_core.plan.pod_waits import Cause
-from dtj_core.plan.pods import LOST, ready_count, running_count, why_lost, why_not_running
+from dtj_core.plan.pods import LOST, may_run_without_some, ready_count, why_lost, why_not_running
 
 FORMING = "all pods are running; waiting for their agents to form a group"
 NO_ANSWER_YET = (
@@ -76,7 +76,7 @@ def group_phase(
         waits = NO_ANSWER_YET if report is None else report.phase_message or FORMING
         cause = blocked or Cause(Reason.RENDEZVOUS, waits)
         return GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
-    if report is None and (_may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)):
+    if report is None and (may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)):
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
@@ -105,13 +105,6 @@ def _describe_attempt(
         return message
     ready = max(0, ready_count(pods, job.trainer_container) - wanted)
     return f"{message}; {ready} of {job.spec.spares} spare{'s' if job.spec.spares > 1 else ''} ready"
-
-
-def _may_run_without_some(job: Job, pods: tuple[Object, ...]) -> bool:
-    """Returns whether the group may run although pods are missing, thanks to spares or elasticity."""
-    if job.pod_count == job.least_pods:
-        return False
-    return running_count(pods, job.trainer_container) >= job.least_pods
 
 
 def add_wait(phase: GroupPhase, wait: str) -> GroupPhase:

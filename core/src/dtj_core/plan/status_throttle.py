@@ -115,6 +115,7 @@ def significant_fields(status: Object) -> Object:
             for c in status.get("conditions") or ()
         ],
         "attempt": status.get("attempt", 0),
+        "size": [status.get(name) for name in ("replicas", "spares", "shrinkTime")],
         "restarts": (status.get("restarts") or {}).get("total", 0),
         "failures": [
             (f.get("attempt"), f.get("ordinal"), f.get("rank"), f.get("reason") == Reason.OOM_KILLED)
