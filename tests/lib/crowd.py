@@ -33,11 +33,17 @@ class LightMember:
         me = Identity("uid-1", ordinal, f"i{ordinal}", f"j-{ordinal}", "node", "127.0.0.1", 5.0)
         self.member = Member(me, {}, None)
         self.member.port = 20000 + ordinal
-        self.link = CoordinatorLink(loop, resolver, KEY.encode(), ("127.0.0.1", port), lambda text: None)
+        self.link = CoordinatorLink(loop, resolver, KEY.encode(), lambda text: None)
         self.link.on_open = lambda: self._do(self.member.connected(self._now()))
         self.link.on_message = lambda message: self._do(self.member.received(message, self._now()))
         self.link.on_closed = lambda silence: self._do(self.member.disconnected(silence, self._now()))
-        self.link.start()
+
+        def dial_later() -> None:
+            """Dials again: the agent of pod 0 needs a moment to listen."""
+            loop.later(0.2, lambda: self.link.dial(("127.0.0.1", port)))
+
+        self.link.on_ended = lambda was_open: dial_later()
+        self.link.dial(("127.0.0.1", port))
         loop.later(ordinal % 100 / 100, self._beat)
 
     def fail(self) -> None:

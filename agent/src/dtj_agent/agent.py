@@ -1,7 +1,7 @@
 """The shell around the member: carries out the member's effects and reports to the member what happened.
 
-The coordinator, in the agent of pod 0, has a shell of its own (coordinator_shell.py), and so have
-the worker processes (worker_shell.py).
+The election (leadership.py), the coordinator of the agent that leads (coordinator_shell.py) and the
+worker processes (worker_shell.py) have shells of their own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Identity, Member, WorkerExit
 from dtj_agent.group.messages import RUNNING, Message, Now
+from dtj_agent.leadership import Leadership
 from dtj_agent.net import descriptors
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.link import Link
@@ -30,7 +31,6 @@ from dtj_agent.net.resolver import Resolver
 from dtj_agent.net.server import AgentServer
 from dtj_agent.pages import status
 from dtj_agent.pages.routes import pages
-from dtj_agent.peer_discovery import PeerDiscovery
 from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
 from dtj_contract import names
@@ -57,16 +57,6 @@ class Agent:
         self._state_dir = StateDir(settings.state_dir, settings.uid, settings.termination_log, self.log)
         final = self._state_dir.load_outcome()
         self.member = Member(identity(settings, incarnation), self._state_dir.load_state(), final)
-        self.coordinator_shell: Optional[CoordinatorShell] = None
-        """In the agent of pod 0."""
-        if settings.ordinal == 0:
-            few_descriptors = descriptors.make_room(settings.peer_count)
-            if few_descriptors:
-                self.log(few_descriptors)
-            history = History.from_json(self.member.history.to_json())
-            coordinator = Coordinator(read_group_spec(settings), history, final, self._now())
-            self.coordinator_shell = CoordinatorShell(loop, coordinator, settings.checkpoint_dir, self.log)
-
         self.workers = WorkerShell(loop, settings, environ, self.output)
         self.workers.on_exit = self._on_exit
         self.workers.on_gone = self._on_gone
@@ -81,34 +71,39 @@ class Agent:
             settings.secret,
             pages(settings.secret, self._status, self._handed_over),
             self._accept,
-            settings.peer_count,
+            settings.most_peers,
         )
         self.server.on_rejected = self.log
 
         resolver = Resolver(loop)
-        self._link = CoordinatorLink(loop, resolver, settings.secret, self._coordinator_address(), self.log)
+        self._link = CoordinatorLink(loop, resolver, settings.secret, self.log)
         self._link.on_open = lambda: self._do(self.member.connected(self._now()))
-        self._link.on_message = lambda message: self._do(self.member.received(message, self._now()))
         self._link.on_closed = lambda silence: self._do(self.member.disconnected(silence, self._now()))
-        self._discovery = PeerDiscovery(
-            loop, resolver, settings, incarnation, self.server.port, self.member, self._link, self.coordinator_shell
+        self.leadership = Leadership(
+            loop,
+            resolver,
+            settings,
+            self.member,
+            self._link,
+            self._own_address(),
+            self._make_coordinator,
+            lambda history: self._do(self.member.learn(history)),
+            self.log,
         )
+        self.leadership.on_message = lambda message: self._do(self.member.received(message, self._now()))
 
     def run(self) -> int:
         """Runs until there is an exit code, and returns it."""
         self.loop.on_signal(signal.SIGTERM, self.terminate)
         self.loop.on_signal(signal.SIGINT, self.terminate)
         self.log("%s listens on port %d" % (self.settings.pod, self.server.port))
-        if self.coordinator_shell is not None:
-            for problem in self.settings.rule_problems:
-                self.log(problem)
         if self.member.outcome is not None:
             # The message of an earlier container may be gone from the pod's status by now.
             self._state_dir.write_termination_message(self.member.outcome)
             self.log("the job is finished (%s); waiting for this pod to be deleted" % self.member.outcome.get("result"))
         else:
             self.workers.warm_up()
-        self._link.start()
+        self.leadership.start()
         self._on_tick()
         self.loop.run()
         self.output.flush(FLUSH_SECONDS)
@@ -147,17 +142,17 @@ class Agent:
                 self.log(effect.text)
 
     def _exit(self, code: int) -> None:
-        """Exits as soon as every message is sent and, in the coordinator's agent, every member has the outcome."""
+        """Exits as soon as every message is sent and, if this agent leads, every member has the outcome."""
         if self._exit_code is None:
             self._exit_code = code
-            shell = self.coordinator_shell
+            shell = self.leadership.shell
             waits_for_others = shell is not None and shell.coordinator.outcome is not None
             self._exit_by = self.loop.clock() + (names.FAREWELL_SECONDS if waits_for_others else FLUSH_SECONDS)
         self._try_exit()
 
     def _try_exit(self) -> None:
         busy = self._link.pending > 0
-        shell = self.coordinator_shell
+        shell = self.leadership.shell
         if shell is not None and shell.coordinator.outcome is not None:
             busy = not shell.coordinator.released
         if busy and self.loop.clock() < self._exit_by:
@@ -196,6 +191,8 @@ class Agent:
         """Sends a heartbeat, with the vitals of the ranks that run."""
         ranks = self.workers.watch.vitals() if self.member.state == RUNNING else []
         vitals: Message = {"attempt": self.workers.attempt, "ranks": ranks} if ranks else {}
+        if self.workers.is_warming:
+            vitals["warming"] = True
         self._do([member.SendToCoordinator({"type": "beat", **vitals})])
 
     def _send_stacks(self, stacks: Dict[str, str]) -> None:
@@ -208,24 +205,23 @@ class Agent:
 
     # --- connections ------------------------------------------------------------------------------
 
-    def _coordinator_address(self) -> Address:
-        if self.settings.ordinal != 0:
-            return self.settings.peer(0)
+    def _own_address(self) -> Address:
+        """Returns the address at which this process reaches its own server."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.settings.listen[0], self.settings.listen[0])
         return host, self.server.port
 
     def _accept(self, link: Link, _address: str) -> None:
-        """Serves an agent that dialled this one; its first message shows why."""
+        link.on_message = lambda message: self.leadership.accept(link, message)
 
-        def first(message: Message) -> None:
-            if message["type"] == "announce" and message["uid"] == self.settings.uid:
-                self._discovery.answer(link, message)
-            elif message["type"] == "hello" and self.coordinator_shell is not None:
-                self.coordinator_shell.join(link, message)
-            elif message["type"] == "hello":
-                link.close("this is not the coordinator")
-
-        link.on_message = first
+    def _make_coordinator(self) -> CoordinatorShell:
+        """Makes the group's coordinator, because this agent leads from now on."""
+        settings = self.settings
+        few_descriptors = descriptors.make_room(settings.most_peers)
+        for problem in (*([few_descriptors] if few_descriptors else []), *settings.rule_problems):
+            self.log(problem)
+        history, final = History.from_json(self.member.history.to_json()), self.member.outcome
+        coordinator = Coordinator(read_group_spec(settings), history, final, self._now(), settings.ordinal)
+        return CoordinatorShell(self.loop, coordinator, settings.checkpoint_dir, self.log)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -234,9 +230,7 @@ class Agent:
         self.loop.later(names.HEARTBEAT_SECONDS, self._on_tick)
         self._send_reports()
         self._send_beat()
-        if self.coordinator_shell is not None:
-            self.coordinator_shell.on_tick()
-        self._discovery.on_tick()
+        self.leadership.on_tick()
         if self.settings.die_with_parent and os.getppid() != self._parent:
             self._parent = os.getppid()
             self.log("the process that started this agent has died")
@@ -247,13 +241,14 @@ class Agent:
         return Now(self.loop.clock(), time.time())
 
     def _handed_over(self, message: OperatorMessage) -> None:
-        if self.coordinator_shell is not None:
-            self.coordinator_shell.handed_over(message)
+        if self.leadership.shell is not None:
+            self.leadership.shell.handed_over(message)
 
     def _status(self) -> AgentStatus:
-        if self.coordinator_shell is not None:
-            return status.coordinator_status(self.settings, self.coordinator_shell.coordinator, self._now())
-        return status.member_status(self.settings, self.member)
+        leader, shell = self.leadership.leader, self.leadership.shell
+        if shell is not None:
+            return status.coordinator_status(self.settings, shell.coordinator, leader, self._now())
+        return status.member_status(self.settings, self.member, leader)
 
 
 def identity(settings: AgentSettings, incarnation: str) -> Identity:
@@ -287,6 +282,10 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         rules=settings.rules,
         generation=settings.generation,
         has_other_nodes=not settings.die_with_parent,
+        spares=settings.spares,
+        elastic=settings.elastic,
+        has_volume=settings.checkpoint_dir is not None,
+        grace=settings.grace,
     )
 
 

@@ -26,6 +26,8 @@ class CoordinatorShell:
         self, loop: Loop, coordinator: Coordinator, checkpoint_dir: Optional[str], log: Callable[[str], None]
     ) -> None:
         self.coordinator = coordinator
+        self.on_step_down: Callable[[effects.StepDown], None] = lambda effect: None
+        self._is_dropped = False
         self._loop = loop
         self._checkpoint_dir = checkpoint_dir
         self._log = log
@@ -65,9 +67,17 @@ class CoordinatorShell:
             return
         self._do(new)
 
+    def drop(self, farewell: Message) -> None:
+        """Ends this coordinator; `farewell` names the next one to the members, if it is known."""
+        self._is_dropped = True
+        self._effects.clear()
+        for link in list(self._links.values()):
+            link.send(farewell)
+            link.close_when_written()
+
     def on_tick(self) -> None:
         """Sends the heartbeats, lets the coordinator check its deadlines, and looks for saves that nobody reports."""
-        live = {"type": "beat", "live": self.coordinator.history.live()}
+        live = {"type": "beat", "live": self.coordinator.history.live(), "epoch": self.coordinator.epoch.number}
         for link in list(self._links.values()):
             self._send(link, live)
         self._do(self.coordinator.tick(self._now()))
@@ -77,10 +87,6 @@ class CoordinatorShell:
     def heard_of(self, attempt: int) -> None:
         """Reports that a member of another coordinator knows of `attempt`."""
         self._do(self.coordinator.heard_of(attempt, self._now()))
-
-    def named(self) -> None:
-        """Reports that pod 0's name resolves to this agent."""
-        self._do(self.coordinator.named(self._now()))
 
     def handed_over(self, message: OperatorMessage) -> None:
         """Reports what the operator knows about the job."""
@@ -99,6 +105,8 @@ class CoordinatorShell:
         An effect may cause others (sending finds a dead link, for example); those wait until all
         before them are done.
         """
+        if self._is_dropped:
+            return
         self._effects.extend(new)
         while self._effects and not self._busy:
             self._busy = True
@@ -119,6 +127,8 @@ class CoordinatorShell:
                 link.close("closed by the coordinator")
         elif isinstance(effect, effects.WriteLease):
             lease_file.write_lease(self._loop, self._checkpoint_dir, effect.attempt, self.leased)
+        elif isinstance(effect, effects.StepDown):
+            self.on_step_down(effect)
         else:
             self._log(effect.text)
 

@@ -8,6 +8,7 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from dtj_agent.errors import SettingsError
 from dtj_agent.group import hang_watch, restart_rules
+from dtj_agent.group.group_spec import ElasticLimits
 from dtj_agent.group.restart_rules import RestartRule
 from dtj_contract import names
 
@@ -64,6 +65,9 @@ class AgentSettings(NamedTuple):
     """Why some of the job's rules were left out."""
     generation: int = 0
     """Generation of the job when this pod's template was rendered; 0: unknown."""
+    spares: int = 0
+    elastic: Optional[ElasticLimits] = None
+    """None: every attempt has `replicas` pods."""
 
     def peer(self, ordinal: int) -> Address:
         """Returns name and port of another agent: from the template, or from the list by ordinal."""
@@ -72,8 +76,14 @@ class AgentSettings(NamedTuple):
 
     @property
     def peer_count(self) -> int:
-        """Number of agents that can be called by name: the replicas, or all of an explicit list (spares too)."""
-        return self.replicas if "{}" in self.peers else len(self.peers.split(","))
+        """Number of agents that can be called by name: replicas and spares, or all of an explicit list."""
+        return self.replicas + self.spares if "{}" in self.peers else len(self.peers.split(","))
+
+    @property
+    def most_peers(self) -> int:
+        """Number of agents that the job may ever have. An agent of a job that has grown calls the others itself."""
+        most = 0 if self.elastic is None else self.elastic.most or names.MAX_PODS
+        return max(self.peer_count, most + self.spares)
 
 
 def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
@@ -122,11 +132,23 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         rules=rules,
         rule_problems=tuple(problems),
         generation=_integer(environ, names.ENV_GENERATION, least=0, default=0),
+        spares=_integer(environ, names.ENV_SPARES, least=0, default=0),
+        elastic=_elastic(environ),
     )
     for other in range(settings.peer_count):
         # A wrong entry must be an error now, not when that peer is first called.
         settings.peer(other)
     return settings
+
+
+def _elastic(environ: Mapping[str, str]) -> Optional[ElasticLimits]:
+    if not environ.get(names.ENV_MIN_REPLICAS):
+        return None
+    return ElasticLimits(
+        _integer(environ, names.ENV_MIN_REPLICAS, least=1),
+        _integer(environ, names.ENV_MAX_REPLICAS, least=1, default=0),
+        _seconds(environ, names.ENV_ELASTIC_WAIT, default=10.0),
+    )
 
 
 def parse_address(variable: str, text: str) -> Address:

@@ -77,6 +77,11 @@ class WorkerShell:
         """The last step that a worker reported."""
         return self._reports.step
 
+    @property
+    def is_warming(self) -> bool:
+        """Whether the warm process still imports, so that workers would start late."""
+        return self._warm is not None and self._warm.is_importing
+
     def take_reports(self) -> List[Dict[str, Any]]:
         """Returns new reports as messages. Each is returned once, so call it only with a link to send them on."""
         return self._reports.take()

@@ -35,6 +35,7 @@ class AgentStatus(TypedDict):
     waitingFor: List[int]
     """Ordinals that are missing."""
     replicas: int
+    """Pods of the attempt, or of the next one while the group gathers; spares are members beyond them."""
     worldSize: int
     members: List[Dict[str, Any]]
     """Connected agents: ordinal, pod, node, address, state."""

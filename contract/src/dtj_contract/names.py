@@ -164,6 +164,17 @@ WARM_TRIES = 4
 WARM_LIVED_SECONDS = 300.0  # an end after this is not one in a row
 # A worker that is alive this long after SIGKILL is stuck (uninterruptible sleep): its pod must be replaced.
 STUCK_SECONDS = 30.0
+# The formation of a group. The first pods may wait for a pull of their image.
+# For which an elastic job waits at least before its first attempt is smaller than wanted.
+FIRST_START_SECONDS = 60.0
+# For which a new coordinator waits for the pods that may know a later attempt, or its success.
+TAKEOVER_SECONDS = 10.0
+# For which an agent has been ready before a running group grows by it.
+READY_SECONDS = 2.0
+GROW_SECONDS = 600.0  # longest wait of a growth for the next checkpoint
+SCALE_DOWN_SECONDS = 30.0  # longest wait of a smaller size for the next checkpoint
+RESIZE_SECONDS = 60.0  # between two growths
+MAX_PODS = 1024  # of a job, as the API limits it
 # The state of a member with stuck workers in /status: the operator deletes its pod.
 MEMBER_STUCK = "stuck"
 # A lease that is not written after this time is reported as the reason for waiting.

@@ -8,7 +8,7 @@ from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
-from dtj_agent.group.messages import Now, check
+from dtj_agent.group.messages import PROTOCOL_VERSION, Now, check
 
 WALL = 1_790_000_000.0
 
@@ -28,6 +28,7 @@ class CoordinatorHarness:
         self.leases: list[int] = []
         self.log: list[str] = []
         self.grants = True
+        self.stepped_down: list[coordinator_effects.StepDown] = []
 
     def now(self) -> Now:
         return Now(self.time, WALL + self.time)
@@ -38,6 +39,8 @@ class CoordinatorHarness:
                 self.sent.append((effect.conn % 10, check(effect.message)))
             elif isinstance(effect, coordinator_effects.Close):
                 self.closed.append(effect.conn)
+            elif isinstance(effect, coordinator_effects.StepDown):
+                self.stepped_down.append(effect)
             elif isinstance(effect, coordinator_effects.Log):
                 self.log.append(effect.text)
             elif isinstance(effect, coordinator_effects.WriteLease):
@@ -52,9 +55,9 @@ class CoordinatorHarness:
 
     def hello(self, ordinal: int, **changes: Any) -> dict[str, Any]:
         hello = {
-            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}",
-            "pod": f"j-{ordinal}", "node": f"w{ordinal}", "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal,
-            "state": "idle", "attempt": 0,
+            "type": "hello", "version": PROTOCOL_VERSION, "uid": "uid", "ordinal": ordinal,
+            "incarnation": f"i{ordinal}", "pod": f"j-{ordinal}", "node": f"w{ordinal}",
+            "address": f"10.0.0.{ordinal}", "port": 20000 + ordinal, "state": "idle", "attempt": 0,
             "history": History().to_json(), "outcome": None, "crashed": False, "interrupted": None,
         }  # fmt: skip
         return check({**hello, **changes})

@@ -125,8 +125,11 @@ class Group:
             self.agents[ordinal] = agent
             self.everyone.append(agent)
 
-    def status(self, ordinal: int = 0) -> dict[str, Any]:
-        """Returns `/status`; {} while the agent does not answer."""
+    def status(self, ordinal: int | None = None) -> dict[str, Any]:
+        """Returns `/status` of an agent, by default of the one that leads; {} while it does not answer."""
+        if ordinal is None:
+            pages = [self.status(one) for one in self.agents if self.agents[one].poll() is None]
+            return next((page for page in pages if page and is_leader(page)), {})
         try:
             body = self.get(ordinal, "/status", token())
         except OSError:
@@ -201,6 +204,10 @@ class Group:
             if agent.poll() is None:
                 agent.kill()
             agent.wait(PATIENCE)
+
+
+def is_leader(page: dict[str, Any]) -> bool:
+    return bool(page["leader"]) and page["leader"]["ordinal"] == page["ordinal"]
 
 
 def token(key: str = KEY) -> str:

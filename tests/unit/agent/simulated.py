@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dtj_agent.group import effects as coordinator_effects
-from dtj_agent.group import member
+from dtj_agent.group import election, member
 from dtj_agent.group.coordinator import Coordinator
+from dtj_agent.group.election import Election, Leader
 from dtj_agent.group.history import History
 from dtj_agent.group.member import Identity, Member
 from dtj_agent.group.messages import Now, check
@@ -67,8 +68,10 @@ class Pod:
         self.is_twin = False
         self.skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-3600.0, 3600.0)))
         """Seconds by which its wall clock is wrong."""
-        self.hint: Pod | None = None
-        """The last known address of the coordinator."""
+        self.address = (f"10.{generation}.0.{ordinal}", 29400)
+        self.dialled = 0
+        self.epoch = 0
+        """The leader's epoch, as far as known here."""
         self.life = 0
         self.alive = False
         self.saved: dict[str, Any] = {}
@@ -76,6 +79,7 @@ class Pod:
         self.workers: dict[int, Worker] = {}
         self.link: Link | None = None
         self.member: Any = None
+        self.election: Any = None
         self.coordinator: Coordinator | None = None
         self.conns: dict[int, Link] = {}
         self.leaving = False
@@ -90,16 +94,15 @@ class Pod:
             f"{self}.{self.life}",
             f"j-{self.ordinal}",
             "n",
-            f"10.{self.generation}.0.{self.ordinal}",
+            self.address[0],
             3.0,
         )
         self.member = Member(me, dict(self.saved), self.final)
         self.member.port = world.rng.randrange(20000, 30000)
-        self.coordinator = None
-        if self.ordinal == 0:
-            history = History.from_json(self.member.history.to_json())
-            self.coordinator = Coordinator(world.spec, history, self.final, world.now(self))
-        world.after(0.0, self.life_of(self.dial))
+        self.coordinator, self.epoch = None, 0
+        self.election = Election(Leader(self.ordinal, me.incarnation, self.address), world.replicas)
+        world.after(0.0, self.life_of(lambda: self.elect(self.election.start(world.time))))
+        world.after(0.1, self.life_of(self.look))
         world.after(1.0, self.life_of(self.second))
 
     def __str__(self) -> str:
@@ -119,78 +122,161 @@ class Pod:
         self.world.after(1.0, self.life_of(self.second))
         self.send_up({"type": "beat"})
         if self.coordinator is not None:
+            coordinator = self.coordinator
+            beat = {"type": "beat", "live": coordinator.history.live(), "epoch": coordinator.epoch.number}
             for link in list(self.conns.values()):
-                self.world.deliver(link, False, {"type": "beat", "live": self.coordinator.history.live()})
-            self.world.coordinator_does(self, self.coordinator.tick(self.world.now(self)))
-            self.call_missing()
-        elif self.link is None:
-            self.ask_around()
+                self.world.deliver(link, False, beat)
+            self.world.coordinator_does(self, coordinator.tick(self.world.now(self)))
+            for ordinal in range(self.world.replicas):
+                if self.coordinator is coordinator and ordinal not in coordinator.peers and ordinal != self.ordinal:
+                    self.call(ordinal)
 
-    # --- calls, as agent.py and announce.py make them ------------------------------------------------------------
+    def look(self) -> None:
+        self.world.after(0.1, self.life_of(self.look))
+        self.elect(self.election.tick(self.world.time))
 
-    def call_missing(self) -> None:
-        world, coordinator = self.world, self.coordinator
-        if coordinator is None:  # it crashed in the middle of the tick
-            return
-        for ordinal in [o for o in range(1, world.replicas) if o not in coordinator.peers]:
-            world.call(
-                self,
-                world.lookup(ordinal),
-                lambda other, started=coordinator.succession.announced: other.called(self, started),
-            )  # type: ignore[misc]
-        if coordinator.is_replaced and world.lookup(0) is self:
-            world.coordinator_does(self, coordinator.named(world.now(self)))
+    # --- the election, as peer_discovery.py runs it ---------------------------------------------------------------
 
-    def ask_around(self) -> None:
-        others = [ordinal for ordinal in range(1, self.world.replicas) if ordinal != self.ordinal]
-        for ordinal in self.world.rng.sample(others, min(len(others), names.ANNOUNCE_FANOUT)):
-            self.world.call(self, self.world.lookup(ordinal), lambda other: other.asked(self))
+    def elect(self, effects: list[election.Effect]) -> None:
+        world, life = self.world, self.life
+        for effect in effects:
+            if not self.alive or self.life != life:
+                return
+            if isinstance(effect, election.Call):
+                for ordinal in effect.ordinals:
+                    self.call(ordinal)
+            elif isinstance(effect, election.Dial):
+                self.dial(effect.leader)
+            elif isinstance(effect, election.Lead):
+                history = History.from_json(self.member.history.to_json())
+                self.coordinator = Coordinator(world.spec, history, self.final, world.now(self), self.ordinal)
+                self.inform()
+            else:
+                world.log_line(f"  {self} steps down: {effect.why}")
+                self.drop(effect.leader)
 
-    def called(self, caller: Pod, started: int) -> None:
-        """Handles a coordinator's call, and returns the attempt that is known here."""
-        if self.member.follows(started) or self.world.lookup(0) is caller:
-            self.go_to(caller)
-        known = self.member.known_attempt
-        self.world.call(self, caller, lambda hub: hub.heard_of(known))
+    def drop(self, leader: Leader | None) -> None:
+        """Ends the leadership: the members' links close, with a hint at the new leader."""
+        self.coordinator = None
+        links, self.conns = list(self.conns.values()), {}
+        for link in links:
+            if leader is not None and link.pod is not self:
+                self.world.deliver(link, False, {"type": "known", "leader": leader.to_json()})
+            self.world.after(0.25, lambda link=link: self.world.cut(link))  # type: ignore[misc]
 
-    def heard_of(self, attempt: int) -> None:
+    def inform(self) -> None:
+        """Passes on to the election what this agent knows."""
+        if self.coordinator is not None:
+            self.epoch = self.coordinator.epoch.number
+            attempt = max(self.coordinator.history.attempt, self.member.known_attempt)
+        else:
+            attempt = self.member.known_attempt
+        self.election.knows(attempt, self.epoch)
+
+    def leader(self) -> Leader | None:
+        self.inform()
+        return self.election.leader
+
+    def call(self, ordinal: int) -> None:
+        """Calls a peer; a leader says that it leads."""
+        world, now = self.world, self.world
+        other = world.lookup(ordinal)
+        leads = self.leader() if self.coordinator is not None else None
+
+        def arrive() -> None:
+            if leads is not None:
+                other.elect(other.election.called(leads))
+            named = other.leader()
+            attempt = other.member.known_attempt
+            world.after(
+                world.rng.choice((0.0, 0.01, 0.2)) * world.rng.random(),
+                self.life_of(lambda: self.answered(ordinal, other.election.me, named, attempt)),
+            )
+
+        def fail() -> None:
+            self.elect(self.election.failed(ordinal, now.time))
+
+        def reach() -> None:
+            if other.alive and world.reachable(self, other) and not other.leaving:
+                arrive()
+            else:
+                world.after(world.rng.choice((0.0, 3.0)), self.life_of(fail))
+
+        world.after(world.rng.choice((0.0, 0.01, 0.2)) * world.rng.random(), self.life_of(reach))
+
+    def answered(self, ordinal: int, peer: Leader, leader: Leader | None, attempt: int) -> None:
         if self.coordinator is not None:
             self.world.coordinator_does(self, self.coordinator.heard_of(attempt, self.world.now(self)))
+        self.inform()
+        self.elect(self.election.answered(peer._replace(ordinal=ordinal), leader, self.world.time))
 
-    def asked(self, caller: Pod) -> None:
-        """Handles the call of a member that has no coordinator: returns the address, if known."""
-        link = self.link
-        if link is not None:
-            self.world.call(self, caller, lambda other: other.go_to(link.hub) if other.link is None else None)
+    def find(self, leader: Leader) -> Pod | None:
+        """Returns the pod that the leader's address leads to."""
+        return next((pod for pod in self.world.everyone if pod.address == leader.address), None)
 
-    def go_to(self, hub: Pod) -> None:
-        if self.link is not None and self.link.hub is hub:
-            return
-        self.hint = hub
-        if self.link is not None:
-            # A member that knows less than its new coordinator can't tell it from one that was
-            # replaced, as long as there is no epoch that more than half of the pods have agreed on.
-            named = self.link.hub.coordinator
-            knows = named is not None and 0 < named.succession.started <= self.member.known_attempt
-            if hub.is_twin and self.world.lookup(0) is self.link.hub and knows:
-                self.world.fail(f"pod {self} leaves the pod 0 that the API server knows for one that was replaced")
-            self.world.leave(self.link)
-        else:
-            self.dial()
-
-    def dial(self) -> None:
+    def dial(self, leader: Leader) -> None:
         world = self.world
         if self.link is not None:
+            link, self.link = self.link, None
+            world.leave(link)
+            world.member_does(self, self.member.disconnected(0.0, world.now(self)))
+        self.epoch = leader.epoch
+        self.dialled += 1
+        dialled = self.dialled
+
+        def unanswered(link: Link) -> bool:
+            return self.link is link and self.election.state == election.SEARCHING
+
+        def reach() -> None:
+            if self.dialled != dialled or self.link is not None:
+                return
+            hub = self.find(leader)
+            if (
+                hub is not None
+                and hub.alive
+                and world.reachable(self, hub)
+                and not (hub.leaving and hub.coordinator is None)
+            ):
+                link = self.link = Link(self, hub)
+                world.after(names.PEER_DEAD_SECONDS, lambda: world.cut(link) if unanswered(link) else None)
+                world.member_does(self, self.member.connected(world.now(self)))
+            else:
+                world.after(world.rng.choice((0.0, 3.0)), self.life_of(fail))
+
+        def fail() -> None:
+            if self.dialled == dialled and self.link is None:
+                self.elect(self.election.closed(False, world.time))
+
+        world.after(0.0 if leader.incarnation == self.election.me.incarnation else 0.002, self.life_of(reach))
+
+    def hello(self, link: Link, message: dict[str, Any]) -> None:
+        """Handles the hello of an agent that has dialled this one."""
+        world = self.world
+        if self.coordinator is None:
+            self.elect(self.election.asked_to_lead(message["ordinal"], message["incarnation"]))
+        if self.coordinator is not None:
+            self.conns[link.number] = link
+            world.coordinator_does(self, self.coordinator.joined(link.number, message, world.now(self)))
             return
-        hub, self.hint = self.hint or world.lookup(0), None
-        if self.ordinal == 0:
-            hub = self
-        if hub.alive and world.reachable(self, hub):
-            link = self.link = Link(self, hub)
-            hub.conns[link.number] = link
-            world.member_does(self, self.member.connected(world.now(self)))
-        else:
-            world.after(world.rng.uniform(0.05, 1.0), self.life_of(self.dial))
+        leader = self.leader()
+        if leader is not None:
+            world.deliver(link, False, {"type": "known", "leader": leader.to_json()})
+        world.after(0.25, lambda: world.cut(link))
+
+    def heard(self, link: Link, message: dict[str, Any]) -> None:
+        """Handles a message of the agent that this one has dialled."""
+        if self.link is not link:
+            return
+        if message["type"] == "known":
+            leader = Leader.from_json(message.get("leader"))
+            if leader is not None:
+                self.elect(self.election.redirected(leader, self.world.time))
+            return
+        self.election.joined()
+        self.epoch = max(self.epoch, message.get("epoch", 0))
+        self.world.member_does(self, self.member.received(message, self.world.now(self)))
+        if self.alive:
+            self.inform()
 
     def send_up(self, message: dict[str, Any]) -> None:
         if self.link is not None:
@@ -255,16 +341,6 @@ class Network:
     def everyone(self) -> list[Pod]:
         return self.pods + self.twins
 
-    def call(self, caller: Pod, other: Pod, what: Callable[[Pod], None]) -> None:
-        """Opens a connection for one question or answer."""
-        lives = caller.life
-
-        def arrive() -> None:
-            if caller.alive and caller.life == lives and other.alive and self.reachable(caller, other):
-                what(other)
-
-        self.after(self.rng.choice((0.0, 0.01, 0.2)) * self.rng.random(), arrive)
-
     def deliver(self, link: Link, up: bool, message: dict[str, Any]) -> None:
         message = dict(check(message))
         at = max(link.next_free[up], self.time + self.rng.choice((0.0, 0.001, 0.01, 0.2)) * self.rng.random())
@@ -274,12 +350,10 @@ class Network:
             if not link.up or not self.same_lives(link):
                 return
             if not up:
-                self.member_does(link.pod, link.pod.member.received(message, self.now(link.pod)))
+                link.pod.heard(link, message)
             elif message["type"] == "hello":
-                assert link.hub.coordinator is not None
-                self.coordinator_does(link.hub, link.hub.coordinator.joined(link.number, message, self.now(link.hub)))
-            else:
-                assert link.hub.coordinator is not None
+                link.hub.hello(link, message)
+            elif link.hub.coordinator is not None and link.number in link.hub.conns:
                 self.coordinator_does(link.hub, link.hub.coordinator.received(link.number, message, self.now(link.hub)))
 
         self.after(at - self.time, arrive)
@@ -306,7 +380,6 @@ class Network:
     def leave(self, link: Link) -> None:
         """Closes the link on the member's side."""
         link.up = False
-        self._notice(link, link.pod, link.agents[0], 0.0)()
         self.after(self.rng.choice((0.0, 0.01)), self._notice(link, link.hub, link.agents[1], 0.0))
 
     def _notice(self, link: Link, pod: Pod, life: int, silence: float) -> Callable[[], None]:
@@ -316,7 +389,8 @@ class Network:
             if pod is link.pod and pod.link is link:
                 pod.link = None
                 self.member_does(pod, pod.member.disconnected(silence, self.now(pod)))
-                self.after(self.rng.uniform(0.02, 0.05), pod.life_of(pod.dial))
+                if pod.alive and pod.life == life:
+                    pod.elect(pod.election.closed(True, self.time))
             if pod is link.hub and pod.conns.pop(link.number, None) is not None:
                 assert pod.coordinator is not None
                 self.coordinator_does(pod, pod.coordinator.left(link.number, silence, self.now(pod)))
@@ -329,30 +403,21 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
     free = {"pod", "leave"}
     recoveries = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
     surely = 0
-    ever = {kind for kinds in world.faults.values() for kind in kinds}
     for before, attempt in itertools.pairwise([0, *world.started[:-1]]):
         faults = set(world.faults.get(attempt, ()))
         # Numbers between the two were granted, and started nowhere.
         earlier = {kind for number in range(before, attempt) for kind in world.faults.get(number, ())}
         # A cut connection may be noticed when the next attempt runs already.
         clean = earlier <= free | {"worker"}
-        # Without a lease the number of an attempt that reached no pod may be used again.
-        once = world.started.count(attempt + 1) == 1
-        recovery = recoveries.get(attempt + 1) if once else None
+        recovery = recoveries.get(attempt + 1)
         # A pod that left before may be missed only now.
         alone = earlier <= {"worker"}
         if alone and faults == {"worker"} and attempt in world.failed:
             surely += 1
-            kind = "InPlace" if "twin" not in ever else recovery["kind"] if recovery else ""
-            if recovery and (recovery["reason"], recovery["kind"], recovery["counted"]) != ("WorkerFailed", kind, True):
+            kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
+            if recovery and kind != ("WorkerFailed", "InPlace", True):
                 world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
-        if (
-            clean
-            and faults
-            and faults <= free
-            and recovery
-            and (recovery["kind"], recovery["counted"]) != ("Pod", False)
-        ):
+        if clean and faults and faults <= free and recovery and (recovery["kind"] == "InPlace" or recovery["counted"]):
             world.fail(f"attempt {attempt} broke by {faults} alone, but the recovery is {recovery}")
     at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
     if not surely <= final["restarts"]["counted"] <= at_most:

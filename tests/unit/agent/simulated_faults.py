@@ -23,9 +23,6 @@ def strike(world: World) -> None:
     if kind in ("pod", "leave", "twin") and (pod.is_twin or not others_know(world, pod)):
         # The last pod that remembers the job stays: a cluster's operator has read that memory.
         return
-    if kind in ("pod", "leave") and world.twins and not world.has_volume:
-        # Without a lease only memory fences, and a new pod that meets the twin first has none.
-        return
     if kind == "twin" and not may_replace(world, pod):
         return
     note(world, kind, pod)
@@ -61,12 +58,12 @@ def note(world: World, kind: str, pod: Pod) -> None:
 
 
 def may_replace(world: World, pod: Pod) -> bool:
-    """Returns whether the pod may get a twin: of one ordinal at a time, and never a whole group.
+    """Returns whether the pod may get a twin: without a volume, fewer than half of the pods.
 
-    A whole group of twins could continue by itself, which remains unnoticed while there is no
-    epoch that more than half of the pods have agreed on.
+    The promises of the others would fence nothing, because the new pods have made none.
     """
-    return world.replicas > 1 and all(twin.ordinal == pod.ordinal for twin in world.twins)
+    twins = {twin.ordinal for twin in world.twins} | {pod.ordinal}
+    return len(twins) < world.replicas if world.has_volume else 2 * len(twins) < world.replicas
 
 
 def replace(world: World, pod: Pod) -> None:

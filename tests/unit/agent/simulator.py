@@ -10,6 +10,7 @@ The world simulates a clock, a network, volumes, processes and pods, and these f
     names     lead to the old pod for a while
     leases    are written by the real algorithm to a volume that is slow or fails between two operations
     clocks    of pods differ by up to an hour
+    sizes     of elastic groups change; some groups have spares (simulated_sizes.py)
 
 Rank 0 reports steps and checkpoints (simulated_training.py).
 
@@ -27,6 +28,7 @@ from typing import Any
 from dtj_agent.files.lease_file import claim
 from dtj_agent.group import effects as coordinator_effects
 from dtj_agent.group import member
+from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.member import WorkerExit
 from dtj_agent.group.messages import FINISHED, STUCK
@@ -35,6 +37,7 @@ from tests.unit.agent import simulated_faults as faults
 from tests.unit.agent.lease_volume import DictFolder, Died
 from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
 from tests.unit.agent.simulated_faults import FAULT_SECONDS
+from tests.unit.agent.simulated_sizes import Sizes
 from tests.unit.agent.simulated_training import Training
 
 PATIENCE_SECONDS = 400.0
@@ -46,6 +49,7 @@ class World(Network):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         rng = self.rng
+        # Pods, spares too.
         self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
         if rng.random() < LARGE_SHARE:
             self.replicas = rng.choice((24, 64))
@@ -53,11 +57,15 @@ class World(Network):
         self.spec = GroupSpec(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
         self.work = rng.uniform(1.0, 20.0)
         self.has_volume = rng.random() < 0.5
+        self.spec = self.spec._replace(has_volume=self.has_volume)
+        self.sizes = Sizes(self)
         self.folder = DictFolder(self.before_operation)
         self.training = Training(self)
         self.started: list[int] = []
         self.faults: dict[int, list[str]] = {}
         """The faults that hit the group while an attempt was the last one."""
+        self.ran: dict[int, list[Pod]] = {}
+        """The pods that ran an attempt."""
         self.failed: set[int] = set()
         """Attempts with a worker that ended by itself."""
         self.outcomes: list[dict[str, Any]] = []
@@ -71,9 +79,9 @@ class World(Network):
         starts = [e for e in effects if isinstance(e, coordinator_effects.Send) and e.message["type"] == "start"]
         if starts:
             self.check_start(pod, starts)
-        life = pod.life
+        life, coordinator = pod.life, pod.coordinator
         for effect in effects:
-            if self.crashes(pod, life):
+            if self.crashes(pod, life) or pod.coordinator is not coordinator:
                 return
             if isinstance(effect, coordinator_effects.Send):
                 if effect.conn in pod.conns:
@@ -83,8 +91,13 @@ class World(Network):
                     link = pod.conns.pop(effect.conn)
                     self.cut(link)
             elif isinstance(effect, coordinator_effects.WriteLease):
-                write = partial(self.write_lease, pod, effect.attempt)
+                write = partial(self.write_lease, pod, coordinator, effect.attempt)
                 self.after(self.rng.choice((0.0, 0.02, 2.0)), pod.life_of(write))
+            elif isinstance(effect, coordinator_effects.StepDown):
+                if effect.history is not None:
+                    self.member_does(pod, pod.member.learn(effect.history))
+                if not self.crashes(pod, life):
+                    pod.elect(pod.election.stepped_down(effect.why, self.time))
             else:
                 self.log_line(f"  coordinator in {pod}: {effect.text}")
 
@@ -98,21 +111,18 @@ class World(Network):
             return True
         return False
 
-    def write_lease(self, pod: Pod, attempt: int) -> None:
-        assert pod.coordinator is not None
+    def write_lease(self, pod: Pod, coordinator: Coordinator, attempt: int) -> None:
         taken, error = None, None
-        if not self.has_volume:
-            self.folder.lease = attempt
-        else:
-            try:
-                taken = claim(self.folder, attempt)
-            except OSError as problem:
-                error = str(problem.strerror)
-            except Died:
-                faults.note(self, "agent", pod)
-                self.bring_back(pod, keep_disk=True)
-                return
-        self.coordinator_does(pod, pod.coordinator.lease_done(attempt, taken, error, self.now(pod)))
+        try:
+            taken = claim(self.folder, attempt)
+        except OSError as problem:
+            error = str(problem.strerror)
+        except Died:
+            faults.note(self, "agent", pod)
+            self.bring_back(pod, keep_disk=True)
+            return
+        if pod.coordinator is coordinator:
+            self.coordinator_does(pod, coordinator.lease_done(attempt, taken, error, self.now(pod)))
 
     @property
     def lease(self) -> int:
@@ -156,7 +166,7 @@ class World(Network):
         if final["result"] == "Succeeded":
             ranks = self.group.get(final["attempt"], {})
             codes = [worker.exit_code for worker in ranks.values()]
-            if codes != [0] * (self.replicas * self.processes):
+            if codes != [0] * self.sizes.workers(final["attempt"]):
                 self.fail(f"attempt {final['attempt']} has succeeded, but its workers ended with {codes}")
         if pod.is_twin:
             return  # nothing reads its outcome
@@ -194,6 +204,7 @@ class World(Network):
         if set(world) & set(pod.workers):
             self.fail(f"attempt {effect.attempt} has a rank twice")
         world.update(pod.workers)
+        self.ran.setdefault(effect.attempt, []).append(pod)
         if 0 in pod.workers:
             self.training.begin(pod, effect.attempt)
         for worker in pod.workers.values():
@@ -204,7 +215,7 @@ class World(Network):
         if self.has_volume and self.lease > worker.attempt:  # its last checkpoint can't be committed
             return self.end(pod, worker, 1)
         mates = self.group[worker.attempt]
-        whole = len(mates) == self.replicas * self.processes
+        whole = len(mates) == self.sizes.workers(worker.attempt)
         able = all(mate.exit_code in (None, 0) and not mate.held for mate in mates.values())
         if worker.exit_code is None and whole and able:
             self.end(pod, worker, 0)
@@ -265,8 +276,9 @@ class World(Network):
         self.member_does(pod, pod.member.workers_stuck("processes do not die", self.now(pod)))
 
         def operator() -> None:
-            hub = self.pods[0]
-            peer = hub.coordinator.peers.get(pod.ordinal) if hub.alive and hub.coordinator else None
+            leaders = [hub.coordinator for hub in self.pods if hub.alive and hub.coordinator is not None]
+            known = [leader.peers[pod.ordinal] for leader in leaders if pod.ordinal in leader.peers]
+            peer = known[0] if known else None
             if any(worker.exit_code is None for worker in held) and pod.alive:
                 if (
                     peer is not None
@@ -302,14 +314,13 @@ class World(Network):
         attempts = {effect.message["attempt"] for effect in starts}
         sent = [effect for effect in starts if effect.conn in pod.conns]
         ranks = [(pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"]) for effect in sent]
-        if len(attempts) != 1 or sorted(ranks) != [(o, o) for o in range(self.replicas)]:
-            self.fail(f"a start with attempts {attempts} and ranks {ranks}")
         attempt = attempts.pop()
-        # Without a lease an attempt that reached no pod may be forgotten: its number is free.
-        before = max(self.started if self.has_volume else self.group, default=0)
+        if attempts or not self.sizes.started(attempt, ranks):
+            self.fail(f"a start with attempts {attempt} {attempts} and ranks {ranks}")
+        before = max(self.started, default=0)
         if attempt <= before:
             self.fail(f"attempt {attempt} after {before}")
-        if self.lease != attempt:
+        if self.has_volume and self.lease != attempt:
             self.fail(f"attempt {attempt} starts with lease {self.lease}")
         for effect in starts:
             other = pod.conns[effect.conn].pod
@@ -323,9 +334,11 @@ class World(Network):
         if self.outcomes and self.outcomes[0]["result"] == "Succeeded":
             restarts = self.outcomes[0]["restarts"]
             known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
-            if not len(self.group) - 1 <= known <= len(self.started) - 1:
-                self.fail(f"{len(self.group)} attempts ran, but the history has {restarts}")
-        coordinators = [pod.coordinator for pod in (self.pods[0], *self.twins) if pod.coordinator]
+            # What only a pod that was replaced has run is forgotten with it.
+            ran = [attempt for attempt, pods in self.ran.items() if any(not pod.is_twin for pod in pods)]
+            if not len(ran) - 1 <= known <= len(self.started) - 1:
+                self.fail(f"{len(ran)} attempts ran, but the history has {restarts}")
+        coordinators = [pod.coordinator for pod in self.everyone if pod.coordinator]
         spent = max((len(coordinator.history.spent) for coordinator in coordinators), default=0)
         if spent > self.spec.max_restarts:
             self.fail(f"{spent} restarts weigh on a budget of {self.spec.max_restarts}")
@@ -351,9 +364,9 @@ class World(Network):
         while not self.is_over:
             if not self._events or self.time > FAULT_SECONDS + PATIENCE_SECONDS:
                 states = [(p.alive, p.member and p.member.state, p.final and p.final["reason"]) for p in self.pods]
-                hub = self.pods[0].coordinator
-                state = hub and (hub.phase, hub.phase_reason, hub.waiting_for)
-                self.fail(f"the job does not end: {states}, coordinator {state}")
+                hubs = [(pod.ordinal, pod.coordinator) for pod in self.pods if pod.coordinator]
+                state = [(ordinal, hub.phase, hub.phase_reason, hub.waiting_for) for ordinal, hub in hubs]
+                self.fail(f"the job does not end: {states}, coordinators {state}")
             self.time, _, call = heapq.heappop(self._events)
             call()
             self.check()

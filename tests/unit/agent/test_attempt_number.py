@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dtj_agent.group.effects import StepDown
 from dtj_agent.group.history import History
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
@@ -41,10 +42,9 @@ def test_later_lease_of_another_coordinator_stops_this_one() -> None:
     harness.grants = False
     harness.stopped(0)
     harness.do(harness.coordinator.lease_done(2, 2, None, harness.now()))
-    harness.time += 100
-    harness.do(harness.coordinator.tick(harness.now()))
     assert (harness.leases, len(harness.messages("start"))) == ([1, 2], 1)
-    assert (harness.coordinator.phase, harness.coordinator.phase_reason) == ("Rendezvous", "CheckpointLeaseLost")
+    assert harness.coordinator.phase_reason == "CheckpointLeaseLost"
+    assert [effect.why for effect in harness.stepped_down] == ["another coordinator of this job has started attempt 2"]
 
 
 def test_lease_found_after_an_error_is_this_coordinators_own() -> None:
@@ -86,14 +86,15 @@ def test_member_that_leaves_before_the_lease_is_waited_for() -> None:
     assert harness.messages("start")[0][1]["attempt"] == 2
 
 
-def test_agent_that_knows_a_later_attempt_is_rejected() -> None:
+def test_agent_that_knows_a_later_attempt_ends_the_leadership() -> None:
     """Another coordinator has started that one: it has replaced this one."""
     harness = CoordinatorHarness(2).running()
     harness.leave(1)
-    harness.join(1, generation=1, attempt=2)
-    assert harness.closed == [11]
-    harness.join(1, generation=2, attempt=1)
-    assert harness.closed == [11]
+    theirs = History()
+    theirs.attempt = 2
+    harness.join(1, generation=1, attempt=2, history=theirs.to_json())
+    assert harness.stepped_down == [StepDown("j-1 knows attempt 2 of another one", theirs.to_json())]
+    assert not harness.messages("start")
 
 
 FAILED = {"uid": "uid", "result": "Failed", "reason": "RendezvousTimeout", "message": "m", "failure": None}
@@ -128,15 +129,12 @@ def test_outcome_before_the_first_attempt_belongs_to_the_run() -> None:
     assert harness.coordinator.outcome["attempt"] == 5
 
 
-def test_coordinator_that_is_behind_neither_starts_nor_ends_anything() -> None:
-    harness = CoordinatorHarness(2, rendezvous_timeout=60.0, max_restarts=0).running()
-    harness.leave(1)
-    harness.stopped(0)
+def test_coordinator_that_hears_of_a_later_attempt_steps_down() -> None:
+    harness = CoordinatorHarness(2).running()
+    harness.do(harness.coordinator.heard_of(1, harness.now()))
+    assert not harness.stepped_down
     harness.do(harness.coordinator.heard_of(2, harness.now()))
-    harness.wait(3600)
-    harness.join(1, generation=1, attempt=1)
-    assert (harness.coordinator.outcome, harness.messages("start")) == (None, [])
-    assert harness.coordinator.phase_message(harness.now()) == "another coordinator of this job has started attempt 2"
+    assert [effect.history for effect in harness.stepped_down] == [None]
 
 
 def test_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
@@ -152,57 +150,60 @@ def test_new_process_of_pod_0_ends_the_job_only_with_all_members() -> None:
     assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
-def test_failure_of_a_superseded_attempt_does_not_end_the_job() -> None:
-    harness = CoordinatorHarness(2, max_restarts=0).running()
-    harness.do(harness.coordinator.heard_of(2, harness.now()))
-    harness.fail(0)
-    harness.stopped(0, 1)
-    assert (harness.coordinator.outcome, harness.coordinator.phase, harness.messages("start")) == (
-        None,
-        "Rendezvous",
-        [],
-    )
-
-
-def test_replaced_coordinator_with_pod_0s_name_continues() -> None:
-    harness = CoordinatorHarness(2).running()
-    harness.leave(1)
-    harness.stopped(0)
-    harness.join(1, generation=1, attempt=2)
-    assert harness.closed == [11]
-    harness.do(harness.coordinator.named(harness.now()))
+def test_finished_coordinator_that_meets_a_later_attempt_forgets_its_outcome() -> None:
+    harness = CoordinatorHarness(2, final={**FAILED, "attempt": 1})
     theirs = History()
     theirs.attempt = 2
-    harness.join(1, generation=2, attempt=2, history=theirs.to_json())
-    assert harness.messages("start")[0][1]["attempt"] == 3
+    harness.join(1, attempt=2, history=theirs.to_json())
+    assert ([effect.history for effect in harness.stepped_down], harness.sent) == ([theirs.to_json()], [])
 
 
-def test_coordinator_that_is_not_replaced_ignores_its_name() -> None:
-    harness = CoordinatorHarness(2).running()
-    harness.do(harness.coordinator.named(harness.now()))
-    assert (harness.coordinator.succession.started, harness.coordinator.phase) == (1, "Running")
+def promised(harness: CoordinatorHarness, *ordinals: int, attempt: int, granted: bool = True, known: int = 0) -> None:
+    for ordinal in ordinals:
+        harness.receive(ordinal, "promised", attempt=attempt, granted=granted, known=known)
 
 
-def test_new_process_announces_what_its_pod_remembers() -> None:
-    past = History()
-    past.attempt = 5
-    harness = CoordinatorHarness(2, history=past)
-    assert (harness.coordinator.succession.started, harness.coordinator.succession.announced) == (0, 5)
-    assert CoordinatorHarness(2).coordinator.succession.announced == 0
-    assert harness.running().coordinator.succession.announced == 6
+@pytest.mark.parametrize(("replicas", "spares", "voters", "starts"), [
+    (3, 0, [0], False), (3, 0, [1, 2], True), (4, 0, [1, 2], False), (4, 0, [0, 3], True), (4, 0, [1, 2, 3], True),
+    (2, 1, [0, 1], True), (3, 2, [0, 1], False), (1, 0, [0], True),
+])  # fmt: skip
+def test_attempt_without_a_volume_starts_with_a_majority_of_promises(
+    replicas: int, spares: int, voters: list[int], starts: bool
+) -> None:
+    harness = CoordinatorHarness(replicas, spares=spares, has_volume=False).running()
+    assert harness.leases == []
+    promised(harness, *voters, attempt=1)
+    assert harness.coordinator.phase == ("Running" if starts else "Rendezvous")
 
 
-def test_finished_coordinator_rejects_agents_with_later_attempts() -> None:
-    harness = CoordinatorHarness(2, final={**FAILED, "attempt": 1})
-    harness.join(1, attempt=2)
-    assert (harness.closed, harness.sent) == ([1], [])
+def test_refused_promise_raises_the_attempt_number() -> None:
+    harness = CoordinatorHarness(2, has_volume=False).running()
+    promised(harness, 1, attempt=1, granted=False, known=4)
+    promised(harness, 0, attempt=1)
+    assert not harness.messages("start")
+    promised(harness, 0, 1, attempt=5)
+    assert [message["attempt"] for _, message in harness.messages("start")] == [5, 5]
+
+
+def test_number_that_a_member_has_promised_to_another_coordinator_is_not_asked_for() -> None:
+    harness = CoordinatorHarness(1, has_volume=False)
+    harness.join(0, promised=6)
+    assert [message["attempt"] for _, message in harness.messages("promise")] == [7]
+
+
+def test_member_that_joins_while_promises_are_asked_for_is_asked_too() -> None:
+    harness = CoordinatorHarness(2, has_volume=False, spares=1)
+    harness.join(0)
+    harness.join(1)
+    harness.join(2)
+    assert [ordinal for ordinal, _ in harness.messages("promise")] == [0, 1, 2]
 
 
 def test_agent_of_another_protocol_version_is_rejected_with_a_log_line() -> None:
     harness = CoordinatorHarness(2)
-    harness.join(1, version=2)
+    harness.join(1, version=1)
     assert harness.closed == [1]
-    assert any("version 2 of the protocol, this one 1" in line for line in harness.log)
+    assert any("version 1 of the protocol, this one 2" in line for line in harness.log)
 
 
 def test_attempt_gets_a_new_number_if_a_joining_agent_knows_a_later_one() -> None:

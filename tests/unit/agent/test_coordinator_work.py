@@ -16,7 +16,7 @@ from dtj_agent.group import effects
 from dtj_agent.group.coordinator import Coordinator
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
-from dtj_agent.group.messages import Now, check
+from dtj_agent.group.messages import PROTOCOL_VERSION, Now, check
 
 SMALL, LARGE = 32, 256
 GROWTH = 1.2
@@ -65,8 +65,9 @@ class Group:
 
     def join(self, ordinal: int, generation: int = 0, **changes: Any) -> None:
         hello = {
-            "type": "hello", "version": 1, "uid": "uid", "ordinal": ordinal, "incarnation": f"i{ordinal}",
-            "pod": f"j-{ordinal}", "node": "n", "address": "10.0.0.1", "port": 1, "state": "idle", "attempt": 0,
+            "type": "hello", "version": PROTOCOL_VERSION, "uid": "uid", "ordinal": ordinal,
+            "incarnation": f"i{ordinal}", "pod": f"j-{ordinal}", "node": "n",
+            "address": "10.0.0.1", "port": 1, "state": "idle", "attempt": 0,
             "history": History().to_json(), "outcome": None, "crashed": False, "interrupted": None, **changes,
         }  # fmt: skip
         self.do(self.coordinator.joined(generation * self.size + ordinal, check(hello), self.now()))

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from dtj_agent.errors import SettingsError
+from dtj_agent.group.group_spec import ElasticLimits
 from dtj_agent.group.member import Spawn
 from dtj_agent.settings import AgentSettings, parse
 from dtj_agent.workers.worker_env import worker_environment
+from dtj_contract import names
 
 
 @pytest.fixture
@@ -51,6 +53,16 @@ def test_peers_may_be_a_list_by_ordinal(good: dict[str, str]) -> None:
 def test_stop_grace_is_half_a_second_by_default(good: dict[str, str]) -> None:
     assert settings(good).stop_grace == 0.5
     assert settings({**good, "DTJ_STOP_GRACE_SECONDS": "30.0"}).stop_grace == 30.0
+
+
+def test_spares_and_elastic_limits_are_read(good: dict[str, str]) -> None:
+    found = settings({**good, "DTJ_SPARES": "2", "DTJ_MIN_REPLICAS": "2", "DTJ_ELASTIC_WAIT_SECONDS": "3.5"})
+    assert (found.spares, found.elastic, found.peer_count) == (2, ElasticLimits(2, 0, 3.5), 5)
+    assert found.most_peers == names.MAX_PODS + 2
+    most = settings({**good, "DTJ_MIN_REPLICAS": "2", "DTJ_MAX_REPLICAS": "8"})
+    assert (most.elastic, most.most_peers) == (ElasticLimits(2, 8, 10.0), 8)
+    plain = settings(good)
+    assert (plain.spares, plain.elastic, plain.most_peers) == (0, None, 3)
 
 
 WRONG = {

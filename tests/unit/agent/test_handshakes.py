@@ -11,10 +11,8 @@ import pytest
 
 from dtj_agent.net import http_response
 from dtj_agent.net.auth import Session
-from dtj_agent.net.dialer import Dialer
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import Loop
-from dtj_agent.net.resolver import Resolver
 from dtj_agent.net.server import AgentServer
 from dtj_contract import names
 
@@ -84,41 +82,6 @@ def answer(conn: socket.socket) -> None:
         assert data, "the caller has given up"
         session.feed(data)
         conn.sendall(session.take_reply())
-
-
-def dialling(running: Running, listener: socket.socket) -> tuple[Dialer, threading.Event]:
-    opened = threading.Event()
-    dialer = Dialer(running.loop, Resolver(running.loop), SECRET, listener.getsockname())
-    dialer.on_open = lambda link: opened.set()
-    running.do(dialer.start)
-    return dialer, opened
-
-
-def test_hint_at_the_address_being_dialled_does_not_interrupt_the_call(
-    running: Running, listeners: list[socket.socket]
-) -> None:
-    """Every member that has found a slow coordinator hints at it once a second."""
-    dialer, opened = dialling(running, listeners[0])
-    conn, _ = listeners[0].accept()
-    with conn:
-        for _ in range(5):
-            running.do(lambda: dialer.hint(listeners[0].getsockname()))
-        answer(conn)
-        assert opened.wait(PATIENCE)
-    running.do(dialer.stop)
-
-
-def test_only_the_first_hint_diverts_a_round(running: Running, listeners: list[socket.socket]) -> None:
-    dialer, opened = dialling(running, listeners[0])
-    first, _ = listeners[0].accept()
-    with first:
-        running.do(lambda: dialer.hint(listeners[1].getsockname()))
-        second, _ = listeners[1].accept()
-    with second:
-        running.do(lambda: dialer.hint(listeners[2].getsockname()))
-        answer(second)
-        assert opened.wait(PATIENCE)
-    running.do(dialer.stop)
 
 
 def greet(running: Running, source: str = "127.0.0.1") -> tuple[socket.socket, Session]:

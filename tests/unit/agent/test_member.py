@@ -69,19 +69,22 @@ def test_start_is_saved_before_the_ranks_are_spawned() -> None:
     assert new().received(START, NOW) == [Save(), Spawn(3, 1, 2, "10.0.0.1", 20001)]
 
 
-@pytest.mark.parametrize(("linked", "started", "follows"), [
-    (True, 0, False), (True, 4, True), (True, 3, False), (True, 2, False),
-    (False, 0, True), (False, 4, True), (False, 3, True), (False, 2, False),
-])  # fmt: skip
-def test_member_follows_a_caller_that_is_ahead_or_the_first(linked: bool, started: int, follows: bool) -> None:
-    """Attempt 3 runs here: its coordinator is the linked one, or one that the linked one replaced.
-
-    A linked member leaves for a new pod 0 only by its name, which the shell looks up.
-    """
+@pytest.mark.parametrize(("attempt", "granted"), [(3, False), (4, True), (9, True)])
+def test_promise_is_given_once_for_numbers_that_are_new_here(attempt: int, granted: bool) -> None:
     one = at("idle")
-    if not linked:
-        one.disconnected(0.0, NOW)
-    assert one.follows(started) == follows
+    answer = {"type": "promised", "attempt": attempt, "granted": granted, "known": 3}
+    expected = [SendToCoordinator(answer)]
+    assert one.received({"type": "promise", "attempt": attempt}, NOW) == ([Save(), *expected] if granted else expected)
+    assert one.saved()["promised"] == (attempt if granted else 0)
+    again = one.received({"type": "promise", "attempt": attempt}, NOW)
+    assert [effect.message["granted"] for effect in again if isinstance(effect, SendToCoordinator)] == [False]
+
+
+def test_start_below_a_promise_is_rejected() -> None:
+    one = at("idle")
+    one.received({"type": "promise", "attempt": 9}, NOW)
+    assert sent(one.received({**START, "attempt": 8}, NOW)) == ["failed"]
+    assert Spawn(9, 1, 2, "10.0.0.1", 20001) in one.received({**START, "attempt": 9}, NOW)
 
 
 @pytest.mark.parametrize("character", ["x", "\x1b", "\ufffd", "\U0001f4a5"])

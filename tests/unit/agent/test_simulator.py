@@ -41,6 +41,8 @@ def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
         "AgentCrashed",
         "ConnectionLost",
         "WorkerStuck",
+        "Spare",
+        "Resize",
     } <= set(seen), seen
 
 

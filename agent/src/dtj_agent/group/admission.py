@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dtj_agent.group.group_spec import GroupSpec
-from dtj_agent.group.history import History
 from dtj_agent.group.messages import PROTOCOL_VERSION, STUCK, Message, Now
 from dtj_agent.group.roster import Roster
-from dtj_agent.group.succession import Succession
 from dtj_contract import names
 
 ALIVE_SECONDS = 2 * names.HEARTBEAT_SECONDS
@@ -16,27 +14,18 @@ ALIVE_SECONDS = 2 * names.HEARTBEAT_SECONDS
 class Admission:
     """Checks the hello of an agent that has connected."""
 
-    def __init__(self, spec: GroupSpec, roster: Roster, succession: Succession) -> None:
+    def __init__(self, spec: GroupSpec, roster: Roster) -> None:
         self._spec = spec
         self._roster = roster
-        self._succession = succession
         self._last = ""
 
-    def rejection(self, hello: Message, theirs: History, reached: int, is_over: bool, now: Now) -> str:
-        """Returns why the agent may not join; "" if it may.
-
-        `theirs`: the history in the hello; `reached`: the greatest attempt that the coordinator
-        knows the end of or decides; `is_over`: the job has an outcome.
-        """
+    def rejection(self, hello: Message, now: Now) -> str:
+        """Returns why the agent may not join; "" if it may."""
         if hello["uid"] != self._spec.uid:
             return "an agent of another job (uid %.60s)" % hello["uid"]
         if hello.get("version") != PROTOCOL_VERSION:
             text = "%s: its agent has version %.20r of the protocol, this one %d; use one agent image in all pods"
             return text % (hello["pod"], hello.get("version"), PROTOCOL_VERSION)
-        seen = max(hello["attempt"], theirs.attempt)
-        if seen > reached and (self._succession.started or is_over):
-            self._succession.heard_of(seen)
-            return "%s: its agent knows attempts of a coordinator that has replaced this one" % hello["pod"]
         # The pod of a stuck member is to be replaced, although its agent lives.
         old = self._roster.peers.get(hello["ordinal"])
         if old is None or old.incarnation == hello["incarnation"] or old.state == STUCK:

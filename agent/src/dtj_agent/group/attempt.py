@@ -36,10 +36,11 @@ class Attempt:
     def with_members(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
         return cls(number, [peer.ordinal for peer in peers], processes)
 
-    def start(self, peers: List[Peer], history: History, outbox: Outbox) -> None:
+    def start(self, peers: List[Peer], history: History, leadership: Json, outbox: Outbox) -> None:
         """Starts the workers of all members.
 
-        The first of `peers`, which are in the order of their ordinals, is the master.
+        The first of `peers`, which are in the order of their ordinals, is the master. `leadership`:
+        the fields of the message that name the coordinator.
         """
         master = peers[0]
         memory = history.to_json()  # encoded once for all of them
@@ -47,7 +48,7 @@ class Attempt:
             peer.state, peer.attempt = RUNNING, self.number
             outbox.send(peer.conn, {
                 "type": "start", "attempt": self.number, "nodeRank": self.node_ranks[peer.ordinal], "nodes": len(peers),
-                "masterAddr": master.address, "masterPort": master.port, "history": memory,
+                "masterAddr": master.address, "masterPort": master.port, "history": memory, **leadership,
             })  # fmt: skip
 
     @property

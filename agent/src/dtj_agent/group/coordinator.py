@@ -1,8 +1,8 @@
 """The group's decisions: who joins, when an attempt starts, how the job ends. Pure.
 
-The coordinator runs in the agent of pod 0. Every event method takes what happened and `now`, and
-returns effects. `_advance` examines the whole state after each event, so that no order of events
-needs a case of its own:
+The coordinator runs in the agent that leads (election.py). Every event method takes what happened
+and `now`, and returns effects. `_advance` examines the whole state after each event, so that no
+order of events needs a case of its own:
 
     Rendezvous --all members ready, lease written--> Running
     Running    --failure or loss--> Stopping
@@ -11,8 +11,7 @@ needs a case of its own:
 
 The coordinator is composed of parts: `Roster` (who is connected), `Admission` (who may join),
 `AttemptLifecycle` (how an attempt starts, breaks and is settled), `RestartPolicy` (what a failure
-costs), `LeaseRequest` (the next attempt's number) and `Succession` (whether another coordinator has
-replaced this one).
+costs), `LeaseRequest` (the next attempt's number) and `Epoch` (the right to start one).
 """
 
 from __future__ import annotations
@@ -23,20 +22,16 @@ from dtj_agent.group import outcome
 from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
+from dtj_agent.group.epoch import Epoch
+from dtj_agent.group.formation import Formation
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.lease_request import LeaseRequest
-from dtj_agent.group.lifecycle import (
-    PHASE_RENDEZVOUS,
-    PHASE_RUNNING,
-    PHASE_STOPPING,
-    AttemptLifecycle,
-)
+from dtj_agent.group.lifecycle import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, AttemptLifecycle
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
 from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
-from dtj_agent.group.succession import Succession
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import OperatorMessage
 
@@ -49,19 +44,21 @@ HISTORY_SECONDS = 0.5
 class Coordinator:
     """Decides for the whole group.
 
-    `history`: what this agent remembers at its start; `final`: the outcome, if any.
+    `history`: what this agent remembers at its start; `final`: the outcome, if any; `ordinal`: its pod's.
     """
 
-    def __init__(self, spec: GroupSpec, history: History, final: Optional[Message], now: Now) -> None:
+    def __init__(self, spec: GroupSpec, history: History, final: Optional[Message], now: Now, ordinal: int = 0) -> None:
         self.spec = spec
+        self.ordinal = ordinal
         self.outcome = final
         self._outbox = Outbox()
         self.roster = Roster(spec)
         self.lifecycle = AttemptLifecycle(spec, self.roster, history, self._outbox, now)
         self.policy = self.lifecycle.policy
+        self.formation = Formation(spec, self.roster, self._outbox, now)
         self.lease = LeaseRequest()
-        self.succession = Succession(history)
-        self._admission = Admission(spec, self.roster, self.succession)
+        self.epoch = Epoch(self.roster, history)
+        self._admission = Admission(spec, self.roster)
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
         self._sent_revision = history.revision
@@ -85,6 +82,11 @@ class Coordinator:
         return self.lifecycle.goodput
 
     @property
+    def size(self) -> int:
+        """The pods of the attempt, or of the next one; 0 if that is unknown."""
+        return self.roster.size if self.phase == PHASE_RENDEZVOUS else len(self.lifecycle.attempt.node_ranks)
+
+    @property
     def history(self) -> History:
         """The job's memory; members have copies."""
         return self.lifecycle.history
@@ -93,11 +95,6 @@ class Coordinator:
     def peers(self) -> Dict[int, Peer]:
         """The connected agents, by ordinal."""
         return self.roster.peers
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether another coordinator has started later attempts: then the job continues there."""
-        return self.lease.is_replaced or self.succession.is_replaced(self._reached)
 
     @property
     def waiting_for(self) -> List[int]:
@@ -111,39 +108,39 @@ class Coordinator:
             return "waiting for the workers of %s to terminate" % listed(pods, len(pods)) if pods else ""
         if self.phase != PHASE_RENDEZVOUS:
             return ""
-        if self.is_replaced:
-            replaced = "another coordinator of this job has started attempt %d" % self.succession.later
-            return self.lease.trouble or replaced
         pause = self.policy.not_before - now.mono
         held_back = "the next attempt starts in %.0f s" % pause if pause > 0 else ""
         moving = self.lifecycle.moving(now)
         if moving:
             held_back = "waiting for %s to be replaced on another node" % moving
-        return self.roster.waiting(now) or self.lease.trouble or held_back
+        return self.formation.waiting(self.history, now) or self.lease.trouble or held_back
 
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
-        finished = self.roster.in_state(FINISHED)
-        waiting = len(self.peers) - len(finished)
-        return self.outcome is not None and (waiting == 0 or (waiting == 1 and 0 in self.peers and 0 not in finished))
+        own, finished = self.ordinal, self.roster.in_state(FINISHED)
+        waiting = len(self.peers) - len(finished) - (own in self.peers and own not in finished)
+        return self.outcome is not None and waiting == 0
 
     # --- events ---------------------------------------------------------------------------------------------------
 
     def joined(self, conn: int, hello: Message, now: Now) -> List[Effect]:
         """Handles the hello of an agent that has connected."""
         theirs = History.from_json(hello["history"])
-        rejection = self._admission.rejection(hello, theirs, self._reached, self.outcome is not None, now)
+        rejection = self._admission.rejection(hello, now)
         if rejection:
             if not self._admission.is_repeated(rejection):
                 self._outbox.log("rejected " + rejection)
             self._outbox.close(conn)
             return self._outbox.take()
+        seen = theirs.attempt if self.outcome is not None else max(hello["attempt"], theirs.attempt)
+        if seen > self._reached and (self.epoch.number or self.outcome is not None):
+            return self._step_down("%s knows attempt %d of another one" % (hello["pod"], seen), theirs)
         old = self.peers.get(hello["ordinal"])
         if old is not None:
             self._outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
-        newer = self.succession.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
+        newer = self.epoch.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
         if newer is not None:
             self.lifecycle.continue_from(newer)
         self.roster.add(Peer(conn, hello, now))
@@ -151,7 +148,8 @@ class Coordinator:
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
             self._outbox.send(conn, self._history_message())
-        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.spec.replicas))
+            self.epoch.ask({hello["ordinal"]: self.peers[hello["ordinal"]]}, self._outbox)
+        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.roster.pods))
         return self._advance(now)
 
     def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
@@ -166,7 +164,7 @@ class Coordinator:
         peer = self.roster.by_conn(conn)
         if peer is None:
             return []
-        peer.heard = now.mono
+        peer.hears(message, now)
         kind = message["type"]
         if kind == "event":
             self.goodput.event(message["event"], now)
@@ -182,6 +180,10 @@ class Coordinator:
             self.lifecycle.progressed(message["progress"], now)
         elif kind == "failed" and self.lifecycle.is_current(peer, message["attempt"]):
             self.lifecycle.workers_failed(peer, message["failures"], now)
+        elif kind == "promised" and message["attempt"] == self.epoch.asked:
+            taken = None if message["granted"] else max(message["known"], message["attempt"])
+            if taken is not None or self.epoch.promised(peer):
+                return self.lease_done(message["attempt"], taken, None, now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
@@ -189,37 +191,30 @@ class Coordinator:
 
         `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
         """
+        self.epoch.asked = 0
         if self.lease.answered(attempt, taken, error, now):
             # An agent that joined meanwhile may know a later attempt.
             if self.phase == PHASE_RENDEZVOUS and self.roster.is_whole and attempt > self._known_attempt:
                 self._start(attempt, self.roster.ready(), now)
         elif self.lease.is_replaced:
             self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
+            return self._step_down(str(self.lease.trouble), None)
         elif error is not None:
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
         return self._advance(now)
 
     def heard_of(self, attempt: int, now: Now) -> List[Effect]:
         """Handles the report of a member that is linked elsewhere and knows of `attempt`."""
-        self.succession.heard_of(attempt)
-        return self._advance(now)
-
-    def named(self, now: Now) -> List[Effect]:
-        """Handles that pod 0's name leads to this agent.
-
-        The name is the API server's choice, which overrules who has started what.
-        """
-        if self.is_replaced and self.phase == PHASE_RENDEZVOUS:
-            text = "pod 0's name leads to this agent: continuing after attempt %d of another coordinator"
-            self._outbox.log(text % self.succession.later)
-            self.succession.resume(self.history)
-            self.lease = LeaseRequest()
+        self.epoch.heard_of(attempt)
+        if self.epoch.number and attempt > self._reached and self.outcome is None:
+            return self._step_down("another coordinator of this job has started attempt %d" % attempt, None)
         return self._advance(now)
 
     def handed_over(self, message: OperatorMessage, now: Now) -> List[Effect]:
         """Handles what the operator knows: the job's budget, and why pods were lost. The end of a job stays its end."""
         if self.outcome is None:
             self.lifecycle.take_budget(message.budget)
+            self.formation.take_size(message.size, self.history)
             for lost in message.lost_pods:
                 self.lifecycle.pod_explained(lost, now)
         return self._advance(now)
@@ -229,12 +224,16 @@ class Coordinator:
         if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._log_at:
             self._log_at = now.mono + LOG_SECONDS
             self._outbox.log(self.phase_message(now) or "waiting for the lease of the next attempt")
-        if self.lease.is_overdue(now):
+        if self.spec.has_volume and self.lease.is_overdue(now):
             self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
         self.lifecycle.give_up_overdue(now)
         self.lifecycle.look_for_hang(now)
         self.lifecycle.look_for_stragglers(now)
         return self._advance(now)
+
+    def _step_down(self, why: str, theirs: Optional[History]) -> List[Effect]:
+        self._outbox.step_down(why, None if theirs is None else theirs.to_json())
+        return self._outbox.take()
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:
         self.roster.remove(peer, now)
@@ -261,6 +260,8 @@ class Coordinator:
     def _advance(self, now: Now) -> List[Effect]:
         if self.phase == PHASE_RUNNING and self.lifecycle.attempt.is_done:
             self._succeed(now)
+        if self.phase == PHASE_RUNNING:
+            self.lifecycle.resize(self.formation.due(self.lifecycle.attempt, self.history, now), now)
         if self.lifecycle.is_stopped:
             self._settle(now)
         if self.phase == PHASE_RENDEZVOUS:
@@ -269,22 +270,27 @@ class Coordinator:
             if self.roster.without_outcome:
                 self._send_all(self.roster.without_outcome, {"type": "finish", "outcome": self.outcome})
                 self.roster.without_outcome.clear()
-        elif self.history.revision != self._sent_revision and now.mono >= self._send_after:
-            self._sent_revision, self._send_after = self.history.revision, now.mono + HISTORY_SECONDS
-            self._send_all(self.peers, self._history_message())
+        elif now.mono >= self._send_after:
+            self._send_history(now)
         return self._outbox.take()
 
     def _send_all(self, peers: Dict[int, Peer], message: Message) -> None:
         for peer in peers.values():
             self._outbox.send(peer.conn, message)
 
+    def _send_history(self, now: Now) -> None:
+        if self.history.revision != self._sent_revision:
+            self._sent_revision, self._send_after = self.history.revision, now.mono + HISTORY_SECONDS
+            self._send_all(self.peers, self._history_message())
+
     def _history_message(self) -> Message:
-        return {"type": "history", "history": self.history.to_json()}
+        return {"type": "history", "history": self.history.to_json(), "epoch": self.epoch.number}
 
     def _settle(self, now: Now) -> None:
         failed = self.lifecycle.settle(now)
         if failed is not None:
             return self._fail(failed, now)
+        self.formation.settled(self.lifecycle.attempt.lost, now)
         self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
         return None
 
@@ -292,45 +298,61 @@ class Coordinator:
     def _known_attempt(self) -> int:
         """The greatest attempt that any agent here remembers."""
         floor = self.spec.attempt_floor - 1
-        return max(floor, self.history.attempt, self.succession.later, self.roster.greatest_attempt)
+        return max(floor, self.history.attempt, self.epoch.later, self.roster.greatest_attempt)
 
     def _gather(self, now: Now) -> None:
         """Requests the lease of the next attempt once all its members are ready."""
-        if self.is_replaced:
-            return None
+        self.formation.gather(self.history, now)
         whole = self.roster.is_whole
-        # A process that has started nothing may belong to a pod 0 that was replaced: it ends no job
-        # before all members joined.
-        failed = self.lifecycle.charge_deferred(now) if self.succession.started or whole else None
+        # A coordinator that has started nothing may be one of two: all must have joined before it ends the job.
+        failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
         if failed is not None:
             return self._fail(failed, now)
         last = self.history.attempt
+        if last and self._have_done(last):
+            # The coordinator was away when the last of them finished; their work is complete.
+            self.lifecycle.attempt = Attempt(last, self._members(), self.spec.processes)
+            return self._succeed(now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
-        elif last and self._have_done(last):
-            # Pod 0's agent was away when the last of them finished; their work is complete.
-            self.lifecycle.attempt = Attempt.with_members(self.roster.ready(), last, self.spec.processes)
-            return self._succeed(now)
         elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
             self.lifecycle.gathering("rendezvous", now)
-            attempt = self.lease.request(self._known_attempt, now)
-            if attempt is not None:
-                self._outbox.write_lease(attempt)
-        if 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
+            self._request_number(now)
+        speaks_for_all = not self.spec.spares or self.roster.is_majority(self.peers)
+        if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.spec.rendezvous_timeout, self.phase_message(now))
             self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
 
+    def _request_number(self, now: Now) -> None:
+        """Requests the next attempt's number, which no other coordinator gets."""
+        attempt = self.lease.request(max(self._known_attempt, self.roster.greatest_promise), now)
+        if attempt is None:
+            return
+        self._send_history(now)  # what the restart costs must outlive this agent
+        if self.spec.has_volume:
+            self._outbox.write_lease(attempt)
+        else:
+            self.epoch.request(attempt)
+            self.epoch.ask(self.peers, self._outbox)
+
+    def _members(self) -> List[int]:
+        """Returns the ordinals of the last attempt's members."""
+        return self.history.members.ordinals() or list(range(self.spec.replicas))
+
     def _have_done(self, attempt: int) -> bool:
         """Returns whether the workers of all members have exited with 0 in `attempt`."""
-        if len(self.roster.in_state(DONE)) < self.spec.replicas:
+        done = self.roster.in_state(DONE)
+        if len(done) < (len(self.history.members) or self.spec.replicas):
             return False
-        return all(peer.state == DONE and peer.attempt == attempt for peer in self.roster.ready())
+        return all(ordinal in done and done[ordinal].attempt == attempt for ordinal in self._members())
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
-        self.succession.started = attempt
-        self.lifecycle.start(attempt, chosen, now)
+        self.epoch.started(attempt)
+        self.formation.starting(chosen, self.lifecycle.due_recovery(now), self.history, now)
+        self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
         self._sent_revision = self.history.revision
+        self._send_all(self.roster.in_state(IDLE), self._history_message())
         pods = listed([peer.pod for peer in chosen], len(chosen))
         self._outbox.log("attempt %d starts on %s" % (attempt, pods))
 
@@ -351,7 +373,7 @@ class Coordinator:
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         """Ends the job, unless another coordinator continues it."""
-        if self.is_replaced or self.succession.is_behind(self._reached):
+        if self.epoch.later > self._reached:
             self.lifecycle.phase = PHASE_RENDEZVOUS
             return
         self.lifecycle.ended(result == outcome.SUCCEEDED, now)

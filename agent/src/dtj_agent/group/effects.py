@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Union
+from typing import List, NamedTuple, Optional, Union
 
 from dtj_agent.group.messages import Message
 
@@ -26,13 +26,20 @@ class WriteLease(NamedTuple):
     attempt: int
 
 
+class StepDown(NamedTuple):
+    """Drop this coordinator: another one has gone further. `history`: that one's, if it is known."""
+
+    why: str
+    history: Optional[Message]
+
+
 class Log(NamedTuple):
     """A line for the agent's log; the member uses this effect too."""
 
     text: str
 
 
-Effect = Union[Send, Close, WriteLease, Log]
+Effect = Union[Send, Close, WriteLease, StepDown, Log]
 
 
 class Outbox:
@@ -49,6 +56,9 @@ class Outbox:
 
     def write_lease(self, attempt: int) -> None:
         self._effects.append(WriteLease(attempt))
+
+    def step_down(self, why: str, history: Optional[Message]) -> None:
+        self._effects.append(StepDown(why, history))
 
     def log(self, text: str) -> None:
         self._effects.append(Log(text))

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from dtj_agent.group.hang_watch import HangSettings
 from dtj_agent.group.restart_rules import RestartRule
 from dtj_contract import names
-from dtj_contract.operator_message import RestartBudget
+from dtj_contract.operator_message import GroupSize, RestartBudget
+
+
+class ElasticLimits(NamedTuple):
+    """Limits within which a group may train with fewer or more pods than it began with."""
+
+    least: int
+    most: int = 0
+    """0: no limit."""
+    wait: float = 10.0
+    """Seconds that the group waits for a lost pod before it continues without it."""
 
 
 class GroupSpec(NamedTuple):
@@ -39,6 +49,20 @@ class GroupSpec(NamedTuple):
     """Generation of the job that the budget is from."""
     has_other_nodes: bool = True
     """An operator can replace pods on other nodes; nobody can under `dtj run`."""
+
+    spares: int = 0
+    """Pods beyond the replicas."""
+    elastic: Optional[ElasticLimits] = None
+    """None: every attempt has `replicas` pods."""
+    has_volume: bool = True
+    """Whether there is a volume, whose lease fences a coordinator that was replaced."""
+    grace: float = 25.0
+    """SIGTERM to SIGKILL of the workers of a group that is resized, which lets a trainer save."""
+
+    @property
+    def size(self) -> GroupSize:
+        """The size that the pod was created with."""
+        return GroupSize(self.generation, self.replicas)
 
     @property
     def budget(self) -> RestartBudget:

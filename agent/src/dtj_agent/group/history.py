@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Optional, Tuple
 
+from dtj_agent.group.members import Members
 from dtj_contract import names
-from dtj_contract.operator_message import RestartBudget
+from dtj_contract.operator_message import GroupSize, RestartBudget
 
 Json = Dict[str, Any]
 
@@ -51,6 +52,10 @@ class History:
         """Modification time of the newest file that a script saved unreported; None: unknown."""
         self.furthest = 0
         """The greatest step that any attempt has done."""
+        self.members = Members()
+        """Of the last attempt; empty: none yet, or an older version started it."""
+        self.size: Optional[GroupSize] = None
+        """The newest size that the operator has handed over; None: none yet."""
         self.recoveries: List[Json] = []
         self.failures: List[Json] = []
         self.events: List[Json] = []
@@ -139,6 +144,7 @@ class History:
             "spent": list(self.spent), "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived,
             "saved": self.saved, "podLosses": list(self.pod_losses), "withoutProgress": self.without_progress,
             "budget": None if self.budget is None else self.budget.to_json(),
+            "members": list(self.members.bounds), "size": None if self.size is None else self.size.to_json(),
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
             "eventId": self.event_id, "startTime": self.start_time, **self.live(),
         }  # fmt: skip
@@ -159,6 +165,8 @@ class History:
         history.pod_losses = [number(time) for time in _list(data.get("podLosses"))]
         history.without_progress = int(number(data.get("withoutProgress")))
         history.budget = RestartBudget.from_json(data.get("budget"))
+        history.members = Members.from_json(data.get("members"))
+        history.size = GroupSize.from_json(data.get("size"))
         history.lived = number(data.get("lived"))
         history.saved = None if data.get("saved") is None else number(data["saved"])
         history.furthest = int(number(data.get("furthest")))

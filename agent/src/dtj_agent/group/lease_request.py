@@ -18,7 +18,7 @@ class LeaseRequest:
         self.trouble: Optional[str] = None
         """Why there is no lease yet, if the volume is slow or fails."""
         self.is_replaced = False
-        """Another coordinator wrote a later lease and runs the job now: this one requests no more."""
+        """Another coordinator wrote a later lease and runs the job now."""
         self._granted = False
         self._tried = 0
         """The greatest number that this process tried to write; the file may hold it despite an error."""

@@ -11,12 +11,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
+from dtj_agent.group.formation import later_size
 from dtj_agent.group.goodput import GoodputTracker
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.hang_guard import HangGuard
-from dtj_agent.group.history import History
+from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import RUNNING, STOPPING, STUCK, Message, Now
-from dtj_agent.group.recovery_timer import IN_PLACE, POD, RecoveryTimer
+from dtj_agent.group.recovery_timer import IN_PLACE, POD, RESIZE, RecoveryTimer
 from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_budget
 from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
@@ -53,8 +54,8 @@ class AttemptLifecycle:
         self._outbox = outbox
         self._stopping = AttemptStop(self.attempt, roster, now)
         self._is_moving_explained = False
-        self._left_behind = False
-        """Members have returned from an attempt of an earlier coordinator."""
+        self._lost_leader: Optional[int] = None
+        """The ordinal that led the attempt from which members have returned, until its loss is listed."""
         self._broke_at = 0.0
         self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
         """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
@@ -70,6 +71,8 @@ class AttemptLifecycle:
         """Replaces the history by a newer one, which a member remembers."""
         if self.history.budget is not None:
             history.budget = later_budget(self.history.budget, history.budget)
+        if self.history.size is not None:
+            history.size = later_size(self.history.size, history.size)
         self.goodput.history = history
         self.attempt = Attempt(history.attempt, [], self._spec.processes)
 
@@ -80,23 +83,29 @@ class AttemptLifecycle:
         if self.recovery is not None and self.recovery.attempt == 0:
             self.recovery.enter(phase, now)
 
-    def start(self, number: int, members: List[Peer], now: Now) -> None:
+    def due_recovery(self, now: Now) -> Optional[RecoveryTimer]:
+        """Returns the recovery that the next attempt ends; None before the first attempt."""
+        if self.recovery is None and self.history.attempt:
+            self.recovery = RecoveryTimer.after_lost_coordinator({}, self.goodput.last_step, now)
+        return self.recovery
+
+    def start(self, attempt: int, members: List[Peer], leadership: Message, now: Now) -> None:
         history = self.history
         unmoved, self._moving = self._unmoved(), None
         if unmoved is not None:
             text = "%s was not replaced within %.0f s: the group restarts in place"
             self._outbox.log(text % (unmoved.pod, names.ELSEWHERE_SECONDS))
-        history.attempt = number
+        history.attempt = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
-        self.attempt = Attempt.with_members(members, number, self._spec.processes)
+        self.attempt = Attempt.with_members(members, attempt, self._spec.processes)
         self.goodput.started(now)
         self.guard.started(self.attempt.world_size)
         self._stragglers = StragglerWatch()
         if self.recovery is not None:
-            self.recovery.started(number, history, now)
+            self.recovery.started(attempt, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
-        self.attempt.start(members, history, self._outbox)
+        self.attempt.start(members, history, leadership, self._outbox)
 
     # --- what happens to its members ------------------------------------------------------------------------------
 
@@ -171,7 +180,7 @@ class AttemptLifecycle:
                 return
             self.attempt.lose(peer)
             self._break(POD, Reason.POD_LOST, silence, self._spec.stop_grace, now)
-        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS:
+        elif self.recovery is not None and self.phase == PHASE_RENDEZVOUS and not self._roster.is_whole:
             self.recovery.kind = POD  # lost while the group re-forms
 
     def member_leaving(self, peer: Peer, grace: float, now: Now) -> None:
@@ -183,6 +192,11 @@ class AttemptLifecycle:
         if self.phase == PHASE_RUNNING and self.attempt.needs(peer):
             self.attempt.lose(peer)
             self._break(POD, Reason.POD_LOST, 0.0, grace, now)
+
+    def resize(self, reason: str, now: Now) -> None:
+        """Stops the attempt, with the grace of a terminating pod, to continue with more or fewer pods."""
+        if reason:
+            self._break(RESIZE, reason, 0.0, self._spec.grace, now)
 
     def member_stuck(self, peer: Peer, detail: str, now: Now) -> None:
         """Gives up a member whose workers survive SIGKILL: the group restarts in a new pod.
@@ -201,11 +215,12 @@ class AttemptLifecycle:
     def member_returned(self, hello: Message, now: Now) -> None:
         """Corrects the cause of the recovery if the hello of a returned member shows why it went."""
         self._correct_cause(hello, now)
-        coordinator = self._roster.peers.get(0)
-        if self._left_behind and coordinator is not None and coordinator.attempt == 0:
-            # Pod 0 is new: it was lost like any other pod, and nobody has listed the loss.
-            self._left_behind = False
-            lost = {"reason": Reason.POD_LOST, "ordinal": 0}
+        ordinal = -1 if self._lost_leader is None else self._lost_leader
+        leader = self._roster.peers.get(ordinal)
+        if leader is not None and leader.attempt == 0:
+            # Its pod is new: it was lost like any other pod, and nobody has listed the loss.
+            self._lost_leader = None
+            lost = {"reason": Reason.POD_LOST, "ordinal": ordinal}
             self._note(self.policy.decide(lost, self.history, now), lost, now)
 
     def _correct_cause(self, hello: Message, now: Now) -> None:
@@ -218,7 +233,7 @@ class AttemptLifecycle:
             # their hellos report when.
             self.recovery = RecoveryTimer.after_lost_coordinator(broke, self.goodput.last_step, now)
             self.phase_reason = Reason.POD_LOST
-            self._left_behind = True
+            self._lost_leader = int(number(broke.get("leader")))
         recovery = self.recovery
         if recovery is None or recovery.attempt:
             return
@@ -302,7 +317,8 @@ class AttemptLifecycle:
         # Steps and a checkpoint that were reported while the workers stopped count too.
         self.recovery.last_step = self.goodput.last_step
         self.goodput.broken()
-        pod_lost = bool(self.attempt.lost) or self.recovery.kind == POD
+        # The ranks of a group that is stopped fail of each other's end, too.
+        pod_lost = bool(self.attempt.lost) or self.recovery.kind in (POD, RESIZE)
         root = self.attempt.root_failure(self.history.established, pod_lost, now)
         if root is not None:
             self.history.failure(self.policy.apply_rules(root))

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 from dtj_agent.group import diagnosis, outcome
 from dtj_agent.group.effects import Log
-from dtj_agent.group.history import History
+from dtj_agent.group.history import History, number
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, PROTOCOL_VERSION, RUNNING, STOPPING, STUCK, Message, Now
 from dtj_contract import names
 
@@ -121,6 +121,10 @@ class Member:
         """The previous agent of this pod died while workers ran."""
         self.terminated = self.state == IDLE and saved.get("terminated") is True
         """SIGTERM ended the previous agent of this pod while workers ran, and the pod stayed."""
+        self.promised = int(saved.get("promised") or 0)
+        """No start below this number is followed: a coordinator has been promised that."""
+        self._led_by = int(saved.get("ledBy") or 0)
+        """The ordinal that leads the attempt."""
         self.linked = False
         self.leaving = False
         self._left_work = False
@@ -160,30 +164,19 @@ class Member:
         """The greatest attempt that this agent has heard of."""
         return max(self.attempt, self.history.attempt, outcome.ended_attempt(self.outcome or {}))
 
-    def follows(self, started: int) -> bool:
-        """Returns whether to link to a coordinator that calls.
-
-        `started`: the last attempt that its pod started, 0 if it is new.
-
-        A coordinator that was replaced may live on, on a node that only the control plane has lost,
-        and calls its members back. A linked member therefore leaves its coordinator only for a
-        later attempt, or (the shell finds that out) for the agent that pod 0's name leads to.
-        """
-        if self.linked:
-            return started > self.known_attempt
-        return started == 0 or started >= self.known_attempt
-
     def hello(self, now: Now) -> Message:
         me = self.identity
         interrupted = None
         if self.attempt:  # a new coordinator needs to know
             ago = 0.0 if self._broken_at is None else now.mono - self._broken_at
             interrupted = {"attempt": self.attempt, "silence": self._silence, "ago": ago, "step": self._step}
+            interrupted["leader"] = self._led_by
         return {
             "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
             "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
             "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
+            "promised": self.promised,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
@@ -195,7 +188,9 @@ class Member:
         if kind == "finish":
             return self._finish(message["outcome"], now)
         if kind == "history":
-            return self._learn(message["history"])
+            return self.learn(message["history"])
+        if kind == "promise":
+            return self._promise(message["attempt"])
         if kind == "beat" and isinstance(message.get("live"), dict):
             self.history.apply_live(message["live"])
         if kind == "beat" and message.get("stacks") == self.attempt and self.state == RUNNING:
@@ -284,6 +279,8 @@ class Member:
             "state": state,
             "step": self._step,
             "terminated": self._left_work,
+            "promised": self.promised,
+            "ledBy": self._led_by,
             "history": self.history.to_json(),
         }
 
@@ -291,7 +288,7 @@ class Member:
 
     def _start(self, message: Message) -> List[Effect]:
         attempt = message["attempt"]
-        if attempt <= self.attempt or self.state not in (IDLE, DONE) or self.leaving:
+        if attempt <= self.attempt or attempt < self.promised or self.state not in (IDLE, DONE) or self.leaving:
             why = "attempt %d is not started: this pod is %s, at attempt %d" % (attempt, self.state, self.attempt)
             if self.leaving:
                 return [Log(why)]  # the connection's end is the answer
@@ -306,12 +303,23 @@ class Member:
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
         self.terminated = False
+        self._led_by = int(number(message.get("leader")))
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])
         return [
             Save(),
             Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"]),
         ]
+
+    def _promise(self, attempt: int) -> List[Effect]:
+        """Promises to follow no start below `attempt`, unless that number or a greater one is known here."""
+        known = max(self.known_attempt, self.promised)
+        granted = attempt > known
+        answer = SendToCoordinator({"type": "promised", "attempt": attempt, "granted": granted, "known": known})
+        if not granted:
+            return [answer]
+        self.promised = attempt
+        return [Save(), answer]
 
     def spawned(self, ranks: List[int]) -> None:
         self._working = dict.fromkeys(ranks, True)
@@ -343,7 +351,8 @@ class Member:
             self._broken_at = now.mono
         return [Stop(grace)]
 
-    def _learn(self, data: Dict[str, Any]) -> List[Effect]:
+    def learn(self, data: Dict[str, Any]) -> List[Effect]:
+        """Takes a newer history; an outcome of an earlier attempt is none."""
         theirs = History.from_json(data)
         if not theirs.newer_than(self.history):
             return []

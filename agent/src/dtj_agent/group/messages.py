@@ -1,16 +1,17 @@
 """The messages between agents, and the fields that every inbound message must hold. Pure.
 
-A member dials the coordinator (the agent of ordinal 0; the one in the same pod too) and sends
-`hello`. From then on:
+A member dials the coordinator (election.py finds it; the one in the same process too) and sends
+`hello`. An agent that does not coordinate answers with `known`, and closes. Otherwise, from then on:
 
-    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, beat
-    coordinator -> member   start, stop, finish, history, beat
-    anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are,
-                            when DNS is behind
+    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, promised, beat
+    coordinator -> member   start, stop, finish, history, promise, beat
+    anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are
 
-A beat of a member may hold `attempt`, `ranks` (vitals.py) and `stacks` (rank -> text); one of the
-coordinator may hold `stacks`, the attempt whose stacks it requests. Agents of older versions ignore
-these keys.
+A beat of a member may hold `attempt`, `ranks` (vitals.py), `stacks` (rank -> text) and `warming` (its
+warm process still imports); one of the coordinator may hold `stacks`, the attempt whose stacks it
+requests. Agents of older versions ignore these keys.
+
+The coordinator's `start`, `history` and beats hold its `epoch` (election.py).
 
 `attempt` fences: an agent drops every message about another attempt than its own.
 """
@@ -24,7 +25,7 @@ from dtj_contract import names
 
 Message = Dict[str, Any]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # states of a member
 IDLE, RUNNING, STOPPING, DONE, FINISHED = "idle", "running", "stopping", "done", "finished"
@@ -43,14 +44,15 @@ _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "hello": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "pod": (str,), "node": (str,),
               "address": (str,), "port": _INT, "state": (str,), "attempt": _INT, "history": (dict,),
               "crashed": (bool,)},
-    "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT,
-                 "started": _INT},
+    "announce": {"uid": (str,), "ordinal": _INT, "incarnation": (str,), "address": (str,), "agentPort": _INT},
     "known": {},
     "start": {"attempt": _INT, "nodeRank": _INT, "nodes": _INT, "masterAddr": (str,), "masterPort": _INT,
               "history": (dict,)},
     "stop": {"attempt": _INT, "grace": (int, float)},
     "finish": {"outcome": (dict,)},
     "history": {"history": (dict,)},
+    "promise": {"attempt": _INT},
+    "promised": {"attempt": _INT, "granted": (bool,), "known": _INT},
     "failed": {"attempt": _INT, "failures": (list,)},
     "done": {"attempt": _INT, "port": _INT},
     "stopped": {"attempt": _INT, "port": _INT},

@@ -10,6 +10,10 @@ from dtj_contract.names import RECOVERY_PHASES as PHASES
 from dtj_contract.names import Reason
 
 IN_PLACE, POD = "InPlace", "Pod"
+SPARE = "Spare"
+"""A pod was lost, and a spare took its place at once."""
+RESIZE = "Resize"
+"""Nothing was lost: the group was stopped to continue with more or fewer pods."""
 
 
 class RecoveryTimer:
@@ -22,6 +26,8 @@ class RecoveryTimer:
         self.kind = kind
         self.reason = reason
         self.counted = False
+        self.sizes = 0, 0
+        """Pods of the attempt that broke, and of the one that the recovery led to."""
         self.attempt = 0
         """The attempt that the recovery led to; 0 until it starts."""
         self.time = now.wall - detect
@@ -61,7 +67,7 @@ class RecoveryTimer:
         """Counts the restart in `history`: `attempt` has started."""
         self.attempt = attempt
         self.enter("load", now)
-        history.restarts["pod" if self.kind == POD else "inPlace"] += 1
+        history.restarts["pod" if self.kind in (POD, SPARE) else "inPlace"] += 1
         history.recovery(self.to_json())
 
     def finished(self, now: Now) -> None:
@@ -92,7 +98,9 @@ class RecoveryTimer:
         lost = None
         if self.last_step is not None and self.resumed_step is not None:
             lost = max(0, self.last_step - self.resumed_step)
+        before, after = self.sizes
         return {
+            **({} if before == after else {"fromReplicas": before, "toReplicas": after}),
             "attempt": self.attempt, "kind": self.kind, "reason": self.reason, "counted": self.counted,
             "time": self.time, "lastStep": self.last_step, "resumedStep": self.resumed_step, "lostSteps": lost,
             "source": self.source,

@@ -5,10 +5,10 @@ The roster follows each change of a peer's state, so that no message costs a loo
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Collection, Dict, List, Optional
 
 from dtj_agent.group.group_spec import GroupSpec
-from dtj_agent.group.messages import DONE, IDLE, STUCK, Message, Now
+from dtj_agent.group.messages import DONE, IDLE, STOPPING, STUCK, Message, Now
 
 MAX_NAMED = 8
 """Pods that a message lists by name."""
@@ -35,9 +35,13 @@ class Peer:
         self.address: str = hello["address"]
         self.port: int = hello["port"]
         self.attempt: int = hello["attempt"]
+        self.promised: int = hello.get("promised") or 0
+        """The greatest attempt number that it has promised to a coordinator."""
         self.heard = now.mono
         self.index: Optional[PeerIndex] = None
         """The index of the roster that the peer is in."""
+        self.warming = False
+        """Its warm process still imports, as far as known."""
         self._state: str = hello["state"]
         self._leaving = False
 
@@ -62,6 +66,12 @@ class Peer:
     def is_free(self) -> bool:
         """Whether it could be in an attempt that starts now."""
         return self._state in (IDLE, DONE) and not self._leaving
+
+    def hears(self, message: Message, now: Now) -> None:
+        """Notes that its agent lives and, from a heartbeat, whether its warm process still imports."""
+        self.heard = now.mono
+        if message["type"] == "beat":
+            self.warming = message.get("warming") is True
 
     def _change(self, state: str, leaving: bool) -> None:
         if self.index is not None:
@@ -102,6 +112,12 @@ class Roster:
         """The agents that were not sent the outcome yet, by ordinal."""
         self.greatest_attempt = 0
         """The greatest attempt that an agent was started for before it joined."""
+        self.size = spec.replicas
+        """Members of an attempt that starts now (formation.py)."""
+        self.pods = spec.replicas + spec.spares
+        """Pods of the job, by the newest size that is wanted."""
+        self.greatest_promise = 0
+        """The greatest number that an agent had promised before it joined."""
         self._spec = spec
         self._by_conn: Dict[int, Peer] = {}
         self._index = PeerIndex()
@@ -111,6 +127,7 @@ class Roster:
     def add(self, peer: Peer) -> None:
         self.peers[peer.ordinal] = self.without_outcome[peer.ordinal] = self._by_conn[peer.conn] = peer
         self.greatest_attempt = max(self.greatest_attempt, peer.attempt)
+        self.greatest_promise = max(self.greatest_promise, peer.promised)
         peer.index = self._index
         self._index.add(peer)
 
@@ -121,6 +138,10 @@ class Roster:
         peer.index = None
         self._left[peer.ordinal] = now.mono
 
+    def left_at(self, ordinal: int, now: Now) -> float:
+        """Returns the monotonic time at which an agent left; now if it is still there."""
+        return now.mono if ordinal in self.peers else self._left.get(ordinal, now.mono)
+
     def by_conn(self, conn: int) -> Optional[Peer]:
         return self._by_conn.get(conn)
 
@@ -129,19 +150,38 @@ class Roster:
         return self._index.in_state(state)
 
     @property
+    def free(self) -> int:
+        """The number of agents that could be in an attempt that starts now."""
+        return len(self._index.free)
+
+    def free_peers(self) -> List[Peer]:
+        """Returns the agents that could be in an attempt that starts now, by ordinal."""
+        return [peer for _, peer in sorted(self._index.free.items())]
+
+    def has_broken(self, attempt: int) -> bool:
+        """Returns whether the workers of any agent here were in `attempt` and have not completed it."""
+        broken = (peer for state in (IDLE, STOPPING, STUCK) for peer in self.in_state(state).values())
+        return attempt > 0 and any(peer.attempt == attempt for peer in broken)
+
+    @property
     def is_whole(self) -> bool:
         """Whether an attempt could start now."""
-        return len(self._index.free) >= self._spec.replicas
+        return self.free >= self.size
+
+    def is_majority(self, ordinals: Collection[int]) -> bool:
+        """Returns whether no other majority can be without these; ordinal 0 decides between two halves."""
+        twice = 2 * len(ordinals)
+        return twice > self.pods or (twice == self.pods and 0 in ordinals)
 
     def ready(self) -> List[Peer]:
         """Returns the members of an attempt that starts now: the lowest ordinals that are free and stay."""
-        return [peer for _, peer in sorted(self._index.free.items())][: self._spec.replicas]
+        return self.free_peers()[: self.size]
 
     def missing(self) -> List[int]:
-        """Returns the ordinals without which no attempt can start."""
+        """Returns the ordinals that are away while too few are there for an attempt; spares too."""
         if self.is_whole:
             return []
-        return [ordinal for ordinal in range(self._spec.replicas) if ordinal not in self._index.free]
+        return [ordinal for ordinal in range(self.pods) if ordinal not in self._index.free]
 
     def waiting(self, now: Now) -> str:
         """Returns `waiting for digits-1 (left 12 s ago), ...`; "" if no agent is missing."""

@@ -23,7 +23,7 @@ def render(status: AgentStatus) -> bytes:
     families: List[Tuple[str, str, str, List[Sample]]] = [
         ("dtj_attempt", "gauge", "Number of the current attempt", [({}, status["attempt"])]),
         ("dtj_phase", "gauge", "1 for the phase that the group is in", phases),
-        ("dtj_world_size", "gauge", "Ranks of a whole group", [({}, status["worldSize"])]),
+        ("dtj_world_size", "gauge", "Ranks of the attempt", [({}, status["worldSize"])]),
         ("dtj_members", "gauge", "Agents connected to the coordinator", [({}, len(status["members"]))]),
         ("dtj_restarts_total", "counter", "Restarts of the group", kinds),
         ("dtj_restarts_counted_total", "counter", "Restarts that cost budget", [({}, restarts["counted"])]),

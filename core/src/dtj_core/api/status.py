@@ -128,7 +128,9 @@ class Recovery(Model):
 
     attempt: int | None = None
     kind: str | None = None
-    """InPlace: no pod was replaced. Pod: a pod was lost and replaced."""
+    """InPlace: no pod was replaced. Pod: a pod was lost, and the group waited for it or for the end of
+    spec.elastic.waitSeconds. Spare: a pod was lost, and a spare took its place at once. Resize: nothing was
+    lost, the group was stopped to continue with more or fewer pods."""
     reason: str | None = None
     counted: bool | None = None
     """Whether the restart counted against spec.restart.maxRestarts."""
@@ -136,6 +138,10 @@ class Recovery(Model):
     last_step: int | None = None
     resumed_step: int | None = None
     lost_steps: int | None = None
+    from_replicas: int | None = None
+    """Pods before, if their number has changed."""
+    to_replicas: int | None = None
+    """Pods after, if their number has changed."""
     source: str | None = None
     """Where the state came from: memory (of each pod), replica or partner (another pod's memory), volume."""
     seconds: dict[str, float] | None = Field(default=None, max_length=16)

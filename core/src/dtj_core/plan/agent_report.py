@@ -27,7 +27,7 @@ FAILURE: Shape = {
 RECOVERY: Shape = {
     "attempt": "int", "kind": "identifier", "reason": "identifier", "counted": "bool", "time": "time",
     "lastStep": "int", "resumedStep": "int", "lostSteps": "int", "source": "identifier",
-    "seconds": "phases",
+    "seconds": "phases", "fromReplicas": "int", "toReplicas": "int",
 }  # fmt: skip
 PROGRESS: Shape = {
     "step": "int", "optimizerSteps": "int", "totalSteps": "int", "loss": "number", "samplesPerSecond": "number",
