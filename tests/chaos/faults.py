@@ -260,17 +260,20 @@ def cut_during_restart(group: Group, dice: random.Random) -> None:
 
 
 def damage(path: Path, dice: random.Random) -> None:
-    """Cuts a file in half, or changes one of its bytes."""
-    size = path.stat().st_size
-    if dice.random() < 0.5:
-        with path.open("r+b") as file:
-            file.truncate(size // 2)
-    else:
-        with path.open("r+b") as file:
-            file.seek(dice.randrange(size))
-            before = file.read(1)
-            file.seek(-1, 1)
-            file.write(bytes([before[0] ^ 1]))
+    """Cuts a file in half, changes one of its bits, or inverts every 16th byte of its last eighth."""
+    data = bytearray(path.read_bytes())
+    match dice.choice(["half", "bit", "many"]):
+        case "half":
+            del data[len(data) // 2 :]
+        case "bit":
+            data[dice.randrange(len(data))] ^= 1
+        case "many":
+            for place in range(len(data) * 7 // 8, len(data), 16):
+                data[place] ^= 0xFF
+    # In place, as a broken disk or a stray write does it.
+    with path.open("r+b") as file:
+        file.write(data)
+        file.truncate()
 
 
 def newest_files(group: Group) -> list[Path]:
