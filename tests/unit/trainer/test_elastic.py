@@ -37,6 +37,14 @@ def job() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an undisturbed run, on one rank."""
+    folder = tmp_path_factory.mktemp("whole")
+    finished(1, train, folder, "", str(folder), {"steps": STEPS})
+    return folder
+
+
 def steps(directory: Path) -> list[dict[str, Any]]:
     """Returns what the ranks did in each step, as the last attempt that did it has written."""
     lines = map(json.loads, (directory / "steps.jsonl").read_text().splitlines())
@@ -112,11 +120,10 @@ def killed(world: int, folder: Path, out: str, directory: Path, at: int, **env: 
         return group.output()
 
 
-def test_memory_of_another_world_is_loaded_where_nothing_is_sharded(tmp_path: Path, job: str) -> None:
+def test_memory_of_another_world_is_loaded_where_nothing_is_sharded(tmp_path: Path, job: str, whole: Path) -> None:
     """Two ranks, one, two again: the second rank's pod comes back empty."""
-    whole, broken, agent = tmp_path / "a", tmp_path / "b", AgentSocket(tmp_path / "agent")
+    broken, agent = tmp_path / "b", AgentSocket(tmp_path / "agent")
     env = {"DTJ_JOB_UID": job}
-    finished(2, train, tmp_path, "", str(whole), {"steps": STEPS})
     killed(2, tmp_path, str(tmp_path / "1"), broken, 4, **env, DTJ_ATTEMPT="1")
     shutil.rmtree(pods(job)[1])
     alone = killed(1, tmp_path, str(tmp_path / "2"), broken, 9, **env, DTJ_ATTEMPT="2")
@@ -133,9 +140,8 @@ def test_memory_of_another_world_is_loaded_where_nothing_is_sharded(tmp_path: Pa
     assert losses(broken) == pytest.approx(losses(whole), abs=1e-6)
 
 
-def test_global_batch_over_four_two_three_ranks_trains_as_four_undisturbed(tmp_path: Path) -> None:
-    whole, changed = tmp_path / "a", tmp_path / "b"
-    finished(4, train, tmp_path, "", str(whole), {"steps": STEPS})
+def test_global_batch_over_four_two_three_ranks_trains_as_undisturbed(tmp_path: Path, whole: Path) -> None:
+    changed = tmp_path / "b"
     for world, until in ((4, 5), (2, 10), (3, STEPS)):
         finished(world, train, tmp_path, "", str(changed), {"steps": until})
     assert [line["world"] for line in steps(changed)] == [4] * 5 + [2] * 5 + [3] * 5
@@ -143,6 +149,29 @@ def test_global_batch_over_four_two_three_ranks_trains_as_four_undisturbed(tmp_p
     assert losses(changed) == pytest.approx(losses(whole), abs=1e-6)
     shares = [len(micro) for line in steps(changed) for rank in line["micro"] for micro in rank]
     assert max(shares) == 2, "no rank has more at once than in the first attempt"
+
+
+def test_hsdp_resumes_a_replica_from_memory_and_other_shards_from_the_volume(
+    tmp_path: Path, job: str, whole: Path
+) -> None:
+    """Two pods of two ranks, one of them, and three of one rank: two do not divide three."""
+    changed, out = tmp_path / "b", str(tmp_path / "out")
+    sharded = {"strategy": {"kind": "hsdp", "shard_size": 2}}
+    env = {"DTJ_JOB_UID": job, "DTJ_MIN_REPLICAS": "1", "RANKS_IN_POD": "2"}
+    options = {"steps": 10, **sharded}
+    with ranks(4, train, tmp_path, out, str(changed), options, **env, DTJ_ATTEMPT="1", KILL_AT="4") as group:
+        assert -signal.SIGKILL in group.wait(), group.everything()
+    lost, survivor = pods(job)
+    shutil.rmtree(lost)
+    survivor.rename(lost)  # the ranks have other numbers now
+    fewer = finished(2, train, tmp_path, "", str(changed), options, **env, DTJ_ATTEMPT="2")
+    assert resumed(fewer) in ((4, "memory"), (5, "memory"))
+    options["steps"] = STEPS
+    env["RANKS_IN_POD"] = "1"
+    last = finished(3, train, tmp_path, "", str(changed), options, **env, DTJ_ATTEMPT="3")
+    assert "resumed from step-00000010" in last
+    assert samples(changed) == samples(whole)
+    assert losses(changed) == pytest.approx(losses(whole), abs=1e-6)
 
 
 def test_per_rank_batch_scales_the_rate_and_uses_each_sample_once(tmp_path: Path, job: str) -> None:

@@ -79,6 +79,10 @@ CASES = {
     "a pod less, a newer line of the fewer": (
         (found(0, 0, 9, world=3), found(0, 0, 7, attempt=2), found(1, 1, 7, attempt=2)), {}, "2@7 memory",
     ),
+    "a spare takes the place of the middle pod, and ranks move": (
+        (found(0, 0, 5, world=3), found(1, 2, 5, world=3), found(1, 1, 5, world=3, whole=False)),
+        {"pods": (0, 1, 2)}, "1@5 partner",
+    ),
     "of this very attempt": (BOTH, {"attempt": 1}, ""),
 }  # fmt: skip
 

@@ -89,7 +89,7 @@ class WorkerEnv:
             checkpoint_dir=path(names.ENV_CHECKPOINT_DIR),
             checkpoint_every=optional(names.ENV_CHECKPOINT_EVERY),
             checkpoint_keep=optional(names.ENV_CHECKPOINT_KEEP),
-            elastic=bool(env.get(names.ENV_MIN_REPLICAS)),
+            elastic=bool(env.get(names.ENV_MIN_REPLICAS) or env.get(names.ENV_ELASTIC_BATCH)),
             elastic_batch=env.get(names.ENV_ELASTIC_BATCH) or None,
             elastic_learning_rate=env.get(names.ENV_ELASTIC_LEARNING_RATE) or None,
         )
