@@ -32,7 +32,7 @@ class Attempt:
         self._processes = processes
         self._evidence: List[Json] = []
         """Workers that failed, in order of arrival."""
-        self._hang: Optional[Json] = None
+        self._blamed: Optional[Json] = None
 
     @classmethod
     def with_members(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
@@ -95,13 +95,13 @@ class Attempt:
                 tail = str(failure.get("logTail") or "")[-names.LOG_TAIL_BYTES :]  # thousands of members may fail
                 self._evidence.append(dict(failure, logTail=tail, ordinal=peer.ordinal, pod=peer.pod, node=peer.node))
 
-    def hang(self, failure: Json) -> None:
-        """Adds the hang that the attempt is stopped for: workers that fail from now on fail of the stop."""
-        self._hang = failure
+    def blame(self, failure: Json) -> None:
+        """Adds the rank that the attempt is stopped for: workers that fail from now on fail of the stop."""
+        self._blamed = failure
 
     def root_failure(self, progressed: bool, pod_lost: bool, now: Now) -> Optional[Json]:
         """Returns the root cause among the failed workers; None if no worker is to blame."""
-        return self._hang or root_cause.find(self._evidence, self.number, progressed, pod_lost, now)
+        return self._blamed or root_cause.find(self._evidence, self.number, progressed, pod_lost, now)
 
     def loss_failures(self, now: Now) -> List[Json]:
         """Returns the lost members as failures."""

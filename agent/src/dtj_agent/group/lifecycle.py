@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
+from dtj_agent.group import stragglers
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.container_kills import ContainerKills
 from dtj_agent.group.effects import Outbox
@@ -24,8 +25,8 @@ from dtj_agent.group.restart_policy import Decision, Fail, RestartPolicy, later_
 from dtj_agent.group.root_cause import Json
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.stopping import AttemptStop
-from dtj_agent.group.stragglers import StragglerWatch
-from dtj_contract import agent_status, names
+from dtj_agent.group.stragglers import SlowRanks
+from dtj_contract import agent_status
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import LostPod, RestartBudget
 
@@ -49,7 +50,7 @@ class AttemptLifecycle:
         self.attempt = Attempt(history.attempt, [], spec.processes)
         """The current attempt, or the last one."""
         self.guard = HangGuard(spec.hang)
-        self._stragglers = StragglerWatch()
+        self._slow = SlowRanks(spec.rules, roster, self.guard)
         self.recovery: Optional[RecoveryTimer] = None
         """The last recovery; it is open until the first step after the failure."""
         self._spec = spec
@@ -99,7 +100,7 @@ class AttemptLifecycle:
         self.attempt = Attempt.with_members(members, attempt, self._spec.processes)
         self.goodput.started(now)
         self.guard.started(self.attempt.world_size)
-        self._stragglers = StragglerWatch()
+        self._slow.started()
         if self.recovery is not None:
             self.recovery.started(attempt, history, now)
         self.phase, self.phase_reason = PHASE_RUNNING, self.recovery.reason if self.recovery else Reason.WORKERS_RUNNING
@@ -137,34 +138,23 @@ class AttemptLifecycle:
             return
         self._outbox.log("%s\n%s" % (found.failure["message"], found.failure["stack"]))
         if self.guard.breaks:
-            self.attempt.hang(found.failure)
+            self.attempt.blame(found.failure)
             # A rank that hangs handles no SIGTERM, and the others wait for it in a collective.
             self._break(IN_PLACE, Reason.WORKER_HUNG, found.hang.seconds, 0.0, now)
         else:
             self.history.event("Warning", Reason.WORKER_HUNG, found.failure["message"], now.wall)
 
     def look_for_stragglers(self, now: Now) -> None:
-        """Reports each rank that has become slow, once."""
-        if self.phase != PHASE_RUNNING:
-            return
-        new = self._stragglers.look(self.guard.ranks(now))
-        for one in self.stragglers():
-            if one["rank"] in new:
-                where = "%s on node %s" % (one["pod"], one["node"]) if one["node"] else one["pod"]
-                text = "rank %d (%s) takes %.1f times as long for its own work in a step as the median rank"
-                self.history.event("Warning", Reason.STRAGGLER, text % (one["rank"], where, one["ratio"]), now.wall)
+        """Reports each rank that has become slow, once; stops the attempt for one that a rule replaces."""
+        failure = self._slow.look(self.attempt.number, self.history, now) if self.phase == PHASE_RUNNING else None
+        if failure is not None:
+            self._outbox.log(failure["message"])
+            self.attempt.blame(failure)
+            self._break(IN_PLACE, Reason.STRAGGLER, 0.0, stragglers.GRACE_SECONDS, now)
 
     def stragglers(self) -> List[Message]:
         """Returns the slowest ranks of the running attempt: rank, pod, node, and ratio to the median rank."""
-        if self.phase != PHASE_RUNNING:
-            return []
-        slowest = sorted(self._stragglers.slow.items(), key=lambda item: -item[1])[: names.MAX_STRAGGLERS]
-        found = [(rank, ratio, self._roster.peers.get(self.guard.ordinal(rank))) for rank, ratio in slowest]
-        return [
-            {"rank": rank, "pod": peer.pod, "node": peer.node, "ratio": round(ratio, 2)}
-            for rank, ratio, peer in found
-            if peer is not None
-        ]
+        return self._slow.rows() if self.phase == PHASE_RUNNING else []
 
     def workers_failed(self, peer: Peer, failures: List[Any], now: Now) -> None:
         self.attempt.fail(peer, failures)

@@ -16,7 +16,7 @@ Action = Literal["Restart", "RestartElsewhere", "RestartFree", "Fail"]
 RuleReason = Literal[
     "WorkerFailed", "OOMKilled", "WorkerStuck", "AgentCrashed", "AgentTerminated", "ConnectionLost", "PodLost",
     "PodDeleted", "PodEvicted", "Preempted", "NodeLost", "NoRestartExitCode", "EntrypointNotFound", "ImportFailed",
-    "ScriptError", "UsageError", "FileNotFound", "WorkerHung",
+    "ScriptError", "UsageError", "FileNotFound", "WorkerHung", "Straggler",
 ]  # fmt: skip
 RuleSignal = Literal[
     "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",
@@ -68,7 +68,8 @@ class RestartRule(Model):
     """Signals that killed the worker, or the command that a shell ran for it."""
     reasons: list[RuleReason] | None = Field(default=None, min_length=1, max_length=64)
     """Reasons as in status.failures. A lost pod has PodLost until Kubernetes shows the cause:
-    PodEvicted (an eviction or a drain), Preempted, PodDeleted or NodeLost."""
+    PodEvicted (an eviction or a drain), Preempted, PodDeleted or NodeLost. Straggler: a rank that
+    has been slow for a minute, which is no failure without such a rule."""
     log_pattern: Pattern | None = None
     """Regular expression that is found in the last 2 kB of the failed rank's output, or in the
     message of the failure. RE2 syntax without Unicode classes; ^ and $ match at each line, and
