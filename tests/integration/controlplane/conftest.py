@@ -14,7 +14,7 @@ from dtj_contract import names
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, grant, wait_until
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, grant, running, wait_until
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
@@ -121,5 +121,18 @@ def submit(plane: ControlPlane, namespace: str) -> Callable[..., Any]:
             "spec": {"replicas": 2, "image": "trainer:test", "backend": "gloo", "entrypoint": {"module": "m"}} | spec,
         }
         return plane.request("POST", f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}", body)
+
+    return create
+
+
+@pytest.fixture
+def run_job(submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents) -> Callable[..., Any]:
+    """Creates a job, starts its pods, and returns the job once the operator reports that its group runs."""
+
+    def create(name: str = "j", **spec: Any) -> Any:
+        job = submit(name, **spec)
+        agents.statuses[job["metadata"]["uid"]] = running()
+        wait_until("the job runs", lambda: objects.condition(name, "Running"))
+        return job
 
     return create

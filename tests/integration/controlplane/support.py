@@ -60,6 +60,31 @@ def grant(plane: ControlPlane, namespace: str) -> None:
     plane.request("POST", f"{base}/rolebindings", binding)
 
 
+def running(step: int = 0, **more: Any) -> Any:
+    """Returns the `/status` of an agent whose group runs."""
+    return {
+        "phase": "Running",
+        "attempt": 1,
+        "restarts": {"inPlace": 0, "pod": 0, "counted": 0},
+        "startTime": 1790000000.0,
+        "progress": {"step": step, "totalSteps": 900, "time": 1790000003.0},
+    } | more
+
+
+def outcome(job: Any, result: str, reason: str) -> Any:
+    """Returns container states of a pod whose agent ended with this outcome and was restarted."""
+    report = {
+        "version": 1,
+        "uid": job["metadata"]["uid"],
+        "result": result,
+        "reason": reason,
+        "message": "said so",
+        "attempt": 1,
+    }
+    terminated = {"exitCode": 0 if result == "Succeeded" else 1, "message": json.dumps(report)}
+    return {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "lastState": {"terminated": terminated}}
+
+
 class Objects:
     """Reads one namespace as the administrator."""
 

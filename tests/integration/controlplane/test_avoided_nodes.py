@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
-from tests.integration.controlplane.test_life import running
+from tests.integration.controlplane.support import Agents, Objects, Operator, running, wait_until
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 GPU = {"key": "gpu", "operator": "In", "values": ["h200"]}
@@ -26,19 +25,16 @@ def bind(objects: Objects, pod: str, node: str) -> str:
 
 def test_pod_is_recreated_away_from_its_node_and_the_others_stay(
     start_operator: Callable[..., Operator],
-    submit: Callable[..., Any],
+    run_job: Callable[..., Any],
     objects: Objects,
-    kubelet: Kubelet,
     agents: Agents,
 ) -> None:
     operator = start_operator().ready()
     terms = [{"matchExpressions": [GPU]}, {"matchExpressions": [ZONE]}]
     affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
-    job = submit(template={"spec": {"affinity": affinity, "containers": [{"name": "trainer"}]}})
+    job = run_job(template={"spec": {"affinity": affinity, "containers": [{"name": "trainer"}]}})
     assert job["spec"]["restart"]["avoidNodes"] == {"afterFailures": 3, "forSeconds": 3600}
     uid = job["metadata"]["uid"]
-    agents.statuses[uid] = running()
-    wait_until("the job runs", lambda: objects.condition("j", "Running"))
     healthy, suspect = bind(objects, "j-0", "w0"), bind(objects, "j-1", "w1")
     failures = [
         {

@@ -7,22 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from dtj_core.plan.times import rfc3339
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
-from tests.integration.controlplane.test_life import running
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, running, wait_until
 
 
 def test_container_killed_for_memory_is_named_in_the_failure(
     start_operator: Callable[..., Operator],
-    submit: Callable[..., Any],
+    run_job: Callable[..., Any],
     objects: Objects,
     kubelet: Kubelet,
     agents: Agents,
 ) -> None:
     start_operator().ready()
     limits = {"resources": {"limits": {"memory": "2Gi"}}}
-    uid = submit(template={"spec": {"containers": [{"name": "trainer", **limits}]}})["metadata"]["uid"]
-    agents.statuses[uid] = running()
-    wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    uid = run_job(template={"spec": {"containers": [{"name": "trainer", **limits}]}})["metadata"]["uid"]
     now = time.time()
     ended = {
         "exitCode": 137, "reason": "OOMKilled", "startedAt": rfc3339(now - 60), "finishedAt": rfc3339(now),

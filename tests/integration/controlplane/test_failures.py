@@ -26,9 +26,10 @@ from tests.integration.controlplane.support import (
     Objects,
     Operator,
     grant,
+    outcome,
+    running,
     wait_until,
 )
-from tests.integration.controlplane.test_life import outcome, running
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
-from tests.integration.controlplane.test_life import running
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 NODES = "/api/v1/nodes"
@@ -69,7 +68,7 @@ def allow(objects: Objects, node: str) -> None:
 )
 def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     start_operator: Callable[..., Operator],
-    submit: Callable[..., Any],
+    run_job: Callable[..., Any],
     objects: Objects,
     kubelet: Kubelet,
     agents: Agents,
@@ -78,8 +77,7 @@ def test_pod_on_a_dead_node_is_deleted_once_confirmed(
     by_operator: bool,
 ) -> None:
     operator = start_operator(program=IMPATIENT).ready()
-    agents.statuses[submit()["metadata"]["uid"]] = running()
-    wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    run_job()
     pod = objects.get("pods", "j-1")
     kubelet.held = {pod["metadata"]["uid"]}
     objects.plane.request(

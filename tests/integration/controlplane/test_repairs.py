@@ -10,22 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from dtj_contract import names
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, agent_address, wait_until
-from tests.integration.controlplane.test_life import running
+from tests.integration.controlplane.support import (
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    agent_address,
+    running,
+    wait_until,
+)
 
 
 def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
     start_operator: Callable[..., Operator],
-    submit: Callable[..., Any],
+    run_job: Callable[..., Any],
     objects: Objects,
     kubelet: Kubelet,
     agents: Agents,
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
-    job = submit()
-    uid = job["metadata"]["uid"]
-    agents.statuses[uid] = running()
-    wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    uid = run_job()["metadata"]["uid"]
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in objects.list("pods")}
     kubelet.held = set(before.values())
     # A deleted pod on a node waits for its kubelet; a pod without a node would be gone at once.
@@ -64,14 +68,12 @@ def test_stuck_pod_is_replaced_although_its_kubelet_cannot_stop_it(
 
 def test_deleted_secret_is_recreated_with_its_key_for_a_new_pod(
     start_operator: Callable[..., Operator],
-    submit: Callable[..., Any],
+    run_job: Callable[..., Any],
     objects: Objects,
     kubelet: Kubelet,
-    agents: Agents,
 ) -> None:
     operator = start_operator(program=(str(Path(__file__).parent / "impatient.py"),)).ready()
-    agents.statuses[submit()["metadata"]["uid"]] = running()
-    wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    run_job()
     secret = objects.get("secrets", "j-dtj-agent")
     kubelet.container_states["j-1"] = {"state": {"waiting": {"reason": "ContainerCreating"}}}
     pod = objects.get("pods", "j-1")
@@ -138,14 +140,11 @@ def test_stateful_set_without_its_admissible_pods_is_nudged(
 
 def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
     start_operator: Callable[..., Operator],
-    submit: Callable[..., Any],
+    run_job: Callable[..., Any],
     objects: Objects,
-    kubelet: Kubelet,
-    agents: Agents,
 ) -> None:
     operator = start_operator().ready()
-    agents.statuses[submit()["metadata"]["uid"]] = running()
-    wait_until("the job runs", lambda: objects.condition("j", "Running"))
+    run_job()
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
 
     def state() -> Any:
