@@ -142,7 +142,8 @@ class Leadership:
     def _call_missing(self) -> None:
         if self.shell is not None:
             there = self.shell.coordinator.peers
-            missing = [ordinal for ordinal in range(self._settings.peer_count) if ordinal not in there]
+            pods = self._settings.callable_peers(self.shell.coordinator.roster.pods)
+            missing = [ordinal for ordinal in range(pods) if ordinal not in there]
             self._announcer.call(missing, self._announcement())
 
     def _announcement(self) -> Message:

@@ -79,9 +79,13 @@ class AgentSettings(NamedTuple):
         """Number of agents that can be called by name: replicas and spares, or all of an explicit list."""
         return self.replicas + self.spares if "{}" in self.peers else len(self.peers.split(","))
 
+    def callable_peers(self, pods: int) -> int:
+        """Returns the number of agents that can be called by name while the job has `pods` pods."""
+        return pods if "{}" in self.peers else self.peer_count
+
     @property
     def most_peers(self) -> int:
-        """Number of agents that the job may ever have. An agent of a job that has grown calls the others itself."""
+        """Number of agents that the job may ever have."""
         most = 0 if self.elastic is None else self.elastic.most or names.MAX_PODS
         return max(self.peer_count, most + self.spares)
 

@@ -47,7 +47,7 @@ def test_unset_variables_get_the_defaults_of_the_contract(good: dict[str, str]) 
 def test_peers_may_be_a_list_by_ordinal(good: dict[str, str]) -> None:
     found = settings({**good, "DTJ_PEERS": "127.0.0.1:1, [::1]:2,h:3,spare:4", "DTJ_LISTEN": "[::]:29400"})
     assert [found.peer(n) for n in range(4)] == [("127.0.0.1", 1), ("::1", 2), ("h", 3), ("spare", 4)]
-    assert found.listen == ("::", 29400)
+    assert (found.listen, found.callable_peers(9)) == (("::", 29400), 4)
 
 
 def test_stop_grace_is_half_a_second_by_default(good: dict[str, str]) -> None:
@@ -58,7 +58,7 @@ def test_stop_grace_is_half_a_second_by_default(good: dict[str, str]) -> None:
 def test_spares_and_elastic_limits_are_read(good: dict[str, str]) -> None:
     found = settings({**good, "DTJ_SPARES": "2", "DTJ_MIN_REPLICAS": "2", "DTJ_ELASTIC_WAIT_SECONDS": "3.5"})
     assert (found.spares, found.elastic, found.peer_count) == (2, ElasticLimits(2, 0, 3.5), 5)
-    assert found.most_peers == names.MAX_PODS + 2
+    assert (found.most_peers, found.callable_peers(9)) == (names.MAX_PODS + 2, 9)
     most = settings({**good, "DTJ_MIN_REPLICAS": "2", "DTJ_MAX_REPLICAS": "8"})
     assert (most.elastic, most.most_peers) == (ElasticLimits(2, 8, 10.0), 8)
     plain = settings(good)
