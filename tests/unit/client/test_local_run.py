@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -320,3 +322,26 @@ def test_elastic_job_runs_and_sees_its_whole_group(start: Start) -> None:
     code, found = run.wait()
     assert code == 0, run.lines()
     assert found["status"]["attempt"] == 1
+
+
+def test_whichever_pod_coordinates_its_loss_is_recovered_and_seen(start: Start) -> None:
+    job = job_yaml(steps=60, replicas=2, args="--hold-at 30").replace("  replicas: 2\n", "  replicas: 2\n  spares: 1\n")
+    run = start(job=job)
+    run.until_step(25)
+    leader = wait_until("a pod coordinates", lambda: run.status().get("coordinator"))
+    for pid in run.living():
+        if f"DTJ_POD_NAME={leader}\0" in _environment(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    code, found = run.wait()
+    assert code == 0, run.lines()
+    assert found["status"]["attempt"] >= 2
+    assert found["status"]["recoveries"]
+    assert run.losses() == UNDISTURBED
+
+
+def _environment(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""
