@@ -81,7 +81,7 @@ CASES = {
     ),
     "a spare takes the place of the middle pod, and ranks move": (
         (found(0, 0, 5, world=3), found(1, 2, 5, world=3), found(1, 1, 5, world=3, whole=False)),
-        {"pods": (0, 1, 2)}, "1@5 partner",
+        {"pods": (0, 1, 2)}, "1@5 replica",
     ),
     "of this very attempt": (BOTH, {"attempt": 1}, ""),
 }  # fmt: skip

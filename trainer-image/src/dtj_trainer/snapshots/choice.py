@@ -110,7 +110,7 @@ def choose(
             pieces = [_pieces(rank, pod, same) for rank, pod in enumerate(pods)]
         complete = [p for p in pieces if p is not None]
         if len(complete) == len(pods):
-            kinds: list[Source] = [_source(rank, pods[rank], p, resized) for rank, p in enumerate(complete)]
+            kinds: list[Source] = [_source(rank, pods[rank], p, same, resized) for rank, p in enumerate(complete)]
             source: Source = "partner" if "partner" in kinds else "replica" if "replica" in kinds else "memory"
             return Choice(line[1], line, tuple(complete), source, taken_by)
     return None
@@ -146,9 +146,9 @@ def _pieces(rank: int, pod: int, same: Sequence[Found]) -> Pieces | None:
     return Pieces(private, replicas[0]) if replicas else None
 
 
-def _source(rank: int, pod: int, pieces: Pieces, resized: bool) -> Source:
-    if resized:
-        return "memory" if pieces.data.pod == pod else "replica"
-    if pieces.data.owner != rank:
-        return "replica"
-    return "memory" if pieces.data.pod == pod else "partner"
+def _source(rank: int, pod: int, pieces: Pieces, same: Sequence[Found], resized: bool) -> Source:
+    data = pieces.data
+    if data.pod == pod and (resized or data.owner == rank):
+        return "memory"
+    others = any(f.owner != rank and f.data_digest == data.data_digest for f in same)
+    return "replica" if others or resized else "partner"
