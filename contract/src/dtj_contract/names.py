@@ -284,6 +284,8 @@ class Reason:
     WORKER_STUCK = "WorkerStuck"
     # No step, no sign of life, or a rank that a signal has stopped.
     WORKER_HUNG = "WorkerHung"
+    # No rank has shown any sign of life for long, in a phase that nothing bounds.
+    NO_SIGN_OF_LIFE = "NoSignOfLife"
     NODE_AVOIDED = "NodeAvoided"  # repeated failures on one node: its pods are recreated elsewhere
     NODE_ALLOWED = "NodeAllowed"  # no other node has room
     SPARE_USED = "SpareUsed"  # a spare pod has taken the ranks of a lost one

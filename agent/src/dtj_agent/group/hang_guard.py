@@ -53,12 +53,13 @@ class HangGuard:
         self._asked: Optional[Set[int]] = None
         """The members whose stacks are missing; None: nothing is suspected."""
         self._ask_until = 0.0
-        self._reported = False
+        self._reported = self._hinted = False
 
     def started(self, world_size: int) -> None:
         """Forgets the attempt before, but not its pauses."""
         self._world_size = world_size
         self._seen, self._stacks, self._asked, self._reported = {}, {}, None, False
+        self._hinted = False
 
     def heard(self, peer: Peer, message: Message, now: Now) -> bool:
         """Takes the vitals and the stacks from a member's heartbeat.
@@ -114,6 +115,18 @@ class HangGuard:
         failure = self._failure(hang, members, attempt, now)
         self._reported, self._stacks = True, {}
         return Finding(hang, failure)
+
+    def hint(self, members: List[Peer], now: Now) -> str:
+        """Returns, once in an attempt, what to do about a silence that no limit will end; "" if there is none."""
+        ranks = self._running(members, now)
+        silence = hang_watch.unbounded_silence(self._settings, ranks)
+        if silence is None or self._hinted or len(ranks) < self._world_size:
+            return ""
+        self._hinted = True
+        phase = next((each.phase for each in ranks.values() if each.phase in hang_watch.ANNOUNCED), "")
+        where = "in the phase %s" % phase if phase else "before the first step"
+        text = "no rank has shown a sign of life for %.0f s %s, which has no limit: set spec.progressDeadlineSeconds "
+        return (text + "to restart such a group, or look at the stack of a rank (py-spy dump)") % (silence, where)
 
     @property
     def breaks(self) -> bool:

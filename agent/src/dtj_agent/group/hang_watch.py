@@ -32,6 +32,8 @@ LONGEST_LEARNT_SECONDS = 900.0
 """A hang may have been a pause: the next one must last twice as long, but not for ever."""
 LEFT_BEHIND_SECONDS = 1800.0
 """Rank 0 may write a model for long, but not without processor time, network or disk."""
+HINT_SECONDS = 1800.0
+"""Without any sign of life in a phase that no limit bounds: the user gets a hint, and no rank is ended."""
 ANNOUNCED = ("loading", "compiling", "validating", "saving", "done")
 
 RESTART, REPORT, OFF = "Restart", "Report", "Off"
@@ -104,7 +106,7 @@ def _is_early(stepped: List[RankVitals]) -> bool:
 
 def _without_step(settings: HangSettings, ranks: Dict[int, RankVitals], longest: float) -> Optional[Hang]:
     stepped = [each for each in ranks.values() if each.step is not None]
-    if not stepped or any(each.phase in ANNOUNCED for each in ranks.values()):
+    if not stepped or _is_announced(ranks):
         return None
     seconds = min(each.age for each in stepped)
     if seconds < limit(settings, ranks, longest):
@@ -121,6 +123,19 @@ def _without_life(settings: HangSettings, ranks: Dict[int, RankVitals], whole: b
     if not deadline or seconds < deadline:
         return None
     return Hang(NO_LIFE, [] if whole else sorted(ranks), seconds)
+
+
+def unbounded_silence(settings: HangSettings, ranks: Dict[int, RankVitals]) -> Optional[float]:
+    """Returns for how long no rank has shown a sign of life, if that is long and no limit will end it; else None."""
+    if not ranks or settings.policy == OFF or settings.progress_deadline:
+        return None
+    seconds = min(min(each.age, each.idle) for each in ranks.values())
+    is_bounded = any(each.step is not None for each in ranks.values()) and not _is_announced(ranks)
+    return None if is_bounded or seconds < HINT_SECONDS else seconds
+
+
+def _is_announced(ranks: Dict[int, RankVitals]) -> bool:
+    return any(each.phase in ANNOUNCED for each in ranks.values())
 
 
 def _median(values: List[float]) -> Optional[float]:

@@ -133,6 +133,9 @@ class AttemptLifecycle:
             self._outbox.log("attempt %d makes no progress: asking for the ranks' stacks" % self.attempt.number)
             for peer in members:
                 self._outbox.send(peer.conn, {"type": "beat", "stacks": self.attempt.number})
+        hint = self.guard.hint(members, now)
+        if hint:
+            self.history.event("Warning", Reason.NO_SIGN_OF_LIFE, hint, now.wall)
         found = self.guard.finding(members, self.attempt.number, now)
         if found is None:
             return
