@@ -109,8 +109,44 @@ func main() {
 }
 """
 
+# The plugins of kubeadm's Corefile. All others, with the clients of four clouds, are half of what would be compiled.
+_COREDNS_MAIN = """package main
+
+import (
+	"github.com/coredns/coredns/coremain"
+	_ "github.com/coredns/coredns/plugin/cache"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/forward"
+	_ "github.com/coredns/coredns/plugin/health"
+	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/loadbalance"
+	_ "github.com/coredns/coredns/plugin/loop"
+	_ "github.com/coredns/coredns/plugin/metrics"
+	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/reload"
+)
+
+func main() { coremain.Run() }
+"""
+
+# Its storage is a folder, so the drivers of three clouds are left out: half of what would be compiled.
+_REGISTRY_MAIN = """package main
+
+import (
+	"os"
+
+	"github.com/distribution/distribution/v3/registry"
+	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem"
+)
+
+func main() {
+	if registry.RootCmd.Execute() != nil {
+		os.Exit(1)
+	}
+}
+"""
+
 _HELM = "helm.sh/helm/v3/internal/version"
-_REGISTRY = "github.com/distribution/distribution/v3"
 
 # In the order of use: the control plane comes first.
 TOOLS = {
@@ -123,7 +159,7 @@ TOOLS = {
         Tool(
             "helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)
         ),
-        Tool("registry", _REGISTRY, "v3.1.2", f"{_REGISTRY}/cmd/registry"),
+        Tool("registry", "github.com/distribution/distribution/v3", "v3.1.2", ".", main=_REGISTRY_MAIN),
         Tool("kind", "sigs.k8s.io/kind", f"v{KIND}", "sigs.k8s.io/kind"),
         _kubernetes("kubelet"),
         _kubernetes("kubeadm"),
@@ -137,7 +173,7 @@ TOOLS = {
         _cni("ptp", "main"),
         _cni("portmap", "meta"),
         Tool("crictl", "sigs.k8s.io/cri-tools", "v1.36.0", "sigs.k8s.io/cri-tools/cmd/crictl"),
-        Tool("coredns", "github.com/coredns/coredns", f"v{COREDNS}", "github.com/coredns/coredns"),
+        Tool("coredns", "github.com/coredns/coredns", f"v{COREDNS}", ".", main=_COREDNS_MAIN),
         Tool(
             "local-path-provisioner",
             "github.com/rancher/local-path-provisioner",

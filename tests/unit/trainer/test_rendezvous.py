@@ -162,11 +162,11 @@ def test_frozen_host_of_rank_0_times_out_at_the_deadlines(tmp_path: Path) -> Non
 @pytest.mark.torch
 def test_missing_rank_is_named_on_all_others_at_the_deadline(tmp_path: Path) -> None:
     """The exit code is 1, because a restart may cure it."""
-    with ranks(2, start, tmp_path, {}, 1, 20.0, WORLD_SIZE="3") as group:
+    with ranks(2, start, tmp_path, {}, 1, 10.0, WORLD_SIZE="3") as group:
         assert group.wait() == [1, 1], group.everything()
         for rank in range(2):
             assert "RendezvousFailed: rank 2 of 3 did not join at 127.0.0.1:" in group.output(rank)
-            assert "within 20 s: see its log, or write a longer collective_timeout_seconds" in group.output(rank)
+            assert "within 10 s: see its log, or write a longer collective_timeout_seconds" in group.output(rank)
 
 
 @pytest.mark.torch
