@@ -134,7 +134,7 @@ class Pod:
         self.world.after(0.1, self.life_of(self.look))
         self.elect(self.election.tick(self.world.time))
 
-    # --- the election, as peer_discovery.py runs it ---------------------------------------------------------------
+    # --- the election, as leadership.py runs it -------------------------------------------------------------------
 
     def elect(self, effects: list[election.Effect]) -> None:
         world, life = self.world, self.life

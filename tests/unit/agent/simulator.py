@@ -42,6 +42,7 @@ from tests.unit.agent.simulated_sizes import Sizes
 from tests.unit.agent.simulated_training import Training
 
 PATIENCE_SECONDS = 400.0
+LARGE_SIZES = (24, 64)
 LARGE_SHARE = 0.002
 """Of the worlds have 24 or 64 members, which cost as much as dozens of others."""
 
@@ -53,7 +54,7 @@ class World(Network):
         # Pods, spares too.
         self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
         if rng.random() < LARGE_SHARE:
-            self.replicas = rng.choice((24, 64))
+            self.replicas = rng.choice(LARGE_SIZES)
         self.processes = rng.choice((1, 2))
         self.spec = GroupSpec(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
         self.work = rng.uniform(1.0, 20.0)
