@@ -50,7 +50,7 @@ test-e2e: venv cluster-up deploy ## run the tests on kind: install the chart, ki
 .PHONY: test-long
 test-long: venv ## run 100,000 simulated worlds, 1,000 faults, and the trainer's tests with the other supported version of torch
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
-	@$(PY) -m tests.chaos --slow --faults $(or $(FAULTS),900)
+	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group; done
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@./hack/test_long.sh
 
