@@ -53,7 +53,7 @@ test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill r
 test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults, and the trainer's tests with the other torch
 	@DTJ_SIMULATOR_SEEDS=$(or $(SEEDS),100000) $(PY) -m pytest -q -n 2 tests/unit/agent/test_simulator.py
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
-	@$(PY) -m tests.chaos --slow --faults $(or $(FAULTS),900)
+	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
 	@./hack/test_long.sh
 

@@ -34,15 +34,15 @@ class Fault:
     """Its share among the faults that are drawn."""
     is_slow: bool = False
     """Whether the agents' own deadlines make it last for seconds."""
-    only: str = ""
-    """The shape of group that it needs."""
+    only: tuple[str, ...] = ()
+    """The shapes of group that it needs, if not every one fits."""
 
 
 FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    name: str, weight: int, *, breaks: bool = True, is_slow: bool = False, only: str = ""
+    name: str, weight: int, *, breaks: bool = True, is_slow: bool = False, only: tuple[str, ...] = ()
 ) -> Callable[[Inject], Inject]:
     """Registers a kind of fault."""
 
@@ -55,7 +55,7 @@ def fault(
 
 def draw(dice: random.Random, shape: str, slow: bool) -> Fault:
     """Returns the next fault of a sequence."""
-    fit = [each for each in FAULTS.values() if each.only in ("", shape) and (slow or not each.is_slow)]
+    fit = [each for each in FAULTS.values() if (not each.only or shape in each.only) and (slow or not each.is_slow)]
     return dice.choices(fit, [each.weight for each in fit])[0]
 
 
@@ -168,6 +168,20 @@ def evict(group: Group, dice: random.Random) -> None:
     wait_until("the agent to end on SIGTERM", lambda: victim.poll() is not None, timeout=60)
     group.replace(ordinal)
     group.publish_names()
+
+
+@fault("pod away, then back", 20, only=("spare", "elastic"))
+def take_pod_away(group: Group, dice: random.Random) -> None:
+    """Loses a pod, waits for steps without it, and brings it back: as the spare, or into a larger group."""
+    ordinal, before, since = some_pod(group, dice), group.look().newest, time.monotonic()
+    group.lose(ordinal)
+    try:
+        group.wait_steps(0 if group.shape.spares else before, 3, since)
+    finally:
+        group.create(ordinal)
+        group.publish_names()
+    full = group.shape.replicas * group.shape.processes
+    group.wait("the whole group", lambda records: records.worlds[records.newest] == full)
 
 
 @fault("agent killed during a restart", 5)
@@ -305,7 +319,7 @@ def plant_half_checkpoint(group: Group, dice: random.Random) -> None:
     group.signal(signal.SIGKILL, *some_workers(group, dice, 1))
 
 
-@fault("memory snapshot damaged", 8, only="torch")
+@fault("memory snapshot damaged", 8, only=("torch",))
 def damage_snapshot(group: Group, dice: random.Random) -> None:
     ordinal = some_pod(group, dice)
     group.signal(signal.SIGSTOP, *group.workers().values())
@@ -314,7 +328,7 @@ def damage_snapshot(group: Group, dice: random.Random) -> None:
     group.signal(signal.SIGKILL, *group.workers().values())
 
 
-@fault("memory snapshots lost", 4, only="torch")
+@fault("memory snapshots lost", 4, only=("torch",))
 def lose_snapshots(group: Group, dice: random.Random) -> None:
     group.signal(signal.SIGSTOP, *group.workers().values())
     for path in group.snapshots(some_pod(group, dice)).glob("*"):

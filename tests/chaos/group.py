@@ -42,12 +42,17 @@ class Shape:
     processes: int
     step_seconds: float
     is_torch: bool = False
+    spares: int = 0
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 PLAIN = Shape(script="plain_script.py", replicas=3, processes=2, step_seconds=0.005)
 TORCH = Shape(script="torch_script.py", replicas=2, processes=2, step_seconds=0.01, is_torch=True)
-SHAPES = {"plain": PLAIN, "torch": TORCH}
+SPARE = dataclasses.replace(PLAIN, spares=1)
+ELASTIC = dataclasses.replace(
+    PLAIN, environment={names.ENV_MIN_REPLICAS: "2", names.ENV_MAX_REPLICAS: "3", names.ENV_ELASTIC_WAIT: "0.5"}
+)
+SHAPES = {"plain": PLAIN, "torch": TORCH, "spare": SPARE, "elastic": ELASTIC}
 
 
 @dataclasses.dataclass
@@ -57,6 +62,8 @@ class Pod:
     ordinal: int
     life: int
     process: subprocess.Popen[bytes] | None = None
+    is_done: bool = False
+    """Whether an agent has exited with 0: it has the job's outcome."""
 
 
 class Group:
@@ -83,7 +90,7 @@ class Group:
                 path.touch()
         self.records = Records()
         self.is_ending = False
-        self.pods = {ordinal: Pod(ordinal, 0) for ordinal in range(shape.replicas)}
+        self.pods = {ordinal: Pod(ordinal, 0) for ordinal in range(shape.replicas + shape.spares)}
         self.network = Network(self.agents)
         self.publish_names()
         self._given = {**shape.environment, **environment}
@@ -102,15 +109,25 @@ class Group:
         return {ordinal: process.pid for ordinal, process in running if process is not None}
 
     def tend(self) -> None:
-        """Starts the container of each agent that has ended, as a kubelet would."""
-        for pod in self.pods.values():
-            code = None if pod.process is None else pod.process.poll()
-            if code is not None and not (self.is_ending and code == 0):
+        """Starts the container of each agent that has ended, as a kubelet would.
+
+        Also that of one that has the outcome, while another has not: it may be asked for it.
+        """
+        ended = [pod for pod in self.pods.values() if pod.process is not None and pod.process.poll() is not None]
+        for pod in ended:
+            pod.is_done = pod.is_done or (self.is_ending and pod.process.returncode == 0)
+        if not all(pod.is_done for pod in self.pods.values()):
+            for pod in ended:
                 self._clear(pod)
                 self._start(pod.ordinal)
 
     def replace(self, *ordinals: int) -> None:
         """Loses pods with all their processes, and creates others: with a new disk, address and shared memory."""
+        self.lose(*ordinals)
+        self.create(*ordinals)
+
+    def lose(self, *ordinals: int) -> None:
+        """Loses pods with all their processes, their disk and their shared memory."""
         for ordinal in ordinals:
             pod = self.pods[ordinal]
             if pod.process is not None:
@@ -120,6 +137,9 @@ class Group:
             shutil.rmtree(self.snapshots(ordinal), ignore_errors=True)
             shutil.rmtree(self.folder / f"state-{ordinal}-{pod.life}", ignore_errors=True)
             self.pods[ordinal] = Pod(ordinal, pod.life + 1)
+
+    def create(self, *ordinals: int) -> None:
+        """Creates pods that were lost, under new addresses."""
         for ordinal in ordinals:
             self._start(ordinal)
 
@@ -159,7 +179,8 @@ class Group:
         outside = {key: value for key, value in os.environ.items() if not key.startswith(("DTJ_", "CHAOS_"))}
         settings = {
             names.ENV_JOB: "j", names.ENV_JOB_UID: self.uid,
-            names.ENV_REPLICAS: str(shape.replicas), names.ENV_PROCESSES_PER_POD: str(shape.processes),
+            names.ENV_REPLICAS: str(shape.replicas), names.ENV_SPARES: str(shape.spares),
+            names.ENV_PROCESSES_PER_POD: str(shape.processes),
             names.ENV_ORDINAL: str(ordinal), names.ENV_POD_NAME: f"j-{ordinal}",
             names.ENV_PEERS: f"j-{{}}:{port}",
             names.ENV_LISTEN: f"{inner(ordinal, pod.life)}:{port}", names.ENV_POD_IP: outer(ordinal, pod.life),
@@ -246,12 +267,13 @@ class Group:
     def end(self) -> Records:
         """Waits until each agent has exited with 0, because the script ends by itself."""
         self.is_ending = True
-
-        def ended(records: Records) -> bool:
-            return all(pod.process is not None and pod.process.poll() == 0 for pod in self.pods.values())
-
-        self.wait("all agents to exit with 0", ended, END_SECONDS)
-        self.records.read(self.folder / "log")
+        self.wait(
+            "all agents to exit with 0", lambda records: all(pod.is_done for pod in self.pods.values()), END_SECONDS
+        )
+        for pod in self.pods.values():
+            if pod.process is not None:
+                pod.process.terminate()
+                pod.process.wait(END_SECONDS)
         return self.records
 
     def left(self) -> list[str]:

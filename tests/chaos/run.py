@@ -48,9 +48,10 @@ def run(name: str, seed: int, faults: int, slow: bool = False, only: str = "", v
             done.append(kind.name)
             before, since = group.look().newest, time.monotonic()
             kind.inject(group, dice)
-            # A fault that nothing dies of is over when training continues after it.
-            quiet = since if kind.breaks else time.monotonic()
-            seconds = group.wait_steps(before if kind.breaks else 0, STEPS_BETWEEN, quiet)
+            # A fault of which no member dies is over when training continues after it.
+            breaks = kind.breaks and not group.shape.spares
+            quiet = since if breaks else time.monotonic()
+            seconds = group.wait_steps(before if breaks else 0, STEPS_BETWEEN, quiet)
             report.seconds[kind.name].append(seconds)
             if verbose:
                 print(f"{number:4} {kind.name}: {seconds:.3f} s", flush=True)

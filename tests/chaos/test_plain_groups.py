@@ -11,11 +11,12 @@ import pytest
 
 from tests.chaos.run import run
 
-FAULTS = int(os.environ.get("DTJ_CHAOS_FAULTS", "30"))
-GROUPS = int(os.environ.get("DTJ_CHAOS_GROUPS", "3"))
 SEED = int(os.environ.get("DTJ_CHAOS_SEED", "1"))
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + GROUPS))
-def test_group_under_random_faults_counts_the_steps_of_a_calm_run(seed: int) -> None:
-    print(run("plain", seed, FAULTS).table())
+@pytest.mark.parametrize(
+    ("group", "seed", "faults"),
+    [("plain", SEED, 25), ("plain", SEED + 1, 25), ("spare", SEED, 20), ("elastic", SEED, 20)],
+)
+def test_group_under_random_faults_counts_the_steps_of_a_calm_run(group: str, seed: int, faults: int) -> None:
+    print(run(group, seed, faults).table())
