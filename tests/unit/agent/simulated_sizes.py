@@ -22,13 +22,17 @@ class Sizes:
     def __init__(self, world: World) -> None:
         self._world = world
         rng = self._rng = random.Random(f"sizes of {world.seed}")
-        spares = min(rng.choice((0, 0, 0, 1, 2)), world.replicas - 1)
+        # More than half of the pods are members, so that a majority knows each attempt. A smaller group
+        # that is cut off may end its job while the others continue, which nothing can tell them.
+        spares = min(rng.choice((0, 0, 0, 1, 2)), (world.replicas - 1) // 2)
         self._most = world.replicas - spares
-        self._least = rng.randint(1, self._most) if rng.random() < 0.3 else self._most
+        self._least = rng.randint(world.replicas // 2 + 1, self._most) if rng.random() < 0.5 else self._most
         elastic = None
         if self._least < self._most:
             elastic = ElasticLimits(self._least, self._most, rng.choice((0.0, 2.0, 10.0)))
-            for generation in range(1, rng.randint(1, 4)):
+            # Without a lease a smaller size makes a smaller majority. In a cluster the StatefulSet then
+            # has no other pods, but here they would stay.
+            for generation in range(1, rng.randint(1, 4) if world.has_volume else 1):
                 world.after(rng.uniform(0.0, FAULT_SECONDS), lambda at=generation: self._scale(at))  # type: ignore[misc]
         world.spec = world.spec._replace(
             replicas=self._most, spares=spares, elastic=elastic, has_volume=world.has_volume, grace=3.0
