@@ -11,9 +11,8 @@ import pytest
 
 from dtj_agent.warm import learned, successor
 from tests.unit.agent.test_warm import drive
-from tests.unit.agent.warm_site import write_site
+from tests.unit.agent.warm_site import STEP, write_site
 
-STEP = "import torch.optim.optimizer as o; [hook(o, (), {}) for hook in o.hooks]\n"
 SCRIPT = "import sys; print('heavy.part' in sys.modules); import heavy.part, beside\n" + STEP
 # A stand-in for an import that takes long: it waits in the warm process alone, which has no attempt.
 WAITS = """
@@ -34,19 +33,7 @@ BAD = {
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     folder = tmp_path / "lib" / "site-packages"
-    write_site(folder)
-    (folder / "torch" / "__init__.py").write_text(
-        "from . import optim\nclass compiler: disable = staticmethod(lambda hook: hook)\n"
-        "class default_generator: seed = staticmethod(lambda: None)\n"
-    )
-    (folder / "torch" / "optim").mkdir()
-    (folder / "torch" / "optim" / "__init__.py").write_text("from . import optimizer\n")
-    (folder / "torch" / "optim" / "optimizer.py").write_text(
-        "hooks = []\nregister_optimizer_step_post_hook = hooks.append\n"
-    )
-    (folder / "heavy").mkdir()
-    (folder / "heavy" / "__init__.py").write_text("import os; os.environ['SET_BY_HEAVY'] = '1'\n")
-    (folder / "heavy" / "part.py").write_text("")
+    write_site(folder, counted=True)
     return folder
 
 

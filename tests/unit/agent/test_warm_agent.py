@@ -12,7 +12,7 @@ from dtj_agent.build import build
 from dtj_contract import names
 from tests.lib.waiting import wait_until
 from tests.unit.agent.harness import WORKER, Group, is_alive, running
-from tests.unit.agent.warm_site import write_site
+from tests.unit.agent.warm_site import STEP, write_site
 
 READY = re.compile(r"warm process (\d+) is ready")
 
@@ -65,6 +65,27 @@ def test_attempt_does_not_wait_for_a_warm_process_that_a_signal_has_stopped(tmp_
         group.wait_attempt(2)
         assert "a signal has stopped it; it is continued" in group.log(0)
         assert "without" not in group.log(0)
+
+
+def test_imports_of_one_attempt_are_there_in_the_next_and_after_the_agent(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    write_site(site, counted=True)
+    script = tmp_path / "script.py"
+    first = "import sys; print('heavy is there:', 'heavy.part' in sys.modules, flush=True); import heavy.part\n"
+    counted = WORKER.replace("    step += 1\n", "    step += 1\n    if step % 5 == 0:\n        " + STEP)
+    script.write_text(first + counted)
+    environ = {"PYTHONPATH": str(site), names.ENV_WARM_WORKERS: names.WARM_AUTO}
+    with running(tmp_path, 1, [sys.executable, "-u", str(script)], **environ) as group:
+        group.wait_attempt(1)
+        wait_until("the imports", lambda: "2 modules that the script imported" in group.log(0), detail=group.logs)
+        os.kill(group.worker(0), signal.SIGKILL)
+        group.wait_attempt(2)
+        group.agents[0].kill()
+        group.agents[0].wait()
+        group.start(0)
+        group.wait_attempt(3)
+        found = re.findall(r"heavy is there: (\w+)", group.log(0))
+        assert found == ["False", "True", "True"], group.logs()
 
 
 def test_shell_command_is_started_plainly_and_the_log_has_the_reason(tmp_path: Path) -> None:

@@ -17,10 +17,25 @@ TORCH = {
     "warns.py": "print('an import warns')\n",
 }
 
+# A torch whose optimizer steps are counted, and a package that a script may import.
+COUNTED = {
+    "torch/__init__.py": "from . import optim\nclass compiler: disable = staticmethod(lambda hook: hook)\n"
+    "class default_generator: seed = staticmethod(lambda: None)\n",
+    "torch/optim/__init__.py": "from . import optimizer\n",
+    "torch/optim/optimizer.py": "hooks = []\nregister_optimizer_step_post_hook = hooks.append\n",
+    "heavy/__init__.py": "import os; os.environ['SET_BY_HEAVY'] = '1'\n",
+    "heavy/part.py": "",
+}
+STEP = "import torch.optim.optimizer as o; [hook(o, (), {}) for hook in o.hooks]\n"
+"""Does an optimizer step of that torch."""
 
-def write_site(folder: Path) -> None:
-    """Writes the modules that stand in for torch, and those that a warm process can't import."""
-    for name, text in TORCH.items():
+
+def write_site(folder: Path, counted: bool = False) -> None:
+    """Writes the modules that stand in for torch, and those that a warm process can't import.
+
+    `counted`: with optimizer steps that are counted, and a package of a third party.
+    """
+    for name, text in (TORCH | (COUNTED if counted else {})).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
