@@ -5,7 +5,8 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 TESTS := ./hack/tests.sh
 # A file stays on one worker, which creates its groups and servers once. tests/conftest.py begins with the longest files.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Two workers, because most tests wait for processes; WORKERS=3 is for a machine with more cores.
+SPREAD := -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
 
 -include hack/cluster/cluster.mk
 -include hack/images/images.mk
@@ -38,12 +39,12 @@ cluster-ready:
 .PHONY: test-fast
 test-fast: venv ## run the tests without a cluster: planners, agents as real processes, training with gloo
 	@$(CLUSTER) bin helm >/dev/null  # built before any test's deadline runs
-	@$(TESTS) fast $(TWO) --durations=15 -- -m "not controlplane and not e2e" tests
+	@$(TESTS) fast $(SPREAD) --durations=15 -- -m "not controlplane and not e2e" tests
 
 .PHONY: test-controlplane
 test-controlplane: venv ## run the tests on a real control plane: etcd, kube-apiserver, kube-controller-manager
 	@$(CLUSTER) bin >/dev/null
-	@$(TESTS) controlplane $(TWO) --durations=5 -- -m controlplane tests/integration tests/unit/client
+	@$(TESTS) controlplane $(SPREAD) --durations=5 -- -m controlplane tests/integration tests/unit/client
 
 .PHONY: test-e2e
 test-e2e: venv cluster-ready ## run the tests on kind: install the chart, kill real pods

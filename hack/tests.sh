@@ -5,8 +5,8 @@
 # docs/decisions/0011 gives the reasons.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-# With bytecode of our own sources an operator starts in 0.7 s instead of 1.1, and the tests are collected in 9 s instead of 13.
-export PYTHONDONTWRITEBYTECODE=
+# Where PYTHONDONTWRITEBYTECODE is set, each operator would compile our sources again, and start in 1.1 s of CPU instead of 0.7.
+.venv/bin/python -m compileall -qq */src || true
 stage=$1
 shift
 first=()

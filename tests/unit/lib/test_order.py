@@ -26,4 +26,4 @@ def test_order_is_longest_files_others_then_last_by_number(tmp_path: Path) -> No
 
 
 def test_longest_files_exist() -> None:
-    assert [name for name in LONGEST if not list((ROOT / "tests").glob(f"*/{name}"))] == []
+    assert [name for name in LONGEST if not list((ROOT / "tests").glob(f"**/{name}"))] == []
