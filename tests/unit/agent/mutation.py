@@ -39,7 +39,7 @@ class Mutation(NamedTuple):
     """One planted bug."""
 
     file: str
-    """The module in dtj_agent.group."""
+    """The module in dtj_agent.group, or the whole name of another module."""
     old: str
     new: str
     breaks: str
@@ -50,19 +50,23 @@ class Mutation(NamedTuple):
     """Why nothing finds the bug; "" for a bug that must be found."""
 
     @property
+    def module(self) -> types.ModuleType:
+        return importlib.import_module(self.file if "." in self.file else GROUP + self.file)
+
+    @property
     def name(self) -> str:
         return f"{self.file}: {self.breaks}"
 
 
-def mutations() -> list[Mutation]:
-    """Returns the list that is kept in mutations.toml."""
-    entries = tomllib.loads(LIST.read_text())["mutation"]
+def mutations(path: Path = LIST) -> list[Mutation]:
+    """Returns the list that is kept in mutations.toml, or in another file."""
+    entries = tomllib.loads(path.read_text())["mutation"]
     return [Mutation(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
 def patched(mutation: Mutation) -> types.CodeType:
     """Returns the code of the module with the bug. Raises ValueError if the list is out of date."""
-    module = importlib.import_module(GROUP + mutation.file)
+    module = mutation.module
     path = Path(str(module.__file__))
     source = path.read_text()
     if source.count(mutation.old) != 1:
@@ -72,7 +76,7 @@ def patched(mutation: Mutation) -> types.CodeType:
 
 def plant(mutation: Mutation) -> None:
     """Puts the bug into the imported module of this process."""
-    module = importlib.import_module(GROUP + mutation.file)
+    module = mutation.module
     fresh: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
     exec(patched(mutation), fresh)
     old, new = dict(_functions(vars(module), module.__name__)), dict(_functions(fresh, module.__name__))
@@ -141,14 +145,14 @@ def load() -> dict[str, types.ModuleType]:
     return {name: importlib.import_module("tests.unit.agent.test_" + name) for name in MODULES}
 
 
-def finder(modules: list[types.ModuleType], seeds: range) -> str:
+def finder(modules: list[types.ModuleType], seeds: range, world: Callable[[int], Any] = World) -> str:
     """Returns the name of the first test or seed that fails; "" if none does."""
     for module in modules:
         for name, case in cases(module):
             if _fails(case):
                 return f"{module.__name__.rpartition('.')[2]}.{name}"
     for seed in seeds:
-        if _fails(World(seed).run):
+        if _fails(world(seed).run):
             return f"seed {seed}"
     return ""
 
@@ -169,7 +173,12 @@ def _fails(case: Callable[[], Any]) -> bool:
     return trial.failed
 
 
-def attempt(mutation: Mutation | None, modules: list[types.ModuleType], seeds: range) -> str:
+def attempt(
+    mutation: Mutation | None,
+    modules: list[types.ModuleType],
+    seeds: range,
+    world: Callable[[int], Any] = World,
+) -> str:
     """Returns what finds the bug in a child process; "" if nothing does; None plants no bug."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -181,7 +190,7 @@ def attempt(mutation: Mutation | None, modules: list[types.ModuleType], seeds: r
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if mutation is not None:
                 plant(mutation)
-            os.write(writing, finder(modules, seeds).encode())
+            os.write(writing, finder(modules, seeds, world).encode())
             os._exit(0)
         finally:
             os.write(writing, traceback.format_exc().encode())

@@ -8,6 +8,8 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.plan.conditions import find_condition, is_finished, is_true
 from dtj_core.plan.model import Object
+from dtj_core.plan.stuck_pods import OVERDUE_SECONDS
+from dtj_core.plan.times import unix
 from dtj_operator.kube.resources import EVENT, JOB, POD, SERVICE, STATEFUL_SET, Resource
 from tests.unit.operator.simulated_api import is_pod_of, owner_uids
 
@@ -27,8 +29,8 @@ class Checks:
 
     # --- at each write --------------------------------------------------------------------------------------------
 
-    def status_written(self, body: Object) -> None:
-        """Checks a status write that the API server will accept."""
+    def status_written(self, body: Object, now: float) -> None:
+        """Checks a status write that the API server will accept. `now`: by the clock of the operator."""
         metadata, new = body["metadata"], body["status"]
         if "resourceVersion" not in metadata or "uid" not in metadata:
             self._world.fail("a status is written whatever the stored version is")
@@ -43,7 +45,7 @@ class Checks:
             if old["completionTime"] != new.get("completionTime"):
                 self._world.fail("the completion time changes")
         elif is_finished(new):
-            self._ends(live, new)
+            self._ends(live, new, now)
         for name in COUNTERS:
             before, after = ((status.get("restarts") or {}).get(name, 0) for status in (old, new))
             if after < before:
@@ -58,19 +60,23 @@ class Checks:
     def _count(restarts: dict[str, int], name: str) -> int:
         return restarts["inPlace"] + restarts["pod"] if name == "total" else restarts[name]
 
-    def _ends(self, job: Object, new: Object) -> None:
+    def _ends(self, job: Object, new: Object, now: float) -> None:
         uid = job["metadata"]["uid"]
         if is_true(new, names.COMPLETE) and is_true(new, names.FAILED):
             self._world.fail("the job is Complete and Failed")
         kind = names.COMPLETE if is_true(new, names.COMPLETE) else names.FAILED
         reason = (find_condition(new, kind) or {})["reason"]
         self.ended[uid] = reason
+        if self._world.faults.active and self._world.rng.random() < 0.3:
+            self._world.after(self._world.rng.uniform(2.0, 30.0), self._world.faults.take_name)
         self._world.log_line(f"the job is {kind}: {reason}")
         outcomes = [g.outcome for g in self._world.agents.groups if g.job_uid == uid and g.outcome is not None]
         if reason in BY_CLOCK:
             field = "activeDeadlineSeconds" if reason == Reason.DEADLINE_EXCEEDED else "startupDeadlineSeconds"
-            if field not in job["spec"]:
-                self._world.fail(f"the job fails by {reason} without a deadline")
+            limit, began = job["spec"].get(field), unix(new.get("startTime"))
+            # The operator may have read the spec before a person changed it.
+            if limit is None or began is None or began + limit > now + 1.0:
+                self._world.fail(f"the job fails by {reason} before its deadline of {limit} s after {began}")
             return
         wanted = "Succeeded" if kind == names.COMPLETE else "Failed"
         found = [outcome for outcome in outcomes if (outcome["result"], outcome["reason"]) == (wanted, reason)]
@@ -102,6 +108,14 @@ class Checks:
             self._world.fail(f"deletes pod {name} of another job")
         if resource is JOB and not is_finished(found.get("status", {})):
             self._world.fail("deletes a job that is not finished")
+
+    def force_deleted(self, name: str, uid: str, now: float) -> None:
+        """Checks that a pod is removed only after it had the time to terminate."""
+        pod = self._world.api.find(POD.plural, name)
+        if pod is not None and pod["metadata"]["uid"] == uid:
+            end = unix(pod["metadata"].get("deletionTimestamp"))
+            if end is None or now < end + OVERDUE_SECONDS - 1.0:
+                self._world.fail(f"removes pod {name}, which may still terminate")
 
     def is_untouched(self, foreign: Object) -> None:
         """Checks that an object which is not the job's is as its owner wrote it."""

@@ -31,7 +31,7 @@ class Faults:
         """Share of the agents' answers that are silent, old or invalid."""
         self.active = True
         self.struck: list[str] = []
-        for _ in range(rng.randrange(1, 9)):
+        for _ in range(rng.randrange(1, 12)):
             world.after(rng.uniform(0.0, FAULT_SECONDS), self._strike)
 
     def stop(self) -> None:
@@ -96,7 +96,8 @@ class Faults:
             "the quota is spent": self._spend_quota,
             "a child is deleted": self._delete_child,
             "pods are orphaned": self._orphan,
-            "a child is edited": self._edit_child,
+            "the Service is edited": self._edit_service,
+            "the StatefulSet is scaled": self._scale,
             "the job is suspended": partial(self.edit_job, suspend=True),
             "the job is resumed": partial(self.edit_job, suspend=False),
             "the budget is raised": self._raise_budget,
@@ -104,7 +105,7 @@ class Faults:
             "the job is deleted": self.delete_job,
             "the job is recreated": self._recreate_job,
             "the spec is changed": self._change_spec,
-            "somebody else has the name": self._take_name,
+            "somebody else has the name": self.take_name,
         }
         name = rng.choice(list(strikes))
         self.struck.append(name)
@@ -167,20 +168,17 @@ class Faults:
                     self._world.api.replace(POD, pod["metadata"]["name"], lambda _, bare=bare: bare)  # type: ignore[misc]
             self._world.api.remove(STATEFUL_SET, child["metadata"]["name"])
 
-    def _edit_child(self) -> None:
-        """Scales the StatefulSet, or edits the Service."""
-        rng, api = self._world.rng, self._world.api
-        replicas = rng.choice((0, 1, 5))
-        if rng.random() < 0.5:
-            for child in api.of(STATEFUL_SET.plural):
-                if labelled(child):
-                    edited = {**child, "spec": child["spec"] | {"replicas": replicas}}
-                    api.replace(STATEFUL_SET, child["metadata"]["name"], lambda _, edited=edited: edited)  # type: ignore[misc]
-        else:
-            for child in api.of(SERVICE.plural):
-                if labelled(child):
-                    edited = {**child, "spec": child["spec"] | {"publishNotReadyAddresses": False}}
-                    api.replace(SERVICE, child["metadata"]["name"], lambda _, edited=edited: edited)  # type: ignore[misc]
+    def _edit_service(self) -> None:
+        service = self._world.api.find(SERVICE.plural, self._world.name)
+        if service is not None:
+            edited = {**service, "spec": service["spec"] | {"publishNotReadyAddresses": False}}
+            self._world.api.replace(SERVICE, self._world.name, lambda _: edited)
+
+    def _scale(self) -> None:
+        child = self._world.api.find(STATEFUL_SET.plural, self._world.name)
+        if child is not None and labelled(child):
+            edited = {**child, "spec": child["spec"] | {"replicas": self._world.rng.choice((0, 1, 5))}}
+            self._world.api.replace(STATEFUL_SET, self._world.name, lambda _: edited)
 
     # --- the user -------------------------------------------------------------------------------------------------
 
@@ -231,13 +229,13 @@ class Faults:
         self.delete_job()
         self._world.create_job_when_free()
 
-    def _take_name(self) -> None:
+    def take_name(self) -> None:
         """Creates a StatefulSet of the job's name that is not the job's, where the name is free."""
         if self._world.api.find(STATEFUL_SET.plural, self._world.name) is None:
             spec = {"replicas": 0, "template": {"spec": {"containers": [{"name": "web"}]}}}
             body = {"metadata": {"name": self._world.name, "labels": {"app": "web"}}, "spec": spec}
             self._world.foreign = self._world.api.create(STATEFUL_SET, body)
-            self._world.after(self._world.rng.uniform(5.0, 60.0), self._remove_foreign)
+            self._world.after(self._world.rng.uniform(5.0, 200.0), self._remove_foreign)
 
     def remove_orphans(self) -> None:
         """Deletes the pods that people have orphaned, as the condition of a job that needs their names demands."""

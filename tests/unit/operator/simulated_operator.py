@@ -26,7 +26,6 @@ from tests.unit.operator.simulated_api import is_job, labelled
 if TYPE_CHECKING:
     from tests.unit.operator.simulator import World
 
-RESYNC_SECONDS = 150.0
 WORKERS = 2
 
 
@@ -93,7 +92,7 @@ class Client:
             if resource is STATEFUL_SET:
                 self._world.checks.stateful_set_applied(self._served)
             if subresource:
-                self._world.checks.status_written(body)
+                self._world.checks.status_written(body, self._operator.wall())
             return self._world.api.apply(resource, body, subresource)
 
         applied: Object = await self._call("apply", resource, act, subresource or name)
@@ -121,6 +120,8 @@ class Client:
     ) -> None:
         def act() -> None:
             self._world.checks.deleted(resource, name, uid, self._served)
+            if grace_seconds == 0:
+                self._world.checks.force_deleted(name, uid, self._operator.wall())
             self._world.api.delete(resource, name, uid=uid, grace=grace_seconds)
 
         await self._call("delete", resource, act, name)
@@ -195,10 +196,11 @@ class Operator:
         self.client: Any = Client(world, self)
         self.agents = Agents(world, self)
         self.observer = Observer(self.client, self.agents, now=clock)
-        skewed = world.skewed_wall()
-        recorder = EventRecorder(self.client, f"operator-{number}", now=skewed)
+        skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-90.0, 90.0)))
+        self.wall = lambda: world.wall() + skew
+        recorder = EventRecorder(self.client, f"operator-{number}", now=self.wall)
         executor = PlanExecutor(self.client, self.observer, recorder)
-        self.controller = Controller(self.queue, self.observer, executor, plan, world.settings, measures, now=skewed)
+        self.controller = Controller(self.queue, self.observer, executor, plan, world.settings, measures, now=self.wall)
         self.controller._rejections._now = clock
         self.watches = WatchState(self._changed, measures)
         self.resync = Resync(
@@ -208,7 +210,7 @@ class Operator:
             self.watches,
             measures,
             (),
-            RESYNC_SECONDS,
+            world.resync_seconds,
             missed_after_seconds=30.0,
             uniform=world.rng.uniform,
         )

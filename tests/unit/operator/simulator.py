@@ -41,7 +41,6 @@ from tests.unit.operator.simulated_operator import Operator
 EPOCH = 1_790_000_000.0
 PATIENCE_SECONDS = 1500.0
 QUIET_SECONDS = 180.0
-STATUS_WRITES_A_MINUTE = 2
 RECONCILES_A_MINUTE = 20
 
 
@@ -67,12 +66,17 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.log: list[str] = []
-        self.settings = Settings(agent_image="agent:1", master_key=b"key", status_poll_seconds=5.0)
+        self.settings = Settings(
+            agent_image="agent:1",
+            master_key=b"key",
+            status_poll_seconds=5.0,
+            progress_write_seconds=self.rng.choice((5.0, 30.0)),
+        )
         self.is_long = self.rng.random() < 0.15
         """Whether the training runs until the world has been quiet."""
         self.work = 1e6 if self.is_long else self.rng.uniform(3.0, 100.0)
         self.failure_share = self.rng.choice((0.0, 0.3, 0.9))
-        self.wish = self.rng.choice(("run", "run", "run", "run", "run", "suspend", "delete"))
+        self.wish = self.rng.choice(("run", "run", "run", "run", "run", "suspend", "suspend", "delete"))
         """The state that the user wants at last."""
         self.is_recreating = False
         self.reconciles = 0
@@ -91,11 +95,6 @@ class World:
 
     def wall(self) -> float:
         return EPOCH + self.clock()
-
-    def skewed_wall(self) -> Callable[[], float]:
-        """Returns the wall clock of an operator's machine."""
-        skew = self.rng.choice((0.0, 0.0, self.rng.uniform(-90.0, 90.0)))
-        return lambda: self.wall() + skew
 
     def latency(self) -> float:
         return self.rng.choice((0.001, 0.01, 0.2))
@@ -169,7 +168,7 @@ class World:
             "image": "trainer:cpu",
             "entrypoint": {"module": "train"},
             "restart": restart,
-            "suspend": rng.random() < 0.15,
+            "suspend": rng.random() < 0.15 if self.faults.active else self.wish == "suspend",
             "cleanPodPolicy": rng.choice(("All", "All", "None")),
             "forceDeletePods": rng.choice(("WhenFenced", "Always", "Never")),
         }
@@ -223,6 +222,8 @@ class World:
         self.agents = Agents(self)
         self.checks = Checks(self)
         self.faults = Faults(self)
+        # Where nothing is lost and nothing is stale, the operator must not need its resync.
+        self.resync_seconds = 150.0 if self.faults.events or self.faults.stale else 1e5
         self.api.listeners += [self.cluster.changed, self._watched]
         self.create_job()
         self.start_operator()
@@ -235,7 +236,7 @@ class World:
             self.faults.edit_job(suspend=self.wish == "suspend")
         if self.is_long and self.wish == "run":
             await self._run_quietly()
-        if self.is_long:
+        if self.is_long and self.wish != "suspend":
             self.work = 0.0
             self.agents.work_ends()
         await self._until("the world settles", self.checks.is_settled)
@@ -259,9 +260,9 @@ class World:
 
         await self._until("the training runs", runs)
         await self._pass(120.0)  # back-offs end, kept reads become old
-        await self._stay_quiet(STATUS_WRITES_A_MINUTE)
+        await self._stay_quiet(60.0 / self.settings.progress_write_seconds)
 
-    async def _stay_quiet(self, writes_a_minute: int) -> None:
+    async def _stay_quiet(self, writes_a_minute: float) -> None:
         began, writes, reconciles = self.clock(), len(self.writes), self.reconciles
         await self._pass(QUIET_SECONDS)
         minutes = (self.clock() - began) / 60.0
