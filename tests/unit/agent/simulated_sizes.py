@@ -37,6 +37,8 @@ class Sizes:
         world.spec = world.spec._replace(
             replicas=self._most, spares=spares, elastic=elastic, has_volume=world.has_volume, grace=3.0
         )
+        self.are_partial = self._least < world.replicas
+        """Whether an attempt may have fewer members than there are pods."""
         self._of_attempt: dict[int, int] = {}
 
     def _scale(self, generation: int) -> None:
