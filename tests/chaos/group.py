@@ -43,14 +43,18 @@ class Shape:
     step_seconds: float
     is_torch: bool = False
     spares: int = 0
+    has_idle_pods: bool = False
+    """Whether a pod may be no member of the attempt, so that its loss ends none."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 PLAIN = Shape(script="plain_script.py", replicas=3, processes=2, step_seconds=0.005)
 TORCH = Shape(script="torch_script.py", replicas=2, processes=2, step_seconds=0.01, is_torch=True)
-SPARE = dataclasses.replace(PLAIN, spares=1)
+SPARE = dataclasses.replace(PLAIN, spares=1, has_idle_pods=True)
 ELASTIC = dataclasses.replace(
-    PLAIN, environment={names.ENV_MIN_REPLICAS: "2", names.ENV_MAX_REPLICAS: "3", names.ENV_ELASTIC_WAIT: "0.5"}
+    PLAIN,
+    has_idle_pods=True,
+    environment={names.ENV_MIN_REPLICAS: "2", names.ENV_MAX_REPLICAS: "3", names.ENV_ELASTIC_WAIT: "0.5"},
 )
 SHAPES = {"plain": PLAIN, "torch": TORCH, "spare": SPARE, "elastic": ELASTIC}
 

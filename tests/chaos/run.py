@@ -49,7 +49,7 @@ def run(name: str, seed: int, faults: int, slow: bool = False, only: str = "", v
             before, since = group.look().newest, time.monotonic()
             kind.inject(group, dice)
             # A fault of which no member dies is over when training continues after it.
-            breaks = kind.breaks and not group.shape.spares
+            breaks = kind.breaks and not group.shape.has_idle_pods
             quiet = since if breaks else time.monotonic()
             seconds = group.wait_steps(before if breaks else 0, STEPS_BETWEEN, quiet)
             report.seconds[kind.name].append(seconds)

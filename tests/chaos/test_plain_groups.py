@@ -16,7 +16,7 @@ SEED = int(os.environ.get("DTJ_CHAOS_SEED", "1"))
 
 @pytest.mark.parametrize(
     ("group", "seed", "faults"),
-    [("plain", SEED, 25), ("plain", SEED + 1, 25), ("spare", SEED, 20), ("elastic", SEED, 20)],
+    [("plain", SEED, 30), ("plain", SEED + 1, 30), ("spare", SEED, 15), ("elastic", SEED, 15)],
 )
 def test_group_under_random_faults_counts_the_steps_of_a_calm_run(group: str, seed: int, faults: int) -> None:
     print(run(group, seed, faults).table())
