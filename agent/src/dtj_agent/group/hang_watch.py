@@ -106,7 +106,7 @@ def _is_early(stepped: List[RankVitals]) -> bool:
 
 def _without_step(settings: HangSettings, ranks: Dict[int, RankVitals], longest: float) -> Optional[Hang]:
     stepped = [each for each in ranks.values() if each.step is not None]
-    if not stepped or _is_announced(ranks):
+    if not stepped or any(each.phase in ANNOUNCED for each in ranks.values()):
         return None
     seconds = min(each.age for each in stepped)
     if seconds < limit(settings, ranks, longest):
@@ -130,12 +130,9 @@ def unbounded_silence(settings: HangSettings, ranks: Dict[int, RankVitals]) -> O
     if not ranks or settings.policy == OFF or settings.progress_deadline:
         return None
     seconds = min(min(each.age, each.idle) for each in ranks.values())
-    is_bounded = any(each.step is not None for each in ranks.values()) and not _is_announced(ranks)
+    has_steps = any(each.step is not None for each in ranks.values())
+    is_bounded = has_steps and all(each.phase not in ANNOUNCED for each in ranks.values())
     return None if is_bounded or seconds < HINT_SECONDS else seconds
-
-
-def _is_announced(ranks: Dict[int, RankVitals]) -> bool:
-    return any(each.phase in ANNOUNCED for each in ranks.values())
 
 
 def _median(values: List[float]) -> Optional[float]:
