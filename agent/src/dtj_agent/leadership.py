@@ -1,7 +1,4 @@
-"""The shell around the election: calls peers, and keeps the link to the leader.
-
-It has the coordinator while this agent leads.
-"""
+"""The shell around the election: calls peers, keeps the link to the leader, and makes the coordinator."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ class CoordinatorHarness:
         self.leases: list[int] = []
         self.log: list[str] = []
         self.grants = True
+        self.promises = True
         self.stepped_down: list[coordinator_effects.StepDown] = []
 
     def now(self) -> Now:
@@ -37,6 +38,9 @@ class CoordinatorHarness:
         for effect in effects:
             if isinstance(effect, coordinator_effects.Send):
                 self.sent.append((effect.conn % 10, check(effect.message)))
+                if effect.message["type"] == "promise" and self.promises:
+                    promised = {"type": "promised", "attempt": effect.message["attempt"], "granted": True, "known": 0}
+                    self.do(self.coordinator.received(effect.conn, check(promised), self.now()))
             elif isinstance(effect, coordinator_effects.Close):
                 self.closed.append(effect.conn)
             elif isinstance(effect, coordinator_effects.StepDown):

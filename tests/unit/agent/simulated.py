@@ -6,7 +6,6 @@ simulator.py puts the parts together.
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -135,7 +134,7 @@ class Pod:
         self.world.after(0.1, self.life_of(self.look))
         self.elect(self.election.tick(self.world.time))
 
-    # --- the election, as peer_discovery.py runs it ---------------------------------------------------------------
+    # --- the election, as leadership.py runs it -------------------------------------------------------------------
 
     def elect(self, effects: list[election.Effect]) -> None:
         world, life = self.world, self.life
@@ -178,7 +177,7 @@ class Pod:
         return self.election.leader
 
     def call(self, ordinal: int) -> None:
-        """Calls a peer; a leader says that it leads."""
+        """Calls a peer; a leader names itself."""
         world, now = self.world, self.world
         other = world.lookup(ordinal)
         leads = self.leader() if self.coordinator is not None else None
@@ -396,29 +395,3 @@ class Network:
                 self.coordinator_does(pod, pod.coordinator.left(link.number, silence, self.now(pod)))
 
         return run
-
-
-def check_counted(world: World, final: dict[str, Any]) -> None:
-    """Checks attempts that broke by one kind of fault: a failed worker is counted, a lost pod never."""
-    free = {"pod", "leave"}
-    recoveries = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
-    surely = 0
-    for before, attempt in itertools.pairwise([0, *world.started[:-1]]):
-        faults = set(world.faults.get(attempt, ()))
-        # Numbers between the two were granted, and started nowhere.
-        earlier = {kind for number in range(before, attempt) for kind in world.faults.get(number, ())}
-        # A cut connection may be noticed when the next attempt runs already.
-        clean = earlier <= free | {"worker"}
-        recovery = recoveries.get(attempt + 1)
-        # A pod that left before may be missed only now.
-        alone = earlier <= {"worker"}
-        if alone and faults == {"worker"} and attempt in world.failed:
-            surely += 1
-            kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
-            if recovery and kind != ("WorkerFailed", "InPlace", True):
-                world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
-        if clean and faults and faults <= free and recovery and (recovery["kind"] == "InPlace" or recovery["counted"]):
-            world.fail(f"attempt {attempt} broke by {faults} alone, but the recovery is {recovery}")
-    at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
-    if not surely <= final["restarts"]["counted"] <= at_most:
-        world.fail(f"{surely} to {at_most} restarts cost budget, but {final['restarts']['counted']} are counted")

@@ -35,12 +35,14 @@ from dtj_agent.group.messages import FINISHED, STUCK
 from dtj_contract import names
 from tests.unit.agent import simulated_faults as faults
 from tests.unit.agent.lease_volume import DictFolder, Died
-from tests.unit.agent.simulated import UID, Network, Pod, Worker, check_counted
+from tests.unit.agent.simulated import UID, Network, Pod, Worker
+from tests.unit.agent.simulated_counts import check_counted
 from tests.unit.agent.simulated_faults import FAULT_SECONDS
 from tests.unit.agent.simulated_sizes import Sizes
 from tests.unit.agent.simulated_training import Training
 
 PATIENCE_SECONDS = 400.0
+LARGE_SIZES = (24, 64)
 LARGE_SHARE = 0.002
 """Of the worlds have 24 or 64 members, which cost as much as dozens of others."""
 
@@ -52,7 +54,7 @@ class World(Network):
         # Pods, spares too.
         self.replicas = rng.choice((1, 2, 2, 3, 3, 4, 6, 12))
         if rng.random() < LARGE_SHARE:
-            self.replicas = rng.choice((24, 64))
+            self.replicas = rng.choice(LARGE_SIZES)
         self.processes = rng.choice((1, 2))
         self.spec = GroupSpec(UID, self.replicas, self.processes, max_restarts=rng.choice((0, 3, 100)), window=3600.0)
         self.work = rng.uniform(1.0, 20.0)
@@ -334,7 +336,7 @@ class World(Network):
         if self.outcomes and self.outcomes[0]["result"] == "Succeeded":
             restarts = self.outcomes[0]["restarts"]
             known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
-            # What only a pod that was replaced has run is forgotten with it.
+            # An attempt that only replaced pods have run is forgotten with them.
             ran = [attempt for attempt, pods in self.ran.items() if any(not pod.is_twin for pod in pods)]
             if not len(ran) - 1 <= known <= len(self.started) - 1:
                 self.fail(f"{len(ran)} attempts ran, but the history has {restarts}")

@@ -1,4 +1,4 @@
-"""The agent that leads is lost like any other: its members elect another one, and the training goes on."""
+"""The agent that leads is lost like any other: its members elect another one, and the training continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wait_later(group: Group, attempt: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("keeps_disk", [True, False], ids=["agent", "pod"])
 def test_group_survives_the_loss_of_whichever_agent_leads(tmp_path: Path, keeps_disk: bool) -> None:
-    with running(tmp_path, 3) as group:
+    with running(tmp_path, 3, **{names.ENV_MAX_RESTARTS: "100"}) as group:
         status = group.wait_attempt(1)
         leaders = []
         for round_ in range(4):

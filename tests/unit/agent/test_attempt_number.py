@@ -158,6 +158,13 @@ def test_finished_coordinator_that_meets_a_later_attempt_forgets_its_outcome() -
     assert ([effect.history for effect in harness.stepped_down], harness.sent) == ([theirs.to_json()], [])
 
 
+def without_promises(replicas: int, spares: int = 0) -> CoordinatorHarness:
+    """Returns a coordinator without a volume, whose members answer only as the test does."""
+    harness = CoordinatorHarness(replicas, spares=spares, has_volume=False)
+    harness.promises = False
+    return harness
+
+
 def promised(harness: CoordinatorHarness, *ordinals: int, attempt: int, granted: bool = True, known: int = 0) -> None:
     for ordinal in ordinals:
         harness.receive(ordinal, "promised", attempt=attempt, granted=granted, known=known)
@@ -170,14 +177,18 @@ def promised(harness: CoordinatorHarness, *ordinals: int, attempt: int, granted:
 def test_attempt_without_a_volume_starts_with_a_majority_of_promises(
     replicas: int, spares: int, voters: list[int], starts: bool
 ) -> None:
-    harness = CoordinatorHarness(replicas, spares=spares, has_volume=False).running()
+    harness = without_promises(replicas, spares=spares)
+    for ordinal in range(replicas + spares):
+        harness.join(ordinal)
     assert harness.leases == []
     promised(harness, *voters, attempt=1)
     assert harness.coordinator.phase == ("Running" if starts else "Rendezvous")
 
 
 def test_refused_promise_raises_the_attempt_number() -> None:
-    harness = CoordinatorHarness(2, has_volume=False).running()
+    harness = without_promises(2)
+    harness.join(0)
+    harness.join(1)
     promised(harness, 1, attempt=1, granted=False, known=4)
     promised(harness, 0, attempt=1)
     assert not harness.messages("start")
@@ -186,13 +197,13 @@ def test_refused_promise_raises_the_attempt_number() -> None:
 
 
 def test_number_that_a_member_has_promised_to_another_coordinator_is_not_asked_for() -> None:
-    harness = CoordinatorHarness(1, has_volume=False)
+    harness = without_promises(1)
     harness.join(0, promised=6)
     assert [message["attempt"] for _, message in harness.messages("promise")] == [7]
 
 
 def test_member_that_joins_while_promises_are_asked_for_is_asked_too() -> None:
-    harness = CoordinatorHarness(2, has_volume=False, spares=1)
+    harness = without_promises(2)
     harness.join(0)
     harness.join(1)
     harness.join(2)

@@ -1,4 +1,4 @@
-"""Which agent leads. The simulator runs elections among whole groups; here are the rules one by one."""
+"""The rules of the election, one by one; the simulator runs elections among whole groups."""
 
 from __future__ import annotations
 

@@ -243,8 +243,9 @@ def test_group_without_other_nodes_restarts_in_place_at_once_and_logs_why_once()
 
 def hand(group: Group, budget: RestartBudget, authorization: str = "") -> int:
     """Hands a budget over in a request, as the operator does. Returns the HTTP status."""
+    leader = group.status()["ordinal"]
     request = urllib.request.Request(
-        f"http://127.0.0.1:{group.ports[0]}/status",
+        f"http://127.0.0.1:{group.ports[leader]}/status",
         headers={"Authorization": authorization or token(), HEADER: encode(OperatorMessage(budget))},
     )
     try:
@@ -254,7 +255,7 @@ def hand(group: Group, budget: RestartBudget, authorization: str = "") -> int:
         return error.code
 
 
-def test_agents_take_a_raised_budget_and_keep_it_through_a_new_pod_0(tmp_path: Path) -> None:
+def test_agents_take_a_raised_budget_and_keep_it_through_a_new_leader(tmp_path: Path) -> None:
     with running(tmp_path, 2, DTJ_MAX_RESTARTS="0", DTJ_GENERATION="1") as group:
         group.wait_attempt(1)
         assert hand(group, RestartBudget(2, 1, 3600.0, 20), "Bearer wrong") == 401
@@ -262,9 +263,10 @@ def test_agents_take_a_raised_budget_and_keep_it_through_a_new_pod_0(tmp_path: P
         group.tell("exit-1", "1")
         group.wait_attempt(2)
         assert group.status()["restarts"]["counted"] == 1, "the pod's own budget of 0 would have ended the job"
-        group.agents[0].kill()
-        group.agents[0].wait()
-        group.start(0)  # its environment still has the old budget
+        leader = group.status()["ordinal"]
+        group.agents[leader].kill()
+        group.agents[leader].wait()
+        group.start(leader)  # its environment still has the old budget
         group.wait_attempt(3)
         assert group.status()["restarts"]["counted"] == 2, "a crash of the agent"
         group.tell("exit-1", "1")

@@ -1,0 +1,35 @@
+"""Checks what a simulated job has counted at its end."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.unit.agent.simulator import World
+
+
+def check_counted(world: World, final: dict[str, Any]) -> None:
+    """Checks attempts that broke by one kind of fault: a failed worker is counted, a lost pod never."""
+    free = {"pod", "leave"}
+    recoveries = {recovery["attempt"]: recovery for recovery in final["recoveries"]}
+    surely = 0
+    for before, attempt in itertools.pairwise([0, *world.started[:-1]]):
+        faults = set(world.faults.get(attempt, ()))
+        # Numbers between the two were granted, and started nowhere.
+        earlier = {kind for number in range(before, attempt) for kind in world.faults.get(number, ())}
+        # A cut connection may be noticed when the next attempt runs already.
+        clean = earlier <= free | {"worker"}
+        recovery = recoveries.get(attempt + 1)
+        # A pod that left before may be missed only now.
+        alone = earlier <= {"worker"}
+        if alone and faults == {"worker"} and attempt in world.failed:
+            surely += 1
+            kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
+            if recovery and kind != ("WorkerFailed", "InPlace", True):
+                world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
+        if clean and faults and faults <= free and recovery and (recovery["kind"] == "InPlace" or recovery["counted"]):
+            world.fail(f"attempt {attempt} broke by {faults} alone, but the recovery is {recovery}")
+    at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
+    if not surely <= final["restarts"]["counted"] <= at_most:
+        world.fail(f"{surely} to {at_most} restarts cost budget, but {final['restarts']['counted']} are counted")
