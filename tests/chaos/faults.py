@@ -179,7 +179,8 @@ def take_pod_away(group: Group, dice: random.Random) -> None:
         group.wait_steps(0, 3, time.monotonic())
     finally:
         group.create(ordinal)
-        group.publish_names()  # whenever the pod is in an attempt again, other faults may come first
+        # Nothing waits until the pod is in an attempt again: other faults may come first.
+        group.publish_names()
 
 
 @fault("agent killed during a restart", 5)
