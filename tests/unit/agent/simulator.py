@@ -325,7 +325,9 @@ class World(Network):
         attempt = attempts.pop()
         if attempts or not self.sizes.started(attempt, ranks):
             self.fail(f"a start with attempts {attempt} {attempts} and ranks {ranks}")
-        before = max(self.started, default=0)
+        # A promise is lost with its pod's disk: the number of an attempt that reached no pod may be free again.
+        is_fenced = self.has_volume or (self.spec.spares == 0 and self.spec.elastic is None)
+        before = max(self.started if is_fenced else self.group, default=0)
         if attempt <= before:
             self.fail(f"attempt {attempt} after {before}")
         if self.has_volume and self.lease != attempt:

@@ -228,3 +228,15 @@ def test_attempt_gets_a_new_number_if_a_joining_agent_knows_a_later_one() -> Non
     harness.do(harness.coordinator.lease_done(1, None, None, harness.now()))
     assert not harness.messages("start")
     assert harness.leases == [1, 8]
+
+
+def test_rendezvous_timeout_begins_when_the_group_gathers() -> None:
+    harness = CoordinatorHarness(2, rendezvous_timeout=60.0).running()
+    harness.wait(100)
+    harness.leave(1)
+    harness.stopped(0)
+    harness.wait(59)
+    assert harness.coordinator.outcome is None
+    harness.wait(2)
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["reason"] == "RendezvousTimeout"
