@@ -24,7 +24,7 @@ def test_group_keeps_its_invariants_and_the_job_ends_whatever_breaks(batch: int)
 def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
     """The worlds recover in place and from lost pods, succeed and fail: they load the invariants."""
     seen: collections.Counter[str] = collections.Counter()
-    for seed in range(40):
+    for seed in range(80):
         world = World(seed).run()
         outcome = world.outcomes[0]
         seen[outcome["reason"]] += 1
