@@ -48,6 +48,7 @@ class Leadership:
         self._learn = learn
         self._log = log
         self._epoch = 0
+        self._has_led = False
         me = member.identity
         address = (settings.address, own_address[1])
         self._election = Election(Leader(me.ordinal, me.incarnation, address), settings.peer_count)
@@ -108,6 +109,9 @@ class Leadership:
                 self._log("this agent coordinates the group")
                 self.shell = self._make_shell()
                 self.shell.on_step_down = self._stepped_down
+                # Once: the lowest ordinal may answer too late to be elected.
+                self.shell.coordinator.hands_over = not self._has_led
+                self._has_led = True
                 self._call_missing()
             else:
                 self._step_down(effect)

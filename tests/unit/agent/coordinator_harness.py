@@ -17,11 +17,16 @@ class CoordinatorHarness:
     """Carries out the coordinator's effects; time stands still unless it is moved."""
 
     def __init__(
-        self, replicas: int = 3, history: History | None = None, final: dict[str, Any] | None = None, **spec: Any
+        self,
+        replicas: int = 3,
+        history: History | None = None,
+        final: dict[str, Any] | None = None,
+        ordinal: int = 0,
+        **spec: Any,
     ) -> None:
         self.time = 1000.0
         self.coordinator = Coordinator(
-            GroupSpec("uid", replicas, 2, job="j", **spec), history or History(), final, self.now()
+            GroupSpec("uid", replicas, 2, job="j", **spec), history or History(), final, self.now(), ordinal
         )
         self.sent: list[tuple[int, dict[str, Any]]] = []  # ordinal, message
         self.closed: list[int] = []

@@ -99,6 +99,7 @@ class Pod:
         self.member = Member(me, dict(self.saved), self.final)
         self.member.port = world.rng.randrange(20000, 30000)
         self.coordinator, self.epoch = None, 0
+        self.has_led = False
         self.election = Election(Leader(self.ordinal, me.incarnation, self.address), world.replicas)
         world.after(0.0, self.life_of(lambda: self.elect(self.election.start(world.time))))
         world.after(0.1, self.life_of(self.look))
@@ -149,6 +150,7 @@ class Pod:
             elif isinstance(effect, election.Lead):
                 history = History.from_json(self.member.history.to_json())
                 self.coordinator = Coordinator(world.spec, history, self.final, world.now(self), self.ordinal)
+                self.coordinator.hands_over, self.has_led = not self.has_led, True
                 self.inform()
             else:
                 world.log_line(f"  {self} steps down: {effect.why}")

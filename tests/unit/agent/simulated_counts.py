@@ -19,6 +19,7 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
         # Numbers between the two were granted, and started nowhere.
         earlier = {kind for number in range(before, attempt) for kind in world.faults.get(number, ())}
         # A cut connection may be noticed when the next attempt runs already.
+        had_twin = any("twin" in kinds for number, kinds in world.faults.items() if number <= attempt)
         clean = earlier <= free | {"worker"}
         recovery = recoveries.get(attempt + 1)
         # A pod that left before may be missed only now.
@@ -26,7 +27,9 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
         if alone and faults == {"worker"} and attempt in world.failed:
             surely += 1
             kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
-            if recovery and kind != ("WorkerFailed", "InPlace", True):
+            # A twin goes, and the pod that has replaced it joins, at any later time.
+            kinds = ("InPlace", "Pod") if had_twin else ("InPlace",)
+            if recovery and kind not in [("WorkerFailed", each, True) for each in kinds]:
                 world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
         if clean and faults and faults <= free and recovery and (recovery["kind"] == "InPlace" or recovery["counted"]):
             world.fail(f"attempt {attempt} broke by {faults} alone, but the recovery is {recovery}")

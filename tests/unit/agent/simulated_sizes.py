@@ -26,7 +26,8 @@ class Sizes:
         most = world.replicas - 1 if world.has_volume else (world.replicas - 1) // 2
         spares = min(rng.choice((0, 0, 0, 1, 2)), most)
         self._most = world.replicas - spares
-        self._least = rng.randint(world.replicas // 2 + 1, self._most) if rng.random() < 0.5 else self._most
+        smallest = min(self._most, world.replicas // 2 + 1)
+        self._least = rng.randint(smallest, self._most) if rng.random() < 0.5 else self._most
         elastic = None
         if self._least < self._most:
             elastic = ElasticLimits(self._least, self._most, rng.choice((0.0, 2.0, 10.0)))

@@ -120,6 +120,24 @@ def test_new_coordinator_knows_the_members_that_have_done_the_attempt() -> None:
     assert new.coordinator.outcome["message"] == "all 4 workers of attempt 2 exited with 0"
 
 
+def test_failure_after_a_swap_keeps_the_ranks_in_the_pods_that_have_them() -> None:
+    harness = with_spare()
+    harness.leave(0)
+    harness.stopped(1)
+    harness.join(0)
+    harness.fail(2, attempt=2)
+    harness.stopped(1, 2, attempt=2)
+    assert started(harness) == [[0, 1], [1, 2], [1, 2]]
+
+
+def test_leader_of_a_group_that_has_started_nothing_leaves_it_to_the_first_pod() -> None:
+    harness = CoordinatorHarness(2, spares=1, ordinal=2)
+    for ordinal in (2, 1):
+        harness.join(ordinal)
+    harness.join(0)
+    assert ([down.why for down in harness.stepped_down], started(harness)) == (["j-0 is the first of the group"], [])
+
+
 def lost_leader() -> History:
     """Returns the memory of a group of two and a spare, whose pod 0 has led it."""
     harness = with_spare()

@@ -59,6 +59,8 @@ class Coordinator:
         self.lease = LeaseRequest()
         self.epoch = Epoch(self.roster, history)
         self._admission = Admission(spec, self.roster)
+        self.hands_over = True
+        """Whether this agent leaves a group that has started nothing to the lowest ordinal."""
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
         self._sent_revision = history.revision
@@ -309,14 +311,20 @@ class Coordinator:
         if failed is not None:
             return self._fail(failed, now)
         last = self.history.attempt
-        if last and self._have_done(last):
+        if last and self.formation.have_done(self.history):
             # The coordinator was away when the last of them finished; their work is complete.
-            self.lifecycle.attempt = Attempt(last, self._members(), self.spec.processes)
+            self.lifecycle.attempt = Attempt(last, self.formation.members(self.history), self.spec.processes)
             return self._succeed(now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
         elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
             self.lifecycle.gathering("rendezvous", now)
+            first = self.roster.ready()[0]
+            if self.formation.is_variable and self.hands_over and not last and first.ordinal < self.ordinal:
+                # A leader that is in no attempt would be lost for nothing: a spare, a pod that is scaled away.
+                self.hands_over = False
+                self._outbox.step_down("%s is the first of the group" % first.pod, None)
+                return None
             self._request_number(now)
         speaks_for_all = not self.spec.spares or self.roster.is_majority(self.peers)
         if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
@@ -335,17 +343,6 @@ class Coordinator:
         else:
             self.epoch.request(attempt)
             self.epoch.ask(self.peers, self._outbox)
-
-    def _members(self) -> List[int]:
-        """Returns the ordinals of the last attempt's members."""
-        return self.history.members.ordinals() or list(range(self.spec.replicas))
-
-    def _have_done(self, attempt: int) -> bool:
-        """Returns whether the workers of all members have exited with 0 in `attempt`."""
-        done = self.roster.in_state(DONE)
-        if len(done) < (len(self.history.members) or self.spec.replicas):
-            return False
-        return all(ordinal in done and done[ordinal].attempt == attempt for ordinal in self._members())
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         self.epoch.started(attempt)

@@ -1,6 +1,6 @@
 """Decides which agents form the next attempt, and when a running attempt is resized. Pure.
 
-    enough agents for the wanted size               start now, with the lowest ordinals; the others are spares
+    enough agents for the wanted size               start now: the last members, then the lowest ordinals
     fewer, and the job is not elastic               wait
     fewer, but as many as the last attempt had      start now, with all of them
     fewer still                                     wait for `ElasticLimits.wait`, then start with all of them,
@@ -20,7 +20,7 @@ from dtj_agent.group.effects import Outbox
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.members import Members
-from dtj_agent.group.messages import Now
+from dtj_agent.group.messages import DONE, Now
 from dtj_agent.group.recovery_timer import POD, SPARE, RecoveryTimer
 from dtj_agent.group.roster import Peer, Roster, listed
 from dtj_contract import names
@@ -74,6 +74,11 @@ class Formation:
         """The newest checkpoint at that time."""
         self._resized = float("-inf")
 
+    @property
+    def is_variable(self) -> bool:
+        """Whether an agent may be in one attempt and not in the next."""
+        return self._spec.spares > 0 or self._spec.elastic is not None
+
     def sizes(self, history: History) -> Sizes:
         """Returns the sizes that hold for the next attempt."""
         wanted = self._wanted(history)
@@ -107,6 +112,17 @@ class Formation:
         if size.replicas != current.replicas:
             self._outbox.log("the job wants %d pods now, not %d" % (size.replicas, current.replicas))
 
+    def members(self, history: History) -> List[int]:
+        """Returns the ordinals of the last attempt's members."""
+        return history.members.ordinals() or list(range(self._spec.replicas))
+
+    def have_done(self, history: History) -> bool:
+        """Returns whether the workers of all members of the last attempt have exited with 0."""
+        done = self._roster.in_state(DONE)
+        if len(done) < (len(history.members) or self._spec.replicas):
+            return False
+        return all(ordinal in done and done[ordinal].attempt == history.attempt for ordinal in self.members(history))
+
     # --- the group gathers ----------------------------------------------------------------------------------------
 
     def settled(self, lost: Iterable[int], now: Now) -> None:
@@ -130,7 +146,7 @@ class Formation:
             wait = elastic.wait if history.attempt else max(elastic.wait, names.FIRST_START_SECONDS)
             self._wait_until = self._short_since + wait
             is_over = now.mono >= self._wait_until
-        self._roster.pods = sizes.wanted + self._spec.spares
+        self._roster.pods, self._roster.last = sizes.wanted + self._spec.spares, history.members.ordinals()
         self._roster.size = startable(sizes, free, is_over) or sizes.wanted
         if not self._may_decide(history, now):
             self._roster.size = max(self._roster.size, free + 1)

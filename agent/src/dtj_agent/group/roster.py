@@ -116,6 +116,8 @@ class Roster:
         """Members of an attempt that starts now (formation.py)."""
         self.pods = spec.replicas + spec.spares
         """Pods of the job, by the newest size that is wanted."""
+        self.last: Collection[int] = ()
+        """The members of the last attempt."""
         self.greatest_promise = 0
         """The greatest number that an agent had promised before it joined."""
         self._spec = spec
@@ -174,8 +176,14 @@ class Roster:
         return twice > self.pods or (twice == self.pods and 0 in ordinals)
 
     def ready(self) -> List[Peer]:
-        """Returns the members of an attempt that starts now: the lowest ordinals that are free and stay."""
-        return self.free_peers()[: self.size]
+        """Returns the members of an attempt that starts now, by ordinal, of the agents that are free and stay.
+
+        Members of the last attempt come first, because their memory holds the newest state. A pod beyond
+        the wanted number is about to be deleted, so it comes last.
+        """
+        last = set(self.last)
+        order = sorted(self.free_peers(), key=lambda peer: (peer.ordinal >= self.pods, peer.ordinal not in last))
+        return sorted(order[: self.size], key=lambda peer: peer.ordinal)
 
     def missing(self) -> List[int]:
         """Returns the ordinals that are away while too few are there for an attempt; spares too."""
