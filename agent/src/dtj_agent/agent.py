@@ -113,6 +113,7 @@ class Agent:
     def terminate(self) -> None:
         """Ends the pod, on SIGTERM or SIGINT."""
         self.log("SIGTERM: this pod is terminating")
+        self.leadership.leave()
         self._do(self.member.terminate(self._now()))
 
     # --- effects ----------------------------------------------------------------------------------

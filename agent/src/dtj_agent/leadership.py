@@ -62,6 +62,10 @@ class Leadership:
         """Begins to search for the leader."""
         self._do(self._election.start(self._loop.clock()))
 
+    def leave(self) -> None:
+        """Notes that the pod terminates: an attempt that this agent led would end with it."""
+        self._election.is_leaving = True
+
     def on_tick(self) -> None:
         """Lets the coordinator do what is due about once a second, and calls the members that are missing."""
         if self.shell is not None:
@@ -71,12 +75,16 @@ class Leadership:
     @property
     def leader(self) -> Optional[Leader]:
         """The agent that leads, as far as this one knows."""
+        self._inform()
+        return self._election.leader
+
+    def _inform(self) -> None:
+        """Gives the election what this agent knows, by which it compares leaders."""
         coordinator = None if self.shell is None else self.shell.coordinator
         known = self._member.known_attempt
         if coordinator is not None:
             self._epoch, known = coordinator.epoch.number, max(known, coordinator.history.attempt)
         self._election.knows(known, self._epoch)
-        return self._election.leader
 
     def accept(self, link: Link, message: Message) -> None:
         """Serves an agent that dialled this one; its first message shows why."""
@@ -86,6 +94,7 @@ class Leadership:
         if message["type"] == "announce":
             caller = Leader.from_json(message.get("leader"))
             if caller is not None:
+                self._inform()
                 self._do(self._election.called(caller))
         elif self.shell is None and not self._member.leaving:
             self._do(self._election.asked_to_lead(message["ordinal"], message["incarnation"]))
@@ -159,8 +168,9 @@ class Leadership:
         }  # fmt: skip
 
     def _known(self) -> Message:
-        me = self._election.me.to_json()
-        return {"type": "known", "me": me, "leader": self._named(), "attempt": self._member.known_attempt}
+        me, member = self._election.me.to_json(), self._member
+        known = {"leader": self._named(), "attempt": member.known_attempt, "leaving": member.leaving}
+        return {"type": "known", "me": me, **known}
 
     def _named(self) -> Optional[Message]:
         leader = self.leader
@@ -174,6 +184,10 @@ class Leadership:
         if self.shell is not None and isinstance(attempt, int):
             self.shell.heard_of(attempt)
         leader = Leader.from_json(answer.get("leader"))
+        if leader is None and answer.get("leaving") is True:
+            self._failed(ordinal)
+            return
+        self._inform()
         self._do(self._election.answered(peer._replace(ordinal=ordinal), leader, self._loop.clock()))
 
     def _failed(self, ordinal: int) -> None:

@@ -186,6 +186,7 @@ class Pod:
 
         def arrive() -> None:
             if leads is not None:
+                other.inform()
                 other.elect(other.election.called(leads))
             named = other.leader()
             attempt = other.member.known_attempt
@@ -276,8 +277,6 @@ class Pod:
         self.election.joined()
         self.epoch = max(self.epoch, message.get("epoch", 0))
         self.world.member_does(self, self.member.received(message, self.world.now(self)))
-        if self.alive:
-            self.inform()
 
     def send_up(self, message: dict[str, Any]) -> None:
         if self.link is not None:

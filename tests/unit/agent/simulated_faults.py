@@ -40,7 +40,7 @@ def strike(world: World) -> None:
     elif kind == "twin":
         replace(world, pod)
     elif kind == "leave":
-        pod.leaving = True
+        pod.leaving = pod.election.is_leaving = True
         world.member_does(pod, pod.member.terminate(world.now(pod)))
     elif kind == "link" and pod.link is not None:
         world.cut(pod.link)

@@ -115,6 +115,8 @@ class Coordinator:
         moving = self.lifecycle.moving(now)
         if moving:
             held_back = "waiting for %s to be replaced on another node" % moving
+        elif self.epoch.is_outrun(self._known_attempt):
+            held_back = "attempt %d was started by pods that can't be reached from here" % self.epoch.taken
         return self.formation.waiting(self.history, now) or self.lease.trouble or held_back
 
     @property
@@ -194,6 +196,7 @@ class Coordinator:
         `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
         """
         self.epoch.asked = 0
+        self.epoch.lease_taken(taken)
         if self.lease.answered(attempt, taken, error, now):
             # An agent that joined meanwhile may know a later attempt.
             if self.phase == PHASE_RENDEZVOUS and self.roster.is_whole and attempt > self._known_attempt:
@@ -291,10 +294,10 @@ class Coordinator:
     def _settle(self, now: Now) -> None:
         failed = self.lifecycle.settle(now)
         if failed is not None:
-            return self._fail(failed, now)
-        self.formation.settled(self.lifecycle.attempt.lost, now)
-        self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
-        return None
+            self._fail(failed, now)
+        else:
+            self.formation.settled(self.lifecycle.attempt.lost, now)
+            self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
 
     @property
     def _known_attempt(self) -> int:
@@ -317,16 +320,17 @@ class Coordinator:
             return self._succeed(now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
-        elif now.mono >= self.policy.not_before and not self.lifecycle.moving(now):
+        elif not (
+            now.mono < self.policy.not_before or self.lifecycle.moving(now) or self.epoch.is_outrun(self._known_attempt)
+        ):
             self.lifecycle.gathering("rendezvous", now)
             first = self.roster.ready()[0]
             if self.formation.is_variable and self.hands_over and not last and first.ordinal < self.ordinal:
                 # A leader that is in no attempt would be lost for nothing: a spare, a pod that is scaled away.
                 self.hands_over = False
-                self._outbox.step_down("%s is the first of the group" % first.pod, None)
-                return None
+                return self._outbox.step_down("%s is the first of the group" % first.pod, None)
             self._request_number(now)
-        speaks_for_all = not self.spec.spares or self.roster.is_majority(self.peers)
+        speaks_for_all = not self.formation.is_variable or self.roster.is_majority(self.peers)
         if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.spec.rendezvous_timeout, self.phase_message(now))
             self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
@@ -365,8 +369,8 @@ class Coordinator:
         text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
         self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
 
-    def _fail(self, failed: Fail, now: Now) -> None:
-        self._end(outcome.FAILED, failed.reason, failed.message, failed.failure, now)
+    def _fail(self, why: Fail, now: Now) -> None:
+        self._end(outcome.FAILED, why.reason, why.message, why.failure, now)
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         """Ends the job, unless another coordinator continues it."""
@@ -380,7 +384,7 @@ class Coordinator:
     def _finish(self, final: Message) -> None:
         self.outcome = final
         self.lifecycle.finish(str(final.get("reason")))
-        details = (final.get("result"), final.get("reason"), final.get("message"))
+        details = tuple(final.get(key) for key in ("result", "reason", "message"))
         self._outbox.log("the job is finished: %s, %s: %s" % details)
 
     def _adopt(self, hello: Message) -> None:
@@ -389,9 +393,8 @@ class Coordinator:
         if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.spec.uid:
             if outcome.ended_attempt(final) < self._known_attempt:
                 # The history that the member is sent next makes it continue.
-                self._outbox.log(
-                    "%s holds the outcome of attempt %d, which is over" % (hello["pod"], outcome.ended_attempt(final))
-                )
+                over = (hello["pod"], outcome.ended_attempt(final))
+                self._outbox.log("%s holds the outcome of attempt %d, which is over" % over)
                 return
             self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
             self._finish(final)

@@ -104,6 +104,8 @@ class Election:
         self._dead: Dict[str, float] = {}
         """Until when an incarnation counts as dead, unless it answers or calls itself."""
         self._retry_at: Optional[float] = None
+        self.is_leaving = False
+        """This agent's pod terminates: it does not become the leader any more."""
 
     def knows(self, attempt: int, epoch: int) -> None:
         """Takes the greatest attempt known here, and the epoch of the present leader."""
@@ -238,6 +240,8 @@ class Election:
         return [Dial(leader)]
 
     def _lead(self) -> List[Effect]:
+        if self.is_leaving:
+            return []
         self.state, self.leader, self._retry_at = LEADING, self.me, None
         return [Lead(), Dial(self.me)]
 

@@ -22,6 +22,8 @@ class Epoch:
         """The greatest attempt that another coordinator is known to have started."""
         self.asked = 0
         """The number that the members are asked to promise; 0: none."""
+        self.taken = 0
+        """The attempt that others have started meanwhile, as the lease shows; 0: none."""
         self._copied = history.copy()
         """The history before this coordinator added to it."""
         self._roster = roster
@@ -32,6 +34,19 @@ class Epoch:
 
     def started(self, attempt: int) -> None:
         self.number = self.number or attempt
+
+    def lease_taken(self, attempt: Optional[int]) -> None:
+        """Notes that the lease held `attempt` already, if it did, before this coordinator had started any."""
+        if attempt is not None and not self.number:
+            self.taken = attempt
+
+    def is_outrun(self, known: int) -> bool:
+        """Returns whether others, who are more, continue without this agent.
+
+        A start here would take the lease from them, and break their training. `known`: the greatest
+        attempt that an agent here remembers.
+        """
+        return self.taken > known and not self._roster.is_majority(self._roster.peers)
 
     def take_over(self, theirs: History, own: History) -> Optional[History]:
         """Returns the member's history to continue with, if it is newer than `own`; else None.

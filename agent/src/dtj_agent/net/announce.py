@@ -27,13 +27,17 @@ class Announcer:
         self._resolver = resolver
         self._settings = settings
         self._calls: Dict[int, Dialer] = {}  # in progress, by ordinal
+        self._last = -1
+        """The peer that was called last: the next round begins after it."""
 
     def call(self, ordinals: List[int], message: Message) -> None:
         """Calls these peers, at most ANNOUNCE_AT_ONCE at a time and the rest in a later round."""
-        for ordinal in ordinals:
+        last = self._last
+        for ordinal in sorted(ordinals, key=lambda ordinal: (ordinal <= last, ordinal)):
             if ordinal == self._settings.ordinal or ordinal in self._calls:
                 continue
             if len(self._calls) < names.ANNOUNCE_AT_ONCE:
+                self._last = ordinal
                 self._call(ordinal, message)
 
     def _call(self, ordinal: int, message: Message) -> None:
