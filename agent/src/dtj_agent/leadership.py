@@ -49,6 +49,7 @@ class Leadership:
         self._log = log
         self._epoch = 0
         self._has_led = False
+        self._logged_reason = ""
         me = member.identity
         address = (settings.address, own_address[1])
         self._election = Election(Leader(me.ordinal, me.incarnation, address), settings.peer_count)
@@ -179,18 +180,22 @@ class Leadership:
     def _answered(self, ordinal: int, answer: Message) -> None:
         attempt, peer = answer.get("attempt"), Leader.from_json(answer.get("me"))
         if peer is None:
-            self._failed(ordinal)
+            self._failed(ordinal, "")
             return
         if self.shell is not None and isinstance(attempt, int):
             self.shell.heard_of(attempt)
         leader = Leader.from_json(answer.get("leader"))
         if leader is None and answer.get("leaving") is True:
-            self._failed(ordinal)
+            self._failed(ordinal, "")
             return
         self._inform()
         self._do(self._election.answered(peer._replace(ordinal=ordinal), leader, self._loop.clock()))
 
-    def _failed(self, ordinal: int) -> None:
+    def _failed(self, ordinal: int, reason: str) -> None:
+        # A peer that is not there is normal for a while; one that rejects the secret is always wrong.
+        if "secret" in reason and reason != self._logged_reason:
+            self._logged_reason = reason
+            self._log("a call to the agent of ordinal %d failed: %s" % (ordinal, reason))
         self._do(self._election.failed(ordinal, self._loop.clock()))
 
     def _received(self, message: Message) -> None:

@@ -47,7 +47,9 @@ def stuck_group(tmp_path: Path) -> Group:
     command = [sys.executable, "-u", str(tmp_path / "reader.py")]
     program = [sys.executable, "-c", IMPATIENT]
     group = Group(tmp_path, 2, command, program, VOLUME=str(tmp_path / "volume"))
-    group.start()
+    group.start(0)
+    wait_until("agent 0 to lead", lambda: "coordinates the group" in group.log(0))
+    group.start(1)
     group.wait_attempt(1)
     return group
 

@@ -18,11 +18,11 @@ from dtj_contract import names
 
 
 class Announcer:
-    """Calls back when a call ends: `on_answer(ordinal, answer)`, or `on_failed(ordinal)`."""
+    """Calls back when a call ends: `on_answer(ordinal, answer)`, or `on_failed(ordinal, reason)`."""
 
     def __init__(self, loop: Loop, resolver: Resolver, settings: AgentSettings) -> None:
         self.on_answer: Callable[[int, Message], None] = lambda ordinal, answer: None
-        self.on_failed: Callable[[int], None] = lambda ordinal: None
+        self.on_failed: Callable[[int, str], None] = lambda ordinal, reason: None
         self._loop = loop
         self._resolver = resolver
         self._settings = settings
@@ -53,11 +53,11 @@ class Announcer:
             if answer["type"] == "known":
                 self.on_answer(ordinal, answer)
             else:
-                self.on_failed(ordinal)
+                self.on_failed(ordinal, "an agent of another version")
 
         def closed(was_open: bool, reason: str, silence: float) -> None:
             ended()
-            self.on_failed(ordinal)
+            self.on_failed(ordinal, reason)
 
         def ended() -> None:
             self._calls.pop(ordinal, None)
