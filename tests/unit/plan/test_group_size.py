@@ -105,8 +105,8 @@ def test_size_of_another_job_needs_new_pods() -> None:
 
 def test_agents_get_the_size_and_its_generation() -> None:
     stored, _ = scaled(5)
-    assert operator_message(stored, ()).size == GroupSize(2, 5)
-    assert operator_message(job(), ()).size is None
+    assert operator_message(stored, (), NOW).size == GroupSize(2, 5)
+    assert operator_message(job(), (), NOW).size is None
 
 
 def test_limits_are_in_the_agents_environment() -> None:
