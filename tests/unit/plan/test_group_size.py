@@ -97,6 +97,14 @@ def test_scaling_changes_no_pod_and_no_template() -> None:
     assert look(stored, undone, pods(5), agent()).actions == ()
 
 
+@pytest.mark.parametrize(("to", "adds"), [(2, False), (3, False), (5, True)])
+def test_only_a_larger_set_needs_an_admitted_pod(to: int, adds: bool) -> None:
+    stored, child = scaled(to, status={"shrinkTime": rfc3339(NOW - 100)})
+    child["metadata"]["generation"] = 2  # an edit by somebody else
+    (action,) = [a for a in look(stored, child, pods(3), None).actions if isinstance(a, Apply)]
+    assert action.adds_pods is adds
+
+
 def test_size_of_another_job_needs_new_pods() -> None:
     stored, child = started()
     wanted = plan(job(stored["status"], replicas=4), Observed(stateful_set=child, service=service()), NOW, SETTINGS)
