@@ -122,6 +122,18 @@ def test_coordinator_counts_the_evictions_of_several_pods() -> None:
     assert "ownEvictions" not in one.status
 
 
+def test_lower_budget_fails_no_job_whose_last_eviction_is_over() -> None:
+    one = Evicted(max_restarts=5)
+    one.evict(5)
+    one.status |= PROGRESS["a checkpoint"]
+    one.spec["restart"]["maxRestarts"] = 1
+    one.time += 5 * 86400
+    one.look(pod(0))
+    assert not one.failed
+    one.look()
+    assert not one.failed, "the pod is being replaced"
+
+
 def test_raised_budget_holds_at_once_and_a_suspension_forgives() -> None:
     one = Evicted(max_restarts=0)
     one.evict(3)

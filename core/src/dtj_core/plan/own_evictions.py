@@ -34,9 +34,16 @@ def count(job: Job, status: Object, pods: tuple[Object, ...], now: float) -> Obj
     return status
 
 
-def budget_spent(job: Job, status: Object) -> JobResult | None:
-    """Returns the failure of a job whose evictions have spent its budget."""
-    times, restart = (status.get("ownEvictions") or {}).get("count", 0), job.spec.restart
+def budget_spent(job: Job, status: Object, pods: tuple[Object, ...]) -> JobResult | None:
+    """Returns the failure of a job whose evictions have spent its budget.
+
+    The budget is judged only while the evicted pod is there. Later the job may have made progress,
+    which the count takes into account at the next eviction.
+    """
+    known: Object = status.get("ownEvictions") or {}
+    if all(pod["metadata"]["uid"] != known.get("podUID") for pod in pods):
+        return None
+    times, restart = known.get("count", 0), job.spec.restart
     allowed = min(restart.max_restarts, restart.max_restarts_without_progress)
     if job.spec.replicas + job.spec.spares != 1 or times <= FREE + allowed:
         return None

@@ -92,7 +92,7 @@ def _find_result(
     if result is None and observed.rejection is not None and not _has_ever_run(job, observed):
         result = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if result is None and job.unreadable is None and not job.spec.suspend:
-        result = own_evictions.budget_spent(job, status)
+        result = own_evictions.budget_spent(job, status, group)
     if result is None:
         result = deadlines.deadline_exceeded(job.spec, status, now)
     if result is None and job.unreadable is None and not job.spec.suspend:
