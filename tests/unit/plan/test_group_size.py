@@ -154,3 +154,19 @@ def test_startup_deadline_does_not_fail_a_group_that_may_begin_with_fewer() -> N
     group[0] = {**group[1], "metadata": group[0]["metadata"]}
     late = look(stored, child, tuple(group), None, NOW + 600)
     assert condition(late.status, "Failed")["reason"] == "StartupDeadlineExceeded"
+
+
+UNKNOWN_SIZE: dict[str, Object | None] = {
+    "no answer": None,
+    "an answer of a follower": agent(ordinal=1, leader={"ordinal": 0, "pod": "digits-0", "epoch": 1}, attempt=2),
+    "an answer of an agent that searches": agent(ordinal=1, leader=None, attempt=1, phase="Rendezvous"),
+}
+
+
+@pytest.mark.parametrize("page", UNKNOWN_SIZE.values(), ids=UNKNOWN_SIZE)
+def test_size_of_a_shrunk_group_stays_while_its_leader_does_not_answer(page: Object | None) -> None:
+    stored, child = scaled(3)
+    group = (*pods(2), pod(2, phase="Pending", conditions=[PENDING]))
+    stored["status"] = look(stored, child, group, agent(attempt=2, replicas=2, members=members(0, 1))).status
+    assert stored["status"]["replicas"] == 2
+    assert look(stored, child, group, page, NOW + 60).status["replicas"] == 2
