@@ -22,7 +22,7 @@ NO_ANSWER_YET = (
 )
 UNREACHABLE_SECONDS = 60.0
 UNREACHABLE = (
-    "all pods are running, but no agent has answered the operator for a minute or more, so the state of "
+    "pods are running, but no agent has answered the operator for a minute or more, so the state of "
     "the group is unknown: check the log of a pod, and whether a NetworkPolicy blocks the operator from "
     f"port {names.AGENT_PORT}"
 )
@@ -70,13 +70,14 @@ def group_phase(
         # Finished: the outcome comes with the report, or with the termination message.
         return None
     blocked = why_not_running(pods, job, refusal, now)
-    if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
+    are_there = may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)
+    if report is None and are_there and silent_seconds >= UNREACHABLE_SECONDS:
         return _unreachable(job)
     if not has_started(job.status):
         waits = NO_ANSWER_YET if report is None else report.phase_message or FORMING
         cause = blocked or Cause(Reason.RENDEZVOUS, waits)
         return GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
-    if report is None and (may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)):
+    if report is None and are_there:
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
