@@ -27,7 +27,8 @@ def scaled(to: int, *, has: int = 3, status: Object | None = None, spares: int =
     """Returns a job that was started with `has` replicas and scaled since, and its StatefulSet."""
     stored, child = started(None, replicas=has, spares=spares, **ELASTIC)
     child["metadata"]["generation"] = 1
-    return job(stored["status"] | (status or {}), generation=2, replicas=to, spares=spares, **ELASTIC), child
+    known = status | {"observedGeneration": 2} if status else {}
+    return job(stored["status"] | known, generation=2, replicas=to, spares=spares, **ELASTIC), child
 
 
 def look(stored: Object, child: Object, group: tuple[Object, ...], page: Object | None, at: float = NOW) -> Plan:
@@ -83,6 +84,37 @@ def test_time_of_a_smaller_size_is_remembered_until_the_pods_are_gone() -> None:
     assert later.status["shrinkTime"] == rfc3339(NOW)
     child["spec"]["replicas"] = 2
     assert "shrinkTime" not in look(stored, child, pods(2), busy, NOW + 60).status
+
+
+def test_pods_of_a_second_smaller_size_have_the_whole_time() -> None:
+    stored, child = scaled(2, status={"shrinkTime": rfc3339(NOW)})
+    stored["metadata"]["generation"], stored["spec"]["replicas"] = 3, 1
+    busy = agent(members=members(0, 1, 2))
+    second = look(stored, child, pods(3), busy, NOW + 61)
+    assert (second.status["shrinkTime"], size(second)) == (rfc3339(NOW + 61), None)
+    stored["status"] = second.status
+    assert size(look(stored, child, pods(3), busy, NOW + 122)) == 1
+
+
+SHRINKING = agent(attempt=1, phase="Rendezvous", phaseReason="GroupShrunk", members=members(0, 1, state="idle"))
+SEARCHING = agent(ordinal=1, attempt=1, phase="Rendezvous", phaseReason="", leader=None, members=[])
+
+
+def test_pod_that_was_scaled_away_is_no_lost_pod() -> None:
+    stored, child = scaled(2)
+    stored["status"] = look(stored, child, pods(3), agent(members=members(0, 1, 2))).status
+    child["spec"]["replicas"] = 2
+    group = (*pods(2), pod(2, deleted=True))
+    resized = look(stored, child, group, SHRINKING, NOW + 1)
+    found = [(event.type, event.reason) for event in resized.events]
+    assert found == [("Normal", "GroupShrunk")]
+    stored["status"] = resized.status
+    for page in (SEARCHING, None):
+        later = look(stored, child, group, page, NOW + 2)
+        assert condition(later.status, "Restarting")["reason"] == "GroupShrunk"
+        assert later.events == ()
+    lost = look(stored, child, (pod(0), pod(1, deleted=True), group[2]), SEARCHING, NOW + 3)
+    assert condition(lost.status, "Restarting")["reason"] == "PodDeleted"
 
 
 def test_scaling_changes_no_pod_and_no_template() -> None:

@@ -202,7 +202,7 @@ def _reconcile_active(
         counts["replicas"] = job.status.get("replicas", counts["replicas"])
     status = _mark_active(status, conditions) | counts
     status = group_size.with_shrink_time(status, job, child, now)
-    wanted = group_size.wanted_pods(job, child, report, job.status, now)
+    wanted = group_size.wanted_pods(job, child, report, status, now)
     status, moves = avoided_nodes.update(job, status, group, now, settings)
     looks = (
         _next_look(job, observed, group, settings),
