@@ -155,8 +155,8 @@ class Spec(Model):
 
     Every field can change while the job is suspended; otherwise only suspend,
     ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
-    forceDeletePods, replicas of an elastic job, and in restart the budget (maxRestarts, windowSeconds,
-    maxRestartsWithoutProgress) and avoidNodes can.
+    forceDeletePods, replicas of an elastic job, checkpoint.keep, and in restart the budget
+    (maxRestarts, windowSeconds, maxRestartsWithoutProgress) and avoidNodes can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
