@@ -167,6 +167,8 @@ class AgentClient:
         ends = asyncio.get_running_loop().time() + self._seconds
         while (pod := search.next()) is not None:
             left = ends - asyncio.get_running_loop().time()
+            if left <= 0 and (failures or search.answered):
+                break  # an agent that has no time to answer is not silent
             # Leaves time for another agent, if this one is silent.
             limit = left / 2 if search.has_more() else left
             try:

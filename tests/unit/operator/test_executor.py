@@ -63,6 +63,13 @@ def test_plan_is_executed_as_actions_then_status_then_events() -> None:
     assert written["status"] == {"phase": "Pending"}
 
 
+def test_full_quota_keeps_no_set_from_shrinking() -> None:
+    client = FakeClient()
+    client.refuse["dry-run", "pods", "j-dry-run"] = errors.Forbidden("exceeded quota: q", status=403)
+    execute(client, Plan(actions=(Apply(body=SET, adds_pods=False),)))
+    assert client.calls == [("apply", "statefulsets", "j")]
+
+
 def test_status_is_written_with_the_uid_of_its_job() -> None:
     client = FakeClient()
     execute(client, Plan(status={"phase": "Pending"}))

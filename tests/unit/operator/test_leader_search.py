@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -160,6 +161,26 @@ def test_silence_counts_only_while_nobody_answers() -> None:
         assert agents.silent_seconds(job()) == 0
 
     group(pages, test)
+
+
+def test_leader_that_no_time_is_left_for_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask_slowly(self: AgentClient, job: Any, pod: Any, message: str) -> Any:
+        if pod["metadata"]["name"] == "j-1":
+            await asyncio.sleep(0)
+            return page(1, 1)
+        time.sleep(0.02)  # another job keeps the event loop
+        return page(0, 1)
+
+    async def main() -> None:
+        monkeypatch.setattr(AgentClient, "_ask_with_either_key", ask_slowly)
+        agents = AgentClient(settings(1), seconds=0.01)
+        try:
+            assert await agents.status(job(), [pod(0), pod(1)]) == page(0, 1)
+            assert agents._jobs[("ns", "j")].silent == {}
+        finally:
+            await agents.close()
+
+    asyncio.run(main())
 
 
 def test_leader_that_hangs_leaves_time_for_the_others() -> None:

@@ -52,6 +52,11 @@ def test_overdue_pod_of_a_job_of_one_pod_is_not_removed() -> None:
     assert plan(stored, seen, LATE, SETTINGS).actions == ()
 
 
+@pytest.mark.parametrize(("least", "removed"), [(1, ()), (2, REMOVED)])
+def test_overdue_pod_that_may_train_alone_is_not_removed(least: int, removed: tuple[Delete, ...]) -> None:
+    assert look(checkpoint=VOLUME, elastic={"minReplicas": least}).actions == removed
+
+
 def test_unremovable_pod_is_reported_with_its_node_and_the_remedies() -> None:
     message = condition(look().status, "Restarting")["message"]
     for part in ("digits-1", "w1", "node.kubernetes.io/out-of-service", "spec.forceDeletePods"):

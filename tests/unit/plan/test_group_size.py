@@ -27,7 +27,8 @@ def scaled(to: int, *, has: int = 3, status: Object | None = None, spares: int =
     """Returns a job that was started with `has` replicas and scaled since, and its StatefulSet."""
     stored, child = started(None, replicas=has, spares=spares, **ELASTIC)
     child["metadata"]["generation"] = 1
-    return job(stored["status"] | (status or {}), generation=2, replicas=to, spares=spares, **ELASTIC), child
+    known = status | {"observedGeneration": 2} if status else {}
+    return job(stored["status"] | known, generation=2, replicas=to, spares=spares, **ELASTIC), child
 
 
 def look(stored: Object, child: Object, group: tuple[Object, ...], page: Object | None, at: float = NOW) -> Plan:
@@ -85,6 +86,37 @@ def test_time_of_a_smaller_size_is_remembered_until_the_pods_are_gone() -> None:
     assert "shrinkTime" not in look(stored, child, pods(2), busy, NOW + 60).status
 
 
+def test_pods_of_a_second_smaller_size_have_the_whole_time() -> None:
+    stored, child = scaled(2, status={"shrinkTime": rfc3339(NOW)})
+    stored["metadata"]["generation"], stored["spec"]["replicas"] = 3, 1
+    busy = agent(members=members(0, 1, 2))
+    second = look(stored, child, pods(3), busy, NOW + 61)
+    assert (second.status["shrinkTime"], size(second)) == (rfc3339(NOW + 61), None)
+    stored["status"] = second.status
+    assert size(look(stored, child, pods(3), busy, NOW + 122)) == 1
+
+
+SHRINKING = agent(attempt=1, phase="Rendezvous", phaseReason="GroupShrunk", members=members(0, 1, state="idle"))
+SEARCHING = agent(ordinal=1, attempt=1, phase="Rendezvous", phaseReason="", leader=None, members=[])
+
+
+def test_pod_that_was_scaled_away_is_no_lost_pod() -> None:
+    stored, child = scaled(2)
+    stored["status"] = look(stored, child, pods(3), agent(members=members(0, 1, 2))).status
+    child["spec"]["replicas"] = 2
+    group = (*pods(2), pod(2, deleted=True))
+    resized = look(stored, child, group, SHRINKING, NOW + 1)
+    found = [(event.type, event.reason) for event in resized.events]
+    assert found == [("Normal", "GroupShrunk")]
+    stored["status"] = resized.status
+    for page in (SEARCHING, None):
+        later = look(stored, child, group, page, NOW + 2)
+        assert condition(later.status, "Restarting")["reason"] == "GroupShrunk"
+        assert later.events == ()
+    lost = look(stored, child, (pod(0), pod(1, deleted=True), group[2]), SEARCHING, NOW + 3)
+    assert condition(lost.status, "Restarting")["reason"] == "PodDeleted"
+
+
 def test_scaling_changes_no_pod_and_no_template() -> None:
     stored, child = scaled(5)
     (action,) = [a for a in look(stored, child, pods(3), agent()).actions if isinstance(a, Apply)]
@@ -97,6 +129,14 @@ def test_scaling_changes_no_pod_and_no_template() -> None:
     assert look(stored, undone, pods(5), agent()).actions == ()
 
 
+@pytest.mark.parametrize(("to", "adds"), [(2, False), (3, False), (5, True)])
+def test_only_a_larger_set_needs_an_admitted_pod(to: int, adds: bool) -> None:
+    stored, child = scaled(to, status={"shrinkTime": rfc3339(NOW - 100)})
+    child["metadata"]["generation"] = 2  # an edit by somebody else
+    (action,) = [a for a in look(stored, child, pods(3), None).actions if isinstance(a, Apply)]
+    assert action.adds_pods is adds
+
+
 def test_size_of_another_job_needs_new_pods() -> None:
     stored, child = started()
     wanted = plan(job(stored["status"], replicas=4), Observed(stateful_set=child, service=service()), NOW, SETTINGS)
@@ -105,8 +145,8 @@ def test_size_of_another_job_needs_new_pods() -> None:
 
 def test_agents_get_the_size_and_its_generation() -> None:
     stored, _ = scaled(5)
-    assert operator_message(stored, ()).size == GroupSize(2, 5)
-    assert operator_message(job(), ()).size is None
+    assert operator_message(stored, (), NOW).size == GroupSize(2, 5)
+    assert operator_message(job(), (), NOW).size is None
 
 
 def test_limits_are_in_the_agents_environment() -> None:
@@ -146,3 +186,19 @@ def test_startup_deadline_does_not_fail_a_group_that_may_begin_with_fewer() -> N
     group[0] = {**group[1], "metadata": group[0]["metadata"]}
     late = look(stored, child, tuple(group), None, NOW + 600)
     assert condition(late.status, "Failed")["reason"] == "StartupDeadlineExceeded"
+
+
+UNKNOWN_SIZE: dict[str, Object | None] = {
+    "no answer": None,
+    "an answer of a follower": agent(ordinal=1, leader={"ordinal": 0, "pod": "digits-0", "epoch": 1}, attempt=2),
+    "an answer of an agent that searches": agent(ordinal=1, leader=None, attempt=1, phase="Rendezvous"),
+}
+
+
+@pytest.mark.parametrize("page", UNKNOWN_SIZE.values(), ids=UNKNOWN_SIZE)
+def test_size_of_a_shrunk_group_stays_while_its_leader_does_not_answer(page: Object | None) -> None:
+    stored, child = scaled(3)
+    group = (*pods(2), pod(2, phase="Pending", conditions=[PENDING]))
+    stored["status"] = look(stored, child, group, agent(attempt=2, replicas=2, members=members(0, 1))).status
+    assert stored["status"]["replicas"] == 2
+    assert look(stored, child, group, page, NOW + 60).status["replicas"] == 2

@@ -128,3 +128,5 @@ def test_stragglers_are_those_of_the_last_report() -> None:
     status = merged({}, stragglers=[{**slow, "more": 1}, "x"])
     assert status["stragglers"] == [slow]
     assert "stragglers" not in merged(status)
+    follower = {"ordinal": 1, "leader": {"ordinal": 0, "pod": "digits-0", "epoch": 1}}
+    assert merged(status, **follower)["stragglers"] == [slow], "a follower does not know them"

@@ -73,6 +73,7 @@ UNPROVEN: dict[str, tuple[tuple[Object, ...], Object | None]] = {
     "its agent does not answer": (tuple(made(n) for n in range(3)), None),
     "the missing pod is a replacement": ((made(0), pending(1, at=NOW + 300), made(2)), None),
     "all pods were lost": ((), None),
+    "pod 0 looks for its group": (tuple(made(n) for n in range(3)), NO_ATTEMPT | {"leader": None}),
 }
 
 

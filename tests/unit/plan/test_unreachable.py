@@ -78,3 +78,27 @@ def test_polls_of_a_silent_agent_back_off(seconds: float, wait: float) -> None:
     wanted = world.reconcile(NOW + seconds)
     assert wanted is not None
     assert wanted.requeue_after == wait
+
+
+PENDING = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "no node"}]}
+WITHOUT_SOME: dict[str, tuple[Any, int, int]] = {
+    "a shrunk group": ({"elastic": {"minReplicas": 1}}, 2, 2),
+    "a missing spare": ({"spares": 1}, 3, 3),
+}
+
+
+@pytest.mark.parametrize(("spec", "running", "size"), WITHOUT_SOME.values(), ids=WITHOUT_SOME)
+@pytest.mark.parametrize("waits", [True, False])
+def test_silent_group_that_runs_without_a_pod_is_reported(spec: Any, running: int, size: int, waits: bool) -> None:
+    world = World(job(**spec))
+    world.settle(NOW)
+    group = [pod(o, owner=world.set_uid) for o in range(running)]
+    if waits:
+        group.append(pod(running, owner=world.set_uid, **PENDING))
+    world.see(pods=tuple(group), agent=agent(replicas=size))
+    world.settle(NOW)
+    assert condition(world.status, "Running")["reason"] == "WorkersRunning"
+    silent(world, 61)
+    found = condition(world.status, "Running")
+    assert (found["status"], found["reason"]) == ("True", "AgentUnreachable")
+    assert not found["message"].startswith("all pods")

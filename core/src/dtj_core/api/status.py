@@ -127,7 +127,11 @@ class OwnEvictions(Model):
     """Evictions of a job's only pod by its kubelet, for what the pod used."""
 
     count: int | None = None
-    """Number of evictions in a row, without progress between them."""
+    """Number of evictions that took a restart from the budget, without progress between them."""
+    times: list[Time] | None = Field(default=None, max_length=3)
+    """Times of the last ones within restart.windowSeconds, without progress between them."""
+    spent: list[Time] | None = Field(default=None, max_length=1001)
+    """Times of those that took a restart from the budget within restart.windowSeconds."""
     pod_uid: str | None = Field(default=None, alias="podUID")
     """The pod that was evicted last."""
     step: int | None = None

@@ -155,8 +155,8 @@ class Spec(Model):
 
     Every field can change while the job is suspended; otherwise only suspend,
     ttlSecondsAfterFinished, activeDeadlineSeconds, startupDeadlineSeconds, cleanPodPolicy,
-    forceDeletePods, replicas of an elastic job, and in restart the budget (maxRestarts, windowSeconds,
-    maxRestartsWithoutProgress) and avoidNodes can.
+    forceDeletePods, replicas of an elastic job, checkpoint.keep, and in restart the budget
+    (maxRestarts, windowSeconds, maxRestartsWithoutProgress) and avoidNodes can.
     """
 
     replicas: int = Field(default=1, ge=1, le=1024)
@@ -223,8 +223,9 @@ class Spec(Model):
     force_delete_pods: Literal["WhenFenced", "Always", "Never"] = "WhenFenced"
     """Whether a pod whose node does not confirm its termination (a dead node) is force-deleted 30 s
     after its grace period, so that it can be replaced. WhenFenced: only if spec.checkpoint is set
-    and replicas is 2 or more, because then the old pod can't continue to train, and can't commit a
-    checkpoint of the checkpoint library; files that a script saves by itself are not fenced.
+    and replicas (of an elastic job: minReplicas) is 2 or more, because then the old pod can't
+    continue to train, and can't commit a checkpoint of the checkpoint library; files that a script
+    saves by itself are not fenced.
     Always: even if the pod is not fenced, for scripts that write nothing or that tolerate two
     writers. Never: the operator force-deletes no pod. Kubernetes removes a pod that is not force-deleted once its
     Node object is deleted or has the taint node.kubernetes.io/out-of-service."""

@@ -175,7 +175,9 @@ def repairs(
         avoided = avoided_nodes.active_nodes(job.status, now)
         moved = avoided_nodes.excluded_nodes(child["spec"].get("template") or {}) != avoided
         if edited or moved or _applied_hash(child) is None:
-            found.append(Apply(body=_repaired(job, child, settings, avoided, wanted)))
+            # The pods that a job has may fill its quota, which would reject another one in a dry run.
+            adds_pods = wanted > child["spec"].get("replicas", 1)
+            found.append(Apply(body=_repaired(job, child, settings, avoided, wanted), adds_pods=adds_pods))
     return tuple(found)
 
 

@@ -61,7 +61,7 @@ def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Itera
             yield _event("Warning" if reason in PROBLEMS else "Normal", reason, condition["message"])
         elif is_new and reason not in reported and (reason in PROBLEMS if kind == names.RUNNING else true):
             reported.add(reason)
-            yield _event("Warning", reason, condition["message"])
+            yield _event("Normal" if reason in CHANGES else "Warning", reason, condition["message"])
 
     yield from events_for_agent(old, report)
 

@@ -35,7 +35,8 @@ def with_shrink_time(status: Object, job: Job, child: Object, now: float) -> Obj
     others = {name: value for name, value in status.items() if name != "shrinkTime"}
     if not is_shrinking(job, child):
         return others
-    return others | {"shrinkTime": status.get("shrinkTime", rfc3339(now))}
+    is_known = job.status.get("observedGeneration") == job.generation  # another spec may have another size
+    return others | {"shrinkTime": status["shrinkTime"] if is_known and "shrinkTime" in status else rfc3339(now)}
 
 
 def until_shrunk(status: Object, now: float) -> float | None:

@@ -74,6 +74,8 @@ class Apply:
     body: Object
     if_missing: bool = False
     """Create the object if there is none of that name, and leave an existing one as it is."""
+    adds_pods: bool = True
+    """Of a StatefulSet: whether it gets more pods, so that a pod must be admitted in a dry run first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ restart from the budget.
 
 from __future__ import annotations
 
+from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object
@@ -17,6 +18,8 @@ from dtj_core.plan.restarts import merge_failures
 from dtj_core.plan.times import rfc3339, unix
 
 FREE = 3
+# The largest budget.
+SPENT = 1000
 
 
 def count(job: Job, status: Object, pods: tuple[Object, ...], now: float) -> Object:
@@ -27,39 +30,72 @@ def count(job: Job, status: Object, pods: tuple[Object, ...], now: float) -> Obj
     for pod in pods:
         if not is_own_fault(pod.get("status") or {}) or pod["metadata"]["uid"] == known.get("podUID"):
             continue
-        in_a_row = known.get("count", 0) if _is_in_a_row(job, status, known, now) else 0
-        entry = {"count": in_a_row + 1, "podUID": pod["metadata"]["uid"], "step": _step(status), "time": rfc3339(now)}
+        entry = _with_eviction(job, status, known, pod, now)
         failures = merge_failures(status.get("failures") or [], (_failure(status, pod, now),))
         return {**status, "ownEvictions": entry, "failures": failures}
     return status
 
 
-def budget_spent(job: Job, status: Object) -> JobResult | None:
-    """Returns the failure of a job whose evictions have spent its budget."""
-    times, restart = (status.get("ownEvictions") or {}).get("count", 0), job.spec.restart
-    allowed = min(restart.max_restarts, restart.max_restarts_without_progress)
-    if job.spec.replicas + job.spec.spares != 1 or times <= FREE + allowed:
+def budget_spent(job: Job, status: Object, pods: tuple[Object, ...]) -> JobResult | None:
+    """Returns the failure of a job whose evictions have spent its budget.
+
+    The budget is judged only while the evicted pod is there. Later the job may have made progress,
+    which the count takes into account at the next eviction.
+    """
+    known: Object = status.get("ownEvictions") or {}
+    if all(pod["metadata"]["uid"] != known.get("podUID") for pod in pods):
+        return None
+    spent, failed, restart = len(known.get("spent") or ()), known.get("count", 0), job.spec.restart
+    is_budget = spent > restart.max_restarts
+    if job.spec.replicas + job.spec.spares != 1 or not (is_budget or failed > restart.max_restarts_without_progress):
         return None
     last: Object = next(
         (f for f in reversed(status.get("failures") or ()) if f.get("reason") == Reason.POD_EVICTED), {}
     )
-    is_budget = restart.max_restarts <= restart.max_restarts_without_progress
-    field = "maxRestarts" if is_budget else "maxRestartsWithoutProgress"
+    limit = f"{failed} times in a row, and maxRestartsWithoutProgress is {restart.max_restarts_without_progress}"
+    if is_budget:
+        limit = f"{spent} times within {restart.window_seconds} s, and maxRestarts is {restart.max_restarts}"
     message = (
-        f"the pod was evicted {times} times in a row without progress for what it used, {FREE} of them free, and "
-        f"restart.{field} is {allowed}; the last time: {last.get('message', 'unknown')}; raise the requests and limits "
-        "of the container in spec.template, or use less"
+        f"the pod was evicted again and again for what it used, without progress: after {FREE} free times {limit}; "
+        f"the last time: {last.get('message', 'unknown')}; raise the requests and limits of the container in "
+        "spec.template, or use less"
     )
     return JobResult(
         kind="Failed", reason=Reason.RESTART_BUDGET_SPENT if is_budget else Reason.NO_PROGRESS, message=message
     )
 
 
-def _is_in_a_row(job: Job, status: Object, known: Object, now: float) -> bool:
+def _with_eviction(job: Job, status: Object, known: Object, pod: Object, now: float) -> Object:
+    """Returns the memory of the evictions with one more."""
     last, saved = unix(known.get("time")), unix((status.get("checkpoint") or {}).get("time"))
-    if last is None or now - last > job.spec.restart.window_seconds:
-        return False
-    return not (saved is not None and saved > last) and _step(status) <= known.get("step", 0)
+    has_saved = last is not None and saved is not None and saved > last
+    has_moved = has_saved or _step(status) > known.get("step", 0)
+    earliest = now - job.spec.restart.window_seconds
+    times = [] if has_moved else _after(known.get("times"), earliest)
+    spent = [] if has_saved else _after(known.get("spent"), earliest)
+    count = 0 if has_moved else known.get("count", 0)
+    time = rfc3339(now)
+    if len(times) >= FREE:
+        spent, count = [*spent[-SPENT:], time], count + _is_known(status, pod, now)
+    return {
+        "count": count,
+        "times": [*times, time][-FREE:],
+        "spent": spent,
+        "podUID": pod["metadata"]["uid"],
+        "step": max(_step(status), known.get("step", 0)),
+        "time": time,
+    }
+
+
+def _after(times: object, earliest: float) -> list[str]:
+    found = times if isinstance(times, list) else []
+    return [time for time in found if (unix(time) or 0.0) > earliest]
+
+
+def _is_known(status: Object, pod: Object, now: float) -> bool:
+    """Returns whether it is known that the pod made no progress: a long-lived one may have, and not shown it."""
+    started = unix((pod.get("status") or {}).get("startTime"))
+    return bool(status.get("checkpoint") or _step(status)) or started is None or now - started <= names.EARLY_SECONDS
 
 
 def _step(status: Object) -> int:

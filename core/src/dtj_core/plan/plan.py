@@ -92,7 +92,7 @@ def _find_result(
     if result is None and observed.rejection is not None and not _has_ever_run(job, observed):
         result = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if result is None and job.unreadable is None and not job.spec.suspend:
-        result = own_evictions.budget_spent(job, status)
+        result = own_evictions.budget_spent(job, status, group)
     if result is None:
         result = deadlines.deadline_exceeded(job.spec, status, now)
     if result is None and job.unreadable is None and not job.spec.suspend:
@@ -196,9 +196,13 @@ def _reconcile_active(
         status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
     ready = pods.ready_count(group, job.trainer_container)
     now, child = conditions.now, observed.stateful_set
-    status = _mark_active(status, conditions) | replica_counts(job, ready, report)
+    counts = replica_counts(job, ready, report)
+    if is_true(status, names.RUNNING) and (report is None or report.from_follower or report.is_searching):
+        # Only the leader knows the size of an elastic group. A silent one has changed nothing.
+        counts["replicas"] = job.status.get("replicas", counts["replicas"])
+    status = _mark_active(status, conditions) | counts
     status = group_size.with_shrink_time(status, job, child, now)
-    wanted = group_size.wanted_pods(job, child, report, job.status, now)
+    wanted = group_size.wanted_pods(job, child, report, status, now)
     status, moves = avoided_nodes.update(job, status, group, now, settings)
     looks = (
         _next_look(job, observed, group, settings),

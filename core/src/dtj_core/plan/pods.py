@@ -97,7 +97,11 @@ def refused_message(refusal: str) -> str:
 
 
 def why_lost(pods: tuple[Object, ...], job: Job) -> Cause | None:
-    """Returns why a pod that ran is gone or terminating; None if all pods are in place."""
+    """Returns why a pod that ran is gone or terminating; None if all pods are in place.
+
+    A pod beyond the size of the job, which was scaled down, is not lost.
+    """
+    pods = tuple(pod for pod in pods if ordinal(pod) < job.pod_count)
     present = {ordinal(pod) for pod in pods}
     for pod in pods:
         cause = why_one_was_lost(pod)

@@ -14,7 +14,9 @@ SCRIPT, OPTIMIZER, UNKNOWN = "Script", "Optimizer", "Unknown"
 
 def merge(status: Object, report: Report, now: float) -> Object:
     """Returns `status` with the progress, the checkpoint, the slow ranks and the goodput of `report`."""
-    merged = {name: value for name, value in status.items() if name != "stragglers"}
+    merged = dict(status)
+    if not report.from_follower:
+        merged.pop("stragglers", None)
     if report.stragglers:
         merged["stragglers"] = list(report.stragglers)
     if report.progress:

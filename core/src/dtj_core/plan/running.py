@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dtj_contract import agent_status, names
@@ -22,13 +23,14 @@ NO_ANSWER_YET = (
 )
 UNREACHABLE_SECONDS = 60.0
 UNREACHABLE = (
-    "all pods are running, but no agent has answered the operator for a minute or more, so the state of "
+    "pods are running, but no agent has answered the operator for a minute or more, so the state of "
     "the group is unknown: check the log of a pod, and whether a NetworkPolicy blocks the operator from "
     f"port {names.AGENT_PORT}"
 )
 # Separates why the group does not run from what it waits for.
 NOW = "; now "
 UNEXPLAINED = "a pod was lost"  # where no pod shows why
+RESIZES = frozenset({Reason.GROUP_SHRUNK, Reason.GROUP_GROWN})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +72,14 @@ def group_phase(
         # Finished: the outcome comes with the report, or with the termination message.
         return None
     blocked = why_not_running(pods, job, refusal, now)
-    if report is None and blocked is None and silent_seconds >= UNREACHABLE_SECONDS and why_lost(pods, job) is None:
+    are_there = may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)
+    if report is None and are_there and silent_seconds >= UNREACHABLE_SECONDS:
         return _unreachable(job)
     if not has_started(job.status):
         waits = NO_ANSWER_YET if report is None else report.phase_message or FORMING
         cause = blocked or Cause(Reason.RENDEZVOUS, waits)
         return GroupPhase(running=False, restarting=False, reason=cause.reason, message=cause.message)
-    if report is None and (may_run_without_some(job, pods) or (blocked is None and why_lost(pods, job) is None)):
+    if report is None and are_there:
         return None
     cause = _why_restarting(job, status, pods, report, blocked)
     waits = NOW + report.phase_message if report is not None and report.phase_message else ""
@@ -125,14 +128,15 @@ def _why_restarting(
 ) -> Cause:
     """Returns why the group does not run: why a pod was lost, or what the agents report."""
     reported = report.phase_reason if report is not None else ""
-    remembered = _remembered_loss(job.status)
+    remembered = _remembered(job.status, LOST - {Reason.POD_LOST})
     failed = _failure_of_attempt(status, reported)
     if failed is not None:
         lost = failed
     elif remembered is not None:
         lost = remembered
     else:
-        lost = why_lost(pods, job) or Cause(reported or Reason.POD_LOST, UNEXPLAINED)
+        unexplained = Cause(reported or Reason.POD_LOST, UNEXPLAINED)
+        lost = why_lost(pods, job) or (None if reported else _remembered(job.status, RESIZES)) or unexplained
     blocks = blocked is not None and blocked.reason not in (Reason.PODS_PENDING, lost.reason)
     return blocked if blocked is not None and blocks and lost.message == UNEXPLAINED else lost
 
@@ -153,14 +157,14 @@ def _failure_of_attempt(status: Object, reported: str) -> Cause | None:
     return Cause(reported, str(last.get("message") or f"attempt {status.get('attempt')} ended"))
 
 
-def _remembered_loss(status: Object) -> Cause | None:
-    """Returns why a pod was lost, as condition Restarting reported it; None without details.
+def _remembered(status: Object, reasons: Collection[str]) -> Cause | None:
+    """Returns the cause that condition Restarting reported, if it has one of these reasons.
 
-    The pod that showed the reason has been replaced by now, and the status has no field for it.
+    A pod that showed the reason has been replaced by now, and the status has no field for it.
     Therefore the reason and the message are read back from the condition.
     """
     old = find_condition(status, names.RESTARTING) or {}
-    if old.get("status") != "True" or old.get("reason") not in LOST - {Reason.POD_LOST}:
+    if old.get("status") != "True" or old.get("reason") not in reasons:
         return None
     return Cause(str(old["reason"]), str(old["message"]).partition(NOW)[0])
 

@@ -5,9 +5,10 @@ computed from the spec as stored, not from this version's models, and holds one 
 Two versions compare the fields that both know.
 
 FIELDS is frozen: an entry keeps its default for the life of v1alpha1, whatever the CRD's default
-becomes. A missing field equals one that has the default of the table, because the API server fills
-in a default that its CRD gained after the job was stored. Whoever adds a field to the API adds it
-here with its first default.
+becomes. An entry may leave it if the field can change while the job runs; an older operator still
+compares it (docs/runbook.md, "Upgrades and rollbacks"). A missing field equals one that has the
+default of the table, because the API server fills in a default that its CRD gained after the job was
+stored. Whoever adds a field to the API adds it here with its first default.
 """
 
 from __future__ import annotations

@@ -88,6 +88,6 @@ def _is_proven(job: Job, child: Object, pods: tuple[Object, ...], report: Report
 
 def _reports(report: Report, pod: Object) -> bool:
     """Returns whether the report is from the agent of this pod, and that agent coordinates."""
-    if report.from_follower:
+    if report.from_follower or report.is_searching:
         return False
     return report.leader == pod["metadata"]["name"] if report.leader else ordinal(pod) == 0

@@ -10,13 +10,13 @@ to terminate it properly. A pod that still exists half a minute later may be rem
 
 Kubernetes leaves force deletion to a person, because two pods of one identity may then run at once,
 and both may write. Force deletion is safe where the old pod is fenced. Either its job has more than
-one pod, so that its workers stand still without their peers, and a checkpoint volume, on which the
-checkpoint library commits nothing for an old attempt (docs/reference/contract.md, "Attempt and
-lease"). Or SIGKILL has hit its workers already, so that they execute no more instructions of their
-own. Files that a script writes by itself (its own torch.save) are not fenced. spec.forceDeletePods
-decides; the default is to remove only fenced pods. Kubernetes itself (the pod garbage collector)
-removes a pod whose Node object is gone or has the taint node.kubernetes.io/out-of-service, so the
-operator needs no permission on nodes.
+one pod (an elastic job: a minReplicas of more than one), so that its workers stand still without
+their peers, and a checkpoint volume, on which the checkpoint library commits nothing for an old
+attempt (docs/reference/contract.md, "Attempt and lease"). Or SIGKILL has hit its workers already, so
+that they execute no more instructions of their own. Files that a script writes by itself (its own
+torch.save) are not fenced. spec.forceDeletePods decides; the default is to remove only fenced pods.
+Kubernetes itself (the pod garbage collector) removes a pod whose Node object is gone or has the taint
+node.kubernetes.io/out-of-service, so the operator needs no permission on nodes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def may_force_delete(job: Object, pod: Object) -> bool:
     policy = spec.get("forceDeletePods", WHEN_FENCED)
     if policy != WHEN_FENCED:
         return bool(policy == ALWAYS)
-    replicas = spec.get("replicas", 1)
+    replicas, elastic = spec.get("replicas", 1), spec.get("elastic")
+    if isinstance(elastic, dict):
+        replicas = elastic.get("minReplicas", 1)  # so few pods may train on without the others
     return (bool(spec.get("checkpoint")) and isinstance(replicas, int) and replicas > 1) or _is_killed(job, pod)
 
 

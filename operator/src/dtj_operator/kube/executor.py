@@ -103,7 +103,8 @@ class PlanExecutor:
         resource = BY_KIND[action.body["kind"]]
         try:
             if resource is STATEFUL_SET:
-                await self._dry_run_pod(namespace, action.body)
+                if action.adds_pods:
+                    await self._dry_run_pod(namespace, action.body)
                 await self._confirm_version(job)
             if action.if_missing:
                 await self._client.create(resource, namespace, action.body)
