@@ -84,6 +84,15 @@ def _chain(records: Records, attempts: Mapping[int, Mapping[int, list[Step]]], e
         first, last = min(steps), max(steps)
         if first != min(resumed) + 1 or sorted(steps) != list(range(first, last + 1)):
             found.append(f"attempt {attempt} resumed from {min(resumed)} and did {first} to {last} with gaps")
+        world = records.worlds[attempt]
+        # Only the last step may lack lines: a rank that has none for an earlier one did not take part.
+        short = [
+            number
+            for number, done in steps.items()
+            if len(done) < world and (number < last or attempt == max(attempts))
+        ]
+        if short:
+            found.append(f"attempt {attempt} lacks ranks at the steps {short}")
         if first > done_so_far + 1:
             found.append(f"attempt {attempt} began with step {first}, but only {done_so_far} were done")
         done_so_far = max(done_so_far, last)

@@ -83,6 +83,10 @@ def gap(lines: Lines) -> None:
     drop(lines, 2, 27)
 
 
+def rank_without_steps(lines: Lines) -> None:
+    lines["2-1"] = lines["2-1"][:1]
+
+
 def never_finished(lines: Lines) -> None:
     drop(lines, 2, 29, 30)
 
@@ -115,6 +119,7 @@ def stale_join(lines: Lines) -> None:
         (other_samples, "step 22 of attempt 2 had other samples"),
         (resumed_too_late, "attempt 2 began with step 21, but only 18 were done"),
         (gap, "attempt 2 resumed from 20 and did 21 to 30 with gaps"),
+        (rank_without_steps, "attempt 2 lacks ranks at the steps [21, 22"),
         (never_finished, "28 steps were done in place of 30"),
         (done_twice, "a rank did step 30 twice in attempt 2"),
         (different_starts, "the ranks of attempt 2 resumed from different steps: [20, 21]"),

@@ -17,7 +17,7 @@ SCRIPT = "import sys; print('heavy.part' in sys.modules); import heavy.part, bes
 # A stand-in for an import that takes long: it waits in the warm process alone, which has no attempt.
 WAITS = """
 import os, time
-while 'DTJ_ATTEMPT' not in os.environ and not os.path.exists(os.environ['GO']):
+while 'DTJ_AGENT_SOCKET' not in os.environ and not os.path.exists(os.environ['GO']):
     time.sleep(0.005)
 """
 BAD = {
@@ -25,8 +25,16 @@ BAD = {
     "reads_rank": "import os; rank = int(os.environ.get('LOCAL_RANK', 0))",
     "opens_socket": "import socket; kept = socket.socket()",
     "starts_process": "import subprocess; kept = subprocess.Popen(['sleep', '600'])",
-    "fails_alone": "import __main__; __main__.nosuch if 'DTJ_ATTEMPT' not in __import__('os').environ else None",
-    "ends": "import os; 'DTJ_ATTEMPT' in os.environ or os._exit(3)",
+    "fails_alone": "import __main__; __main__.nosuch if 'DTJ_AGENT_SOCKET' not in __import__('os').environ else None",
+    "ends": "import os; 'DTJ_AGENT_SOCKET' in os.environ or os._exit(3)",
+}
+# Modules whose import depends on what the script has done before, with the reason to leave them out.
+DEPENDS = {
+    "reads_changed": ("import os; os.environ.get('SET_BY_SCRIPT')", "it reads SET_BY_SCRIPT when"),
+    "reads_attempt": ("import os; os.environ['DTJ_ATTEMPT'] if 'DTJ_ATTEMPT' in os.environ else 0", "it reads DTJ_AT"),
+    "reads_argv": ("import sys; sys.argv[1:]", "it reads the script's arguments"),
+    "logs": ("import logging; logging.basicConfig()", "it configures logging"),
+    "draws": ("import random; random.random()", "it configures logging, or draws"),
 }
 
 
@@ -89,6 +97,45 @@ def test_modules_that_cannot_be_forked_are_left_out_for_good(site: Path, tmp_pat
     assert not any("no module" in line for line in again["logs"]), again["logs"]
 
 
+def test_modules_that_depend_on_the_script_are_left_out(site: Path, tmp_path: Path) -> None:
+    for name, (text, _) in DEPENDS.items():
+        (site / f"{name}.py").write_text(text + "\n")
+    script = f"import os; os.environ['SET_BY_SCRIPT'] = '1'\nimport {', '.join(DEPENDS)}\n{SCRIPT}"
+    found = learn("learned", site, tmp_path, script)
+    assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "True"]]
+    left_out = kept(tmp_path)["leftOut"]
+    assert set(left_out) == set(DEPENDS), left_out
+    for name, (_, why) in DEPENDS.items():
+        assert left_out[name].startswith(why), name
+
+
+def test_imports_reported_during_a_try_are_not_lost(site: Path, tmp_path: Path) -> None:
+    (site / "heavy" / "part.py").write_text(WAITS)
+    (site / "later.py").write_text("")
+    script = "import os; again = os.path.exists('ran'); open('ran', 'w').close()\nif again: import later\n" + SCRIPT
+    found = learn("reports_while_learning", site, tmp_path, script)
+    assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "False"]]
+    assert kept(tmp_path)["modules"] == ["heavy", "heavy.part", "later"]
+
+
+def test_successor_that_is_stopped_is_continued(site: Path, tmp_path: Path) -> None:
+    found = learn("successor_stopped", site, tmp_path)
+    assert [result["0"] for result in found["results"]] == [[0, "False"], [0, "True"]]
+    assert found["same"], found["logs"]
+    assert not any("without" in line for line in found["logs"]), found["logs"]
+
+
+def test_successor_that_ends_before_its_first_import_is_bad() -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    try:
+        verdict = successor.Successor(0, reader, 0.0).news(0.0)
+    finally:
+        os.close(reader)
+    assert verdict is not None
+    assert verdict.bad, "an empty name would be a success"
+
+
 def test_workers_are_forked_while_imports_still_run(site: Path, tmp_path: Path) -> None:
     (site / "heavy" / "part.py").write_text(WAITS)
     found = learn("forks_while_learning", site, tmp_path)
@@ -116,7 +163,7 @@ def test_package_of_the_command_is_user_code() -> None:
 @pytest.mark.parametrize("text", ["", "[", "[]", '{"modules": 1, "leftOut": []}', '{"modules": [1, "a b", "a..b"]}'])
 def test_file_that_is_not_whole_holds_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / learned.LEARNED_FILE).write_text(text)
-    assert learned.read(str(tmp_path)) == ([], {})
+    assert learned.read(str(tmp_path)) == ([], {}, ())
 
 
 GIB = 1 << 30

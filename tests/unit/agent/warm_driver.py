@@ -200,6 +200,32 @@ def successor_killed(request: Any) -> Any:
     return {"results": results, "logs": driver.logs}
 
 
+def successor_stopped(request: Any) -> Any:
+    """Stops the process that serves in place of the first one."""
+    driver = Driver([], folder=request["folder"])
+    driver.ready()
+    first = driver.warm.pid
+    results = [driver.run(request["command"])]
+    driver.until(lambda: _learnings(driver), "the imports of the first attempt")
+    (serving,) = map(int, Path(f"/proc/{driver.warm.pid}/task/{driver.warm.pid}/children").read_text().split())
+    os.kill(serving, signal.SIGSTOP)
+    results.append(driver.run(request["command"]))
+    same = driver.warm.pid == first
+    driver.close()
+    return {"results": results, "logs": driver.logs, "same": same}
+
+
+def reports_while_learning(request: Any) -> Any:
+    """Runs an attempt that reports its imports while those of the first one are tried."""
+    driver = Driver([], folder=request["folder"])
+    driver.ready()
+    results = [driver.run(request["command"]), driver.run(request["command"])]
+    Path(request["go"]).touch()
+    driver.until(lambda: len(_learnings(driver)) == 2, "the imports of both attempts")
+    driver.close()
+    return {"results": results, "logs": driver.logs}
+
+
 def _learnings(driver: Driver) -> list[str]:
     return [line.partition(", in")[0] for line in driver.logs if "for its next start" in line]
 

@@ -151,6 +151,10 @@ def test_rate_rises_linearly_then_falls_as_a_cosine_to_its_floor(step: int, expe
     assert factor(step, 110, config) == pytest.approx(expected)
 
 
+def test_rate_between_two_steps_of_the_warm_up_is_at_most_the_full_rate() -> None:
+    assert factor(9.5, 110, ScheduleConfig(warmup_steps=10)) == 1.0
+
+
 def test_rate_scales_with_the_batch_by_its_rule() -> None:
     assert batch_factor(1024, ScheduleConfig(base_batch_size=256)) == 4
     assert batch_factor(1024, ScheduleConfig(base_batch_size=256, batch_rule="sqrt")) == 2

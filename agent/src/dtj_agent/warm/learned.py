@@ -33,6 +33,8 @@ class Learned(NamedTuple):
 
     modules: List[str]
     left_out: Dict[str, str]
+    changed: Tuple[str, ...] = ()
+    """Variables that the script has set itself, perhaps before an import that reads them."""
 
 
 def package(module: str) -> str:
@@ -44,11 +46,12 @@ def package(module: str) -> str:
 def read(folder: str) -> Learned:
     """Returns what was kept, with what a worker has reported since."""
     kept, reported = _load(os.path.join(folder, LEARNED_FILE)), _load(os.path.join(folder, IMPORTS_FILE))
-    left_out = kept.get("leftOut")
+    left_out, changed = kept.get("leftOut"), reported.get("changed")
     names = [*_names(kept.get("modules")), *_names(reported.get("modules"))]
     return Learned(
         list(dict.fromkeys(names))[:MAX_MODULES],
         {str(key): str(why) for key, why in left_out.items()} if isinstance(left_out, dict) else {},
+        tuple(map(str, changed)) if isinstance(changed, list) else (),
     )
 
 
@@ -59,7 +62,7 @@ def keep(folder: str, learned: Learned) -> None:
 
 def report_of(folder: str, command: Sequence[str]) -> Callable[[], None]:
     """Returns a function that writes once what this worker has imported since; it runs at the exit at the latest."""
-    before, worker = frozenset(sys.modules), os.getpid()
+    before, environ, worker = frozenset(sys.modules), dict(os.environ), os.getpid()
     done = False
 
     def report() -> None:
@@ -71,8 +74,9 @@ def report_of(folder: str, command: Sequence[str]) -> Callable[[], None]:
         found = third_party(before, command)
         if not found:
             return
+        changed = sorted(dict(environ.items() ^ os.environ.items()))
         try:
-            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found})
+            _replace(os.path.join(folder, IMPORTS_FILE), {"modules": found, "changed": changed})
             news = os.open(os.path.join(folder, NEWS_FIFO), os.O_WRONLY | os.O_NONBLOCK)
             os.write(news, b"\0")
             os.close(news)
@@ -94,7 +98,7 @@ def third_party(before: "frozenset[str]", command: Sequence[str]) -> List[str]:
             continue
         path, spec = module.__dict__.get("__file__"), module.__dict__.get("__spec__")
         # An alias, as of a vendored module, can't be imported by that name.
-        is_itself = spec is not None and spec.name == name
+        is_itself = getattr(spec, "name", None) == name
         if is_itself and isinstance(path, str) and not set(_INSTALLED).isdisjoint(path.split(os.sep)):
             found.append(name)
     return found[:MAX_MODULES]

@@ -16,6 +16,7 @@ import array
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -62,8 +63,9 @@ class WarmServer:
         if self._successor is None:
             self._be_ready()
         while True:
-            sources: List[Any] = [self._socket, *([] if self._news is None else [self._news])]
-            sources += [] if self._successor is None else [self._successor]
+            sources: List[Any] = [self._socket]
+            # A report that comes while a try runs stays in the pipe, for the process that serves after it.
+            sources += ([] if self._news is None else [self._news]) if self._successor is None else [self._successor]
             wait = None if self._successor is None else max(0.0, self._successor.until - time.monotonic()) + 0.01
             readable = select.select(sources, [], [], wait)[0]
             if self._successor is not None:
@@ -124,7 +126,9 @@ class WarmServer:
         if not verdict.bad:
             if self._is_ready:
                 self.send({"learned": verdict.modules, "seconds": verdict.seconds})
-            os.waitpid(tried.pid, 0)
+            # The agent continues only this process; this one continues the one that serves.
+            while os.WIFSTOPPED(os.waitpid(tried.pid, os.WUNTRACED)[1]):
+                os.kill(tried.pid, signal.SIGCONT)
             os._exit(0)
         self._successor = None
         tried.end()

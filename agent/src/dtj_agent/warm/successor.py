@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
+import random
 import select
 import signal
 import sys
 import time
-from typing import ClassVar, Dict, NamedTuple, Optional, Sequence, Set
+from typing import AbstractSet, ClassVar, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from dtj_agent.warm import child, learned, preload, script
 from dtj_agent.warm.learned import Learned
@@ -30,7 +32,8 @@ REST_SHARE, REST_SECONDS = 2.0, 1.0
 BEGINNING, DONE, BAD = "importing", "done", "bad"
 PER_RANK = frozenset((
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "DTJ_ATTEMPT",
 ))  # fmt: skip
 
 
@@ -74,9 +77,9 @@ class Successor:
                 return Verdict(message[BAD], message["why"])
             self._importing, self.until = message[BEGINNING], now + IMPORT_SECONDS
         if ended:
-            return Verdict(learned.package(self._importing), "its import ended the process")
+            return Verdict(learned.package(self._importing) or "?", "its import ended the process")
         if now > self.until:
-            return Verdict(learned.package(self._importing), "its import took more than %d s" % IMPORT_SECONDS)
+            return Verdict(learned.package(self._importing) or "?", "its import took more than %d s" % IMPORT_SECONDS)
         return None
 
     def end(self) -> None:
@@ -136,9 +139,10 @@ def begin(
 def _import_all(
     found: Learned, skipped: Sequence[str], command: Sequence[str], writer: int, announce: Optional[preload.Send]
 ) -> Optional[Verdict]:
-    sockets = _sockets()
+    sockets, state, argv = _sockets(), _process_state(), sys.argv
+    sys.argv = _WatchedArguments(argv)
     watched = os.environ.__class__
-    _WatchedEnvironment.read = set()
+    _WatchedEnvironment.read, _WatchedEnvironment.watched = set(), PER_RANK.union(found.changed)
     os.environ.__class__ = _WatchedEnvironment
     try:
         for name in found.modules:
@@ -152,6 +156,10 @@ def _import_all(
             why = _import(name) or preload.unfit() or _left_behind(sockets)
             if why is None and _WatchedEnvironment.read:
                 why = "it reads %s when it is imported" % ", ".join(sorted(_WatchedEnvironment.read))
+            if why is None and getattr(sys.argv, "read", False):
+                why = "it reads the script's arguments when it is imported"
+            if why is None and _process_state() != state:
+                why = "it configures logging, or draws or seeds random numbers, when it is imported"
             if why is None and command:
                 why = script.shadowed(command)
             if why is not None:
@@ -160,6 +168,7 @@ def _import_all(
                 time.sleep(min(REST_SECONDS, REST_SHARE * (time.monotonic() - began)))
     finally:
         os.environ.__class__ = watched
+        sys.argv = argv
     return None
 
 
@@ -196,13 +205,44 @@ def _sockets() -> Set[str]:
     return {target for target in found if target.startswith("socket:")}
 
 
+def _process_state() -> Tuple[object, ...]:
+    """Returns what the script may set before its own imports, which may then change it again."""
+    root = logging.getLogger()
+    draw_state = getattr(getattr(sys.modules.get("torch"), "default_generator", None), "get_state", None)
+    drawn = [] if draw_state is None else draw_state().tolist()
+    return (list(root.handlers), root.level, root.manager.disable, random.getstate(), drawn)
+
+
+class _WatchedArguments(List[str]):
+    """sys.argv while modules are imported: they are the warm process's, not the script's."""
+
+    read = False
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+        self.read = True
+        return super().__getitem__(place)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        self.read = True
+        return super().__iter__()
+
+    def __contains__(self, value: object) -> bool:
+        self.read = True
+        return super().__contains__(value)
+
+    def __len__(self) -> int:
+        self.read = True
+        return super().__len__()
+
+
 class _WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
     """os.environ while modules are imported: notes what differs between ranks, which no import here can know."""
 
     read: ClassVar[Set[str]] = set()
+    watched: ClassVar[AbstractSet[str]] = PER_RANK
 
     def __getitem__(self, key: str) -> str:
-        if key in PER_RANK:
+        if key in self.watched:
             self.read.add(key)
         return super().__getitem__(key)  # type: ignore[no-any-return]
 

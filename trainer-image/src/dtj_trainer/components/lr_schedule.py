@@ -45,7 +45,8 @@ class ScheduleConfig:
 def factor(step: float, total: int, config: ScheduleConfig) -> float:
     """Returns the fraction of the full rate at `step` (0-based) of `total` (pure)."""
     if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
+        # After a change of the batch a step may be no whole number.
+        return min(1.0, (step + 1) / config.warmup_steps)
     if config.kind == "constant":
         return 1.0
     done = min(1.0, (step - config.warmup_steps) / max(1, total - config.warmup_steps))
