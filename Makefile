@@ -102,7 +102,7 @@ MYPY_CACHE := $(or $(DTJ_CACHE_DIR),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dtj)/
 .PHONY: lint-types
 lint-types:
 	@mkdir -p $(MYPY_CACHE)
-	@$(if $(shell command -v flock),flock $(MYPY_CACHE)/lock) .venv/bin/mypy --cache-dir $(MYPY_CACHE)
+	@$(if $(shell command -v flock),flock --timeout 1800 $(MYPY_CACHE)/lock) .venv/bin/mypy --cache-dir $(MYPY_CACHE)
 
 .PHONY: format
 format: venv ## fix what the linters can fix

@@ -37,6 +37,7 @@ def main() -> int:
         for kind, seconds in one.seconds.items():
             total.seconds[kind] += seconds
         total.steps, total.attempts = total.steps + one.steps, total.attempts + one.attempts
+        total.snapshots += one.snapshots
     print(total.table())
     print(f"{groups} groups, {failed} failed, {time.monotonic() - began:.0f} s")
     return 1 if failed else 0

@@ -29,7 +29,10 @@ DEADLINE = 60.0
 """A group that does no step for so many seconds after a fault has hung."""
 START_SECONDS = 180.0
 END_SECONDS = 90.0
+LEFT_SECONDS = 5.0
 LOOK_SECONDS = 0.01
+LAST_STEPS = 20
+"""Steps that a group still does when its training is to end."""
 LOG_TAIL = 4000
 
 
@@ -94,6 +97,8 @@ class Group:
                 path.touch()
         self.records = Records()
         self.is_ending = False
+        self.asked = 0
+        """The step to which the training was asked to go."""
         self.pods = {ordinal: Pod(ordinal, 0) for ordinal in range(shape.replicas + shape.spares)}
         self.network = Network(self.agents)
         self.publish_names()
@@ -263,17 +268,18 @@ class Group:
         return (first if first > since else time.monotonic()) - since
 
     def finish(self) -> Records:
-        """Ends the training, and waits until each agent has exited with 0."""
+        """Ends the training at a step that is still to be done, and waits until each agent has exited with 0."""
         self.is_ending = True
-        (self.folder / "finish").touch()
+        self.asked = max((one.step for one in self.look().steps), default=0) + LAST_STEPS
+        path = self.folder / "finish"
+        path.with_suffix(".new").write_text(str(self.asked))
+        path.with_suffix(".new").replace(path)
         return self.end()
 
-    def end(self) -> Records:
+    def end(self, seconds: float = END_SECONDS) -> Records:
         """Waits until each agent has exited with 0, because the script ends by itself."""
         self.is_ending = True
-        self.wait(
-            "all agents to exit with 0", lambda records: all(pod.is_done for pod in self.pods.values()), END_SECONDS
-        )
+        self.wait("all agents to exit with 0", lambda records: all(pod.is_done for pod in self.pods.values()), seconds)
         for pod in self.pods.values():
             if pod.process is not None:
                 pod.process.terminate()
@@ -281,13 +287,26 @@ class Group:
         return self.records
 
     def left(self) -> list[str]:
-        """Returns what an ended group has left: processes, listening sockets, shared memory."""
+        """Returns what an ended group has left after LEFT_SECONDS: processes, listening sockets, shared memory.
+
+        Some processes end only when the kernel signals the death of their parent to them.
+        """
+        deadline = time.monotonic() + LEFT_SECONDS
+        while (found := self._left()) and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+        return found
+
+    def _left(self) -> list[str]:
         found = [f"process {pid}: {processes.command(pid)[:120]}" for pid in processes.marked(self.mark)]
         found += [f"shared memory {path}" for path in Path(names.SHM_DIR).glob(f"*{self.uid}*")]
         # An agent's address is 127.x.1.y, in hexadecimal digits from the last byte to the first.
         ours = re.compile(rf"^ *\d+: (..01..7F:{self.network.port:04X}) \S+ 0A", re.MULTILINE)
         found += [f"listening socket {address}" for address in ours.findall(Path("/proc/net/tcp").read_text())]
         return found
+
+    def count(self, text: str) -> int:
+        """Returns how often the agents and their workers have printed this text."""
+        return sum(path.read_text(errors="replace").count(text) for path in self.folder.glob("agent-*.out"))
 
     def output(self) -> str:
         """Returns the end of what the agents have printed."""
@@ -302,8 +321,10 @@ class Group:
             if pod.process is not None and pod.process.poll() is None:
                 pod.process.kill()
                 pod.process.wait()
-        processes.kill_all(self.mark)
-        self.network.close()
-        for path in Path(names.SHM_DIR).glob(f"dtj-{self.uid}-*"):
-            shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            processes.kill_all(self.mark)
+        finally:
+            self.network.close()
+            for path in Path(names.SHM_DIR).glob(f"dtj-{self.uid}-*"):
+                shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -173,8 +173,16 @@ def receive(peer: socket.socket, size: int) -> bytes:
     return data
 
 
+def is_end(path: Path, step: int) -> bool:
+    """Returns whether the file `finish` is there, with a step that was done; an empty one ends the training at once."""
+    try:
+        return step >= int(path.read_text() or 0)
+    except OSError:
+        return False
+
+
 def main() -> None:
-    """Trains until the file `finish` appears."""
+    """Trains to the step in the file `finish`."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt, folder = int(os.environ["DTJ_ATTEMPT"]), Path(os.environ["CHAOS_FOLDER"])
     pause, volume = float(os.environ["CHAOS_STEP_SECONDS"]), Path(os.environ["DTJ_CHECKPOINT_DIR"])
@@ -198,7 +206,7 @@ def main() -> None:
     last = 0
     while not last:
         mine = ids_of(step)[rank::world]
-        total, last = ring.reduce(gradient(state, mine), int(rank == 0 and (folder / "finish").exists()))
+        total, last = ring.reduce(gradient(state, mine), int(rank == 0 and is_end(folder / "finish", step + 1)))
         state, loss = apply(state, total)
         step += 1
         log.write(f"step {time.monotonic():.6f} {attempt} {step} {loss.hex()} {','.join(map(str, mine)) or '-'}")

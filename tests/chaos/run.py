@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from tests.chaos import oracle
 from tests.chaos.faults import FAULTS, draw
-from tests.chaos.group import SHAPES, Group, Shape
+from tests.chaos.group import END_SECONDS, SHAPES, Group, Shape
 from tests.chaos.plain_script import trajectory
 from tests.chaos.records import Records, Sample
 
 STEPS_BETWEEN = 3
 """Group steps that a later attempt does before the next fault."""
+STEP_SECONDS = 0.1
+"""The most that a step of an uninterrupted group may take on a busy machine."""
 
 
 class ChaosError(AssertionError):
@@ -28,6 +30,8 @@ class Report:
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     steps: int = 0
     attempts: int = 0
+    snapshots: int = 0
+    """Attempts that resumed from a memory snapshot."""
 
     def table(self) -> str:
         """Returns one line for each kind of fault."""
@@ -35,7 +39,9 @@ class Report:
         for name, found in sorted(self.seconds.items()):
             ordered = sorted(found)
             rows.append(f"{name:36} {len(ordered):4} {ordered[len(ordered) // 2]:7.2f} {ordered[-1]:7.2f}")
-        return "\n".join([*rows, f"{self.steps} steps that count, {self.attempts} attempts"])
+        return "\n".join(
+            [*rows, f"{self.steps} steps that count, {self.attempts} attempts, {self.snapshots} from snapshots"]
+        )
 
 
 def run(name: str, seed: int, faults: int, slow: bool = False, only: str = "", verbose: bool = False) -> Report:
@@ -57,6 +63,7 @@ def run(name: str, seed: int, faults: int, slow: bool = False, only: str = "", v
                 print(f"{number:4} {kind.name}: {seconds:.3f} s", flush=True)
         records = check_end(group)
         report.steps, report.attempts = max(one.step for one in records.steps), records.newest
+        report.snapshots = group.count("] resumed step ")
     except AssertionError as error:
         replay = f"python -m tests.chaos --group {name} --seed {seed} --faults {faults}"
         flags = (" --slow" if slow else "") + (f" --only {only!r}" if only else "")
@@ -72,6 +79,8 @@ def check_end(group: Group) -> Records:
     records = group.finish()
     steps = max(one.step for one in records.steps)
     wrong = oracle.findings(records, uninterrupted(group.shape, steps)) + group.left()
+    if steps < group.asked:
+        wrong.insert(0, f"the training ended after {steps} steps in place of {group.asked}")
     assert not wrong, "\n".join(wrong)
     return records
 
@@ -83,7 +92,7 @@ def uninterrupted(shape: Shape, steps: int) -> dict[int, Sample]:
     calm = Group(shape, CHAOS_STEPS=str(steps), CHAOS_STEP_SECONDS="0")
     try:
         calm.start()
-        records = calm.end()
+        records = calm.end(END_SECONDS + STEP_SECONDS * steps)
     finally:
         calm.close()
     return by_step(records)

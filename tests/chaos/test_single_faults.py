@@ -17,6 +17,8 @@ from tests.chaos.group import PLAIN, TORCH, Group, Shape
 from tests.chaos.run import check_end
 from tests.unit.trainer.volume import small_volume
 
+HEADER_BYTES = 4096
+"""Of a snapshot (dtj_trainer/snapshots/slot.py)."""
 SMALL_SHM = 'mount -t tmpfs -o size=64k dtj-test /dev/shm && exec "$0" "$@"'
 
 
@@ -77,6 +79,38 @@ def test_full_shared_memory_turns_snapshots_off_and_the_group_recovers() -> None
         group.wait_steps(1, 3, time.monotonic())
         assert "resumed from step-" in group.output()
         check_end(group)
+
+
+@pytest.mark.torch
+def test_snapshots_are_resumed_from_unless_they_are_damaged() -> None:
+    with running(TORCH) as group:
+        group.wait("a checkpoint", lambda records: [*group.volume.glob("step-*/manifest.json")])
+        for _ in range(10):  # a checkpoint may be the newer one
+            newest = group.look().newest
+            kill_rank(group, 1)
+            group.wait_steps(newest, 10, time.monotonic())
+            if group.count("] resumed step "):
+                break
+        assert group.count("] resumed step ")
+        resumed, newest = group.count("] resumed step "), group.look().newest
+        group.signal(signal.SIGSTOP, *group.workers().values())
+        for path in (path for ordinal in group.pods for path in group.snapshots(ordinal).glob("*")):
+            invert(path)
+        group.signal(signal.SIGKILL, *group.workers().values())
+        group.wait_steps(newest, 3, time.monotonic())
+        (step,) = {begin.step for begin in group.records.begins if begin.attempt == newest + 1}
+        assert step % 20 == 0
+        assert group.count("] resumed step ") == resumed
+        check_end(group)
+
+
+def invert(path: Path) -> None:
+    """Changes everything but the header of a snapshot."""
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES)
+        content = file.read()
+        file.seek(HEADER_BYTES)
+        file.write(bytes(byte ^ 0xFF for byte in content))
 
 
 @pytest.mark.parametrize("ordinal", [0, 2])

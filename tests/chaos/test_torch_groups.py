@@ -13,4 +13,6 @@ SEED = int(os.environ.get("DTJ_CHAOS_SEED", "1"))
 
 @pytest.mark.torch
 def test_torch_group_under_random_faults_has_the_losses_of_a_calm_run() -> None:
-    print(run("torch", SEED, 10).table())
+    report = run("torch", SEED, 10)
+    print(report.table())
+    assert report.snapshots, "without one, the run shows nothing about snapshots"
