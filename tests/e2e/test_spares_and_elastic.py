@@ -12,7 +12,8 @@ from tests.e2e.conftest import DIGITS_ARGS
 from tests.e2e.kit import Job, wait_until
 from tests.e2e.test_recovery import assert_resumed
 
-SLOW_ARGS = ["120" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
+# Slow enough that a pod which comes up on a busy machine still finds the job running.
+SLOW_ARGS = ["250" if before == "--step-time-ms" else arg for before, arg in itertools.pairwise(["", *DIGITS_ARGS])]
 
 
 def test_spare_takes_the_ranks_of_pod_0_and_the_returned_pod_is_the_spare(
