@@ -32,6 +32,8 @@ class Agent:
         self.floor = int(str(env[names.ENV_ATTEMPT_FLOOR]))
         self.replicas = int(str(env[names.ENV_REPLICAS]))
         self.max_restarts = int(str(env[names.ENV_MAX_RESTARTS]))
+        least = env.get(names.ENV_MIN_REPLICAS)
+        self.least = None if least is None else int(least)
         self.group = Group(self)
 
 
@@ -41,6 +43,8 @@ class Group:
     def __init__(self, first: Agent) -> None:
         self.job_uid = first.job_uid
         self.floor, self.replicas, self.max_restarts = first.floor, first.replicas, first.max_restarts
+        self.least = first.least
+        """Pods with which an elastic group trains; None: it is not elastic."""
         self.attempt = 0
         self.phase, self.reason = "Rendezvous", ""
         self.start_time: float | None = None
@@ -104,12 +108,13 @@ class Agents:
                 continue
             if group.phase == "Running" and not group.members <= members:
                 self._break(group, "pod", names.Reason.POD_LOST)
-            if group.phase == "Rendezvous" and len(members) >= group.replicas:
+            if group.phase == "Rendezvous" and len(members) >= (group.least or group.replicas):
                 self.world.after(self.world.rng.uniform(0.1, 1.0), partial(self._start, group, group.attempt))
 
     def _start(self, group: Group, last: int) -> None:
-        members = frozenset(agent.uid for agent in self.members(group))
-        if group.phase != "Rendezvous" or group.attempt != last or len(members) < group.replicas:
+        lowest = sorted(self.members(group), key=lambda each: each.ordinal)[: group.replicas]
+        members = frozenset(agent.uid for agent in lowest)
+        if group.phase != "Rendezvous" or group.attempt != last or len(members) < (group.least or group.replicas):
             return
         group.attempt = max(group.floor, group.attempt + 1)
         group.phase, group.reason, group.members, group.since = "Running", "", members, self.world.clock()
@@ -147,6 +152,17 @@ class Agents:
             group.restarts["counted"] -= 1
             group.restarts["inPlace"] -= 1
             self._end(group, "Failed", names.Reason.RESTART_BUDGET_SPENT, "no restart is left")
+        self.check()
+
+    def _resize(self, group: Group, replicas: int) -> None:
+        """Stops the attempt where pods that work have to go, or others have come; no restart is counted."""
+        if group.replicas == replicas:
+            return
+        is_smaller, group.replicas = replicas < group.replicas, replicas
+        if group.phase == "Running":
+            group.done += (self.world.clock() - group.since) * 0.8
+            group.phase = "Rendezvous"
+            group.reason = names.Reason.GROUP_SHRUNK if is_smaller else names.Reason.GROUP_GROWN
         self.check()
 
     def _break(self, group: Group, kind: str, reason: str) -> None:
@@ -194,6 +210,12 @@ class Agents:
         self.world.cluster.container_ends(agent.uid, agent.name, 137, "")
         self.check()
 
+    @staticmethod
+    def _member(group: Group, agent: Agent) -> Object:
+        is_busy = group.phase == "Running" and agent.uid in group.members
+        state = "running" if is_busy else "idle"
+        return {"ordinal": agent.ordinal, "pod": agent.name, "address": agent.address, "state": state}
+
     # --- /status --------------------------------------------------------------------------------------------------
 
     def page(self, address: str, uid: str) -> Object | None:
@@ -201,6 +223,10 @@ class Agents:
         if agent is None or agent not in self.members(agent.group):
             return None
         group = agent.group
+        job = self.world.job
+        if group.least is not None and job is not None and job["metadata"]["uid"] == group.job_uid:
+            resize = partial(self._resize, group, job["spec"]["replicas"])
+            self.world.after(self.world.rng.uniform(0.1, 5.0), resize)
         since = self.world.clock() - group.since if group.phase == "Running" else 0.0
         page: Object = {
             "version": 1,
@@ -209,7 +235,8 @@ class Agents:
             "attempt": group.attempt,
             "phase": group.phase,
             "phaseReason": group.reason,
-            "replicas": group.replicas,
+            "replicas": len(group.members) if group.phase == "Running" else group.replicas,
+            "members": [self._member(group, each) for each in self.members(group)],
             "restarts": dict(group.restarts),
             "recoveries": list(group.recoveries),
             "failures": list(group.failures)[-4:],
@@ -219,6 +246,13 @@ class Agents:
             "productiveSeconds": round(group.done + since, 3),
             "startTime": group.start_time,
             "outcome": group.outcome,
+        }
+        leader = min(self.members(group), key=lambda each: each.ordinal)
+        page["leader"] = {
+            "ordinal": leader.ordinal,
+            "pod": leader.name,
+            "address": leader.address,
+            "epoch": group.attempt,
         }
         group.pages.append(page)
         return self.world.faults.of_page(page, group.pages)

@@ -80,6 +80,7 @@ class Faults:
         if kind == "other":
             return {**page, "uid": "another"}
         broken = {"attempt": "7", "restarts": [1], "failures": {"x": 1}, "startTime": float("nan"), "progress": 3}
+        broken["leader"] = rng.choice((None, {"ordinal": 9, "pod": "digits-9", "epoch": "x"}, 3))
         return {**page, **{name: broken[name] for name in rng.sample(sorted(broken), 2)}}
 
     # --- strikes --------------------------------------------------------------------------------------------------
@@ -98,6 +99,7 @@ class Faults:
             "pods are orphaned": self._orphan,
             "the Service is edited": self._edit_service,
             "the StatefulSet is scaled": self._scale,
+            "the job is scaled": self._scale_job,
             "the job is suspended": partial(self.edit_job, suspend=True),
             "the job is resumed": partial(self.edit_job, suspend=False),
             "the budget is raised": self._raise_budget,
@@ -194,6 +196,11 @@ class Faults:
         job = self._world.job
         if job is not None:
             self.edit_job(restart=job["spec"]["restart"] | {"maxRestarts": 50})
+
+    def _scale_job(self) -> None:
+        job = self._world.job
+        if job is not None and "elastic" in job["spec"]:
+            self.edit_job(replicas=self._world.rng.randrange(1, 5))
 
     def _change_spec(self) -> None:
         """Changes what only a suspended job may change."""

@@ -10,8 +10,8 @@ on an event loop with a virtual clock, and these faults:
     watches       lose events, or deliver them twice
     agents        are silent, or answer with an old page, an invalid one or another job's
     pods          are deleted, evicted or crash; nodes are lost; the quota is spent
-    people        delete, edit or orphan children, take the name, suspend, resume, change, delete and
-                  recreate the job
+    people        delete, edit or orphan children, take the name, suspend, resume, scale, change, delete
+                  and recreate the job
 
 simulated_checks.py has the invariants, which are checked at every write. When the faults stop, the
 job must end as its agents reported, and a settled world must stay quiet.
@@ -180,6 +180,11 @@ class World:
             spec["activeDeadlineSeconds"] = rng.choice((30, 300))
         if rng.random() < 0.1:
             spec["startupDeadlineSeconds"] = rng.choice((5, 60))
+        kind = rng.random()
+        if kind < 0.25:
+            spec["spares"] = rng.choice((1, 2))
+        elif kind < 0.5:
+            spec["elastic"] = {"minReplicas": 1, "maxReplicas": 4}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": self.name}, "spec": spec}
         self.api.create(JOB, body)
         self.log_line(f"the job is created: {spec}")
