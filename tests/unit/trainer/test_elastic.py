@@ -8,18 +8,23 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.components.elastic import ElasticConfig, shard_size
 from dtj_trainer.components.lr_schedule import ScheduleConfig, make_schedule, set_rates
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.order import DataOrder
+from dtj_trainer.distributed.config_check import startup_facts
+from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.prepare import batch_rule, rate_rule
+from dtj_trainer.state import StateConfig
 from tests.unit.trainer.ranks import AgentSocket, finished, history, ranks
 from tests.unit.trainer.ranks_elastic import poisoned, stopped, train
 from tests.unit.trainer.test_snapshot_recovery import pods, resumed
@@ -101,6 +106,15 @@ def test_rate_after_a_change_follows_the_rule_and_the_samples_taken(rule: Any, s
 @pytest.mark.parametrize(("size", "world", "fits"), [(2, 4, 2), (2, 3, 3), (4, 6, 6), (4, 2, 2), (5, 12, 6)])
 def test_replica_of_an_elastic_job_is_shared_by_a_divisor_of_its_ranks(size: int, world: int, fits: int) -> None:
     assert shard_size(size, world) == fits
+
+
+def test_rank_of_a_job_that_is_not_elastic_differs_from_one_that_is() -> None:
+    group = cast("Group", SimpleNamespace(world_size=2, device=torch.device("cpu"), backend="gloo"))
+    facts = [
+        startup_facts(StateConfig(), group, WorkerEnv.read(environ), CheckpointConfig())
+        for environ in ({}, {"DTJ_MIN_REPLICAS": "2"})
+    ]
+    assert {name for name in facts[0] if facts[0][name] != facts[1][name]} == {"DTJ_MIN_REPLICAS"}
 
 
 def test_elastic_rules_that_do_not_exist_are_rejected_by_name() -> None:

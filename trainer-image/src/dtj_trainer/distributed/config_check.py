@@ -51,6 +51,7 @@ def startup_facts(config: Any, group: Group, env: WorkerEnv, checkpoint: Checkpo
     given: dict[str, object] = {
         names.ENV_CHECKPOINT_KEEP: env.checkpoint_keep,
         names.ENV_ATTEMPT: env.attempt,
+        names.ENV_MIN_REPLICAS: env.elastic,
         names.ENV_ELASTIC_BATCH: env.elastic_batch,
         names.ENV_ELASTIC_LEARNING_RATE: env.elastic_learning_rate,
     }
