@@ -324,10 +324,10 @@ class Coordinator:
             now.mono < self.policy.not_before or self.lifecycle.moving(now) or self.epoch.is_outrun(self._known_attempt)
         ):
             self.lifecycle.gathering("rendezvous", now)
-            first = self.roster.ready()[0]
-            if self.formation.is_variable and self.hands_over and not last and first.ordinal < self.ordinal:
+            if self.formation.is_variable and self.hands_over and not last and self.roster.first < self.ordinal:
                 # A leader that is in no attempt would be lost for nothing: a spare, a pod that is scaled away.
                 self.hands_over = False
+                first = self.peers[self.roster.first]
                 return self._outbox.step_down("%s is the first of the group" % first.pod, None)
             self._request_number(now)
         speaks_for_all = not self.formation.is_variable or self.roster.is_majority(self.peers)

@@ -146,7 +146,7 @@ class Formation:
             wait = elastic.wait if history.attempt else max(elastic.wait, names.FIRST_START_SECONDS)
             self._wait_until = self._short_since + wait
             is_over = now.mono >= self._wait_until
-        self._roster.pods, self._roster.last = sizes.wanted + self._spec.spares, history.members.ordinals()
+        self._roster.pods, self._roster.last = sizes.wanted + self._spec.spares, history.members
         self._roster.size = startable(sizes, free, is_over) or sizes.wanted
         if not self._may_decide(history, now):
             self._roster.size = max(self._roster.size, free + 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Collection, Dict, List, Optional
 
 from dtj_agent.group.group_spec import GroupSpec
+from dtj_agent.group.members import Members
 from dtj_agent.group.messages import DONE, IDLE, STOPPING, STUCK, Message, Now
 
 MAX_NAMED = 8
@@ -116,7 +117,7 @@ class Roster:
         """Members of an attempt that starts now (formation.py)."""
         self.pods = spec.replicas + spec.spares
         """Pods of the job, by the newest size that is wanted."""
-        self.last: Collection[int] = ()
+        self.last = Members()
         """The members of the last attempt."""
         self.greatest_promise = 0
         """The greatest number that an agent had promised before it joined."""
@@ -156,6 +157,11 @@ class Roster:
         """The number of agents that could be in an attempt that starts now."""
         return len(self._index.free)
 
+    @property
+    def first(self) -> int:
+        """The lowest ordinal of an agent that could be in an attempt that starts now; there must be one."""
+        return min(self._index.free)
+
     def free_peers(self) -> List[Peer]:
         """Returns the agents that could be in an attempt that starts now, by ordinal."""
         return [peer for _, peer in sorted(self._index.free.items())]
@@ -181,7 +187,7 @@ class Roster:
         Members of the last attempt come first, because their memory holds the newest state. A pod beyond
         the wanted number is about to be deleted, so it comes last.
         """
-        last = set(self.last)
+        last = set(self.last.ordinals())
         order = sorted(self.free_peers(), key=lambda peer: (peer.ordinal >= self.pods, peer.ordinal not in last))
         return sorted(order[: self.size], key=lambda peer: peer.ordinal)
 
