@@ -89,4 +89,4 @@ def others_know(world: World, pod: Pod) -> bool:
     others = [other for other in world.pods if other is not pod and not other.leaving and not other.is_twin]
     if world.outcomes:
         return any(other.final is not None for other in others)
-    return not world.group or any(other.saved.get("attempt") == max(world.group) for other in others)
+    return not world.started or any(other.saved.get("attempt") == max(world.started) for other in others)

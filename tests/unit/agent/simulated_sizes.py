@@ -22,9 +22,9 @@ class Sizes:
     def __init__(self, world: World) -> None:
         self._world = world
         rng = self._rng = random.Random(f"sizes of {world.seed}")
-        # Without a volume nothing fences a group that is less than a majority: see decision 0015.
-        most = world.replicas - 1 if world.has_volume else (world.replicas - 1) // 2
-        spares = min(rng.choice((0, 0, 0, 1, 2)), most)
+        # More than half of the pods are members, so that a majority knows each attempt. A smaller group
+        # that is cut off may end its job while the others continue: see "Not covered" in decision 0016.
+        spares = min(rng.choice((0, 0, 0, 1, 2)), (world.replicas - 1) // 2)
         self._most = world.replicas - spares
         smallest = min(self._most, world.replicas // 2 + 1)
         self._least = rng.randint(smallest, self._most) if rng.random() < 0.5 else self._most

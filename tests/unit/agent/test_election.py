@@ -173,6 +173,15 @@ def test_coordinator_that_gives_up_makes_the_agent_search() -> None:
     assert (election.state, election.leader) == (SEARCHING, None)
 
 
+def test_agent_whose_pod_terminates_never_leads() -> None:
+    election = Election(agent(0), 2)
+    election.is_leaving = True
+    assert election.start(0.0) == [Call([1])]
+    assert election.failed(1, 0.1) == []
+    assert election.asked_to_lead(1, "1.1") == []
+    assert (election.tick(60.0), election.state) == ([], SEARCHING)
+
+
 @pytest.mark.parametrize("change", [
     {"ordinal": -1}, {"ordinal": True}, {"epoch": 2**60}, {"attempt": "3"}, {"incarnation": 7},
     {"incarnation": "x" * 999}, {"address": ["h"]}, {"address": ["h", 70000]}, {"address": [1, 2]},

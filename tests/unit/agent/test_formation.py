@@ -175,6 +175,21 @@ def test_few_pods_that_know_nothing_never_start_without_a_volume() -> None:
     assert started(new) == [[0, 2]]
 
 
+def test_first_attempt_takes_the_lowest_ordinals_in_whatever_order_they_join() -> None:
+    harness = CoordinatorHarness(2, spares=1)
+    for ordinal in (2, 1, 0):
+        harness.join(ordinal)
+    assert started(harness) == [[0, 1]]
+
+
+def test_pod_that_is_scaled_away_comes_after_all_others() -> None:
+    roster = elastic(4, 1).coordinator.roster
+    for peer in list(roster.peers.values()):
+        peer.state = "idle"
+    roster.pods, roster.size, roster.last = 2, 2, Members.of([2, 3])
+    assert [peer.ordinal for peer in roster.ready()] == [0, 1]
+
+
 def test_spares_know_of_each_attempt() -> None:
     harness = with_spare()
     harness.sent.clear()

@@ -75,13 +75,13 @@ def claim(folder: LeaseFolder, attempt: int) -> Optional[int]:
 
     Blocks as long as the volume does. Raises OSError.
 
-    Two coordinators may try the same number at the same time: a replaced pod 0 that is still alive
-    has the same name, and both are process 1. One of them gets the number, and of two numbers the
+    Two coordinators may try the same number at the same time: a replaced pod that is still alive
+    has the name of the new one, and both are process 1. One of them gets the number, and of two numbers the
     greater stays. Each number has a temporary file that only one coordinator can create. Its
     creator yields to greater numbers, deletes the files of smaller ones, and reads the lease once
     more before the rename.
 
-    Three at once, that is two pods 0 that live on after their replacement, can lose a number: one
+    Three at once, that is two pods that live on after their replacement, can lose a number: one
     creates again the file that a greater number's coordinator has deleted, just before its first
     creator renames it.
     """

@@ -198,8 +198,9 @@ class Coordinator:
         self.epoch.asked = 0
         self.epoch.lease_taken(taken)
         if self.lease.answered(attempt, taken, error, now):
-            # An agent that joined meanwhile may know a later attempt.
-            if self.phase == PHASE_RENDEZVOUS and self.roster.is_whole and attempt > self._known_attempt:
+            # An agent that joined meanwhile may know a later attempt, or have promised not to start this one.
+            known = max(self._known_attempt, self.roster.greatest_promise - 1)
+            if self.phase == PHASE_RENDEZVOUS and self.roster.is_whole and attempt > known:
                 self._start(attempt, self.roster.ready(), now)
         elif self.lease.is_replaced:
             self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
@@ -327,8 +328,7 @@ class Coordinator:
             if self.formation.is_variable and self.hands_over and not last and self.roster.first < self.ordinal:
                 # A leader that is in no attempt would be lost for nothing: a spare, a pod that is scaled away.
                 self.hands_over = False
-                first = self.peers[self.roster.first]
-                return self._outbox.step_down("%s is the first of the group" % first.pod, None)
+                return self._outbox.step_down("%s is the first of the group" % self.peers[self.roster.first].pod, None)
             self._request_number(now)
         speaks_for_all = not self.formation.is_variable or self.roster.is_majority(self.peers)
         if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:

@@ -208,9 +208,11 @@ class AttemptLifecycle:
         self._correct_cause(hello, now)
         ordinal = -1 if self._lost_leader is None else self._lost_leader
         leader = self._roster.peers.get(ordinal)
-        if leader is not None and leader.attempt == 0:
+        if leader is None:
+            return
+        self._lost_leader = None
+        if leader.attempt == 0:
             # Its pod is new: it was lost like any other pod, and nobody has listed the loss.
-            self._lost_leader = None
             lost = {"reason": Reason.POD_LOST, "ordinal": ordinal}
             self._note(self.policy.decide(lost, self.history, now), lost, now)
 

@@ -86,7 +86,7 @@ Decision = Union[Restart, Fail]
 class RestartPolicy:
     """Decides by the job's spec, and keeps the books of the budget.
 
-    `History` holds the counts that a replaced pod 0 must continue. A worker's failure is charged at
+    `History` holds the counts that the next coordinator must continue. A worker's failure is charged at
     once; the charge for a loss is deferred to `charge_deferred`.
     """
 
@@ -157,7 +157,7 @@ class RestartPolicy:
         """Charges the deferred failure.
 
         The coordinator calls it once it is sure that the job is its own to end: a process that has
-        started nothing may belong to a pod 0 that was replaced.
+        started nothing may belong to a pod that was replaced.
         """
         assert self.deferred is not None
         if self.deferred.get("action") == names.ACTION_FAIL:
