@@ -125,23 +125,24 @@ class Group:
             self.agents[ordinal] = agent
             self.everyone.append(agent)
 
-    def status(self, ordinal: int | None = None) -> dict[str, Any]:
+    def status(self, ordinal: int | None = None, patience: float = 20.0) -> dict[str, Any]:
         """Returns `/status` of an agent, by default of the one that leads; {} while it does not answer."""
         if ordinal is None:
-            pages = [self.status(one) for one in self.agents if self.agents[one].poll() is None]
+            # Lazily, and with less patience: a test may have stopped one of them.
+            pages = (self.status(one, patience=2.0) for one in self.agents if self.agents[one].poll() is None)
             return next((page for page in pages if page and is_leader(page)), {})
         try:
-            body = self.get(ordinal, "/status", token())
+            body = self.get(ordinal, "/status", token(), patience)
         except OSError:
             return {}
         status: dict[str, Any] = json.loads(body)
         return status
 
-    def get(self, ordinal: int, path: str, authorization: str = "") -> bytes:
+    def get(self, ordinal: int, path: str, authorization: str = "", patience: float = 20.0) -> bytes:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports[ordinal]}{path}", headers={"Authorization": authorization}
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=patience) as answer:
             data: bytes = answer.read()
             return data
 

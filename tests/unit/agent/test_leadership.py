@@ -120,7 +120,7 @@ def searching() -> Follower:
     agent.leadership._election = Election(agent.leadership._election.me, 2)
     agent.leadership._announcer.call = lambda ordinals, message: None  # type: ignore[method-assign]
     agent.leadership.start()
-    agent.leadership._failed(0)
+    agent.leadership._failed(0, "no answer")
     return agent
 
 
