@@ -73,12 +73,12 @@ class Named(Group):
         )
         self.agents[0] = new
 
-    def get(self, ordinal: int, path: str, authorization: str = "") -> bytes:
-        return self.get_at(self.addresses[ordinal], path, authorization)
+    def get(self, ordinal: int, path: str, authorization: str = "", patience: float = 20.0) -> bytes:
+        return self.get_at(self.addresses[ordinal], path, authorization, patience)
 
-    def get_at(self, address: str, path: str, authorization: str = "") -> bytes:
+    def get_at(self, address: str, path: str, authorization: str = "", patience: float = 20.0) -> bytes:
         request = f"GET {path} HTTP/1.1\r\nAuthorization: {authorization}\r\n\r\n".encode()
-        with socket.create_connection((address, self.port), 20) as sock:
+        with socket.create_connection((address, self.port), patience) as sock:
             sock.sendall(request)
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
         if not answer:
