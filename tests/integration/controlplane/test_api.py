@@ -195,6 +195,7 @@ def test_kubectl_get_prints_the_state_of_a_job(kubectl: Kubectl) -> None:
     status = {
         "status": {
             "phase": "Running", "ready": "3/3", "attempt": 2, "reason": "WorkersRunning", "restarts": {"total": 1},
+            "spares": 1,
             "progress": {"step": 130, "loss": 0.31}, "checkpoint": {"step": 100},
             "conditions": [RUNNING],
         }
@@ -214,8 +215,9 @@ def test_kubectl_get_prints_the_state_of_a_job(kubectl: Kubectl) -> None:
         "ATTEMPT",
         "LOSS",
         "CHECKPOINT",
+        "SPARES",
         "REASON",
         "AGE",
     ]
-    assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130", "2", "0.31", "100", "WorkersRunning"]
+    assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130", "2", "0.31", "100", "1", "WorkersRunning"]
     assert kubectl("wait", "dtj/j", "--for=condition=Running", "--timeout=5s").returncode == 0
