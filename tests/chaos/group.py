@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery import processes
-from dtj_contract import names
+from dtj_contract import names, stack_dump
 from tests.chaos.network import Network, inner, outer
 from tests.chaos.records import Records
 from tests.lib.waiting import wait_until
@@ -309,11 +309,21 @@ class Group:
         return sum(path.read_text(errors="replace").count(text) for path in self.folder.glob("agent-*.out"))
 
     def output(self) -> str:
-        """Returns the end of what the agents have printed."""
+        """Returns the end of what the agents have printed, and the stacks of the workers that run."""
         tails = []
         for path in sorted(self.folder.glob("agent-*.out")):
             tails.append(f"--- {path.name}\n{path.read_text(errors='replace')[-LOG_TAIL:]}")
-        return "\n".join(tails)
+        return "\n".join([*tails, *self._stacks()])
+
+    def _stacks(self) -> list[str]:
+        running, files = set(self.workers().values()), []
+        for path in sorted(self.folder.glob(f"state-*/{names.STACK_FOLDER}/*")):
+            pid = path.read_text(errors="replace").partition("\n")[0].removeprefix("pid ")
+            if pid.isdigit() and int(pid) in running:
+                os.kill(int(pid), stack_dump.SIGNAL)
+                files.append(path)
+        time.sleep(0.5 if files else 0.0)  # faulthandler writes at once, and nothing shows that it has
+        return [f"--- {path.parent.parent.name}/{path.name}\n{path.read_text(errors='replace')}" for path in files]
 
     def close(self) -> None:
         """Kills everything, and removes the folder and the shared memory."""
