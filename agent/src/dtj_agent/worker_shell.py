@@ -188,10 +188,16 @@ class WorkerShell:
         """Ends the store of the attempt before; the pod of node rank 0 holds the store of this attempt."""
         self._store.close()
         bound = self._ports.take()
-        if bound is None:
-            return
         if spawn.node_rank != 0 or not worker_env.has_agent_store(self._environ):
-            bound.close()
+            if bound is not None:
+                bound.close()
+            return
+        if bound is None or bound.getsockname()[1] != spawn.master_port:
+            # Ranks would wait for this port until their own timeout, half an hour by default.
+            why = "port %d of the rendezvous store is not held by this pod" % spawn.master_port
+            if bound is not None:
+                bound.close()
+            self._loop.soon(lambda: self._fail_store(why))
             return
         try:
             self._store.open(bound)

@@ -70,6 +70,8 @@ class Supervisor:
         self._guarded = not is_init and sys.platform == "linux"
         self._workers: Dict[int, Worker] = {}  # by pid
         self._oom_kills = 0
+        self._runs = False
+        """Whether an attempt has begun, and `on_gone` has not been called for it."""
         self._stopping = False
         self._kill_at: Optional[float] = None
         self._timer: Optional[Timer] = None
@@ -94,7 +96,7 @@ class Supervisor:
         """Begins an attempt, whose workers are then started or adopted."""
         assert not self._workers, "workers of the last attempt still run"
         self._oom_kills = cgroup.oom_kills()
-        self._stopping, self._kill_at = False, None
+        self._runs, self._stopping, self._kill_at = True, False, None
 
     def spawn_ranks(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
         """Starts processes as `spawn` does, in an attempt that has begun."""
@@ -115,6 +117,8 @@ class Supervisor:
         `hurry`: there is no grace if no worker has a handler that could use it.
         """
         self.reap()  # workers that ended before the signal
+        if not self._runs:
+            return  # they were the last ones of an attempt that stops already
         now = self._loop.clock()
         if hurry and not any(signal_handlers.can_save_alone(pid) for pid in self.pids):
             grace = 0.0
@@ -193,7 +197,7 @@ class Supervisor:
             self._signal(pid, signal.SIGKILL)
         if not alive and not orphans:
             self._workers.clear()
-            self._stopping, self._kill_at = False, None
+            self._runs, self._stopping, self._kill_at = False, False, None
             self.on_gone()
             return
         if now >= self._stuck_at:
