@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from dtj.local import processes
 from hack.cluster.controlplane import ControlPlane
 from tests.lib.waiting import wait_until
 
@@ -152,7 +153,12 @@ class LocalRun:
         return dict(_marked(f"TEST_RUN={self.mark}".encode()))
 
     def agents(self) -> dict[int, str]:
-        return {pid: text for pid, text in self.living().items() if "dtj_agent" in text}
+        """Returns pid and command line of every agent while dtj lives.
+
+        A process that an agent is starting shows the agent's command line and environment until its exec.
+        """
+        found = {pid: text for pid, text in self.living().items() if "dtj_agent" in text}
+        return {pid: text for pid, text in found.items() if processes.parent(pid) == self.process.pid}
 
     def end(self) -> None:
         """Ends the run after a test, whatever its result."""
