@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,8 @@ STEP_SECONDS = 0.02
 START_SECONDS, RECOVERY_SECONDS, NODE_SECONDS, END_SECONDS = 180.0, 120.0, 300.0, 300.0
 PAUSE_SECONDS = 60.0
 """How long the API server is paused."""
+NEW_AGENT, WARM = "listens on port", "workers are forked from it"
+"""Lines of an agent that has started, and of one whose warm process is ready."""
 CUT_SECONDS = 30.0
 """How long a network is cut: less than the kubelet's 50 s to NotReady."""
 KILL_WORKERS_OF_NODE = (
@@ -53,6 +56,8 @@ class Cluster:
     elastic: bool
     records: Records = field(default_factory=Records)
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    phases: dict[str, dict[int, Object]] = field(default_factory=lambda: defaultdict(dict))
+    """The phases of each recovery as the status shows them, by fault and attempt."""
 
     def look(self) -> Records:
         """Returns the records of all pods so far."""
@@ -107,6 +112,21 @@ class Cluster:
         size = self.job.spec["replicas"] + self.job.spec.get("spares", 0)
         wait_until("all pods", lambda: self.count_ready() == size, timeout=NODE_SECONDS)
         self.wait("the whole group", lambda r: r.worlds.get(r.newest) == self.job.spec["replicas"], NODE_SECONDS)
+        wait_until("the warm processes", lambda: all(map(self.is_warm, self.job.pods())), timeout=NODE_SECONDS)
+
+    def is_warm(self, pod: str) -> bool:
+        """Returns whether workers can be forked in a pod: a spare that still imports is no spare yet."""
+        path = self.job.folder / "logs" / f"{pod}.log"
+        log = path.read_text(errors="replace") if path.exists() else ""
+        return WARM in log[log.rfind(NEW_AGENT) :]
+
+    def take_phases(self, fault: str) -> None:
+        """Notes the phases of the recoveries since the last call."""
+        known = {attempt for found in self.phases.values() for attempt in found}
+        for one in self.job.get()["status"].get("recoveries", []):
+            if one["attempt"] not in known:
+                self.phases[fault][one["attempt"]] = one["seconds"]
+                print(f"  attempt {one['attempt']}, {one['kind']}, {one['reason']}: {one['seconds']}", flush=True)
 
     def count_ready(self) -> int:
         """Returns how many pods of the job are ready."""
@@ -265,7 +285,7 @@ def make_job(kubectl: Kubectl, shared: Path, name: str, args: argparse.Namespace
         "replicas": args.replicas, "image": dict(line.split("=", 1) for line in images.split())["trainer"],
         "backend": "gloo", "entrypoint": {"script": f"{MOUNT}/torch_script.py"},
         "checkpoint": {"volume": {"claimName": "shared"}, "everySteps": 50, "keep": 3},
-        "restart": {"maxRestarts": 10000}, "template": {"spec": pod},
+        "restart": {"maxRestarts": 1000, "maxRestartsWithoutProgress": 1000}, "template": {"spec": pod},
     }  # fmt: skip
     if args.spares:
         spec["spares"] = args.spares
@@ -315,6 +335,7 @@ def main() -> int:
     p.add_argument("--replicas", type=int, default=3)
     p.add_argument("--spares", type=int, default=0)
     p.add_argument("--elastic", default="", metavar="MIN,MAX", help="losses are not compared then, samples are")
+    p.add_argument("--logs", type=Path, metavar="FOLDER", help="copy the checkpoint volume there at the end")
     p.add_argument("--only", action="append", choices=[*FAULTS], help="only this fault; repeatable")
     args = p.parse_args()
     os.environ.update({key: value for key, value in environment().items() if key not in os.environ or key == "PATH"})
@@ -324,16 +345,22 @@ def main() -> int:
         kubectl("create", "configmap", "chaos", f"--from-file={HERE / 'torch_script.py'}")
         cluster = Cluster(kubectl, make_job(kubectl, shared, "chaos", args), bool(args.elastic))
         cluster.wait("the first steps", lambda records: whole(records, args.replicas), START_SECONDS)
+        cluster.wait_running()
+        load = os.getloadavg()[0]
         for name in args.only or FAULTS:
             inject, rarity = FAULTS[name]
             for trial in range(max(1, args.trials // rarity) * (args.replicas if name == "pod" else 1)):
                 inject(cluster, trial)
                 cluster.wait_running()
+                cluster.take_phases(name)
         found = check(cluster, shared, args)
         print(table(cluster.seconds))
+        print(f"{os.cpu_count()} cores, load {load:.1f} before the first fault; {args.replicas} pods of one rank")
         print("\n".join(found) or "the oracle holds: all steps equal those of the calm run")
         return 1 if found else 0
     finally:
+        if args.logs:
+            shutil.copytree(shared / kubectl.namespace, args.logs, dirs_exist_ok=True)
         drop_namespace(kubectl, shared)
 
 
