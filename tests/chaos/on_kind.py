@@ -12,12 +12,13 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,13 +95,25 @@ class Cluster:
         self.seconds[name].append(seconds)
         print(f"{name}: {seconds:.2f} s", flush=True)
 
-    def node_of_job(self) -> str:
-        """Returns a worker node with a pod of the job, and without the operator."""
-        pods = Kubectl(OPERATOR_NAMESPACE).list("pods", "app.kubernetes.io/name=dtj-operator")
-        manager = {pod["spec"].get("nodeName") for pod in pods}
-        nodes = sorted({pod["spec"]["nodeName"] for pod in self.job.pods().values()} - manager)
-        assert nodes, "all pods of the job are on the operator's node"
-        return nodes[0]
+    def node_of_job(self, most: int | None = None) -> str:
+        """Returns a worker node with a pod of the job, and without the operator.
+
+        `most`: the greatest number of the job's pods that it may have; the operator is moved away if need be.
+        """
+        counts = Counter(pod["spec"]["nodeName"] for pod in self.job.pods().values())
+        nodes = sorted(node for node, count in counts.items() if most is None or count <= most)
+        assert nodes, f"each node has more than {most} pods of the job: {dict(counts)}"
+        operator, label = Kubectl(OPERATOR_NAMESPACE), "app.kubernetes.io/name=dtj-operator"
+        managers = {pod["spec"].get("nodeName") for pod in operator.list("pods", label)}
+        free = [node for node in nodes if node not in managers]
+        if not free:
+            Kubectl()("cordon", nodes[0])
+            try:
+                operator("delete", "pod", "-l", label, timeout=120)
+                operator("rollout", "status", "deployment", "-l", label, "--timeout=120s", timeout=150)
+            finally:
+                Kubectl()("uncordon", nodes[0])
+        return (free or nodes)[0]
 
     def ready(self, node: str) -> bool:
         """Returns whether a node is Ready."""
@@ -201,7 +214,8 @@ def pause_api_server(cluster: Cluster, trial: int) -> None:
 
 
 def stop_node(cluster: Cluster, trial: int) -> None:
-    node = cluster.node_of_job()
+    least = cluster.job.spec.get("elastic", {}).get("minReplicas", 0)
+    node = cluster.node_of_job(cluster.job.spec["replicas"] - least if cluster.elastic else None)
     before, stopped = cluster.look().newest, time.monotonic()
     docker("stop", "-t", "0", node)
     try:
@@ -339,6 +353,8 @@ def main() -> int:
     p.add_argument("--only", action="append", choices=[*FAULTS], help="only this fault; repeatable")
     args = p.parse_args()
     os.environ.update({key: value for key, value in environment().items() if key not in os.environ or key == "PATH"})
+    # Otherwise `timeout` would leave the namespace behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     shared = Path(os.environ["DTJ_SHARED_DIR"])
     kubectl = make_namespace(f"chaos-{uuid.uuid4().hex[:4]}", shared)
     try:
