@@ -220,10 +220,10 @@ def stop_node(cluster: Cluster, trial: int) -> None:
     docker("stop", "-t", "0", node)
     try:
         wait_until(f"{node} to be seen lost", lambda: not cluster.ready(node), timeout=NODE_SECONDS)
-        lost = time.monotonic()
-        cluster.note("node stopped -> NotReady", lost - stopped)
+        cluster.note("node stopped -> NotReady", time.monotonic() - stopped)
         if cluster.elastic:
-            cluster.recovered("node NotReady -> training on the survivors", lost, before, NODE_SECONDS)
+            # Mostly long before the node is NotReady, because the agents' heartbeats are sooner.
+            cluster.recovered("node stopped -> training on the survivors", stopped, before, NODE_SECONDS)
         else:
             wait_until("the condition Restarting", lambda: is_true(cluster.job.get(), "Restarting"), timeout=120)
     finally:
@@ -232,6 +232,7 @@ def stop_node(cluster: Cluster, trial: int) -> None:
     wait_until(f"{node} to be Ready", lambda: cluster.ready(node), timeout=NODE_SECONDS)
     since, full = time.monotonic(), cluster.job.spec["replicas"]
     grown = cluster.wait("the whole group", lambda r: r.newest > before and whole(r, full), NODE_SECONDS)
+    # Negative if the node's last pod was recreated elsewhere, or was up before the node was seen Ready.
     cluster.note("node Ready -> the whole group trains", cluster.records.first_steps[grown] - since)
 
 
