@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -320,8 +321,9 @@ class Group:
         for path in sorted(self.folder.glob(f"state-*/{names.STACK_FOLDER}/*")):
             pid = path.read_text(errors="replace").partition("\n")[0].removeprefix("pid ")
             if pid.isdigit() and int(pid) in running:
-                os.kill(int(pid), stack_dump.SIGNAL)
-                files.append(path)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), stack_dump.SIGNAL)
+                    files.append(path)
         time.sleep(0.5 if files else 0.0)  # faulthandler writes at once, and nothing shows that it has
         return [f"--- {path.parent.parent.name}/{path.name}\n{path.read_text(errors='replace')}" for path in files]
 
