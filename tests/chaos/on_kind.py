@@ -376,9 +376,11 @@ def main() -> int:
         print("\n".join(found) or "the oracle holds: all steps equal those of the calm run")
         return 1 if found else 0
     finally:
-        if args.logs:
-            shutil.copytree(shared / kubectl.namespace, args.logs, dirs_exist_ok=True)
-        drop_namespace(kubectl, shared)
+        try:
+            if args.logs:
+                shutil.copytree(shared / kubectl.namespace, args.logs, dirs_exist_ok=True)
+        finally:
+            drop_namespace(kubectl, shared)
 
 
 if __name__ == "__main__":
