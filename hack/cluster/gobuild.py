@@ -67,7 +67,8 @@ def _build(tool: Tool, folder: Path) -> None:
     stamps = " ".join(["-s", "-w", *(f"-X {variable}={value}" for variable, value in tool.stamps)])
     options = ["-mod=mod", "-trimpath", f"-tags={','.join(tool.tags)}", f"-ldflags={stamps}"]
     run(
-        [go, "build", *options, "-o", folder / tool.name, tool.package],
+        # A cold `make test` builds beside the fast tests, whose deadlines must not wait for a compiler.
+        ["nice", "-n", "10", go, "build", *options, "-o", folder / tool.name, tool.package],
         timeout=BUILD_TIMEOUT,
         cwd=source,
         # A static program runs here and in an image built from scratch.
