@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs one stage of the tests: hack/tests.sh STAGE [options of the first run] -- PYTEST-ARGUMENTS
-# Up to three tests that fail in the first run get a second look, alone on the machine. A test that fails twice fails the stage.
+# Up to eight tests that fail in the first run get a second look, alone on the machine. A test that fails twice fails the stage.
 # A test that passes alone is printed as FLAKY and appended to build/flaky.txt. STRICT=1 allows no second look.
 # docs/decisions/0011 gives the reasons.
 set -uo pipefail
@@ -12,7 +12,7 @@ shift
 first=()
 while [ "$1" != "--" ]; do first+=("$1"); shift; done
 shift
-most=3
+most=8
 cache=$PWD/build/pytest/$stage
 # A first run shares the machine with the first runs of other stages. A second look waits until those are over.
 mkdir -p build

@@ -81,8 +81,14 @@ def test_test_that_fails_twice_fails_the_stage(stage):
     assert output.count("always") >= 2
 
 
-def test_four_failed_tests_get_no_second_look(stage):
-    code, output = stage("".join(RED.format(number) for number in range(4)))
+def test_eight_failed_tests_get_a_second_look(stage):
+    code, output = stage("".join(RED.format(number) for number in range(8)))
+    assert code == 1, output
+    assert "second look" in output
+
+
+def test_nine_failed_tests_get_no_second_look(stage):
+    code, output = stage("".join(RED.format(number) for number in range(9)))
     assert code == 1, output
     assert "second look" not in output
 
