@@ -30,7 +30,7 @@ DEADLINE = 60.0
 """A group that does no step for so many seconds after a fault has hung."""
 START_SECONDS = 180.0
 END_SECONDS = 90.0
-LEFT_SECONDS = 5.0
+LEFT_SECONDS = 60.0
 LOOK_SECONDS = 0.01
 LAST_STEPS = 20
 """Steps that a group still does when its training is to end."""

@@ -127,7 +127,7 @@ class Network:
 
         self._do(close)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     def _do(self, what: Callable[[], object]) -> None:

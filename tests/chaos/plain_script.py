@@ -26,7 +26,7 @@ EVERY = 20
 """Steps between two checkpoints."""
 KEEP = 3
 MESSAGE = struct.Struct("<qqqq")
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 State = list[int]
 Step = tuple[int, float, tuple[int, ...]]

@@ -89,7 +89,7 @@ def test_wrong_claim_name_is_named_in_a_condition(make_job: Callable[..., Job]) 
     def running() -> dict[str, Any]:
         return conditions(job.get()).get("Running", {})
 
-    wait_until("the condition names the claim", lambda: "sharde" in running().get("message", ""), timeout=30)
+    wait_until("the condition names the claim", lambda: "sharde" in running().get("message", ""), timeout=90)
     assert running()["reason"] == "VolumeClaimNotFound"
     assert running()["status"] == "False"
     job.delete()
@@ -131,7 +131,7 @@ def test_pod_forbidden_by_the_namespace_is_a_condition_with_the_message(make_job
     def running() -> dict[str, Any]:
         return conditions(job.get()).get("Running", {})
 
-    wait_until("the condition reports it", lambda: running().get("reason") == "ChildRefused", timeout=30)
+    wait_until("the condition reports it", lambda: running().get("reason") == "ChildRefused", timeout=90)
     assert "hostnetwork" in running()["message"].lower()
     assert job.kubectl.get("statefulset", "forbidden") is None
     job.delete()

@@ -73,7 +73,7 @@ def test_full_volume_is_an_event_with_the_free_space_and_training_continues(
         return max(int(n) for n in re.findall(r" step=(\d+) ", job.kubectl("logs", "full-0", "--tail=50")))
 
     before = step()
-    wait_until("the training continues", lambda: step() > max(before, failed), timeout=20)
+    wait_until("the training continues", lambda: step() > max(before, failed), timeout=90)
     newest = valid()[-1]
     assert int(newest.rsplit("-", 1)[1]) < failed, "the last complete checkpoint still exists"
     assert docker("exec", NODE, "test", "-s", f"{newest}/manifest.json") == ""

@@ -185,7 +185,7 @@ class Operator:
         return wait_until("the operator logs its port", port)
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=30)
         with contextlib.closing(connection):
             connection.request("GET", path)
             response = connection.getresponse()
@@ -221,7 +221,7 @@ class Operator:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def check_log(self) -> None:
         """Checks that every line is JSON, and that there is no traceback."""
@@ -275,7 +275,7 @@ class Agents:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.shutdown()
-        self._thread.join(10)
+        self._thread.join(60)
         self._server.server_close()
 
 
@@ -302,7 +302,7 @@ class Kubelet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self) -> None:
         while not self._stop.wait(0.1):

@@ -53,7 +53,7 @@ def hung_volume(folder: Path) -> Iterator[subprocess.Popen[str]]:
         yield server
     finally:
         server.kill()
-        server.wait(10)
+        server.wait(60)
         libc.umount2(str(folder).encode(), MNT_DETACH)
 
 

@@ -18,7 +18,7 @@ from dtj_agent.store.master_port import PortHolder
 from dtj_agent.workers import cgroup
 from dtj_agent.workers.worker_output import WorkerOutput
 from dtj_contract import names
-from tests.lib.waiting import wait_until
+from tests.lib.waiting import TIMEOUT, wait_until
 
 
 def test_state_and_outcome_are_loaded_for_the_same_job_only(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ class Stuck(OutputSink):
         self.got = b""
 
     def write(self, data: bytes) -> None:
-        self.go.wait(10)
+        self.go.wait(TIMEOUT)
         self.got += data
 
 
@@ -87,9 +87,9 @@ def test_hung_volume_never_blocks_and_dropped_bytes_are_counted() -> None:
         writer.write(b"%099d\n" % n)
     assert not writer.flush(0.05)
     sink.go.set()
-    assert writer.flush(5)
+    assert writer.flush(TIMEOUT)
     writer.write(b"after\n")
-    assert writer.flush(5)
+    assert writer.flush(TIMEOUT)
     assert sink.got.startswith(b"0" * 99 + b"\n")
     assert b"bytes of output were dropped here" in sink.got
     assert sink.got.endswith((b"after\n", b"keep up\n"))
@@ -103,12 +103,12 @@ def test_failing_volume_is_reported_once_and_tried_again(tmp_path: Path) -> None
     writer = LogWriter(RotatingFileSink(str(tmp_path / "logs" / "j-0.log"), clock=lambda: time[0]), reported.append)
     for _ in range(3):
         writer.write(b"lost\n")
-        assert writer.flush(5)
+        assert writer.flush(TIMEOUT)
     assert len(reported) == 1
     (tmp_path / "logs").unlink()
     time[0] = 31.0
     writer.write(b"kept\n")
-    assert writer.flush(5)
+    assert writer.flush(TIMEOUT)
     assert (tmp_path / "logs" / "j-0.log").read_bytes() == b"kept\n"
 
 

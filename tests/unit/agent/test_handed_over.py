@@ -258,7 +258,7 @@ def hand(group: Group, budget: RestartBudget, authorization: str = "") -> int:
         headers={"Authorization": authorization or token(), HEADER: encode(OperatorMessage(budget))},
     )
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=90) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

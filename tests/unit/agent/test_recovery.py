@@ -166,7 +166,7 @@ def test_frozen_agent_is_lost_after_missed_heartbeats(tmp_path: Path) -> None:
         finally:
             kill(group.agents[1].pid, signal.SIGCONT)
         recovery = group.wait_attempt(2)["recoveries"][-1]
-        assert 4.5 < recovery["seconds"]["detect"] < 30
+        assert 4.5 < recovery["seconds"]["detect"] < 60
         assert (recovery["reason"], recovery["counted"]) == ("ConnectionLost", False)
 
 

@@ -23,6 +23,7 @@ from dtj_agent.net.server import AgentServer
 from dtj_agent.net.stream import Stream
 from dtj_contract import names
 from dtj_contract.status_token import Mac, status_token
+from tests.lib.waiting import TIMEOUT
 
 SECRET = b"5e" * 32
 
@@ -131,7 +132,7 @@ class Port:
 
     def talk(self, data: bytes) -> bytes:
         """Returns all bytes that come back until the end."""
-        with socket.create_connection(("127.0.0.1", self.server.port), 5) as sock:
+        with socket.create_connection(("127.0.0.1", self.server.port), TIMEOUT) as sock:
             sock.sendall(data)
             answer = b""
             while chunk := sock.recv(4096):
@@ -141,7 +142,7 @@ class Port:
     def close(self) -> None:
         self.loop.soon(self.server.close)
         self.loop.soon(self.loop.stop)
-        self.thread.join(10)
+        self.thread.join(TIMEOUT)
         assert not self.thread.is_alive()
 
 
@@ -190,7 +191,7 @@ def test_connection_that_sends_another_protocol_is_dropped_at_once(port: Port, d
 
 def test_unproven_connections_cannot_take_all_room(port: Port) -> None:
     """Beyond the bound the oldest unproven connection is dropped."""
-    strangers = [socket.create_connection(("127.0.0.1", port.server.port), 5) for _ in range(20)]
+    strangers = [socket.create_connection(("127.0.0.1", port.server.port), TIMEOUT) for _ in range(20)]
     assert strangers[0].recv(1) == b""
     assert port.talk(b"GET /healthz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200")
     for sock in strangers:
@@ -215,7 +216,7 @@ def test_silent_peer_is_lost_after_the_bound(port: Port, monkeypatch: pytest.Mon
         link.on_close = lambda reason, silence: (reasons.append(reason), ended.set())
 
     port.loop.soon(dial)
-    assert ended.wait(5)
+    assert ended.wait(TIMEOUT)
     assert "no heartbeat" in reasons[0] or "closed" in reasons[0]
 
 
@@ -235,5 +236,5 @@ def test_name_that_does_not_resolve_ends_the_call(port: Port, monkeypatch: pytes
     dialer = Dialer(port.loop, Resolver(port.loop), SECRET, ("digits-0.digits", port.server.port))
     dialer.on_closed = lambda was_open, reason, silence: (reasons.append(reason), ended.set())  # type: ignore[func-returns-value]
     port.loop.soon(dialer.start)
-    assert ended.wait(5)
+    assert ended.wait(TIMEOUT)
     assert "digits-0.digits does not resolve" in reasons[0]

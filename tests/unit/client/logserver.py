@@ -10,6 +10,7 @@ from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 from hack.cluster.pki import Authority
+from tests.lib.waiting import TIMEOUT
 
 STEP_SECONDS = 30
 
@@ -88,4 +89,4 @@ class LogServer:
             self.end(pod)
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(TIMEOUT)

@@ -21,7 +21,7 @@ import yaml
 
 from dtj.local import processes
 from hack.cluster.controlplane import ControlPlane
-from tests.lib.waiting import wait_until
+from tests.lib.waiting import TIMEOUT, wait_until
 
 JOBS = "/apis/training.dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"
 WORKER = Path(__file__).with_name("worker.py")
@@ -136,7 +136,7 @@ class LocalRun:
             f"step {step}: {self.lines()[-5:]}", lambda: (self.status().get("progress") or {}).get("step", -1) >= step
         )
 
-    def wait(self, seconds: float = 90) -> tuple[int, dict[str, Any]]:
+    def wait(self, seconds: float = TIMEOUT) -> tuple[int, dict[str, Any]]:
         """Waits for the end. Returns (exit code, the job that -o json printed)."""
         try:
             code = self.process.wait(seconds)
@@ -167,7 +167,7 @@ class LocalRun:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        self.process.wait(10)
+        self.process.wait(TIMEOUT)
 
     def losses(self) -> dict[int, str]:
         """Returns the loss of each step as rank 0 printed it, over all attempts.

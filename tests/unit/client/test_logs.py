@@ -14,7 +14,7 @@ import pytest
 
 from dtj.cluster import logs
 from hack.cluster.controlplane import ControlPlane
-from tests.lib.waiting import wait_until
+from tests.lib.waiting import TIMEOUT, wait_until
 from tests.unit.client.logserver import LogServer
 from tests.unit.client.support import set_status
 
@@ -122,7 +122,7 @@ def test_following_continues_through_a_replaced_pod_until_the_job_ends(
     events = threading.Thread(target=happen)
     events.start()
     code, out, _ = dtj("logs", "count", "-f", "--tail", 100)
-    events.join(10)
+    events.join(TIMEOUT)
     assert code == 0
     assert out.splitlines() == [f"count-0 [rank 0] {letter}" for letter in "abcd"]
     assert "tailLines" not in node.queries[1][1], "--tail applies to output from before the command"
@@ -146,7 +146,7 @@ def test_following_resumes_where_a_stream_was_cut_off(
     events = threading.Thread(target=happen)
     events.start()
     code, out, _ = dtj("logs", "count", "-f")
-    events.join(10)
+    events.join(TIMEOUT)
     assert code == 0
     assert out.splitlines() == ["count-0 [rank 0] a", "count-0 [rank 0] b"]
     assert "sinceTime" in node.queries[-1][1]

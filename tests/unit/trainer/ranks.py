@@ -120,7 +120,7 @@ def ranks(
         for p in processes:
             if p.is_alive():
                 p.kill()
-            p.join(10)
+            p.join(DEADLINE)
 
 
 def finished(world: int, target: Sequence[str] | Callable[..., None], folder: Path, *arguments: Any, **env: str) -> str:
@@ -170,7 +170,7 @@ class AgentSocket:
 
     def __exit__(self, *_: object) -> None:
         self._socket.shutdown(socket.SHUT_RD)
-        self._thread.join(5)
+        self._thread.join(DEADLINE)
         self._socket.close()
 
     def _listen(self) -> None:

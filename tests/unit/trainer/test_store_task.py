@@ -13,7 +13,7 @@ def test_result_waits_for_the_end_of_the_thread() -> None:
     """Otherwise the interpreter can exit under a daemon thread that is inside torch, which aborts
     the process (SIGABRT)."""
     release = threading.Event()
-    task = BackgroundTask(lambda: release.wait(10))
+    task = BackgroundTask(lambda: release.wait(90))
     assert not task.done()
     release.set()
     assert task.result() is True

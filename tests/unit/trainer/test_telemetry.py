@@ -24,7 +24,7 @@ from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 from tests.lib.ports import free_port
-from tests.lib.waiting import wait_until
+from tests.lib.waiting import TIMEOUT, wait_until
 from tests.unit.agent.harness import running
 from tests.unit.trainer.ranks import AgentSocket, finished, ranks
 from tests.unit.trainer.ranks_telemetry import BATCH, SLOW, profiled, tracked, windows
@@ -110,8 +110,8 @@ def test_failed_sink_raises_at_the_next_record_and_never_blocks() -> None:
         raise OSError("no space")
 
     sink = Background("TensorBoard", make)
-    assert failed.wait(5)
-    sink._thread.join(5)
+    assert failed.wait(TIMEOUT)
+    sink._thread.join(TIMEOUT)
     with pytest.raises(SinkError, match="TensorBoard: no space"):
         sink.write(record(1))
 
@@ -321,7 +321,7 @@ def test_mlflow_server_gets_the_records_and_may_stop_during_the_run(tmp_path: Pa
 
         def healthy() -> bool:
             try:
-                with urllib.request.urlopen(f"{uri}/health", timeout=2) as answer:
+                with urllib.request.urlopen(f"{uri}/health", timeout=20) as answer:
                     return bool(answer.status == 200)
             except OSError:
                 return False
@@ -362,4 +362,4 @@ def end(server: subprocess.Popen[bytes]) -> None:
         os.killpg(server.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    server.wait(10)
+    server.wait(TIMEOUT)
