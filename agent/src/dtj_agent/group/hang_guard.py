@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set
 
 from dtj_agent.group import culprit, hang_watch, vitals
-from dtj_agent.group.hang_watch import Hang, HangSettings
+from dtj_agent.group.hang_watch import Earlier, Hang, HangSettings
 from dtj_agent.group.messages import DONE, Message, Now
 from dtj_agent.group.roster import Peer
 from dtj_agent.group.vitals import RankVitals
@@ -47,19 +47,21 @@ class HangGuard:
         self._world_size = 0
         self._seen: Dict[int, _Seen] = {}
         """By ordinal, so that the work for a message does not grow with the group."""
-        self._longest = 0.0
-        """The longest unannounced pause of any attempt."""
+        self._earlier = Earlier()
+        """Of all attempts, the running one too."""
         self._stacks: Dict[int, str] = {}
         self._asked: Optional[Set[int]] = None
         """The members whose stacks are missing; None: nothing is suspected."""
         self._ask_until = 0.0
         self._reported = self._hinted = False
+        self._start_reported = False
+        """A start that hangs was reported in this attempt; a rank that wakes now and then repeats no report."""
 
     def started(self, world_size: int) -> None:
-        """Forgets the attempt before, but not its pauses."""
+        """Forgets the attempt before, but not its pauses and its start."""
         self._world_size = world_size
         self._seen, self._stacks, self._asked, self._reported = {}, {}, None, False
-        self._hinted = False
+        self._hinted = self._start_reported = False
 
     def heard(self, peer: Peer, message: Message, now: Now) -> bool:
         """Takes the vitals and the stacks from a member's heartbeat.
@@ -70,7 +72,10 @@ class HangGuard:
         if "ranks" in message:
             rows = vitals.parse(message["ranks"])
             self._seen[peer.ordinal] = _Seen(rows, now.mono)
-            self._longest = max([self._longest, *(row.longest for row in rows)])
+            self._learn(
+                longest=max((row.longest for row in rows), default=0.0),
+                start=max((row.slowest_start for row in rows), default=0.0),
+            )
             urgent = self.breaks and any(row.stopped >= hang_watch.STOPPED_SECONDS for row in rows)
         if "stacks" in message:
             self._stacks.update(vitals.parse_stacks(message["stacks"]))
@@ -95,7 +100,7 @@ class HangGuard:
             self._asked = None
             self._reported = False
             return False
-        if self._asked is not None or self._reported:
+        if self._asked is not None or self._reported or (hang.kind == hang_watch.NO_START and self._start_reported):
             return False
         self._stacks = {}
         # A stopped rank can't answer, and needs no stack: the signal is the cause.
@@ -111,7 +116,10 @@ class HangGuard:
         if hang is None:
             return None
         if self.breaks and hang.kind == hang_watch.NO_STEP and not self._settings.min_seconds:
-            self._longest = max(self._longest, min(hang.seconds, hang_watch.LONGEST_LEARNT_SECONDS))
+            self._learn(longest=min(hang.seconds, hang_watch.LONGEST_LEARNT_SECONDS))
+        if self.breaks:
+            self._learn(spared=hang_watch.spared(self._settings, hang))
+        self._start_reported = self._start_reported or hang.kind == hang_watch.NO_START
         failure = self._failure(hang, members, attempt, now)
         self._reported, self._stacks = True, {}
         return Finding(hang, failure)
@@ -119,7 +127,7 @@ class HangGuard:
     def hint(self, members: List[Peer], now: Now) -> str:
         """Returns, once in an attempt, what to do about a silence that no limit will end; "" if there is none."""
         ranks = self._running(members, now)
-        silence = hang_watch.unbounded_silence(self._settings, ranks)
+        silence = hang_watch.unbounded_silence(self._settings, ranks, self._earlier)
         if silence is None or self._hinted or len(ranks) < self._world_size:
             return ""
         self._hinted = True
@@ -139,7 +147,10 @@ class HangGuard:
             return hang_watch.stopped(self._settings, self._running(members, now))
         ranks = self._running(members, now)
         whole = len(ranks) == self._world_size
-        return hang_watch.judge(self._settings, ranks, whole=whole, longest=self._longest)
+        return hang_watch.judge(self._settings, ranks, whole=whole, earlier=self._earlier)
+
+    def _learn(self, longest: float = 0.0, start: float = 0.0, spared: float = 0.0) -> None:
+        self._earlier = Earlier(*map(max, self._earlier, (longest, start, spared)))
 
     def _running(self, members: List[Peer], now: Now) -> Dict[int, RankVitals]:
         """Returns the vitals of the ranks whose pod is not done."""
@@ -175,6 +186,12 @@ def _message(hang: Hang, ranks: List[int], running: int, where: str, stands: str
         return "%s has been stopped by a signal for %.1f s%s" % (rank, hang.seconds, others)
     if hang.kind == hang_watch.NO_LIFE:
         return "%s has shown no sign of life for %.0f s%s%s" % (rank, hang.seconds, stood, others)
+    if hang.kind == hang_watch.NO_START:
+        text = "no rank has made its first step for %.0f s; the slowest start so far took %.3g s; "
+        who = "the others wait for %s%s%s" % (rank, stood, others)
+        if len(ranks) == running:
+            who = "no rank stands out, e.g. %s%s" % (rank, stood)
+        return text % (hang.seconds, hang.start) + who
     usual = "" if hang.usual is None else ", usually one takes %.3g s" % hang.usual
     if len(ranks) == running > 1:
         text = "no rank has made a step for %.0f s%s; no rank stands out, e.g. %s%s"

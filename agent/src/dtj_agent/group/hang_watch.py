@@ -4,6 +4,8 @@
 |-------------------------------------------------------------|---------------------------------------|
 | a rank is stopped by a signal (state T)                     | hung after STOPPED_SECONDS            |
 | no rank has made a step for longer than the limit           | hung, unless a rank announced a pause |
+| no rank has made its first step for longer than a start may | hung, if none has shown a sign of     |
+| take, by those of earlier attempts                          | life for START_SILENT_SECONDS         |
 | no sign of life of any rank for `progress_deadline`         | hung, whatever a rank announced       |
 | some ranks ended, the others idle for LEFT_BEHIND_SECONDS   | hung                                  |
 
@@ -32,12 +34,22 @@ LONGEST_LEARNT_SECONDS = 900.0
 """A hang may have been a pause: the next one must last twice as long, but not for ever."""
 LEFT_BEHIND_SECONDS = 1800.0
 """Rank 0 may write a model for long, but not without processor time, network or disk."""
+START_FACTOR = 3.0
+"""Of the slowest start that the job has shown. A job that has shown none is not judged before its first step."""
+START_SILENT_SECONDS = 60.0
+"""A start that loads, downloads or compiles uses processor, network or disk meanwhile."""
+HUNG_START_FACTOR = 2.0
+"""A start that was taken for hung may have been slow: the next one may take that many times as long."""
+LONGEST_START_LEARNT_SECONDS = 1800.0
+"""But not longer: starts that hang for good must end."""
 HINT_SECONDS = 1800.0
 """Without any sign of life in a phase that no limit bounds: the user gets a hint, and no rank is ended."""
 ANNOUNCED = ("loading", "compiling", "validating", "saving", "done")
+EXEMPT_AT_START = ("compiling", "validating", "saving", "done")
+"""A trainer announces that it loads, and may hang right there: in the collectives of a restore."""
 
 RESTART, REPORT, OFF = "Restart", "Report", "Off"
-STOPPED, NO_STEP, NO_LIFE = "stopped", "noStep", "noLife"
+STOPPED, NO_STEP, NO_START, NO_LIFE = "stopped", "noStep", "noStart", "noLife"
 
 
 class HangSettings(NamedTuple):
@@ -60,18 +72,37 @@ class Hang(NamedTuple):
     """Since the last sign."""
     usual: Optional[float] = None
     """The usual step."""
+    start: float = 0.0
+    """The slowest start of earlier attempts."""
 
 
-def judge(settings: HangSettings, ranks: Dict[int, RankVitals], *, whole: bool, longest: float = 0.0) -> Optional[Hang]:
+class Earlier(NamedTuple):
+    """The pauses and starts of earlier attempts. Times in seconds; 0: nothing."""
+
+    longest: float = 0.0
+    """The longest pause that nothing announced."""
+    start: float = 0.0
+    """From an attempt's begin to its first step, in the slowest of them."""
+    spared: float = 0.0
+    """A start may take so long, because a shorter one was taken for hung."""
+
+
+NOTHING = Earlier()
+
+
+def judge(
+    settings: HangSettings, ranks: Dict[int, RankVitals], *, whole: bool, earlier: Earlier = NOTHING
+) -> Optional[Hang]:
     """Returns the hang that the vitals of one attempt show; None if they show none.
 
-    `whole`: every rank of the attempt is in `ranks`; the others have ended with 0. `longest`: the
-    longest pause of earlier attempts.
+    `whole`: every rank of the attempt is in `ranks`; the others have ended with 0.
     """
     if settings.policy == OFF or not ranks:
         return None
-    found = _without_step(settings, ranks, longest) if whole else None
-    return stopped(settings, ranks) or found or _without_life(settings, ranks, whole)
+    found = stopped(settings, ranks)
+    if found is None and whole:
+        found = _without_step(settings, ranks, earlier.longest) or _without_start(settings, ranks, earlier)
+    return found or _without_life(settings, ranks, whole)
 
 
 def stopped(settings: HangSettings, ranks: Dict[int, RankVitals]) -> Optional[Hang]:
@@ -117,21 +148,54 @@ def _without_step(settings: HangSettings, ranks: Dict[int, RankVitals], longest:
     return Hang(NO_STEP, behind, seconds, usual)
 
 
+def start_limit(settings: HangSettings, ranks: Dict[int, RankVitals], earlier: Earlier) -> float:
+    """Returns how many seconds without a first step are a hang of these ranks."""
+    floor = SILENT_FLOOR_SECONDS if any(each.disk for each in ranks.values()) else FLOOR_SECONDS
+    return max(settings.min_seconds or floor, START_FACTOR * earlier.start, earlier.spared)
+
+
+def spared(settings: HangSettings, hang: Hang) -> float:
+    """Returns how long the next start may take, after one that was ended."""
+    is_learnt = hang.kind == NO_START and not settings.min_seconds
+    return min(HUNG_START_FACTOR * hang.seconds, LONGEST_START_LEARNT_SECONDS) if is_learnt else 0.0
+
+
+def _without_start(settings: HangSettings, ranks: Dict[int, RankVitals], earlier: Earlier) -> Optional[Hang]:
+    seconds = min(each.age for each in ranks.values())
+    if not _is_start_bounded(ranks, earlier) or _silence(ranks) < START_SILENT_SECONDS:
+        return None
+    is_hung = seconds >= start_limit(settings, ranks, earlier)
+    return Hang(NO_START, [], seconds, start=earlier.start) if is_hung else None
+
+
+def _is_start_bounded(ranks: Dict[int, RankVitals], earlier: Earlier) -> bool:
+    waits = all(each.step is None and each.phase not in EXEMPT_AT_START for each in ranks.values())
+    return waits and earlier.start > 0
+
+
+def _silence(ranks: Dict[int, RankVitals]) -> float:
+    """Returns the seconds since the last sign of life of any rank."""
+    return min(min(each.age, each.idle) for each in ranks.values())
+
+
 def _without_life(settings: HangSettings, ranks: Dict[int, RankVitals], whole: bool) -> Optional[Hang]:
     deadline = settings.progress_deadline or (0.0 if whole else LEFT_BEHIND_SECONDS)
-    seconds = min(min(each.age, each.idle) for each in ranks.values())
+    seconds = _silence(ranks)
     if not deadline or seconds < deadline:
         return None
     return Hang(NO_LIFE, [] if whole else sorted(ranks), seconds)
 
 
-def unbounded_silence(settings: HangSettings, ranks: Dict[int, RankVitals]) -> Optional[float]:
+def unbounded_silence(
+    settings: HangSettings, ranks: Dict[int, RankVitals], earlier: Earlier = NOTHING
+) -> Optional[float]:
     """Returns for how long no rank has shown a sign of life, if that is long and no limit will end it; else None."""
     if not ranks or settings.policy == OFF or settings.progress_deadline:
         return None
-    seconds = min(min(each.age, each.idle) for each in ranks.values())
+    seconds = _silence(ranks)
     has_steps = any(each.step is not None for each in ranks.values())
     is_bounded = has_steps and all(each.phase not in ANNOUNCED for each in ranks.values())
+    is_bounded = is_bounded or _is_start_bounded(ranks, earlier)
     return None if is_bounded or seconds < HINT_SECONDS else seconds
 
 

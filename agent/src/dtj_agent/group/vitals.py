@@ -29,6 +29,8 @@ class RankVitals(NamedTuple):
     """The last announcement of the script (worker_report.PHASES)."""
     first: float = 0.0
     """From the attempt's beginning to the first step."""
+    start: float = 0.0
+    """The slowest such start of earlier attempts that the rank's agent knows."""
     usual: Optional[float] = None
     """Median of the recent steps."""
     longest: float = 0.0
@@ -43,6 +45,11 @@ class RankVitals(NamedTuple):
     """Its processes wait for a disk, or read and write."""
     own: Optional[float] = None
     """The part of a step that is the rank's own work, without waits for others."""
+
+    @property
+    def slowest_start(self) -> float:
+        """The slowest start of any attempt, this one included."""
+        return max(self.first, self.start)
 
     def to_json(self) -> Json:
         """Returns the vitals without what is unknown or usual, which most ranks are."""
@@ -68,6 +75,7 @@ def _parse(row: Json) -> RankVitals:
         age=_seconds(row.get("age")) or 0.0,
         phase=phase if phase in worker_report.PHASES else "",
         first=_seconds(row.get("first")) or 0.0,
+        start=_seconds(row.get("start")) or 0.0,
         usual=_seconds(row.get("usual")),
         longest=_seconds(row.get("longest")) or 0.0,
         announces=row.get("announces") is True,

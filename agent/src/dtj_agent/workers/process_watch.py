@@ -53,8 +53,10 @@ class ProcessWatch:
 
     def look_for_life(self, processes: Dict[int, int], now: float) -> None:
         """Notes which workers have used processor, network or disk since the last look, if one is due."""
-        if now - self._looked < LIFE_SECONDS and self._life:
-            return
+        if now - self._looked >= LIFE_SECONDS or not self._life:
+            self.look_at_once(processes, now)
+
+    def look_at_once(self, processes: Dict[int, int], now: float) -> None:
         self._looked = now
         lives = _lives(list(processes.values()))
         for rank, pid in processes.items():
@@ -65,6 +67,11 @@ class ProcessWatch:
             # The sums shrink when a child ends.
             if moved or abs(life.cpu - before.cpu) >= CPU_SECONDS or life.io < before.io:
                 self._alive_at[rank] = now
+
+    def pass_over(self, processes: Dict[int, int]) -> None:
+        """Passes over what workers have used since the last look: they wrote stacks, which is no sign of life."""
+        lives = _lives(list(processes.values()))
+        self._life.update((rank, lives[pid]) for rank, pid in processes.items() if pid in lives)
 
     def stopped(self, rank: int, now: float) -> float:
         """Returns for how many seconds a signal has stopped the rank; 0 if it runs."""

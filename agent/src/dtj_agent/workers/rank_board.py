@@ -17,10 +17,15 @@ TRAINING = ("", "training")
 class RankBoard:
     """Keeps the steps of each rank. `now`: monotonic seconds, here and below."""
 
-    def __init__(self, attempt: int, now: float, longest: float = 0.0) -> None:
-        """Begins an attempt. `longest`: the longest pause of earlier ones, which every rank inherits."""
+    def __init__(self, attempt: int, now: float, longest: float = 0.0, start: float = 0.0) -> None:
+        """Begins an attempt.
+
+        `longest`, `start`: the longest pause and the slowest start of earlier ones, which every rank
+        inherits: a coordinator that is new learns them by that.
+        """
         self._attempt = attempt
         self._longest = longest
+        self._start = start
         self._began = now
         self._ranks: Dict[int, _Rank] = {}
 
@@ -33,13 +38,18 @@ class RankBoard:
         """Returns what the rank has reported."""
         known = self._ranks.get(rank)
         if known is None:
-            return RankVitals(rank, age=now - self._began, longest=self._longest)
-        return known.vitals(rank, self._began, now)
+            return RankVitals(rank, age=now - self._began, longest=self._longest, start=self._start)
+        return known.vitals(rank, self._began, now)._replace(start=self._start)
 
     @property
     def longest(self) -> float:
         """The longest pause that any attempt has shown here."""
         return max([self._longest, *(rank.longest for rank in self._ranks.values())])
+
+    @property
+    def start(self) -> float:
+        """The slowest start that any attempt has shown here."""
+        return max([self._start, *(rank.first(self._began) for rank in self._ranks.values())])
 
 
 class _Rank:
@@ -104,13 +114,17 @@ class _Rank:
             self._recent.append(seconds / steps)
             self.longest = max(self.longest, seconds)
 
+    def first(self, began: float) -> float:
+        """Returns the seconds from `began` to the first step; 0 before it."""
+        return 0.0 if self._step is None else self._first_at - began
+
     def vitals(self, rank: int, began: float, now: float) -> RankVitals:
         return RankVitals(
             rank,
             step=self._step,
             steps=0 if self._step is None or self._first is None else self._step - self._first,
             age=now - (began if self._step is None else self._quiet_since),
-            first=0.0 if self._step is None else self._first_at - began,
+            first=self.first(began),
             phase=self._phase,
             usual=_median(self._recent),
             longest=self.longest,

@@ -31,6 +31,7 @@ class RankWatch:
         self._watch = ProcessWatch(loop.clock())
         self._runs = self._started = False
         self._known_stopped = False
+        self._takes_stacks = False
 
     def begin(self) -> None:
         """Watches the workers of a new attempt until all of them have ended."""
@@ -45,7 +46,7 @@ class RankWatch:
         now, processes = self._loop.clock(), self._processes()
         ranks = {rank: self._reports.ranks.vitals(rank, now) for rank in sorted(processes)}
         quiet = any(rank.age >= LIFE_SECONDS for rank in ranks.values())
-        if quiet:  # a rank that makes steps is alive
+        if quiet and not self._takes_stacks:  # a rank that makes steps is alive
             self._watch.look_for_life(processes, now)
         return [
             found._replace(
@@ -59,6 +60,8 @@ class RankWatch:
     def take_stacks(self, done: Callable[[Dict[str, str]], None]) -> None:
         """Calls `done` with the stacks of the ranks that have written one within STACK_SECONDS."""
         processes = self._processes()
+        self._watch.look_at_once(processes, self._loop.clock())
+        self._takes_stacks = True
         self._stacks.request(processes)
         until = self._loop.clock() + names.STACK_SECONDS
 
@@ -66,6 +69,8 @@ class RankWatch:
             if self._stacks.pending() and self._loop.clock() < until:
                 self._loop.later(LOOK_SECONDS, look)
             else:
+                self._takes_stacks = False
+                self._watch.pass_over(processes)
                 done({str(rank): text for rank, text in self._stacks.read().items()})
 
         look()

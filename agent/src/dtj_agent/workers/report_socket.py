@@ -56,7 +56,7 @@ class ReportSocket:
     def begin(self, attempt: int) -> None:
         """Accepts only reports of this attempt from now on."""
         self._board = ProgressBoard(attempt, self._board.take_events())
-        self.ranks = RankBoard(attempt, self._loop.clock(), self.ranks.longest)
+        self.ranks = RankBoard(attempt, self._loop.clock(), self.ranks.longest, self.ranks.start)
         self._pages.close()
         self._counts = {}
 
