@@ -238,3 +238,22 @@ def test_environment_that_differs_at_import_starts_workers_plainly(site: Path, t
     assert plain == [
         "workers are started without the warm process: OMP_NUM_THREADS differs from that of the warm process"
     ]
+
+
+COLLECTOR = "import torch, sys, gc\nif sys.argv[1:]: import tunes\nprint(gc.get_threshold(), gc.isenabled())"
+
+
+@pytest.mark.parametrize("torch_does", ["", "gc.set_threshold(500, 6, 7)", "gc.disable()"])
+def test_forked_script_has_the_collector_that_its_imports_leave(tmp_path: Path, torch_does: str) -> None:
+    own = tmp_path / "site"
+    write_site(own)
+    with (own / "torch/__init__.py").open("a") as file:
+        file.write(f"import gc\n{torch_does}\n")
+    (own / "tunes.py").write_text("import gc\na, b, c = gc.get_threshold()\ngc.set_threshold(10 * a, b, c + 1)\n")
+    (tmp_path / "script.py").write_text(COLLECTOR)
+    for modules in ([], ["tunes"]):
+        command = [sys.executable, "-u", "script.py", *modules]
+        found = drive("both", own, tmp_path, commands=[command], modules=modules)
+        forked, plain = found["results"][0]
+        assert forked == plain
+        assert not [line for line in found["logs"] if "without" in line]

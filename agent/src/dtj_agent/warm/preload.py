@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
 import os
 import sys
 import warnings
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 # Modules that the first step of a DistributedDataParallel script needs. More than half of the time is
 # torch._dynamo, which the first optimizer step imports.
@@ -34,7 +35,43 @@ def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool
     the process must be replaced by one that leaves this module out.
     """
     own = OWN if is_installed("dtj_trainer") else ()
-    for name in [*TORCH, *own, *modules]:
+    with _collector_held_off():
+        if not _import_all([*TORCH, *own], left_out, send):
+            return False
+        _collect_and_freeze()
+    # The user's modules may read the collector's threshold, and set another that follows from it.
+    if not _import_all(modules, left_out, send):
+        return False
+    _collect_and_freeze()
+    return True
+
+
+def _collect_and_freeze() -> None:
+    # An optimizer that the import of torch has left as garbage would count as one of the script's.
+    gc.collect()
+    # Otherwise a collection in a worker would write to, and so copy, every page with objects.
+    gc.freeze()
+
+
+@contextlib.contextmanager
+def _collector_held_off() -> Iterator[None]:
+    """Prevents collections, each of which would look at every object of the import, and most find nothing.
+
+    The threshold does it and not `gc.disable`, which an import may itself use and read. An import that sets
+    the threshold keeps its effect.
+    """
+    threshold = gc.get_threshold()
+    gc.set_threshold(0, *threshold[1:])
+    held = gc.get_threshold()
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == held:
+            gc.set_threshold(*threshold)
+
+
+def _import_all(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool:
+    for name in modules:
         if name in left_out:
             continue
         send({"importing": name})
@@ -55,9 +92,6 @@ def preload(modules: Sequence[str], left_out: Sequence[str], send: Send) -> bool
         if obstacle is not None:
             send({"unfit": name, "why": obstacle})
             return False
-    gc.collect()
-    # Otherwise a collection in a worker would write to, and so copy, every page with objects.
-    gc.freeze()
     return True
 
 
