@@ -143,12 +143,23 @@ def test_fixed_interval_is_kept() -> None:
     assert [step for step in range(14, 18) if interval.due(step)] == [16, 17]
 
 
-def test_partner_is_the_same_place_in_the_next_pod() -> None:
-    pods = [0, 0, 1, 1, 2, 2]
-    pairs = [pair(pods, rank) for rank in range(6)]
-    assert pairs == [(2, 4), (3, 5), (4, 0), (5, 1), (0, 2), (1, 3)]
+def test_partner_is_the_same_place_in_the_pod_half_of_all_pods_away() -> None:
+    pods = [0, 0, 1, 1, 2, 2, 3, 3]
+    pairs = [pair(pods, rank) for rank in range(8)]
+    assert pairs == [(4, 4), (5, 5), (6, 6), (7, 7), (0, 0), (1, 1), (2, 2), (3, 3)]
+    assert [pair([3, 5, 8], rank) for rank in range(3)] == [(1, 2), (2, 0), (0, 1)]
     assert pair([0, 0], 0) is None
     assert pair([0, 0, 1], 0) is None
+
+
+@pytest.mark.parametrize("pods", [2, 3, 4, 5, 6, 7, 8, 9, 64, 65])
+def test_any_half_of_the_pods_in_a_row_takes_no_snapshot_with_its_copy(pods: int) -> None:
+    """The upper half is one of them."""
+    pairs = [found for pod in range(pods) if (found := pair(range(pods), pod))]
+    assert [pairs[to][1] for to, _ in pairs] == list(range(pods)), "who holds a copy knows of whom"
+    for first in range(pods):
+        lost = {(first + more) % pods for more in range(pods // 2)}
+        assert not [pod for pod in lost if pairs[pod][0] in lost]
 
 
 def size(pod: int, digest: str, room: int) -> Size:

@@ -44,9 +44,10 @@ class Partners:
 
 
 def pair(pods: Sequence[int], rank: int) -> tuple[int, int] | None:
-    """Returns (the rank that holds my copy, the rank whose copy I hold): the same place in the next and the last pod.
+    """Returns (the rank that holds my copy, the rank whose copy I hold), in pods that are half of all pods away.
 
-    None if there is one pod, or if pods have different numbers of ranks.
+    Neighbours that are lost together, or the upper half that is scaled away, then never take a
+    snapshot and its copy. None if there is one pod, or if pods have different numbers of ranks.
     """
     members: dict[int, list[int]] = {}
     for each, pod in enumerate(pods):
@@ -55,7 +56,8 @@ def pair(pods: Sequence[int], rank: int) -> tuple[int, int] | None:
     if len(order) < 2 or len({len(ranks) for ranks in members.values()}) > 1:
         return None
     mine, place = order.index(pods[rank]), members[pods[rank]].index(rank)
-    return members[order[(mine + 1) % len(order)]][place], members[order[mine - 1]][place]
+    half = len(order) // 2
+    return members[order[(mine + half) % len(order)]][place], members[order[mine - half]][place]
 
 
 def sent_whole(sizes: Sequence[Size]) -> tuple[bool, ...]:
