@@ -74,7 +74,7 @@ benchmark-gpu: venv ## measure a GPT of 1B parameters on one CUDA GPU; update it
 	@$(PY) -m benchmarks.gpu --render
 
 .PHONY: benchmark-recovery
-benchmark-recovery: venv ## kill workers and agents under dtj, torchrun and NVRx; update its README and plot (4 hours)
+benchmark-recovery: venv ## kill workers and agents under dtj, torchrun, NVRx and torchft; update its README and plot (4 hours)
 	@./benchmarks/venv.sh
 	@build/benchmarks-venv/bin/python -m benchmarks.recovery --trials $(or $(TRIALS),20) --minutes $(or $(MINUTES),20) --out benchmarks/recovery/results.json
 	@build/benchmarks-venv/bin/python -m benchmarks.recovery --render

@@ -1,1 +1,1 @@
-"""Recovery beside torchrun and NVRx: faults injected into real groups, times read from the script's own log."""
+"""Recovery beside torchrun, NVRx and torchft: faults in real groups, times from the script's own log."""

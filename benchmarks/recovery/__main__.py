@@ -1,4 +1,4 @@
-"""Injects faults into groups of dtj, torchrun and NVRx in turn; keeps every trial; prints Markdown tables.
+"""Injects faults into groups of dtj, torchrun, NVRx and torchft in turn; keeps every trial; prints Markdown tables.
 
 A run that was interrupted continues where it stopped: trials that are in the file are not repeated.
 """
@@ -6,7 +6,6 @@ A run that was interrupted continues where it stopped: trials that are in the fi
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -14,33 +13,30 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from benchmarks.ledger import Ledger
 from benchmarks.recovery import trials
 from benchmarks.recovery.arms import ARMS, installed
 from benchmarks.recovery.results import REPORT, TABLES, render
-from benchmarks.report import circumstances
 
 EXPERIMENTS: dict[str, Callable[..., trials.Trial]] = {
     "kill": trials.kill, "start": trials.start, "agent": trials.agent, "stop": trials.stop, "goodput": trials.goodput,
 }  # fmt: skip
 
 
-def measure(what: str, arms: list[str], args: argparse.Namespace, results: dict[str, Any], deadline: float) -> bool:
+def measure(what: str, arms: list[str], args: argparse.Namespace, ledger: Ledger, deadline: float) -> bool:
     """Adds trials until each arm has enough. Returns whether there was time for all of them."""
     count = 1 if what == "goodput" else args.trials
     pair = partial(EXPERIMENTS[what], minutes=args.minutes) if what == "goodput" else EXPERIMENTS[what]
-    found = results.setdefault(what, {"circumstances": "", "trials": []})
     for number in range(count):
         # All arms see the same ranks and moments in one round, in an order that changes.
         turn = random.Random(f"{args.seed}/{what}/{number}")
-        order = turn.sample(arms, len(arms))
-        for arm in order:
-            if any(t["arm"] == arm and t["trial"] == number for t in found["trials"]):
+        for arm in turn.sample(arms, len(arms)):
+            if ledger.has(what, arm, number):
                 continue
             if time.monotonic() > deadline:
                 return False
-            found["circumstances"] = found["circumstances"] or circumstances(count, "gloo, 4 ranks")
+            ledger.begin(what, count, "gloo, 4 ranks")
             load, began = round(os.getloadavg()[0], 2), time.monotonic()
             try:
                 measured = pair(arm, random.Random(f"{args.seed}/{what}/{number}"))
@@ -48,11 +44,9 @@ def measure(what: str, arms: list[str], args: argparse.Namespace, results: dict[
                 print(f"{what} {number} {error}\nThis trial measures nothing; repeat the command.", file=sys.stderr)
                 continue
             trial = {"arm": arm, "trial": number, "load": load, **measured}
-            found["trials"].append(trial)
+            ledger.add(what, trial)
             print(f"{what} {number} {arm}: {trial['seconds']} s (trial of {time.monotonic() - began:.0f} s)",
                   file=sys.stderr, flush=True)  # fmt: skip
-            if args.out:
-                args.out.write_text(json.dumps(results, indent=1) + "\n")
     return True
 
 
@@ -66,6 +60,9 @@ def main() -> int:
     p.add_argument("--budget", type=float, metavar="MINUTES", default=24 * 60, help="start no trial after this time")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--out", type=Path, help="keep the trials in this JSON file, and continue from it")
+    p.add_argument(
+        "--again", action="store_true", help="drop the trials that the file has of these experiments and arms"
+    )
     p.add_argument("--render", action="store_true", help="measure nothing; write tables and plot from results.json")
     args = p.parse_args()
     if args.render:
@@ -74,13 +71,15 @@ def main() -> int:
     available = installed()
     if left_out := [name for name in ARMS if name not in available]:
         print(f"{', '.join(left_out)}: not installed here; `make benchmark-recovery` has them\n")
-    results = REPORT.load(args.out) if args.out else {}
+    ledger = Ledger(args.out)
     deadline = time.monotonic() + 60 * args.budget
     for what in args.what or EXPERIMENTS:
         arms = [arm for arm in trials.arms_of(what, available) if not args.arm or arm in args.arm]
-        complete = measure(what, arms, args, results, deadline)
-        if found := results[what]["trials"]:
-            print(render(TABLES[what], results[what]["circumstances"], found), flush=True)
+        if args.again:
+            ledger.forget(what, arms)
+        complete = measure(what, arms, args, ledger, deadline)
+        if found := ledger.trials(what):
+            print(render(TABLES[what], ledger.circumstances(what), found), flush=True)
         if not complete:
             print(f"{what}: the budget of {args.budget:g} minutes is spent; repeat the command to continue")
     return 0

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import ClassVar
@@ -37,6 +38,9 @@ def free_port() -> int:
 
 class Group:
     """One trial's processes: a folder, a log, ports of its own; nothing is left after `close`."""
+
+    LEAST_WORLD = 1
+    """A group of fewer ranks has not recovered. torchft continues without a lost rank, and starts it again."""
 
     def __init__(self, pods: int, step_seconds: float) -> None:
         self.pods = pods
@@ -185,14 +189,56 @@ class TunedNvrx(Nvrx):
     VARIABLES: ClassVar[dict[str, str]] = {"RECOVERY_TUNED": "1"}
 
 
+class Torchft(Group):
+    """torchft: a lighthouse, and a replica group per rank. A supervisor starts a replica again at once."""
+
+    LEAST_WORLD = RANKS
+    LIGHTHOUSE: tuple[str, ...] = ("--join_timeout_ms", "10000", "--quorum_tick_ms", "100")
+    """The flags of torchft's README."""
+
+    def start(self) -> None:
+        """Starts the lighthouse and the replicas, each with a thread that supervises it."""
+        self.starting, self.is_closing = threading.Lock(), False
+        address = f"{LOOPBACK}:{free_port()}"
+        # The command reads the arguments of the process, so it can't be a module.
+        command = str(Path(sys.executable).parent / "torchft_lighthouse")
+        self.spawn(
+            "lighthouse", [command, "--min_replicas", "1", "--bind", address, *self.LIGHTHOUSE], RUST_LOG="error"
+        )
+        for replica in range(RANKS):
+            threading.Thread(target=self._supervise, args=(replica, f"http://{address}"), daemon=True).start()
+
+    def _supervise(self, replica: int, lighthouse: str) -> None:
+        place = {"RECOVERY_REPLICA": str(replica), "RECOVERY_REPLICAS": str(RANKS), "TORCHFT_LIGHTHOUSE": lighthouse}
+        # Its log of ten lines a step would be part of each step.
+        quiet = {"RUST_LOG": "error"}
+        while True:
+            with self.starting:
+                if self.is_closing:
+                    return
+                began = time.monotonic()
+                process = self.spawn(f"replica-{replica}", [str(HERE / "torchft_script.py")], **place, **quiet)
+            process.wait()
+            # A script that fails at once is not started in a busy loop; a kill meets older processes.
+            time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
+
+    def close(self) -> None:
+        """Ends the supervision, then every process."""
+        with self.starting:
+            self.is_closing = True
+        super().close()
+
+
 OURS, DEFAULT, TUNED = "dtj", "torchrun", "torchrun, tuned"
-NVRX, NVRX_TUNED = "NVRx in-process", "NVRx in-process, tuned"
+NVRX, NVRX_TUNED, TORCHFT = "NVRx in-process", "NVRx in-process, tuned", "torchft"
 ARMS: dict[str, type[Group]] = {
     OURS: Ours, DEFAULT: Torchrun, TUNED: TunedTorchrun, NVRX: Nvrx, NVRX_TUNED: TunedNvrx,
+    TORCHFT: Torchft,
 }  # fmt: skip
+LIBRARIES: dict[type[Group], str] = {Nvrx: "nvidia_resiliency_ext", Torchft: "torchft"}
 
 
 def installed() -> list[str]:
     """Returns the arms that can run here."""
-    has_nvrx = importlib.util.find_spec("nvidia_resiliency_ext") is not None
-    return [name for name, arm in ARMS.items() if has_nvrx or not issubclass(arm, Nvrx)]
+    needed = {name: module for name, arm in ARMS.items() for base, module in LIBRARIES.items() if issubclass(arm, base)}
+    return [name for name in ARMS if name not in needed or importlib.util.find_spec(needed[name]) is not None]

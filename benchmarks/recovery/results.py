@@ -57,7 +57,8 @@ TABLES = {
     ),
     "goodput": Experiment(
         title="Goodput with a kill each minute",
-        note="Steps that count, as a share of the steps that the same time has without a fault.",
+        note="Share of the time that went into steps that count: a step that is done again counts once, one of 3 ranks"
+        " as three quarters; detection, stop, start and load count nothing.",
         value="goodput",
         unit="share",
         target=0.98,
@@ -94,7 +95,9 @@ def render(experiment: Experiment, circumstances: str, trials: Sequence[Trial]) 
         cells = [arm, f"{well}/{len(found)}", *(_cell(value) for value in (statistics.median(values), tail, bad))]
         cells.append(_verdict(experiment, figures, well == len(found)) if arm == OURS else "")
         out.append("| " + " | ".join(cells) + " |")
-    extra = " ".join(line for line in (experiment.note, _named(trials), circumstances) if line)
+    extra = " ".join(
+        line for line in (experiment.note, _named(trials), _survivors(trials), _steps(trials), circumstances) if line
+    )
     return "\n".join([*out, "", extra, ""])
 
 
@@ -110,6 +113,22 @@ def _cell(value: float) -> str:
 def _named(trials: Sequence[Trial]) -> str:
     found = [trial["named"] for trial in trials if "named" in trial]
     return f"The status names the stopped rank in {sum(found)} of {len(found)} trials." if found else ""
+
+
+def _survivors(trials: Sequence[Trial]) -> str:
+    found = [trial["survivors"] for trial in trials if "survivors" in trial]
+    if not found:
+        return ""
+    median = _cell(statistics.median(found))
+    return f"torchft's time is that until all 4 ranks train again; its survivors train after {median} s (median)."
+
+
+def _steps(trials: Sequence[Trial]) -> str:
+    found = {arm: own[-1] for arm, own in by_arm(trials).items() if "steps" in own[-1]}
+    texts = [
+        f"{arm} {own['steps']:,} of {1000 * own['step']:.1f} ms, {own['kills']} kills" for arm, own in found.items()
+    ]
+    return f"Steps: {'; '.join(texts)}." if texts else ""
 
 
 def _verdict(experiment: Experiment, figures: Mapping[str, Sequence[float]], all_well: bool) -> str:

@@ -18,6 +18,19 @@ from torch.nn.parallel import DistributedDataParallel
 EVERY = 10
 
 
+def task() -> tuple[torch.nn.Module, torch.Tensor]:
+    """Returns the model and the function that the model learns, the same on every rank."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    return model, torch.randn(32, 1)
+
+
+def loss(model: torch.nn.Module, truth: torch.Tensor, step: int, world: int, rank: int) -> torch.Tensor:
+    """Returns the loss of the rank's samples of a step."""
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(step * world + rank))
+    return torch.nn.functional.mse_loss(model(x), (x @ truth).tanh())
+
+
 def main(**rendezvous: Any) -> None:
     """Trains until the process is killed. torchrun's environment is the rendezvous unless one is given."""
     folder, pause = os.environ["RECOVERY_FOLDER"], float(os.environ["RECOVERY_STEP_SECONDS"])
@@ -26,12 +39,9 @@ def main(**rendezvous: Any) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     log = os.open(f"{folder}/log/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(log, f"begin {time.monotonic():.6f} {attempt} {rank} {world} {os.getpid()}\n".encode())
-    torch.manual_seed(0)
-    model = DistributedDataParallel(
-        torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    )
+    module, truth = task()
+    model = DistributedDataParallel(module)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    truth = torch.randn(32, 1)
     path, step = f"{folder}/checkpoint.pt", 0
     if os.path.exists(path):
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -39,10 +49,8 @@ def main(**rendezvous: Any) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
     while True:
-        generator = torch.Generator().manual_seed(step * world + rank)
-        x = torch.randn(64, 32, generator=generator)
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), (x @ truth).tanh()).backward()
+        loss(model, truth, step, world, rank).backward()
         optimizer.step()
         step += 1
         os.write(log, f"step {time.monotonic():.6f} {step}\n".encode())

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.recovery import processes
-from benchmarks.recovery.arms import ARMS, OURS, RANKS, Group, Nvrx
-from benchmarks.recovery.logbook import group_steps, newest, step_seconds
+from benchmarks.recovery.arms import ARMS, OURS, RANKS, Group, Nvrx, Torchft
+from benchmarks.recovery.logbook import group_steps, newest, productive_seconds, step_seconds
 
 Trial = dict[str, Any]
 """`seconds` to the next group step, None without one; and what the experiment adds."""
@@ -47,7 +47,7 @@ def running(arm: str, pods: int, step_seconds: float = STEP_SECONDS) -> Iterator
         def decided() -> bool:
             # A process shows its mark a moment after its start.
             ended = time.monotonic() - began > VISIBLE_SECONDS and not processes.marked(group.mark)
-            return len(group_steps(group.entries())) >= WARM_STEPS or ended
+            return len(group_steps(group.entries(), 0.0, RANKS)) >= WARM_STEPS or ended
 
         if not wait(decided, START_SECONDS) or not processes.marked(group.mark):
             raise NeverStartedError(f"{arm}: no {WARM_STEPS} steps in {START_SECONDS:.0f} s\n{group.output()}")
@@ -73,8 +73,8 @@ def sleep_until(moment: float) -> None:
 
 def recovery(group: Group, after: float, limit: float = LIMIT_SECONDS) -> tuple[float, int] | None:
     """Returns the time and number of the first group step of processes that began after a fault."""
-    wait(lambda: bool(group_steps(group.entries(), after)), limit)
-    return next(iter(group_steps(group.entries(), after)), None)
+    wait(lambda: bool(group_steps(group.entries(), after, group.LEAST_WORLD)), limit)
+    return next(iter(group_steps(group.entries(), after, group.LEAST_WORLD)), None)
 
 
 def outcome(group: Group, fault: float, since: float | None = None) -> Trial:
@@ -84,7 +84,10 @@ def outcome(group: Group, fault: float, since: float | None = None) -> Trial:
     if found is None:
         return {"seconds": None, "output": group.output()[-1500:]}
     origin = fault if since is None else since
-    return {"seconds": round(found[0] - origin, 4), "redone": max(0, before - found[1] + 1)}
+    trial = {"seconds": round(found[0] - origin, 4), "redone": max(0, before - found[1] + 1)}
+    if group.LEAST_WORLD > 1:
+        trial["survivors"] = round(group_steps(group.entries(), fault)[0][0] - origin, 4)
+    return trial
 
 
 def kill(arm: str, dice: random.Random) -> Trial:
@@ -146,9 +149,12 @@ def stop(arm: str, dice: random.Random) -> Trial:
 
 
 def goodput(arm: str, dice: random.Random, minutes: float) -> Trial:
-    """Kills a random worker each minute. Returns the steps that count as a share of those without a fault."""
+    """Kills a random worker each minute. Returns the share of the time that went into steps that count.
+
+    A step counts once, for the time since the one before, and in proportion to the ranks that did it.
+    """
     with running(arm, 2, GOODPUT_STEP_SECONDS) as group:
-        first = group_steps(group.entries())[-1]
+        first = group_steps(group.entries(), 0.0, RANKS)[-1]
         kills, latest = 0, first[0]
         for minute in range(int(minutes)):
             sleep_until(first[0] + 60 * minute + 30)
@@ -160,10 +166,11 @@ def goodput(arm: str, dice: random.Random, minutes: float) -> Trial:
         sleep_until(first[0] + 60 * minutes)
         entries = group.entries()
         last = group_steps(entries)[-1]
-        counted, ideal = last[1] - first[1], 60 * minutes / step_seconds(entries)
+        productive = productive_seconds(entries, first[1], RANKS)
+        whole = max(60 * minutes, last[0] - first[0])
         return {
-            "seconds": None if last[0] < latest else 0.0, "goodput": round(counted / ideal, 4), "kills": kills,
-            "steps": counted, "step": round(step_seconds(entries), 5),
+            "seconds": None if last[0] < latest else 0.0, "goodput": round(productive / whole, 4), "kills": kills,
+            "steps": last[1] - first[1], "step": round(step_seconds(entries), 5),
         }  # fmt: skip
 
 
@@ -171,6 +178,10 @@ def arms_of(experiment: str, available: list[str]) -> list[str]:
     """Returns the arms that can take part in an experiment."""
     if experiment == "stop":
         return [OURS]  # torchrun and gloo notice nothing before the timeout of 30 minutes
+    if experiment == "goodput":
+        return [name for name in available if not issubclass(ARMS[name], Nvrx)]  # each kill leaves it a rank less
     if experiment in ("start", "agent"):
-        return [name for name in available if not issubclass(ARMS[name], Nvrx)]  # no agent, and no other start
+        return [
+            name for name in available if not issubclass(ARMS[name], Nvrx | Torchft)
+        ]  # no agent, and no other start
     return available

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.recovery import logbook
-from benchmarks.recovery.results import REPORT, TABLES, percentile, render
+from benchmarks.recovery import logbook, trials
+from benchmarks.recovery.arms import ARMS
+from benchmarks.recovery.results import TABLES, percentile, render
 
 
 def log(rank: int, began: float, steps: list[tuple[float, int]], world: int = 2, attempt: int = 0) -> str:
@@ -38,6 +39,32 @@ def test_smaller_group_recovers_with_its_own_size() -> None:
     """Reads the logs of a process that entered the training twice, as with an in-process restart."""
     twice = log(0, 1, [(2, 1)], world=3) + log(0, 5, [(6, 2)], world=2)
     assert logbook.group_steps(entries(twice, log(1, 5, [(6.5, 2)], world=2)), after=4) == [(6.5, 2)]
+
+
+def test_survivors_alone_are_no_recovery_of_a_group_that_gets_its_rank_back() -> None:
+    survivor = log(0, 5, [(6, 7)], world=1) + log(0, 8, [(9, 8)])
+    found = entries(survivor, log(1, 8, [(9.5, 8)]))
+    assert logbook.group_steps(found, after=4) == [(6, 7), (9.5, 8)]
+    assert logbook.group_steps(found, after=4, least_world=2) == [(9.5, 8)]
+
+
+def test_productive_time_has_each_step_once_in_proportion_to_its_ranks() -> None:
+    """Step 12 is done twice; between the entries lie 1 s and 3 s without a step; a step usually lasts 1 s."""
+    before = [log(rank, 1, [(2, 10), (3, 11), (4, 12)]) for rank in range(2)]
+    again = [log(rank, 5, [(6, 12), (7, 13)]) for rank in range(2)]
+    alone = log(0, 10, [(11, 14), (12, 15)], world=1)
+    assert logbook.productive_seconds(entries(*before, *again, alone), first=10, ranks=2) == 1 + 1 + 1 + 2 * 0.5
+
+
+def test_productive_time_is_that_of_the_steps_not_of_the_median() -> None:
+    slow = [log(rank, 1, [(2, 1), (3, 2), (4, 3), (9, 4)]) for rank in range(2)]
+    assert logbook.productive_seconds(entries(*slow), first=1, ranks=2) == 7
+
+
+def test_step_that_only_the_checkpoint_has_counts() -> None:
+    """Kills a rank after the checkpoint of step 12, before the rank has logged the step."""
+    found = entries(log(0, 1, [(2, 11), (3, 12)]), log(1, 1, [(2, 11)]), *(log(r, 4, [(5, 13)]) for r in range(2)))
+    assert logbook.productive_seconds(found, first=10, ranks=2) == 3
 
 
 def test_line_that_is_being_written_is_ignored() -> None:
@@ -82,10 +109,16 @@ def test_named_ranks_are_counted() -> None:
     assert "names the stopped rank in 1 of 2 trials" in text
 
 
+def test_kill_of_torchft_shows_when_the_survivors_train_again() -> None:
+    text = render(TABLES["kill"], "here", [trial("torchft", 8.0, survivors=5.0)])
+    assert "| torchft | 1/1 | 8.00 | 8.00 | 8.00 |" in text
+    assert "survivors train after 5.00 s" in text
+
+
+def test_nvrx_that_starts_no_process_takes_no_part_in_the_goodput() -> None:
+    assert trials.arms_of("goodput", list(ARMS)) == ["dtj", "torchrun", "torchrun, tuned", "torchft"]
+
+
 @pytest.mark.parametrize(("share", "value"), [(0.95, 19.0), (1.0, 20.0), (0.05, 1.0)])
 def test_percentile_is_a_measured_value(share: float, value: float) -> None:
     assert percentile([float(number) for number in range(20, 0, -1)], share) == value
-
-
-def test_recovery_readme_has_the_figures_of_the_results() -> None:
-    assert REPORT.rendered() == REPORT.readme.read_text(), "run python -m benchmarks.recovery --render"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from types import ModuleType
+from pathlib import Path
 
 import pytest
 import torch
 
-import benchmarks.gpu.results
-import benchmarks.trainer.results
+import benchmarks
 from benchmarks.report import Ratio, Table, put, ratios, render
 from benchmarks.trainer.throughput import turn
 from benchmarks.trainer.workloads import same_losses
@@ -44,11 +44,17 @@ def test_target_is_met_on_the_right_side(ratio: Ratio, more: bool, ours: float, 
     assert verdict in render(table, {"bare": [10.0], "ours": [ours]}, "here")
 
 
-@pytest.mark.parametrize("of", [benchmarks.trainer.results, benchmarks.gpu.results], ids=["trainer", "gpu"])
-def test_readme_has_the_figures_of_the_results(of: ModuleType) -> None:
-    assert of.REPORT.rendered() == of.REPORT.readme.read_text(), (
-        f"run python -m {of.__name__.rpartition('.')[0]} --render"
-    )
+FOLDERS = sorted(path.parent for path in Path(benchmarks.__path__[0]).glob("*/results.py"))
+
+
+def test_every_benchmark_with_results_has_a_page() -> None:
+    assert {path.parent for path in Path(benchmarks.__path__[0]).glob("*/results.json")} <= set(FOLDERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_readme_has_the_figures_of_the_results(folder: Path) -> None:
+    report = importlib.import_module(f"benchmarks.{folder.name}.results").REPORT
+    assert report.rendered() == report.readme.read_text(), f"run python -m benchmarks.{folder.name} --render"
 
 
 def test_arm_without_a_measured_reference_has_no_verdict() -> None:
