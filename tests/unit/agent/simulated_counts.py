@@ -29,6 +29,8 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
             kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
             # A twin goes, and the pod that has replaced it joins, at any later time.
             kinds = ("InPlace", "Pod") if had_twin else ("InPlace",)
+            # A spare takes the place of a pod that is to move.
+            kinds += ("Spare",) if world.moves.are_possible else ()
             if recovery and kind not in [("WorkerFailed", each, True) for each in kinds]:
                 world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
         if clean and faults and faults <= free and recovery and (recovery["kind"] == "InPlace" or recovery["counted"]):

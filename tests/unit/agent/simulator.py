@@ -11,6 +11,7 @@ The world simulates a clock, a network, volumes, processes and pods, and these f
     leases    are written by the real algorithm to a volume that is slow or fails between two operations
     clocks    of pods differ by up to an hour
     sizes     of elastic groups change; some groups have spares (simulated_sizes.py)
+    moves     to other nodes are requested by a restart rule (simulated_moves.py)
 
 Rank 0 reports steps and checkpoints (simulated_training.py).
 
@@ -38,6 +39,7 @@ from tests.unit.agent.lease_volume import DictFolder, Died
 from tests.unit.agent.simulated import UID, Network, Pod, Worker
 from tests.unit.agent.simulated_counts import check_counted
 from tests.unit.agent.simulated_faults import FAULT_SECONDS
+from tests.unit.agent.simulated_moves import Moves
 from tests.unit.agent.simulated_sizes import Sizes
 from tests.unit.agent.simulated_training import Training
 
@@ -61,6 +63,7 @@ class World(Network):
         self.has_volume = rng.random() < 0.5
         self.spec = self.spec._replace(has_volume=self.has_volume)
         self.sizes = Sizes(self)
+        self.moves = Moves(self)
         self.folder = DictFolder(self.before_operation)
         self.training = Training(self)
         self.started: list[int] = []
@@ -78,6 +81,7 @@ class World(Network):
     # --- effects --------------------------------------------------------------------------------------------------
 
     def coordinator_does(self, pod: Pod, effects: list[coordinator_effects.Effect]) -> None:
+        self.moves.look(pod)
         starts = [e for e in effects if isinstance(e, coordinator_effects.Send) and e.message["type"] == "start"]
         if starts:
             self.check_start(pod, starts)
@@ -323,6 +327,8 @@ class World(Network):
         sent = [effect for effect in starts if effect.conn in pod.conns]
         ranks = [(pod.conns[effect.conn].pod.ordinal, effect.message["nodeRank"]) for effect in sent]
         attempt = attempts.pop()
+        if pod.coordinator and not self.moves.started(pod.coordinator, [ordinal for ordinal, _ in ranks]):
+            self.fail(f"attempt {attempt} does not wait for the pod that is to move")
         if attempts or not self.sizes.started(attempt, ranks):
             self.fail(f"a start with attempts {attempt} {attempts} and ranks {ranks}")
         # A promise is lost with its pod's disk: the number of an attempt that reached no pod may be free again.

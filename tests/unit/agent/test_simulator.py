@@ -24,8 +24,10 @@ def test_group_keeps_its_invariants_and_the_job_ends_whatever_breaks(batch: int)
 def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
     """The worlds recover in place and from lost pods, succeed and fail: they load the invariants."""
     seen: collections.Counter[str] = collections.Counter()
+    spared = 0
     for seed in range(80):
         world = World(seed).run()
+        spared += world.moves.spared
         outcome = world.outcomes[0]
         seen[outcome["reason"]] += 1
         for recovery in outcome["recoveries"]:
@@ -44,6 +46,7 @@ def test_simulated_worlds_cover_the_outcomes_and_recoveries() -> None:
         "Spare",
         "Resize",
     } <= set(seen), seen
+    assert spared, "no spare has taken the place of a pod that was to move"
 
 
 def test_seed_replays_exactly() -> None:

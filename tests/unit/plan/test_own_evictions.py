@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtj_core.plan import plan
-from dtj_core.plan.model import Observed, Plan
+from dtj_core.plan.model import Apply, Observed, Plan
 from dtj_core.plan.times import rfc3339
 from tests.unit.plan.objects import NOW, SETTINGS, condition, job, pod, service, started
 
@@ -172,3 +172,80 @@ def test_raised_budget_holds_at_once_and_a_suspension_forgives() -> None:
     gone = plan(job(one.status, **one.spec), Observed(), one.time + 1, SETTINGS)
     assert condition(gone.status, "Suspended")["status"] == "True"
     assert "ownEvictions" not in gone.status
+
+
+# --- the pause before the pod is created again ------------------------------------------------------------------------
+
+
+def sizes(after: Plan) -> list[int]:
+    """Returns the sizes that the StatefulSet is given."""
+    bodies = (action.body for action in after.actions if isinstance(action, Apply))
+    return [body["spec"]["replicas"] for body in bodies if body["kind"] == "StatefulSet"]
+
+
+def scale(one: Evicted, replicas: int) -> None:
+    one.child = {**one.child, "spec": {**one.child["spec"], "replicas": replicas}}
+
+
+def test_only_pod_is_recreated_at_once_after_its_first_eviction() -> None:
+    one = Evicted()
+    assert sizes(one.evict()) == []
+    assert sizes(one.look()) == []
+
+
+@pytest.mark.parametrize(("evictions", "seconds"), [(2, 10), (3, 20), (4, 40), (5, 80), (20, 300)])
+def test_pause_after_an_eviction_doubles_up_to_its_bound(evictions: int, seconds: int) -> None:
+    one = Evicted(max_restarts=100, maxRestartsWithoutProgress=100)
+    held = one.evict(evictions, after=1.0)
+    assert sizes(held) == [0], "the eviction is stored"
+    scale(one, 0)
+    one.time += seconds - 1
+    waits = one.look()
+    assert (sizes(waits), waits.actions, waits.requeue_after) == ([], (), 1)
+    one.time += 1
+    assert sizes(one.look()) == [1]
+
+
+def test_pause_begins_only_once_its_eviction_is_stored() -> None:
+    one = Evicted()
+    one.evict()
+    one.time += 60
+    seen = one.look(evicted(2))
+    assert (sizes(seen), seen.requeue_after) == ([], 0.2)
+    assert sizes(one.look(evicted(2))) == [0]
+
+
+def test_pause_is_shown_with_its_end_and_what_to_do() -> None:
+    one = Evicted()
+    one.evict(2)
+    scale(one, 0)
+    one.look()
+    shown = condition(one.status, "Running")
+    assert (shown["status"], shown["reason"]) == ("False", "PodEvicted")
+    assert f"creating it again at {rfc3339(one.time + 10)}" in shown["message"]
+    assert "Raise the requests and limits" in shown["message"]
+
+
+def test_pause_leaves_a_pod_alone_that_runs_already() -> None:
+    one = Evicted()
+    one.evict(2)
+    assert sizes(one.look(pod(0))) == []
+
+
+def test_evictions_of_pods_that_lived_for_long_pause_no_longer_than_the_free_ones() -> None:
+    one = Evicted(max_restarts=100)
+    for number in range(8):
+        last = evicted(number)
+        last["status"]["startTime"] = rfc3339(one.time)
+        one.time += 400
+        one.look(last)
+    scale(one, 0)
+    one.time += 20
+    assert sizes(one.look()) == [1]
+
+
+def test_progress_ends_the_pauses() -> None:
+    one = Evicted()
+    one.evict(5)
+    one.status |= {"checkpoint": {"step": 10, "time": rfc3339(one.time + 30)}}
+    assert sizes(one.evict()) == []

@@ -112,7 +112,7 @@ class Coordinator:
             return ""
         pause = self.policy.not_before - now.mono
         held_back = "the next attempt starts in %.0f s" % pause if pause > 0 else ""
-        moving = self.lifecycle.moving(now)
+        moving = self.lifecycle.moving(self.ordinal, now)
         if moving:
             held_back = "waiting for %s to be replaced on another node" % moving
         elif self.epoch.is_outrun(self._known_attempt):
@@ -321,9 +321,7 @@ class Coordinator:
             return self._succeed(now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
-        elif not (
-            now.mono < self.policy.not_before or self.lifecycle.moving(now) or self.epoch.is_outrun(self._known_attempt)
-        ):
+        elif not (self.lifecycle.is_held_back(self.ordinal, now) or self.epoch.is_outrun(self._known_attempt)):
             self.lifecycle.gathering("rendezvous", now)
             if self.formation.is_variable and self.hands_over and not last and self.roster.first < self.ordinal:
                 # A leader that is in no attempt would be lost for nothing: a spare, a pod that is scaled away.

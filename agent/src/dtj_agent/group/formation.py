@@ -21,7 +21,7 @@ from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.members import Members
 from dtj_agent.group.messages import DONE, Now
-from dtj_agent.group.recovery_timer import POD, SPARE, RecoveryTimer
+from dtj_agent.group.recovery_timer import IN_PLACE, POD, SPARE, RecoveryTimer
 from dtj_agent.group.roster import Peer, Roster, listed
 from dtj_contract import names
 from dtj_contract.names import Reason
@@ -186,7 +186,7 @@ class Formation:
         came = self._named([ordinal for ordinal in after if ordinal not in set(before)])
         went = self._named([ordinal for ordinal in before if ordinal not in set(after)])
         wanted = self._wanted(history)
-        if recovery is not None and before and recovery.kind == POD and came and went:
+        if recovery is not None and before and recovery.kind in (IN_PLACE, POD) and came and went:
             text = "%s, warm and idle until now, took the place of %s" % (came, went)
             history.event("Normal", Reason.SPARE_USED, text, now.wall)
             # A new coordinator gathers for a moment in any case.

@@ -93,7 +93,7 @@ class AttemptLifecycle:
 
     def start(self, attempt: int, members: List[Peer], leadership: Message, now: Now) -> None:
         history = self.history
-        self._moving.stop_waiting()
+        self._moving.started(members)
         history.attempt = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
@@ -374,9 +374,13 @@ class AttemptLifecycle:
         if decision.elsewhere:
             self._moving.request(failure.get("ordinal", -1), now)
 
-    def moving(self, now: Now) -> str:
+    def is_held_back(self, leader: int, now: Now) -> bool:
+        """Returns whether the next attempt has to wait although its members are ready."""
+        return now.mono < self.policy.not_before or bool(self.moving(leader, now))
+
+    def moving(self, leader: int, now: Now) -> str:
         """Returns the pod that the next attempt waits for to be replaced on another node; "" if there is none."""
-        return self._moving.name(now)
+        return self._moving.name(leader, now)
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 

@@ -121,6 +121,8 @@ class Roster:
         """The members of the last attempt."""
         self.greatest_promise = 0
         """The greatest number that an agent had promised before it joined."""
+        self.moving: Dict[int, str] = {}
+        """Ordinals and incarnations of the pods that are to be replaced on other nodes (moving_pod.py)."""
         self._spec = spec
         self._by_conn: Dict[int, Peer] = {}
         self._index = PeerIndex()
@@ -185,11 +187,18 @@ class Roster:
         """Returns the members of an attempt that starts now, by ordinal, of the agents that are free and stay.
 
         Members of the last attempt come first, because their memory holds the newest state. A pod beyond
-        the wanted number is about to be deleted, so it comes last.
+        the wanted number is about to be deleted, so it comes last, after those that are to move.
         """
         last = set(self.last.ordinals())
-        order = sorted(self.free_peers(), key=lambda peer: (peer.ordinal >= self.pods, peer.ordinal not in last))
+        order = sorted(
+            self.free_peers(),
+            key=lambda peer: (peer.ordinal >= self.pods, self.is_moving(peer), peer.ordinal not in last),
+        )
         return sorted(order[: self.size], key=lambda peer: peer.ordinal)
+
+    def is_moving(self, peer: Peer) -> bool:
+        """Returns whether its pod is to be replaced on another node."""
+        return self.moving.get(peer.ordinal) == peer.incarnation
 
     def missing(self) -> List[int]:
         """Returns the ordinals that are away while too few are there for an attempt; spares too."""

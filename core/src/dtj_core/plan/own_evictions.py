@@ -4,6 +4,10 @@ Several pods keep their history in each other's memory, and their coordinator co
 (dtj_agent/group/restart_policy.py). The memory of a single pod goes with the pod, so the status
 counts them here, by the same rule: the first three without progress are free, then each one takes a
 restart from the budget.
+
+The controller of the StatefulSet recreates such a pod at once. From the second eviction without
+progress on, the StatefulSet therefore has no pod for 10, 20, 40 ... 300 s. The pause follows from the
+stored status and the observed pods alone, so an operator that restarts meanwhile keeps to it.
 """
 
 from __future__ import annotations
@@ -14,12 +18,18 @@ from dtj_core.plan.job import Job
 from dtj_core.plan.model import Object
 from dtj_core.plan.operator_message import is_own_fault
 from dtj_core.plan.outcome import JobResult
+from dtj_core.plan.pods import is_running
 from dtj_core.plan.restarts import merge_failures
 from dtj_core.plan.times import rfc3339, unix
 
 FREE = 3
 # The largest budget.
 SPENT = 1000
+# The pause before the pod is created again, after the second eviction without progress and at most.
+FIRST_PAUSE_SECONDS = 10.0
+LONGEST_PAUSE_SECONDS = 300.0
+# Pause between the write of an eviction and the next look.
+STEP_SECONDS = 0.2
 
 
 def count(job: Job, status: Object, pods: tuple[Object, ...], now: float) -> Object:
@@ -63,6 +73,53 @@ def budget_spent(job: Job, status: Object, pods: tuple[Object, ...]) -> JobResul
     return JobResult(
         kind="Failed", reason=Reason.RESTART_BUDGET_SPENT if is_budget else Reason.NO_PROGRESS, message=message
     )
+
+
+def pause(job: Job, pods: tuple[Object, ...], now: float) -> float:
+    """Returns the seconds for which the StatefulSet is to have no pod; 0: the pod may be there.
+
+    The stored status decides, so that no pod goes before its eviction is counted. A newer pod that
+    runs already is left alone: its work would be lost.
+    """
+    known: Object = job.status.get("ownEvictions") or {}
+    since, seconds = unix(known.get("time")), _pause_seconds(known)
+    if since is None or not seconds or job.spec.replicas + job.spec.spares != 1:
+        return 0.0
+    if any(is_running(pod, job.trainer_container) and pod["metadata"]["uid"] != known.get("podUID") for pod in pods):
+        return 0.0
+    # A clock that was set back does not add to the pause.
+    return min(seconds, max(0.0, since + seconds - now))
+
+
+def until_next_look(job: Job, status: Object, left: float) -> float | None:
+    """Returns the seconds until the pod is created again, or until a new eviction is stored; None: neither."""
+    if status.get("ownEvictions") != job.status.get("ownEvictions"):
+        return STEP_SECONDS
+    return left or None
+
+
+def describe_pause(job: Job) -> str:
+    """Returns what a job waits for whose pod is held back."""
+    known: Object = job.status["ownEvictions"]
+    end = rfc3339((unix(known["time"]) or 0.0) + _pause_seconds(known))
+    return (
+        f"pod {job.name}-0 was evicted {_in_a_row(known)} times in a row for what it used, without progress; creating "
+        f"it again at {end}. Raise the requests and limits of the container in spec.template, or use less"
+    )
+
+
+def _pause_seconds(known: Object) -> float:
+    return (
+        min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (number - 2))
+        if (number := _in_a_row(known)) > 1
+        else 0.0
+    )
+
+
+def _in_a_row(known: Object) -> int:
+    """Returns the number of evictions without progress; those of pods that lived for long count up to FREE."""
+    free = len(known.get("times") or ())
+    return free + (min(int(known.get("count", 0)), SPENT) if free >= FREE else 0)
 
 
 def _with_eviction(job: Job, status: Object, known: Object, pod: Object, now: float) -> Object:

@@ -192,7 +192,10 @@ def _reconcile_active(
     phase = running.group_phase(
         job, status, group, report, silent_seconds=silent, refusal=observed.refusal, now=conditions.now
     )
+    pause = own_evictions.pause(job, group, conditions.now)
     if phase is not None:
+        if pause:
+            phase = running.with_pause(phase, Reason.POD_EVICTED, own_evictions.describe_pause(job))
         status = running.set_conditions(status, running.add_wait(phase, hint), conditions)
     ready = pods.ready_count(group, job.trainer_container)
     now, child = conditions.now, observed.stateful_set
@@ -202,18 +205,19 @@ def _reconcile_active(
         counts["replicas"] = job.status.get("replicas", counts["replicas"])
     status = _mark_active(status, conditions) | counts
     status = group_size.with_shrink_time(status, job, child, now)
-    wanted = group_size.wanted_pods(job, child, report, status, now)
+    wanted = 0 if pause else group_size.wanted_pods(job, child, report, status, now)
     status, moves = avoided_nodes.update(job, status, group, now, settings)
     looks = (
         _next_look(job, observed, group, settings),
         avoided_nodes.until_next_look(job, status, group, now),
         pod_waits.until_overdue(group, now),
         group_size.until_shrunk(status, now),
+        own_evictions.until_next_look(job, status, pause),
     )
     return Plan(
         actions=(
             *(children.repairs(job, observed, group, wanted, now, settings) if job.unreadable is None else ()),
-            *(children.nudges(job, observed, group, now) if job.unreadable is None else ()),
+            *(children.nudges(job, observed, group, now) if job.unreadable is None and not pause else ()),
             *stuck_pods.delete_stuck_pods(group, report),
             *avoided_nodes.move_pods(job, observed.stateful_set, group, now),
         ),

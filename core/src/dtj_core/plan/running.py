@@ -117,6 +117,13 @@ def add_wait(phase: GroupPhase, wait: str) -> GroupPhase:
     return replace(phase, message=phase.message + ("; " if NOW in phase.message else NOW) + wait)
 
 
+def with_pause(phase: GroupPhase, reason: str, message: str) -> GroupPhase:
+    """Returns `phase` of a group whose pod is held back for a while, as `message` explains."""
+    if phase.restarting:
+        return replace(phase, message=phase.message.partition(NOW)[0] + NOW + message)
+    return replace(phase, running=False, reason=reason, message=message)
+
+
 def _unreachable(job: Job) -> GroupPhase:
     """Returns the stored phase with another reason: training may well continue unobserved."""
     running, restarting = (is_true(job.status, kind) for kind in (names.RUNNING, names.RESTARTING))
