@@ -310,15 +310,15 @@ class Coordinator:
         """Requests the lease of the next attempt once all its members are ready."""
         self.formation.gather(self.history, now)
         whole = self.roster.is_whole
-        # A coordinator that has started nothing may be one of two: all must have joined before it ends the job.
-        failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
-        if failed is not None:
-            return self._fail(failed, now)
         last = self.history.attempt
         if last and self.formation.have_done(self.history):
             # The coordinator was away when the last of them finished; their work is complete.
             self.lifecycle.attempt = Attempt(last, self.formation.members(self.history), self.spec.processes)
             return self._succeed(now)
+        # A coordinator that has started nothing may be one of two: all must have joined before it ends the job.
+        failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
+        if failed is not None:
+            return self._fail(failed, now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
         elif not (
