@@ -36,8 +36,15 @@ class Job:
         """Breaks one attempt by all `reasons` (the last for pod 0, if several explain its loss), and charges."""
         self.time += after
         self.policy.attempt_broke()
+        self.history.attempt += 1
         for reason in reasons:
-            failure = {"reason": reason, "message": f"it was {reason}", "attempt": 1, "ordinal": 0, **evidence}
+            failure = {
+                "reason": reason,
+                "message": f"it was {reason}",
+                "attempt": self.history.attempt,
+                "ordinal": 0,
+                **evidence,
+            }
             self.history.failure(self.policy.apply_rules(failure))
             self.result = self.policy.decide(failure, self.history, self.now(), stepped, lived)
         if self.policy.deferred is not None:

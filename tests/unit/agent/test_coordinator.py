@@ -167,7 +167,7 @@ def test_new_coordinator_takes_over_the_newest_history() -> None:
     assert (history.attempt, history.restarts) == (3, {"inPlace": 1, "pod": 1, "counted": 1})
     assert history.recoveries[-1]["lastStep"] == 55
     assert sum(history.recoveries[-1]["seconds"].values()) == pytest.approx(12.1)
-    assert [f["reason"] for f in history.failures] == ["WorkerFailed"]
+    assert [f["reason"] for f in history.failures] == ["WorkerFailed", "PodLost"]
 
 
 def test_members_that_finished_without_a_coordinator_succeed() -> None:

@@ -30,6 +30,8 @@ class Attempt:
         self._crashed: Dict[int, Loss] = {}
         """Members whose agents died and are back in their pods, for no reason that is known."""
         self._processes = processes
+        self._remembered: Dict[int, int] = {}
+        """The node ranks of an attempt that another coordinator started, whose members this one has not chosen."""
         self._evidence: List[Json] = []
         """Workers that failed, in order of arrival."""
         self._blamed: Optional[Json] = None
@@ -37,6 +39,13 @@ class Attempt:
     @classmethod
     def with_members(cls, peers: List[Peer], number: int, processes: int) -> Attempt:
         return cls(number, [peer.ordinal for peer in peers], processes)
+
+    @classmethod
+    def remembered(cls, history: History, processes: int) -> Attempt:
+        """Returns the last attempt of a history, which another coordinator may have started."""
+        attempt = cls(history.attempt, [], processes)
+        attempt._remembered = assign_node_ranks(history.members.ordinals())
+        return attempt
 
     def start(self, peers: List[Peer], history: History, leadership: Json, outbox: Outbox) -> None:
         """Starts the workers of all members.
@@ -107,6 +116,10 @@ class Attempt:
         """Returns the lost members as failures."""
         return [root_cause.loss_failure(ordinal, loss, self.number, now) for ordinal, loss in sorted(self.lost.items())]
 
+    def leader_failure(self, ordinal: int, pod: str, now: Now) -> Json:
+        """Returns the loss of the pod that led the attempt, whose node only that pod knew."""
+        return root_cause.loss_failure(ordinal, self._loss(ordinal, "", pod, "", Reason.POD_LOST), self.number, now)
+
     def return_failure(self, hello: Json, reason: str, now: Now) -> Json:
         """Returns the failure of a member that is back in its pod: its agent or connection had died."""
         loss = self._loss(hello["ordinal"], hello["incarnation"], hello["pod"], hello["node"], reason)
@@ -115,4 +128,5 @@ class Attempt:
         return root_cause.loss_failure(hello["ordinal"], loss, self.number, now)
 
     def _loss(self, ordinal: int, incarnation: str, pod: str, node: str, reason: str, detail: str = "") -> Loss:
-        return Loss(incarnation, pod, node, self.node_ranks.get(ordinal, ordinal) * self._processes, reason, detail)
+        ranks = self.node_ranks or self._remembered
+        return Loss(incarnation, pod, node, ranks.get(ordinal, ordinal) * self._processes, reason, detail)

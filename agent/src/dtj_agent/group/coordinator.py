@@ -112,7 +112,7 @@ class Coordinator:
             return ""
         pause = self.policy.not_before - now.mono
         held_back = "the next attempt starts in %.0f s" % pause if pause > 0 else ""
-        moving = self.lifecycle.moving(self.ordinal, now)
+        moving = self.lifecycle.moving.name(self.ordinal, now)
         if moving:
             held_back = "waiting for %s to be replaced on another node" % moving
         elif self.epoch.is_outrun(self._known_attempt):
@@ -310,15 +310,15 @@ class Coordinator:
         """Requests the lease of the next attempt once all its members are ready."""
         self.formation.gather(self.history, now)
         whole = self.roster.is_whole
-        # A coordinator that has started nothing may be one of two: all must have joined before it ends the job.
-        failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
-        if failed is not None:
-            return self._fail(failed, now)
         last = self.history.attempt
         if last and self.formation.have_done(self.history):
             # The coordinator was away when the last of them finished; their work is complete.
             self.lifecycle.attempt = Attempt(last, self.formation.members(self.history), self.spec.processes)
             return self._succeed(now)
+        # A coordinator that has started nothing may be one of two: all must have joined before it ends the job.
+        failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
+        if failed is not None:
+            return self._fail(failed, now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
         elif not (self.lifecycle.is_held_back(self.ordinal, now) or self.epoch.is_outrun(self._known_attempt)):

@@ -44,6 +44,8 @@ class History:
         """Unix times of the attempts that lost pods have broken since the last progress."""
         self.without_progress = 0
         """Counted restarts since the last progress."""
+        self.charged = 0
+        """The newest attempt whose end was charged: the next coordinator must not charge it again."""
         self.budget: Optional[RestartBudget] = None
         """The newest budget that the operator has handed over; None: none yet."""
         self.lived = 0.0
@@ -104,10 +106,19 @@ class History:
             replaced = (names.Reason.POD_LOST, names.Reason.AGENT_CRASHED, names.Reason.OOM_KILLED)
         losses = [(failure["attempt"], failure["ordinal"], reason) for reason in replaced]
         keys = ("attempt", "ordinal", "reason")
+        if failure.get("exitCode") is None:  # the next coordinator may list it again
+            losses.append((failure["attempt"], failure["ordinal"], failure["reason"]))
         self.failures = [each for each in self.failures if tuple(each.get(key) for key in keys) not in losses]
         self.failures.append(failure)
         del self.failures[: -names.KEEP_FAILURES]
         self._changed()
+
+    def lists(self, attempt: int, ordinal: int, reason: str) -> bool:
+        """Returns whether a loss is listed: a failure without the exit code of a worker."""
+        key = (attempt, ordinal, reason, None)
+        return any(
+            key == tuple(each.get(k) for k in ("attempt", "ordinal", "reason", "exitCode")) for each in self.failures
+        )
 
     def recovery(self, recovery: Json) -> None:
         """Adds the recovery of an attempt, or replaces the earlier record of it."""
@@ -146,6 +157,7 @@ class History:
             "revision": self.revision, "attempt": self.attempt, "restarts": dict(self.restarts),
             "spent": list(self.spent), "losses": list(self.losses), "furthest": self.furthest, "lived": self.lived,
             "saved": self.saved, "podLosses": list(self.pod_losses), "withoutProgress": self.without_progress,
+            "charged": self.charged,
             "budget": None if self.budget is None else self.budget.to_json(),
             "members": list(self.members.bounds), "size": None if self.size is None else self.size.to_json(),
             "recoveries": list(self.recoveries), "failures": list(self.failures), "events": list(self.events),
@@ -167,6 +179,7 @@ class History:
         history.losses = [number(time) for time in _list(data.get("losses"))]
         history.pod_losses = [number(time) for time in _list(data.get("podLosses"))]
         history.without_progress = int(number(data.get("withoutProgress")))
+        history.charged = int(number(data.get("charged")))
         history.budget = RestartBudget.from_json(data.get("budget"))
         history.members = Members.from_json(data.get("members"))
         history.size = GroupSize.from_json(data.get("size"))
@@ -200,9 +213,15 @@ class History:
         revision = max(self.revision, other.revision)
         for failure in [failure for failure in other.failures if failure not in copied.failures]:
             self.failure(failure)
-        for event in [event for event in other.events if event not in copied.events]:
-            self.event(event["type"], event["reason"], event["message"], event["time"])
+        known = [_without_id(event) for event in (*self.events, *copied.events)]
+        for event in other.events:
+            if _without_id(event) not in known:  # `self` may hold what a member was sent meanwhile
+                self.event(event["type"], event["reason"], event["message"], event["time"])
         self.revision = revision + 1
+
+
+def _without_id(event: Json) -> Json:
+    return {key: value for key, value in event.items() if key != "id"}
 
 
 def number(value: Any) -> float:

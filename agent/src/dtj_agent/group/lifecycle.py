@@ -47,7 +47,7 @@ class AttemptLifecycle:
         self.goodput = GoodputTracker(history)
         self.policy = RestartPolicy(spec)
         self._kills = ContainerKills(spec.rules, self.policy)
-        self.attempt = Attempt(history.attempt, [], spec.processes)
+        self.attempt = Attempt.remembered(history, spec.processes)
         """The current attempt, or the last one."""
         self.guard = HangGuard(spec.hang)
         self._slow = SlowRanks(spec.rules, roster, self.guard)
@@ -62,7 +62,7 @@ class AttemptLifecycle:
         self._broke_at = 0.0
         self._explanations: Dict[Tuple[str, str], Tuple[LostPod, float]] = {}
         """Why Kubernetes ended a pod, and when the operator last handed that over, by name and address."""
-        self._moving = MovingPod(roster, outbox, spec.has_other_nodes)
+        self.moving = MovingPod(roster, outbox, spec.has_other_nodes)
 
     @property
     def history(self) -> History:
@@ -76,7 +76,8 @@ class AttemptLifecycle:
         if self.history.size is not None:
             history.size = later_size(self.history.size, history.size)
         self.goodput.history = history
-        self.attempt = Attempt(history.attempt, [], self._spec.processes)
+        if self.attempt.number != history.attempt:
+            self.attempt = Attempt.remembered(history, self._spec.processes)
 
     # --- an attempt starts ----------------------------------------------------------------------------------------
 
@@ -93,7 +94,10 @@ class AttemptLifecycle:
 
     def start(self, attempt: int, members: List[Peer], leadership: Message, now: Now) -> None:
         history = self.history
-        self._moving.started(members)
+        self.moving.started(members)
+        self._list_lost_leader(now)  # the group continues without it
+        if self.recovery is not None:  # the coordinator before may have charged it
+            self.recovery.counted = self.recovery.counted or history.charged == history.attempt
         history.attempt = attempt
         history.start_time = history.start_time or now.wall
         history.revision += 1
@@ -206,15 +210,17 @@ class AttemptLifecycle:
     def member_returned(self, hello: Message, now: Now) -> None:
         """Corrects the cause of the recovery if the hello of a returned member shows why it went."""
         self._correct_cause(hello, now)
-        ordinal = -1 if self._lost_leader is None else self._lost_leader
-        leader = self._roster.peers.get(ordinal)
-        if leader is None:
-            return
-        self._lost_leader = None
-        if leader.attempt == 0:
-            # Its pod is new: it was lost like any other pod, and nobody has listed the loss.
-            lost = {"reason": Reason.POD_LOST, "ordinal": ordinal}
-            self._note(self.policy.decide(lost, self.history, now), lost, now)
+        leader = None if self._lost_leader is None else self._roster.peers.get(self._lost_leader)
+        if leader is not None and leader.attempt:
+            self._lost_leader = None
+        elif leader is not None:  # its pod is new
+            self._list_lost_leader(now)
+
+    def _list_lost_leader(self, now: Now) -> None:
+        ordinal, self._lost_leader = self._lost_leader, None
+        if ordinal is not None and not self.history.lists(self.attempt.number, ordinal, Reason.POD_LOST):
+            pod = "%s-%d" % (self._spec.job, ordinal)
+            self._account(self.attempt.leader_failure(ordinal, pod, now), now)
 
     def _correct_cause(self, hello: Message, now: Now) -> None:
         loss = self.attempt.lost.pop(hello["ordinal"], None)
@@ -233,6 +239,7 @@ class AttemptLifecycle:
         same_agent = loss is not None and loss.incarnation == hello["incarnation"]
         if hello["crashed"]:  # its agent died, not the pod
             killed = loss is not None and loss.reason == Reason.OOM_KILLED
+            killed = killed or self.history.lists(broke["attempt"], hello["ordinal"], Reason.OOM_KILLED)
             self._explain(recovery, hello, Reason.OOM_KILLED if killed else Reason.AGENT_CRASHED, now)
             if not killed:
                 self._kills.agent_crashed(now)
@@ -372,15 +379,11 @@ class AttemptLifecycle:
         if decision.wait:
             self._outbox.log("%s: the next attempt waits %.0f s" % (decision.why, decision.wait))
         if decision.elsewhere:
-            self._moving.request(failure.get("ordinal", -1), now)
+            self.moving.request(failure.get("ordinal", -1), now)
 
     def is_held_back(self, leader: int, now: Now) -> bool:
         """Returns whether the next attempt has to wait although its members are ready."""
-        return now.mono < self.policy.not_before or bool(self.moving(leader, now))
-
-    def moving(self, leader: int, now: Now) -> str:
-        """Returns the pod that the next attempt waits for to be replaced on another node; "" if there is none."""
-        return self._moving.name(leader, now)
+        return now.mono < self.policy.not_before or bool(self.moving.name(leader, now))
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 

@@ -98,7 +98,6 @@ class RestartPolicy:
         """The failure that `charge_deferred` charges before the next attempt."""
         self._quick_failures = 0
         """Attempts in a row that ended soon and without a step."""
-        self._is_charged = False
         self._lived = 0.0
         """Seconds that the broken attempt lived."""
         self._network_failed = False
@@ -109,7 +108,7 @@ class RestartPolicy:
 
     def attempt_broke(self) -> None:
         """Opens the account of the next broken attempt, which is charged at most once."""
-        self.deferred, self._is_charged, self._network_failed = None, False, False
+        self.deferred, self._network_failed = None, False
         self._lost_pods, self._lived = set(), 0.0
 
     def budget(self, history: History) -> RestartBudget:
@@ -162,6 +161,9 @@ class RestartPolicy:
         assert self.deferred is not None
         if self.deferred.get("action") == names.ACTION_FAIL:
             return _failed_by_rule(self.deferred)
+        if _is_charged(self.deferred, history):  # by another coordinator, as the history shows that has arrived since
+            self.deferred = None
+            return Restart()
         return self._charge(self.deferred, history, now, self._is_known(history))
 
     # --- by what broke the attempt --------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ class RestartPolicy:
         if is_free or explained:
             self.deferred = None if _is_same_loss(self.deferred, failure) else self.deferred
         elif action is not None or reason in (Reason.AGENT_CRASHED, Reason.WORKER_STUCK, Reason.OOM_KILLED):
-            self._defer(failure)
+            self._defer(failure, history)
         return result._replace(elsewhere=action == names.ACTION_RESTART_ELSEWHERE)
 
     def _after_lost_connection(self, failure: Json, history: History, now: Now) -> Restart:
@@ -219,7 +221,7 @@ class RestartPolicy:
         history.revision += 1
         losses = len(history.losses)
         if losses > FREE_LOSSES:
-            self._defer(failure)
+            self._defer(failure, history)
         wait = self._hold_back(losses, LONGEST_NETWORK_WAIT_SECONDS, now)
         return Restart(wait=wait, why="%d connections lost without progress" % losses if wait else "")
 
@@ -237,7 +239,7 @@ class RestartPolicy:
         if losses <= FREE_LOSSES:
             return Restart()
         if failure["reason"] == Reason.AGENT_TERMINATED or failure.get("ownFault"):
-            self._defer(failure)
+            self._defer(failure, history)
         if not is_first:
             return Restart()
         wait = self._hold_back(losses - FREE_LOSSES + 1, LONGEST_NETWORK_WAIT_SECONDS, now)
@@ -258,8 +260,9 @@ class RestartPolicy:
 
     # --- budget and back-off --------------------------------------------------------------------------------------
 
-    def _defer(self, failure: Json) -> None:
-        if not self._is_charged:
+    def _defer(self, failure: Json, history: History) -> None:
+        # A charge does not take the end away that a rule has decided on.
+        if failure.get("action") == names.ACTION_FAIL or not _is_charged(failure, history):
             self.deferred = failure
 
     def _is_known(self, history: History) -> bool:
@@ -286,7 +289,7 @@ class RestartPolicy:
         history.restarts["counted"] += 1
         history.without_progress += int(is_known)
         history.revision += 1
-        self._is_charged, self.deferred = True, None
+        history.charged, self.deferred = failure["attempt"], None
         return Restart(counted=True)
 
     def _within_window(self, times: List[float], history: History, now: Now) -> List[float]:
@@ -360,6 +363,11 @@ def step_done(history: History, step: float) -> None:
 def _is_container_kill(failure: Json) -> bool:
     """Returns whether the kernel killed a whole container for memory, and not a worker alone."""
     return failure["reason"] == Reason.OOM_KILLED and failure.get("exitCode") is None
+
+
+def _is_charged(failure: Json, history: History) -> bool:
+    """Returns whether a restart was charged already for the attempt that broke."""
+    return bool(history.charged >= failure["attempt"])
 
 
 def _is_same_loss(one: Optional[Json], other: Json) -> bool:
