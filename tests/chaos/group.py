@@ -200,7 +200,7 @@ class Group:
             names.ENV_CHECKPOINT_DIR: str(self.volume), names.ENV_CHECKPOINT_EVERY: "20",
             names.ENV_MAX_RESTARTS: "100000", names.ENV_MAX_WITHOUT_PROGRESS: "100000",
             names.ENV_GRACE_SECONDS: "1", names.ENV_BACKEND: "gloo",
-            names.ENV_DIE_WITH_PARENT: "1", names.ENV_LOCAL_POD: self._tag(pod),
+            names.ENV_DIE_WITH_PARENT: str(os.getpid()), names.ENV_LOCAL_POD: self._tag(pod),
             processes.MARK: self.mark,
             "CHAOS_FOLDER": str(self.folder), "CHAOS_STEP_SECONDS": str(shape.step_seconds),
             "CHAOS_NAMES": str(self.folder / "names.json"), "CHAOS_CLOCK": str(self.folder / "agent-clock"),

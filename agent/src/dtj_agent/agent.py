@@ -49,7 +49,7 @@ class Agent:
         self.loop = loop
         self.output = PodOutput(settings.checkpoint_dir, settings.pod)
         self.log = self.output.log
-        self._parent = os.getppid()
+        self._parent = settings.parent
         self._exit_code: Optional[int] = None
         self._exit_by = 0.0
 
@@ -233,7 +233,7 @@ class Agent:
         self._send_reports()
         self._send_beat()
         self.leadership.on_tick()
-        if self.settings.die_with_parent and os.getppid() != self._parent:
+        if self.settings.parent and os.getppid() != self._parent:
             self._parent = os.getppid()
             self.log("the process that started this agent has died")
             self.terminate()
@@ -283,7 +283,7 @@ def read_group_spec(settings: AgentSettings) -> GroupSpec:
         max_without_progress=settings.max_without_progress,
         rules=settings.rules,
         generation=settings.generation,
-        has_other_nodes=not settings.die_with_parent,
+        has_other_nodes=not settings.parent,
         spares=settings.spares,
         elastic=settings.elastic,
         has_volume=settings.checkpoint_dir is not None,

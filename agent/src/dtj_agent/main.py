@@ -26,7 +26,12 @@ def main(argv: Optional[List[str]] = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     try:
-        agent = Agent(parse(os.environ, command), os.environ, Loop())
+        settings = parse(os.environ, command)
+        if settings.parent and os.getppid() != settings.parent:
+            print("[agent] the process that started this agent has died", flush=True)
+            exit_now(names.EXIT_TERMINATED)
+            return
+        agent = Agent(settings, os.environ, Loop())
     except SettingsError as error:
         print("[agent] %s" % error, flush=True)
         log = os.environ.get(names.ENV_TERMINATION_LOG, names.TERMINATION_LOG)

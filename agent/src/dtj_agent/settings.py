@@ -53,7 +53,8 @@ class AgentSettings(NamedTuple):
     progress_deadline: float
     """0: none."""
     checkpoint_dir: Optional[str]
-    die_with_parent: bool
+    parent: int
+    """The pid of the process that must live as long as this agent, in a local run; 0: none."""
     command: Tuple[str, ...]
     warm: bool
     """Whether workers are forked from a warm process where that is possible."""
@@ -126,7 +127,7 @@ def parse(environ: Mapping[str, str], command: Sequence[str]) -> AgentSettings:
         hang_min_seconds=_seconds(environ, names.ENV_HANG_MIN_SECONDS, default=0.0),
         progress_deadline=_seconds(environ, names.ENV_PROGRESS_DEADLINE, default=0.0),
         checkpoint_dir=environ.get(names.ENV_CHECKPOINT_DIR) or None,
-        die_with_parent=environ.get(names.ENV_DIE_WITH_PARENT) == "1",
+        parent=_integer(environ, names.ENV_DIE_WITH_PARENT, least=0, default=0),
         command=tuple(command),
         warm=environ.get(names.ENV_WARM_WORKERS) != names.WARM_NEVER,
         preload=tuple(name for name in environ.get(names.ENV_PRELOAD, "").split(",") if name),

@@ -92,7 +92,7 @@ ENV_PRELOAD = "DTJ_PRELOAD"
 ENV_WARM_WORKERS = "DTJ_WARM_WORKERS"
 WARM_AUTO, WARM_NEVER = "Auto", "Never"
 # --- environment: dtj run -> agent (a pod on this machine) ------------------------------------------------------------
-ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # "1": exit if the process that started the agent does
+ENV_DIE_WITH_PARENT = "DTJ_DIE_WITH_PARENT"  # a pid: end when that process, the agent's parent, does
 # "<job uid>/<pod uid>": marks every process of the pod, in place of a cgroup.
 ENV_LOCAL_POD = "DTJ_LOCAL_POD"
 # --- environment: operator -> agent -> worker -------------------------------------------------------------------------

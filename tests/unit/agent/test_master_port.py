@@ -63,7 +63,7 @@ def run(script: str, folder: Path) -> list[Any]:
         names.ENV_PROCESSES_PER_POD: "2", names.ENV_PEERS: "127.0.0.1:1", names.ENV_LISTEN: "127.0.0.1:0",
         names.ENV_POD_IP: "127.0.0.1", names.ENV_SECRET_FILE: str(folder / "key"),
         names.ENV_STATE_DIR: str(folder / "state"), names.ENV_TERMINATION_LOG: str(folder / "termination"),
-        names.ENV_WARM_WORKERS: names.WARM_NEVER, names.ENV_DIE_WITH_PARENT: "1",
+        names.ENV_WARM_WORKERS: names.WARM_NEVER, names.ENV_DIE_WITH_PARENT: str(os.getpid()),
     }  # fmt: skip
     worker = [sys.executable, "-c", "import time; time.sleep(1e9)"]
     command = [sys.executable, "-c", f"{PROLOGUE}{script}os._exit(0)\n", *worker]

@@ -153,6 +153,7 @@ def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> N
     group = Group(tmp_path, 1)
     starter = (
         "import subprocess, sys, os, time;"
+        "os.environ['DTJ_DIE_WITH_PARENT'] = str(os.getpid());"
         "p = subprocess.Popen([sys.executable, '-m', 'dtj_agent', '--', *sys.argv[1:]]);"
         "open(os.path.join(os.environ['PLAN'], 'pid-agent'), 'w').write(str(p.pid)); time.sleep(600)"
     )
@@ -166,7 +167,6 @@ def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> N
         names.ENV_SECRET_FILE: str(tmp_path / "key"),
         names.ENV_STATE_DIR: str(tmp_path / "s"),
         names.ENV_TERMINATION_LOG: str(tmp_path / "t"),
-        names.ENV_DIE_WITH_PARENT: "1",
         "PLAN": str(group.plan),
     }
     with open(tmp_path / "log", "wb") as log:
@@ -180,6 +180,31 @@ def test_agent_never_outlives_the_local_run_that_started_it(tmp_path: Path) -> N
         run.kill()
         run.wait()
     wait_until("all processes to end", lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_agent_whose_local_run_has_died_before_it_starts_ends_at_once(tmp_path: Path) -> None:
+    group = Group(tmp_path, 1)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    environ = {
+        names.ENV_JOB: "j",
+        names.ENV_JOB_UID: "u",
+        names.ENV_REPLICAS: "1",
+        names.ENV_ORDINAL: "0",
+        names.ENV_PEERS: group.peers,
+        names.ENV_LISTEN: f"127.0.0.1:{group.ports[0]}",
+        names.ENV_SECRET_FILE: str(tmp_path / "key"),
+        names.ENV_STATE_DIR: str(tmp_path / "s"),
+        names.ENV_TERMINATION_LOG: str(tmp_path / "t"),
+        names.ENV_DIE_WITH_PARENT: gone.stdout.strip(),
+        "PLAN": str(group.plan),
+    }
+    agent = subprocess.run(
+        [sys.executable, "-m", "dtj_agent", "--", *group.command],
+        env={**os.environ, **environ}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert agent.returncode == names.EXIT_TERMINATED
+    assert agent.stdout == "[agent] the process that started this agent has died\n"
+    assert not (tmp_path / "s").exists()
 
 
 def test_killed_agent_leaves_no_worker_behind(tmp_path: Path) -> None:

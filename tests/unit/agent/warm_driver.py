@@ -102,12 +102,13 @@ class Driver:
 
 
 def both(request: Any) -> Any:
-    """Runs each command forked and plainly."""
+    """Runs each command forked and plainly, and further ones only forked."""
     driver = Driver(request.get("modules", []))
     driver.ready()
     found = [[driver.run(command), driver.run(command, plain=True)] for command in request["commands"]]
+    forked = [driver.run(command) for command in request.get("forked", [])]
     driver.close()
-    return {"results": found, "logs": driver.logs}
+    return {"results": found, "forked": forked, "logs": driver.logs}
 
 
 def ranks(request: Any) -> Any:

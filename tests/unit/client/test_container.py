@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def test_two_lives_of_a_pod_do_not_share_an_emptydir(machine: container.HostEnvi
 
 def test_peer_addresses_are_loopback_ports(machine: container.HostEnvironment) -> None:
     environment = rendered(machine, ordinal=1).environment
+    assert environment["DTJ_DIE_WITH_PARENT"] == str(os.getpid())
     assert environment["DTJ_PEERS"] == "127.0.0.1:5000,127.0.0.1:5001"
     assert environment["DTJ_LISTEN"] == "127.0.0.1:5001"
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"

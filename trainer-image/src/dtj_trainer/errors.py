@@ -19,6 +19,11 @@ keep the process alive.
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+from dtj_trainer import quick_exit
+
 
 class TrainerError(Exception):
     """Root of the tree."""
@@ -45,11 +50,30 @@ class RankMismatch(TrainerError):
 
 
 class Stopped(SystemExit):
-    """The group stopped cleanly after SIGTERM; uncaught, the process exits with 128 + SIGTERM."""
+    """The group stopped cleanly after SIGTERM; uncaught, the process exits with 128 + SIGTERM.
+
+    Uncaught, the process also skips the tear-down of torch (quick_exit).
+    """
 
     def __init__(self, step: int) -> None:
         super().__init__(143)
         self.step = step
+
+    @property
+    def code(self) -> Any:
+        """The exit code.
+
+        No Python code runs below the read that the interpreter makes once the exception has left the
+        main script. Every other reader, such as a test or a multiprocessing child, has a frame.
+        """
+        code = SystemExit.code.__get__(self)  # type: ignore[attr-defined]
+        if sys._getframe().f_back is None and type(code) is int:
+            quick_exit.leave_after_exit_handlers(code)
+        return code
+
+    @code.setter
+    def code(self, code: Any) -> None:
+        SystemExit.code.__set__(self, code)  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         return f"stopped by SIGTERM after step {self.step}"

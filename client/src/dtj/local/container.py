@@ -7,6 +7,7 @@ environment value becomes the folder that stands for it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ def container(pod: Object, host: HostEnvironment, ports: Sequence[int]) -> Local
         names.ENV_PEERS: ",".join(addresses),
         names.ENV_LISTEN: addresses[int(ordinal)],
         names.ENV_TERMINATION_LOG: str(termination_log),
-        names.ENV_DIE_WITH_PARENT: "1",
+        names.ENV_DIE_WITH_PARENT: str(os.getpid()),
         names.ENV_LOCAL_POD: pod_tag(pod, host),
     }
     # Variables of an outer torchrun or dtj do not apply to this job. Without an interface name gloo
