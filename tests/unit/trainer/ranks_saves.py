@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,12 +18,14 @@ from typing import Any
 
 import torch
 
+from dtj_trainer.checkpoint import store as store_module
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import CheckpointState
 from dtj_trainer.checkpoint.retention import RetentionConfig
 from dtj_trainer.checkpoint.store import CheckpointStore
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
+from dtj_trainer.errors import CheckpointError
 from dtj_trainer.state import State, StateConfig
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir", "os.listdir"}
@@ -152,3 +155,24 @@ def on_a_volume_that_hangs(volume: str, out: str, timeout: float) -> None:
         ):
             steps.write(".")
             steps.flush()
+
+
+def unreadable_on_one_rank(directory: str, broken: int, what: str) -> None:
+    """Saves, and loads while one rank can't read; all ranks meet afterwards."""
+    group, counted = Group.open(WorkerEnv.read()), Counted()
+    store = CheckpointStore(Path(directory), group, CheckpointConfig(), attempt=None, notify=lambda *_: None)
+    counted.set(3, group.rank)
+    store.save(3, counted.contents, {})
+    store.drain()
+
+    def fails(*_: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error", what)
+
+    if group.rank == broken:
+        setattr(store_module if what == "_load_file" else store_module.folder, what, fails)
+    try:
+        store.load(counted.contents)
+    except CheckpointError as e:
+        print("not loaded:", e)
+    assert group.all_objects(f"rank {group.rank}") == ["rank 0", "rank 1"]
+    print("together")

@@ -188,6 +188,24 @@ def test_hsdp_resumes_a_replica_from_memory_and_other_shards_from_the_volume(
     assert losses(changed) == pytest.approx(losses(whole), abs=1e-6)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp_scratch"])
+def test_trainer_divides_shards_from_memory_among_fewer_ranks(
+    tmp_path: Path, job: str, whole: Path, strategy: str
+) -> None:
+    """Four pods, of which the upper half is lost; there is no checkpoint yet."""
+    changed, out, env = tmp_path / "b", str(tmp_path / "out"), {"DTJ_JOB_UID": job}
+    options: dict[str, Any] = {"steps": STEPS, "strategy": {"kind": strategy}}
+    options["ema_decay"] = 0.9 if strategy == "fsdp" else None
+    with ranks(4, train, tmp_path, out, str(changed), options, **env, DTJ_ATTEMPT="1", KILL_AT="7") as group:
+        assert -signal.SIGKILL in group.wait(), group.everything()
+    for lost in pods(job)[2:]:
+        shutil.rmtree(lost)
+    fewer = finished(2, train, tmp_path, "", str(changed), options, **env, DTJ_ATTEMPT="2")
+    assert resumed(fewer) in ((6, "a partner's memory"), (7, "a partner's memory"))
+    assert samples(changed) == samples(whole)
+    assert losses(changed) == pytest.approx(losses(whole), abs=1e-6)
+
+
 def test_per_rank_batch_scales_the_rate_and_uses_each_sample_once(tmp_path: Path, job: str) -> None:
     """The rules come from the environment; 32 samples over two ranks, the rest of two epochs over one."""
     directory, env = tmp_path / "a", {"DTJ_JOB_UID": job, "DTJ_ELASTIC_BATCH": "PerRank"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dtj_trainer.snapshots.choice import Choice, Found, Volume, choose
 from dtj_trainer.snapshots.interval import Interval, steps_between
 from dtj_trainer.snapshots.partner import Size, lacking, pair, sent_whole
+from dtj_trainer.snapshots.reshard import is_covered
 
 NO_CHECKPOINT = Volume()
 
@@ -21,10 +23,12 @@ def found(
     started: int = 0,
     world: int = 2,
     layout: str = "fits",
+    shard: str = "0/1",
+    model: str = "",
 ) -> Found:
     return Found(
         pod=pod, name=f"{attempt}-{owner}-{step}-{pod}", owner=owner, attempt=attempt, started=started, step=step,
-        layout=layout, world_size=world,
+        layout=layout, world_size=world, whole_layout=model, shard=int(shard[0]), shards=int(shard[2]),
         manifest_bytes=1, blob_bytes=1, private_bytes=1, data_bytes=1, private_digest=f"p{owner}",
         data_digest=data, has_data=whole,
     )  # fmt: skip
@@ -105,6 +109,60 @@ def test_resized_rank_takes_the_shards_that_it_holds_and_the_lowest_private_part
     assert [(p.private.owner, p.data.owner, p.data.pod) for p in choice.pieces] == [(2, 2, 2), (1, 3, 3)]
     assert choice.taken_by == 4
     assert choose(old[::2], pods=[2, 3], layouts=["shard 0", "shard 1"], attempt=9, volume=NO_CHECKPOINT) is None
+
+
+def piece(pod: int, number: int, step: int = 5, data: str = "", whole: bool = True, model: str = "model") -> Found:
+    """Returns shard `number` of four."""
+    data = data or f"data {number}"
+    layout, shard = f"shard {number} of 4", f"{number}/4"
+    return found(pod, number, step, data=data, whole=whole, world=4, layout=layout, shard=shard, model=model)
+
+
+UPPER_HALF_LOST = (piece(0, 0), piece(0, 2), piece(1, 1), piece(1, 3))
+DIVIDED = {
+    "both halves' pods are there": ((piece(0, 0), piece(1, 1), piece(2, 2), piece(3, 3)), 5),
+    "the upper half is lost": (UPPER_HALF_LOST, 5),
+    "a shard is nowhere": (UPPER_HALF_LOST[:3], None),
+    "a copy has only the private part": ((*UPPER_HALF_LOST[:3], piece(1, 3, whole=False)), None),
+    "a newer step lacks a shard": ((*UPPER_HALF_LOST, piece(0, 0, 6), piece(0, 2, 6), piece(1, 1, 6)), 5),
+    "two copies of a shard differ": ((*UPPER_HALF_LOST, piece(1, 2, data="other")), None),
+    "it is another model": (tuple(piece(f.pod, f.owner, model="other") for f in UPPER_HALF_LOST), None),
+    "the shards are no runs": (tuple(piece(f.pod, f.owner, model="") for f in UPPER_HALF_LOST), None),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_other_shards_are_divided_if_all_of_the_old_world_are_there(name: str) -> None:
+    snapshots, step = DIVIDED[name]
+    for fewer in ((0, 1), (0, 1, 2)):
+        layouts = [f"of {len(fewer)}"] * len(fewer)
+        choice = choose(snapshots, pods=fewer, layouts=layouts, attempt=4, volume=NO_CHECKPOINT, whole_layout="model")
+        assert (choice.step if choice else None) == step
+        if choice:
+            assert [f.owner for f in choice.shards] == [0, 1, 2, 3]
+            assert (choice.source, choice.taken_by, choice.pieces) == ("partner", 4, ())
+            assert choice.first is not None
+            assert choice.first.owner == 0
+
+
+def test_shards_are_not_divided_where_the_new_ranks_disagree() -> None:
+    assert choose(UPPER_HALF_LOST, pods=(0, 1), layouts=["a", "b"], attempt=4, volume=NO_CHECKPOINT) is None
+
+
+@pytest.mark.parametrize(
+    ("runs", "covered"),
+    [
+        ([(0, 4), (4, 8)], True),
+        ([(4, 8), (0, 4), (8, 8)], True),
+        ([(0, 4), (5, 8)], False),
+        ([(0, 5), (4, 8)], False),
+        ([(0, 4)], False),
+        ([(-1, 8), (-1, 8)], True),
+        ([(-1, 8), (0, 8)], False),
+    ],
+)
+def test_shards_cover_a_tensor_only_if_each_element_is_there_once(runs: list[tuple[int, int]], covered: bool) -> None:
+    assert is_covered(np.array(runs), 8) is covered
 
 
 def test_data_is_taken_from_a_mate_in_the_pod_before_another_pod() -> None:

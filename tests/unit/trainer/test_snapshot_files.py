@@ -13,7 +13,7 @@ from dtj_trainer.errors import SnapshotError
 from dtj_trainer.snapshots import memory, room
 from dtj_trainer.snapshots.choice import Volume
 from dtj_trainer.snapshots.contents import LiveState
-from dtj_trainer.snapshots.image import Image, fill, keys_of, unpack
+from dtj_trainer.snapshots.image import Image, fill, unpack
 from dtj_trainer.snapshots.slot import ALIGNMENT, HEADER_BYTES, Header, Slot, digest, read
 
 pytestmark = pytest.mark.torch
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.torch
 
 def header(private: torch.Tensor, data: torch.Tensor, step: int = 7) -> Header:
     return Header(
-        job="uid", state=1, rank=0, world_size=2, attempt=3, started=5, step=step, layout="layout", manifest_bytes=10,
-        blob_bytes=20, private_bytes=private.numel(), data_bytes=data.numel(), private_digest=digest(private),
-        data_digest=digest(data),
+        job="uid", state=1, rank=0, world_size=2, attempt=3, started=5, step=step, layout="layout",
+        whole_layout="whole", shard=0, shards=2, manifest_bytes=10, blob_bytes=20, private_bytes=private.numel(),
+        data_bytes=data.numel(), private_digest=digest(private), data_digest=digest(data),
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_state_comes_back_to_the_bit_with_its_random_numbers(tmp_path: Path, kin
     private, data = live.tensors()
     blob = live.blob()
     drawn = torch.rand(3)
-    image = Image.of(keys_of(private, data), len(blob))
+    image = Image.of(live.keys(private, data), len(blob))
     slot = Slot(tmp_path / "slot", image.size)
     with torch.no_grad():
         fill(slot, image.views(slot.bytes), image, [t for _, t in (*private, *data)], blob)
@@ -165,7 +165,7 @@ def test_another_model_optimizer_or_part_has_another_layout() -> None:
 
 def test_manifest_that_points_outside_of_the_file_is_rejected() -> None:
     content = torch.zeros(ALIGNMENT, dtype=torch.uint8)
-    text = b'[["model.w", "float32", [4096], "cpu", false, 8192]]'
+    text = b'[["model.w", "float32", [4096], "cpu", false, [4096], -1, 8192]]'
     content[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     with pytest.raises(SnapshotError, match="outside"):
         unpack(content, content, len(text), 0)

@@ -8,7 +8,7 @@ import pytest
 
 from dtj_trainer.checkpoint import folder
 from tests.unit.trainer.ranks import AgentSocket, finished, history, ranks
-from tests.unit.trainer.ranks_saves import on_a_volume_that_fills, on_a_volume_that_hangs
+from tests.unit.trainer.ranks_saves import on_a_volume_that_fills, on_a_volume_that_hangs, unreadable_on_one_rank
 from tests.unit.trainer.volume import freezing_volume, small_volume
 
 pytestmark = pytest.mark.torch
@@ -102,3 +102,14 @@ def test_hanging_volume_blocks_no_step_and_ends_the_training_at_the_deadline(
             assert "did not finish a save within 25 s: look at the volume" in events(agent)[-1][1]
             assert all("CheckpointStalled" in group.output(rank) for rank in (0, 1))
         assert whole(volume / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [(0, "committed"), (1, "read"), (0, "verify"), (1, "verify"), (0, "_load_file"), (1, "_load_file")],
+)
+def test_file_that_one_rank_can_not_read_ends_the_load_on_all_ranks(tmp_path: Path, broken: int, what: str) -> None:
+    with ranks(2, unreadable_on_one_rank, tmp_path, str(tmp_path / "checkpoints"), broken, what) as group:
+        assert group.wait() == [0, 0], group.everything()
+        for rank in range(2):
+            assert [line.split(":")[0] for line in group.output(rank).splitlines()] == ["not loaded", "together"]

@@ -7,13 +7,14 @@ faster than a plain save.) A thread does the rest, in write.py.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -42,6 +43,7 @@ from dtj_trainer.distributed.flat_shard import StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import CheckpointError, CheckpointInvalid, CheckpointStalled, ConfigError, TrainerError
 
+T = TypeVar("T")
 Notify = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Reports an event to a person: type, reason, message."""
 
@@ -163,10 +165,19 @@ class CheckpointStore:
         checkpoint = self.newest()
         if checkpoint is None:
             return None
-        shared = _load_file(checkpoint.path / SHARED_FILE)
+        reader = FileSystemReader(checkpoint.path)
+        same_world = checkpoint.manifest.world_size == self._group.world_size
+        private = checkpoint.path / (PRIVATE_FILE % self._group.rank)
+        shared, known, random = self._on_all(
+            lambda: (
+                _load_file(checkpoint.path / SHARED_FILE),
+                reader.read_metadata().state_dict_metadata.keys(),
+                _load_file(private) if same_world else {},
+            )
+        )
         state.clear_gradients()
-        tree, reader = state.sharded(), FileSystemReader(checkpoint.path)
-        unsaved = state.pop_unsaved(tree, reader.read_metadata().state_dict_metadata.keys())
+        tree = state.sharded()
+        unsaved = state.pop_unsaved(tree, known)
         try:
             load(tree, storage_reader=reader, planner=LoadPlanner(), process_group=self._group.checkpoint)
         except (CheckpointException, RuntimeError, ValueError) as e:
@@ -179,9 +190,9 @@ class CheckpointStore:
         for optimizer, zeros in unsaved.items():
             tree[optimizer]["state"].update(zeros)
         state.load_sharded(tree)
-        state.load_shared(shared["parts"])
-        if checkpoint.manifest.world_size == self._group.world_size:
-            rng.restore(_load_file(checkpoint.path / (PRIVATE_FILE % self._group.rank)))
+        self._on_all(lambda: state.load_shared(shared["parts"]))
+        if same_world:
+            rng.restore(random)
         else:
             rng.seed_resized(checkpoint.step, self._group.rank)
             if self._group.rank == 0:
@@ -195,9 +206,9 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Removes what killed writers have left."""
-        if self._group.rank == 0 and self.directory.is_dir():
-            # Without an agent all leftovers are of earlier runs.
-            sweep(self.directory, 1 if self._attempt is None else self._attempt)
+        # Without an agent all leftovers are of earlier runs.
+        attempt = 1 if self._attempt is None else self._attempt
+        self._on_first(lambda: sweep(self.directory, attempt) if self.directory.is_dir() else None)
 
     def newest_manifest(self) -> Manifest | None:
         """Returns the newest checkpoint's manifest, as rank 0 reads it, without reading the files.
@@ -205,20 +216,14 @@ class CheckpointStore:
         Raises CheckpointError on all ranks if the volume fails, ConfigError for a manifest of a newer
         version.
         """
-        found: Manifest | TrainerError | None = None
-        if self._group.rank == 0:
+
+        def look() -> Manifest | None:
             for path in folder.committed(self.directory):
-                try:
-                    found = folder.read(path).manifest
-                except CheckpointInvalid:
-                    continue
-                except (CheckpointError, ConfigError) as e:
-                    found = e
-                break
-        found = self._group.from_first(found)
-        if isinstance(found, TrainerError):
-            raise found
-        return found
+                with contextlib.suppress(CheckpointInvalid):
+                    return folder.read(path).manifest
+            return None
+
+        return self._on_first(look)
 
     def newest(self) -> CommittedCheckpoint | None:
         """Returns the newest checkpoint whose files all have their checksums. The ranks share the reading.
@@ -228,21 +233,59 @@ class CheckpointStore:
         """
         # Listed again each time, so that a checkpoint that an older attempt's retention removes
         # meanwhile does not make the run begin at step 0.
-        while paths := self._group.from_first(folder.committed(self.directory)):
-            path, checkpoint, problem = paths[0], None, ""
-            try:
-                checkpoint = folder.read(path)
-                files = sorted(checkpoint.manifest.files)
-                folder.verify(checkpoint, files[self._group.rank :: self._group.world_size])
-            except CheckpointInvalid as e:
-                problem = str(e)
+        while paths := self._on_first(lambda: folder.committed(self.directory)):
+            path = paths[0]
+            checkpoint, problem = self._on_all(partial(self._verify, path))
             problems = [p for p in self._group.all_objects(problem) if p]
             if not problems and checkpoint is not None:
                 return checkpoint
             if self._group.rank == 0:
                 self._notify("Warning", names.Reason.CHECKPOINT_TORN, f"{path.name} skipped: {problems[0]}")
-                quarantine(path, self._attempt or 0)
+            self._on_first(partial(quarantine, path, self._attempt or 0))
         return None
+
+    def _verify(self, path: Path) -> tuple[CommittedCheckpoint | None, str]:
+        """Returns the checkpoint, and why this rank's share of its files is torn."""
+        try:
+            checkpoint = folder.read(path)
+            files = sorted(checkpoint.manifest.files)
+            folder.verify(checkpoint, files[self._group.rank :: self._group.world_size])
+        except CheckpointInvalid as e:
+            return None, str(e)
+        return checkpoint, ""
+
+    def _on_all(self, look: Callable[[], T]) -> T:
+        """Returns this rank's result, once no rank's look has failed; a collective.
+
+        Raises this rank's error, or CheckpointError if another rank has one: no rank continues alone.
+        """
+        found, error = self._try(look)
+        problems = self._group.all_objects("" if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            raise error
+        for rank, problem in enumerate(problems):
+            if problem:
+                raise CheckpointError(f"rank {rank} could not load from {self.directory}: {problem}")
+        return cast("T", found)
+
+    def _on_first(self, look: Callable[[], T]) -> T:
+        """Returns rank 0's result, or raises its error on all ranks; a collective."""
+        found, error = self._try(look) if self._group.rank == 0 else (None, None)
+        text = f"{type(error).__name__}: {error}"
+        sent = error if error is None or isinstance(error, TrainerError) else CheckpointError(text)
+        found, sent = self._group.from_first((found, sent))
+        if sent is not None:
+            raise error or sent
+        return cast("T", found)
+
+    def _try(self, look: Callable[[], T]) -> tuple[T | None, Exception | None]:
+        try:
+            return look(), None
+        except OSError as e:
+            file = Path(e.filename or self.directory)
+            return None, CheckpointError(f"{file} can't be read now ({e.strerror or e}): look at the volume")
+        except Exception as e:  # noqa: BLE001 - the other ranks wait for this rank's answer
+            return None, e
 
     def close(self) -> None:
         """Frees the staging buffers.

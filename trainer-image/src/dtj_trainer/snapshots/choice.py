@@ -5,7 +5,7 @@ All ranks decide from the same list, so they decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,9 @@ class Found:
     started: int
     step: int
     layout: str
+    whole_layout: str
+    shard: int
+    shards: int
     manifest_bytes: int
     blob_bytes: int
     private_bytes: int
@@ -40,6 +43,15 @@ class Found:
     def line(self) -> tuple[int, int, int, int]:
         """Snapshots of one line and step fit together; the newest line comes first."""
         return (self.attempt, self.step, self.started, self.world_size)
+
+
+class Unusable(Exception):
+    """A choice that no rank has loaded; all ranks raise it alike."""
+
+    def __init__(self, damaged: Iterable[tuple[int, str]] = ()) -> None:
+        """Takes pod and name of the files that are not as they were chosen; none if they do not fit together."""
+        super().__init__("a chosen snapshot is not as it was")
+        self.damaged = frozenset(damaged)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +82,20 @@ class Choice:
     """The farthest that any rank's state comes from."""
     taken_by: int
     """The number of ranks that took the snapshot."""
+    shards: tuple[Found, ...] = ()
+    """The whole state, by shard: all ranks divide it again, and `pieces` is empty."""
+    first: Found | None = None
+    """With `shards`: the private part that all ranks load, that of the lowest rank."""
 
 
 def choose(
-    found: Sequence[Found], *, pods: Sequence[int], layouts: Sequence[str], attempt: int, volume: Volume
+    found: Sequence[Found],
+    *,
+    pods: Sequence[int],
+    layouts: Sequence[str],
+    attempt: int,
+    volume: Volume,
+    whole_layout: str = "",
 ) -> Choice | None:
     """Returns the newest snapshot that all ranks can load; None if the volume's checkpoint is newer.
 
@@ -82,7 +104,8 @@ def choose(
     shows the same.
 
     At the same world size each rank gets its own state. After a change of the world size a rank takes
-    the state of any rank that held the same shards (all of it, where nothing is sharded).
+    the state of any rank that held the same shards (all of it, where nothing is sharded). If there is
+    none, all shards of the old world must be there, and the ranks divide them again.
 
     Args:
         found: All ranks' findings, of this job.
@@ -90,6 +113,7 @@ def choose(
         layouts: The layout of each rank's state.
         attempt: The attempt that begins. Its own snapshots are of another State of this process.
         volume: The newest checkpoint.
+        whole_layout: The layout of the whole state; "" if it can't be divided again.
     """
     fitting = [
         f
@@ -113,7 +137,25 @@ def choose(
             kinds: list[Source] = [_source(rank, pods[rank], p, same, resized) for rank, p in enumerate(complete)]
             source: Source = "partner" if "partner" in kinds else "replica" if "replica" in kinds else "memory"
             return Choice(line[1], line, tuple(complete), source, taken_by)
+        if resized and (shards := _shards(same, whole_layout)):
+            first = min((f for f in same if f.whole_layout == whole_layout), key=lambda f: (f.owner, f.pod, f.name))
+            source = "partner" if len({*pods, *(f.pod for f in shards)}) > 1 else "memory"
+            return Choice(line[1], line, (), source, taken_by, shards, first)
     return None
+
+
+def _shards(same: Sequence[Found], whole_layout: str) -> tuple[Found, ...]:
+    """Returns a file for each shard of the old world; () if one is nowhere, or not alike on its replicas."""
+    fitting = [f for f in same if whole_layout and f.whole_layout == whole_layout]
+    counts = {f.shards for f in fitting}
+    out = []
+    for number in range(counts.pop() if len(counts) == 1 else 0):
+        alike = [f for f in fitting if f.shard == number]
+        whole = [f for f in alike if f.has_data]
+        if not whole or len({(f.data_digest, f.data_bytes) for f in alike}) > 1:
+            return ()
+        out.append(min(whole, key=lambda f: (f.pod, f.owner, f.name)))
+    return tuple(out)
 
 
 def _any_pieces(pod: int, layout: str, same: Sequence[Found]) -> Pieces | None:

@@ -1,9 +1,10 @@
 """The contents of a snapshot: the live tensors of one rank as they are, and everything else as one blob.
 
-Nothing is gathered or converted: a snapshot only ever goes back into a rank that holds the same
-part of the state. Two lists of tensors: the data (parameters, the optimizer's tensors), which replicas have
-in common, and the private ones (buffers), which under DDP each rank has for itself. The blob has
-random numbers, step counts that are no tensors, options of the optimizers, and every other part.
+Nothing is gathered or converted: a rank holds runs of whole tensors, and a snapshot names them, so
+that another number of ranks can divide them again. Two lists of tensors: the data (parameters, the
+optimizer's tensors), which replicas have in common, and the private ones (buffers), which under DDP
+each rank has for itself. The blob has random numbers, step counts that are no tensors, options of
+the optimizers, and every other part.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import hashlib
 import io
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -26,10 +28,35 @@ from dtj_trainer.checkpoint.contents import Stateful, plain_name
 from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import SnapshotError
+from dtj_trainer.snapshots.runs import EVERYWHERE, UNKNOWN, Run, count, run_of
 
 Named = list[tuple[str, torch.Tensor]]
-Key = tuple[str, str, tuple[int, ...], str, bool]
-"""Name, dtype, local shape, kind of device, and whether it is a DTensor's local part."""
+
+
+class Key(NamedTuple):
+    """Describes one tensor in a manifest."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of this rank's part."""
+    device: str
+    """The kind of device."""
+    sharded: bool
+    """Whether it is a DTensor's local part."""
+    whole: tuple[int, ...]
+    start: int
+    """With `whole` the part's run."""
+
+    @property
+    def run(self) -> Run:
+        """The elements of the whole tensor that are in this part."""
+        return Run(self.whole, self.start)
+
+    @property
+    def held(self) -> int:
+        """The number of these elements."""
+        return count(prod(self.shape), self.run)
 
 
 class Part(NamedTuple):
@@ -54,6 +81,8 @@ class LiveState:
         self._others = {k: v for k, v in parts.items() if k not in taken and isinstance(v, Stateful)}
         self._plain: dict[str, str] = {}
         """Names without the prefixes of wrappers, which a single rank lacks."""
+        self._runs: dict[tuple[str, torch.Size], Run] = {}
+        """Runs by name and local shape, since they never change."""
 
     @torch.no_grad()
     def layout(self, world_size: int = 1) -> str:
@@ -62,7 +91,27 @@ class LiveState:
         The layout names the shards that this rank holds and not the world, so a snapshot of another
         world fits a rank that holds the same shards.
         """
-        private, parameters = self._module_tensors()
+        return _digest([*self.keys(*self._module_tensors()), *self._kinds(world_size), self._shards()])
+
+    @torch.no_grad()
+    def whole_layout(self, world_size: int = 1) -> str:
+        """Returns a digest of the whole tensors, whatever part of them this rank holds.
+
+        Ranks of another world size that have the same can divide this state. "" if no other world size can.
+        """
+        private, data = self.keys(*self._module_tensors())
+        if self.shard is None or any(each.start == UNKNOWN for each in data):
+            return ""
+        whole = [[each.name, each.dtype, each.device, each.sharded, each.whole, each.start < 0] for each in data]
+        return _digest([private, whole, *self._kinds(world_size)])
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """The number of this rank's shard, and how many there are; None if tensors are sharded differently."""
+        places = {(number, shards) for _, shards, number in self._shards()} or {(0, 1)}
+        return places.pop() if len(places) == 1 else None
+
+    def _kinds(self, world_size: int) -> list[object]:
         groups = {
             name: [type(optimizer).__qualname__, [len(group["params"]) for group in optimizer.param_groups]]
             for name, optimizer in self._optimizers.items()
@@ -70,11 +119,37 @@ class LiveState:
         others = {name: type(part).__qualname__ for name, part in self._others.items()}
         # An optimizer with a state_dict of its own may spread its state over the ranks.
         worlds = sorted({world_size for part in self._others.values() if isinstance(part, Optimizer)})
-        facts = [
-            [key(t) for t in private], [key(t) for t in parameters], groups, others, torch.__version__,
-            self._shards(), worlds,
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        return [groups, others, torch.__version__, worlds]
+
+    def keys(self, private: Named, data: Named) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+        """Returns what an Image is made of."""
+        fresh = [each for each in (*private, *data) if (each[0], local(each[1]).shape) not in self._runs]
+        if fresh:
+            self._find_runs(fresh)
+        return tuple(map(self._key, private)), tuple(map(self._key, data))
+
+    def part_of(self, saved: Sequence[Key]) -> list[Key]:
+        """Returns what this rank holds of the same tensors: of the data of another rank, in another world.
+
+        Raises SnapshotError for a tensor that does not fit.
+        """
+        own = {each.name: each for each in self.keys(*self._module_tensors())[1]}
+        places, flat = self._places(), self._flat_runs()
+        out = []
+        for each in saved:
+            mine = own.get(each.name)
+            if mine is None:
+                parameter = places.get(_place(each.name))
+                if parameter is None:
+                    raise SnapshotError(f"{each.name} belongs to no parameter")
+                mine = each
+                if each.start != EVERYWHERE:
+                    whole, start = run_of(parameter, flat)
+                    mine = each._replace(shape=tuple(local(parameter).shape), whole=whole, start=start)
+            if (mine.dtype, mine.whole, mine.start < 0) != (each.dtype, each.whole, each.start < 0):
+                raise SnapshotError(f"{each.name} does not fit")
+            out.append(mine)
+        return out
 
     def tensors(self) -> tuple[Named, Named]:
         """Returns the live (private, data) tensors. Raises SnapshotError for one that can't be restored."""
@@ -152,6 +227,36 @@ class LiveState:
         """Gives every rank rank 0's running statistics, as a checkpoint of another world does; a collective."""
         for module in self._modules.values():
             broadcast_buffers(module, group)
+
+    def _key(self, named: tuple[str, torch.Tensor]) -> Key:
+        name, tensor = named
+        part = local(tensor)
+        dtype = str(part.dtype).removeprefix("torch.")
+        run = self._runs[name, part.shape]
+        return Key(name, dtype, tuple(part.shape), part.device.type, isinstance(tensor, DTensor), *run)
+
+    def _find_runs(self, fresh: Named) -> None:
+        flat, places = self._flat_runs(), self._places()
+        for name, tensor in fresh:
+            parameter = places.get(_place(name))
+            # The optimizer's tensor for a flat shard is one too, unless it is a count of steps.
+            alike = parameter is not None and id(parameter) in flat and parameter.shape == tensor.shape
+            run = run_of(parameter if alike and parameter is not None else tensor, flat)
+            self._runs[name, local(tensor).shape] = run
+
+    def _flat_runs(self) -> dict[int, tuple[int, int]]:
+        out: dict[int, tuple[int, int]] = {}
+        for module in self._submodules():
+            if runs := getattr(module, "shard_runs", None):
+                out |= runs()
+        return out
+
+    def _places(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}.{place}": parameter
+            for name, optimizer in self._optimizers.items()
+            for place, parameter in _parameters(optimizer)
+        }
 
     def _restore_optimizer(
         self, name: str, optimizer: Optimizer, tensors: Mapping[str, Part], saved: dict[str, Any]
@@ -232,17 +337,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def key(named: tuple[str, torch.Tensor]) -> Key:
-    """Returns what describes one tensor in a manifest."""
-    name, tensor = named
-    part = local(tensor)
-    return (
-        name,
-        str(part.dtype).removeprefix("torch."),
-        tuple(part.shape),
-        part.device.type,
-        isinstance(tensor, DTensor),
-    )
+def _digest(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
@@ -250,6 +346,11 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             yield f"{number}/{index}", parameter
+
+
+def _place(name: str) -> str:
+    """Returns the optimizer and the place in a name of `LiveState.tensors`."""
+    return ".".join(name.split(".", 2)[:2])
 
 
 def _check_placement(name: str, value: torch.Tensor, parameter: torch.Tensor) -> None:

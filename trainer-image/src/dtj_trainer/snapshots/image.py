@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from dtj_trainer.errors import SnapshotError
-from dtj_trainer.snapshots.contents import Key, Named, Part, key, local
+from dtj_trainer.snapshots.contents import Key, Part, local
 from dtj_trainer.snapshots.slot import HEADER_BYTES, Slot, aligned
 
 _UNIT = 64
@@ -67,11 +67,6 @@ class Image:
         return [_view(content, each, place) for each, place in zip(every, self.places, strict=True)]
 
 
-def keys_of(private: Named, data: Named) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
-    """Returns what an Image is made of."""
-    return tuple(map(key, private)), tuple(map(key, data))
-
-
 def fill(slot: Slot, views: Sequence[torch.Tensor], image: Image, tensors: Sequence[torch.Tensor], blob: bytes) -> None:
     """Copies a state into a file. On a GPU the copies are only queued, before the work that follows."""
     at = HEADER_BYTES
@@ -89,20 +84,31 @@ def unpack(
 
     Raises SnapshotError for a manifest that does not fit its file.
     """
-    named = {}
-    for each, place in _manifest(bytes(private[:manifest_bytes].numpy())):
-        at = place - HEADER_BYTES
-        content, at = (private, at) if at < private.numel() else (data, at - private.numel())
-        if at < 0 or at + _bytes_of(each) > content.numel():
-            raise SnapshotError(f"{each[0]} lies outside of its snapshot")
-        named[each[0]] = Part(_view(content, each, at), each[3], each[4])
+    named = unpack_private(private, manifest_bytes)
+    for each, view in unpack_data(private, data, manifest_bytes):
+        named[each.name] = Part(view, each.device, each.sharded)
     return named, bytes(private[manifest_bytes : manifest_bytes + blob_bytes].numpy())
+
+
+def unpack_private(private: torch.Tensor, manifest_bytes: int) -> dict[str, Part]:
+    """Returns the private tensors by name."""
+    every = _manifest(bytes(private[:manifest_bytes].numpy()))
+    mine = [(each, place - HEADER_BYTES) for each, place in every if place - HEADER_BYTES < private.numel()]
+    return {each.name: Part(_view_inside(private, each, at), each.device, each.sharded) for each, at in mine}
+
+
+def unpack_data(private: torch.Tensor, data: torch.Tensor, manifest_bytes: int) -> list[tuple[Key, torch.Tensor]]:
+    """Returns the tensors of the data, in the order of the manifest."""
+    end = HEADER_BYTES + private.numel()
+    every = _manifest(bytes(private[:manifest_bytes].numpy()))
+    return [(each, _view_inside(data, each, place - end)) for each, place in every if place >= end]
 
 
 def _manifest(raw: bytes) -> Iterator[tuple[Key, int]]:
     try:
-        for name, dtype, shape, device, sharded, place in json.loads(raw):
-            yield (str(name), str(dtype), tuple(int(n) for n in shape), str(device), bool(sharded)), int(place)
+        for name, dtype, shape, device, sharded, whole, start, place in json.loads(raw):
+            sizes = tuple(int(n) for n in shape), tuple(int(n) for n in whole)
+            yield Key(str(name), str(dtype), sizes[0], str(device), bool(sharded), sizes[1], int(start)), int(place)
     except (ValueError, TypeError) as e:
         raise SnapshotError(f"the manifest is damaged: {e}") from None
 
@@ -116,6 +122,12 @@ def _dtype(each: Key) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise SnapshotError(f"{each[0]} has the unknown type {each[1]!r}")
     return found
+
+
+def _view_inside(content: torch.Tensor, each: Key, at: int) -> torch.Tensor:
+    if at < 0 or at + _bytes_of(each) > content.numel():
+        raise SnapshotError(f"{each.name} lies outside of its snapshot")
+    return _view(content, each, at)
 
 
 def _view(content: torch.Tensor, each: Key, at: int) -> torch.Tensor:

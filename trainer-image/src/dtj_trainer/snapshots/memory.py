@@ -28,7 +28,7 @@ from dtj_trainer.snapshots import room
 from dtj_trainer.snapshots.choice import Choice, Volume
 from dtj_trainer.snapshots.completion import Completion, Done, Prepared, mebibytes
 from dtj_trainer.snapshots.contents import LiveState, read_blob
-from dtj_trainer.snapshots.image import Image, fill, keys_of
+from dtj_trainer.snapshots.image import Image, fill
 from dtj_trainer.snapshots.interval import Interval
 from dtj_trainer.snapshots.place import Place, snapshot_directory
 from dtj_trainer.snapshots.restore import Restore
@@ -82,7 +82,7 @@ class MemorySnapshots:
         self._started = 0
         self._stall = self._made_seconds = self._waited = 0.0
         self._settled = self._measured = self._old_removed = self._reported_spoiled = False
-        self._layout = ""
+        self._layout = self._whole_layout = ""
         self._completion: Completion | None = None
         directory = snapshot_directory(env)
         if directory is not None and env.attempt is not None and every != 0:
@@ -108,18 +108,17 @@ class MemorySnapshots:
             return None
         volume = newest(False)
         restore = Restore(self._place, self._group, self._live)
-        choice = restore.choose(volume)
-        if choice is None and not restore.is_empty and volume.step >= 0:
-            # The newest checkpoint may be torn, and the one before it older than the snapshots.
-            choice = restore.choose(newest(True))
         try:
-            loaded = choice is not None and restore.load(choice)
+            choice = self._load_newest(restore, volume)
+            if choice is None and not restore.is_empty and volume.step >= 0:
+                # The newest checkpoint may be torn, and the one before it older than the snapshots.
+                choice = self._load_newest(restore, newest(True))
         except SnapshotError:
             # A snapshot that does not load must not be chosen again: the checkpoint's turn comes.
             restore.forget()
             raise
         restore.forget()
-        if choice is None or not loaded:
+        if choice is None:
             return None
         if choice.taken_by != self._group.world_size and self._group.rank == 0:
             message = (
@@ -128,6 +127,15 @@ class MemorySnapshots:
             )
             self._notify("Normal", names.Reason.WORLD_RESIZED, message)
         return choice
+
+    def _load_newest(self, restore: Restore, volume: Volume) -> Choice | None:
+        """Loads what all ranks can load, newest first. None: nothing changed."""
+        while choice := restore.choose(volume):
+            if restore.load(choice):
+                return choice
+            if self._group.rank == 0:
+                log.warning("the snapshot of step %d is damaged or does not fit: trying an older one", choice.step)
+        return None
 
     def begin(self, step: int) -> None:
         """Begins the line of this attempt at `step`."""
@@ -213,7 +221,7 @@ class MemorySnapshots:
         problem, size, free, left = "", 0, 0, 0
         try:
             with torch.no_grad():
-                keys = keys_of(*self._live.tensors())
+                keys = self._live.keys(*self._live.tensors())
             blob = self._live.blob()
             read_blob(blob)
             size = Image.of(keys, len(blob)).size
@@ -235,6 +243,7 @@ class MemorySnapshots:
                 left = least - need
         self._completion = Completion(self._group, self._place, left)
         self._layout = self._live.layout(self._group.world_size)
+        self._whole_layout = self._live.whole_layout(self._group.world_size)
         if self._group.rank == 0:
             log.info("memory snapshots: %s a rank, prepared in %.3f s", mebibytes(size), time.perf_counter() - since)
         return True
@@ -244,7 +253,7 @@ class MemorySnapshots:
         """Copies the state into the older file."""
         private, data = self._live.tensors()
         blob = self._live.blob()
-        keys = keys_of(private, data)
+        keys = self._live.keys(private, data)
         held = self._slots[self._next]
         if held is None or held.image.keys != keys or len(blob) > held.image.blob_room:
             since = time.perf_counter()
@@ -261,6 +270,7 @@ class MemorySnapshots:
         self._next = 1 - self._next
         slot.wipe()
         fill(slot, views, image, [tensor for _, tensor in (*private, *data)], blob)
+        shard, shards = self._live.shard or (0, 1)
         header = Header(
             job=self._place.job,
             state=self._place.state,
@@ -270,6 +280,9 @@ class MemorySnapshots:
             started=self._started,
             step=step,
             layout=self._layout,
+            whole_layout=self._whole_layout,
+            shard=shard,
+            shards=shards,
             manifest_bytes=len(image.manifest),
             blob_bytes=len(blob),
             private_bytes=image.private_bytes,

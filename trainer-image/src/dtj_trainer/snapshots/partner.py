@@ -133,9 +133,9 @@ class Exchange:
 
     def _both(self, out: torch.Tensor, into: torch.Tensor) -> None:
         works = []
-        for chunk in _chunks(out):
+        for chunk in chunks(out):
             works.append(dist.isend(chunk, self._partners.to, group=self._group))
-        for chunk in _chunks(into):
+        for chunk in chunks(into):
             works.append(dist.irecv(chunk, self._partners.source, group=self._group))
         for work in works:
             if work is not None:
@@ -144,17 +144,18 @@ class Exchange:
 
 def send(content: torch.Tensor, to: int, group: dist.ProcessGroup) -> None:
     """Sends bytes to a rank that calls `receive`."""
-    for chunk in _chunks(content):
+    for chunk in chunks(content):
         dist.send(chunk, to, group=group)
 
 
 def receive(size: int, source: int, group: dist.ProcessGroup) -> torch.Tensor:
     """Returns the bytes that a rank sends."""
     content = torch.empty(size, dtype=torch.uint8)
-    for chunk in _chunks(content):
+    for chunk in chunks(content):
         dist.recv(chunk, source, group=group)
     return content
 
 
-def _chunks(content: torch.Tensor) -> list[torch.Tensor]:
+def chunks(content: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the messages in which bytes are sent."""
     return [content[at : at + CHUNK_BYTES] for at in range(0, content.numel(), CHUNK_BYTES)]

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 import torch
 
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import SnapshotError
 from dtj_trainer.snapshots import slot
-from dtj_trainer.snapshots.choice import Choice, Found, Volume, choose
-from dtj_trainer.snapshots.contents import LiveState
+from dtj_trainer.snapshots.choice import Choice, Found, Unusable, Volume, choose
+from dtj_trainer.snapshots.contents import LiveState, Part
 from dtj_trainer.snapshots.image import unpack
 from dtj_trainer.snapshots.partner import receive, send
 from dtj_trainer.snapshots.place import Place
+from dtj_trainer.snapshots.reshard import Resharding
 from dtj_trainer.snapshots.slot import Header, Snapshot
+
+log = logging.getLogger(__name__)
+Fetched = Callable[[], tuple[dict[str, Part], bytes]]
+"""Unpacks (tensors by name, blob) of what has arrived whole."""
 
 
 class Restore:
-    """One look into the shared memory of all pods; a collective, like all of its methods."""
+    """One look into the shared memory of all pods; a collective, like all of its methods.
+
+    A rank's own error is its vote: all ranks learn of it before any of them acts on it.
+    """
 
     def __init__(self, place: Place, group: Group, live: LiveState) -> None:
         self._place, self._group, self._live = place, group, live
         # The ranks of a pod share its files, and the reading of them.
-        everywhere = group.all_objects((place.pod, live.layout(group.world_size)))
-        self.pods = [pod for pod, _ in everywhere]
-        self._layouts = [layout for _, layout in everywhere]
+        everywhere = group.all_objects((place.pod, *self._own_layouts()))
+        self.pods = [pod for pod, *_ in everywhere]
+        self._layouts = [layout for _, layout, _ in everywhere]
+        wholes = {whole for *_, whole in everywhere}
+        self._whole_layout = wholes.pop() if len(wholes) == 1 else ""
         mates = [rank for rank, pod in enumerate(self.pods) if pod == place.pod]
         files = place.files()[mates.index(group.rank) :: len(mates)]
-        self._snapshots = {path.name: snapshot for path in files if (snapshot := slot.read(path))}
+        self._snapshots = {path.name: snapshot for path in files if (snapshot := slot.read_any(path))}
         mine = [self._describe(s) for s in self._snapshots.values() if self._is_ours(s.header)]
         self._found = [found for rank in group.all_objects(mine) for found in rank]
         self._chosen: Choice | None = None
@@ -39,21 +52,31 @@ class Restore:
 
     def choose(self, volume: Volume) -> Choice | None:
         """Returns what all ranks can load that is no older than the volume's checkpoint."""
-        return choose(self._found, pods=self.pods, layouts=self._layouts, attempt=self._place.attempt, volume=volume)
+        return choose(
+            self._found,
+            pods=self.pods,
+            layouts=self._layouts,
+            attempt=self._place.attempt,
+            volume=volume,
+            whole_layout=self._whole_layout,
+        )
 
     def load(self, choice: Choice) -> bool:
         """Loads a choice. Returns False, with nothing changed, if a piece does not arrive whole.
 
-        Raises SnapshotError on all ranks if one of them can't load what has arrived whole.
+        The next choice is another one then. Raises SnapshotError on all ranks if one of them can't load
+        what has arrived whole.
         """
-        pieces, problem = self._fetch(choice), ""
-        if not all(self._group.all_objects(pieces is not None)):
-            return False
-        assert pieces is not None
-        header = choice.pieces[self._group.rank].private
+        problem = ""
         self._snapshots.clear()
         try:
-            self._live.restore(*unpack(*pieces, header.manifest_bytes, header.blob_bytes))
+            state = self._fetch_divided(choice) if choice.shards else self._fetch(choice)
+        except Unusable as e:
+            lost = e.damaged or {(f.pod, f.name) for f in self._found if f.line == choice.line}
+            self._found = [f for f in self._found if (f.pod, f.name) not in lost]
+            return False
+        try:
+            self._live.restore(*state())
         except Exception as e:  # noqa: BLE001 - a part's own load_state_dict may raise anything
             problem = f"rank {self._group.rank}: {type(e).__name__}: {e}"
         problems = [p for p in self._group.all_objects(problem) if p]
@@ -77,20 +100,38 @@ class Restore:
                 if path.name not in kept:
                     path.unlink(missing_ok=True)
 
-    def _fetch(self, choice: Choice) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns this rank's (private part, data); None if one of them is not what was chosen.
+    def _own_layouts(self) -> tuple[str, str]:
+        """Returns the layouts of this rank's state, and of the whole; "" if they can't be found."""
+        try:
+            return self._live.layout(self._group.world_size), self._live.whole_layout(self._group.world_size)
+        except Exception as e:  # noqa: BLE001 - the other ranks wait for this rank's answer
+            log.warning("no memory snapshot can be loaded: %s: %s", type(e).__name__, e)
+            return "", ""
+
+    def _fetch_divided(self, choice: Choice) -> Fetched:
+        tensors, blob = Resharding(choice, self._group, self.pods, self._place.directory, self._live).fetch()
+        return lambda: (tensors, blob)
+
+    def _fetch(self, choice: Choice) -> Fetched:
+        """Returns this rank's state. Raises Unusable on all ranks if a piece is not what was chosen.
 
         All ranks go through all pieces in the same order, so each message meets its receiver.
         """
-        mine: list[torch.Tensor | None] = []
+        mine: list[torch.Tensor] = []
+        damaged: list[tuple[int, str]] = []
         for owner, pieces in enumerate(choice.pieces):
             for found, is_data in ((pieces.private, False), (pieces.data, True)):
                 content = self._move(found, owner, is_data)
                 if owner == self._group.rank:
                     digest = found.data_digest if is_data else found.private_digest
-                    mine.append(content if content is not None and slot.digest(content) == digest else None)
-        private, data = mine
-        return None if private is None or data is None else (private, data)
+                    if content is not None and slot.digest(content) == digest:
+                        mine.append(content)
+                    else:
+                        damaged.append((found.pod, found.name))
+        if everywhere := [file for files in self._group.all_objects(damaged) for file in files]:
+            raise Unusable(everywhere)
+        header = choice.pieces[self._group.rank].private
+        return lambda: unpack(mine[0], mine[1], header.manifest_bytes, header.blob_bytes)
 
     def _move(self, found: Found, owner: int, is_data: bool) -> torch.Tensor | None:
         """Returns a piece on the rank that needs it; None on all others, or if the file is not as it was."""
@@ -100,7 +141,7 @@ class Restore:
         holder = owner if owner in holders else holders[owner % len(holders)]
         content: torch.Tensor | None = None
         if group.rank == holder:
-            snapshot = slot.read(self._place.directory / found.name)
+            snapshot = slot.read_any(self._place.directory / found.name)
             if snapshot is not None:
                 content = snapshot.data if is_data else snapshot.private
             if content is None or content.numel() != size:
@@ -126,6 +167,9 @@ class Restore:
             started=header.started,
             step=header.step,
             layout=header.layout,
+            whole_layout=header.whole_layout,
+            shard=header.shard,
+            shards=header.shards,
             manifest_bytes=header.manifest_bytes,
             blob_bytes=header.blob_bytes,
             private_bytes=header.private_bytes,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import mmap
 import os
 import struct
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+log = logging.getLogger(__name__)
 HEADER_BYTES = 4096
 ALIGNMENT = 8192
 """Parts end at a multiple of it, so that `digest` sees whole rows."""
@@ -45,6 +47,11 @@ class Header:
     step: int
     layout: str
     """Digest of the names, types and shapes of the state that it fits."""
+    whole_layout: str
+    """Digest of the whole tensors, alike on all ranks; "" if another world size can't divide them."""
+    shard: int
+    shards: int
+    """The number of this rank's shard, and how many there are."""
     manifest_bytes: int
     blob_bytes: int
     private_bytes: int
@@ -155,6 +162,15 @@ def read(path: Path) -> Snapshot | None:
     if digest(snapshot.private) != header.private_digest:
         return None
     return snapshot if not whole or digest(snapshot.data) == header.data_digest else None
+
+
+def read_any(path: Path) -> Snapshot | None:
+    """Returns the snapshot in a file; None for any error, since other ranks wait for this rank's answer."""
+    try:
+        return read(path)
+    except Exception as e:  # noqa: BLE001 - one rank's error is its vote against this file
+        log.warning("%s can't be read: %s: %s", path, type(e).__name__, e)
+        return None
 
 
 def aligned(size: int) -> int:

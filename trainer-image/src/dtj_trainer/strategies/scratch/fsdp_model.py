@@ -243,6 +243,11 @@ class ScratchFsdpModel(ScratchModel):
         """How many shards there are, and which of them this rank holds."""
         return self._group.world_size, self._group.rank
 
+    def shard_runs(self) -> dict[int, tuple[int, int]]:
+        """Returns where each shard begins in its group, and the elements of the group, by the shard's id."""
+        rank = self._group.rank
+        return {id(g.shard): (rank * g.shard.numel(), sum(p.numel() for p in g.parameters)) for g in self.flat_groups}
+
     def unregistered_tensors(self) -> dict[str, torch.Tensor]:
         """Returns the parameters that are not trained: each rank holds them whole."""
         return {n: p for n, p in self.inner[0].named_parameters() if not p.requires_grad}
