@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.group import Group
+from tests.chaos.group import START_SECONDS, Group
 from tests.lib.waiting import wait_until
 
 Inject = Callable[[Group, random.Random], None]
@@ -176,7 +176,8 @@ def take_pod_away(group: Group, dice: random.Random) -> None:
     ordinal = some_pod(group, dice)
     group.lose(ordinal)
     try:
-        group.wait_steps(0, 3, time.monotonic())
+        # The pod before may not have started, or imported, when this one goes: then all wait for a first start.
+        group.wait_steps(0, 3, time.monotonic(), START_SECONDS)
     finally:
         group.create(ordinal)
         # Nothing waits until the pod is in an attempt again: other faults may come first.

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hack.cluster import kind
-from tests.chaos import oracle
+from tests.chaos import kind_report, oracle
 from tests.chaos.records import Records
 from tests.chaos.run import by_step
 from tests.e2e.conftest import drop_namespace, make_namespace
@@ -39,8 +38,6 @@ STEP_SECONDS = 0.02
 START_SECONDS, RECOVERY_SECONDS, NODE_SECONDS, END_SECONDS = 180.0, 120.0, 300.0, 300.0
 PAUSE_SECONDS = 60.0
 """How long the API server is paused."""
-NEW_AGENT, WARM = "listens on port", "workers are forked from it"
-"""Lines of an agent that has started, and of one whose warm process is ready."""
 CUT_SECONDS = 30.0
 """How long a network is cut: less than the kubelet's 50 s to NotReady."""
 KILL_WORKERS_OF_NODE = (
@@ -123,15 +120,22 @@ class Cluster:
     def wait_running(self) -> None:
         """Waits until all pods are ready: a drained or lost pod is back."""
         size = self.job.spec["replicas"] + self.job.spec.get("spares", 0)
-        wait_until("all pods", lambda: self.count_ready() == size, timeout=NODE_SECONDS)
+        wait_until("all pods", lambda: kind_report.count_ready(self.job.pods().values()) == size, timeout=NODE_SECONDS)
         self.wait("the whole group", lambda r: r.worlds.get(r.newest) == self.job.spec["replicas"], NODE_SECONDS)
-        wait_until("the warm processes", lambda: all(map(self.is_warm, self.job.pods())), timeout=NODE_SECONDS)
+        wait_until("the warm processes", lambda: self.are_warm(size), timeout=NODE_SECONDS)
 
-    def is_warm(self, pod: str) -> bool:
-        """Returns whether workers can be forked in a pod: a spare that still imports is no spare yet."""
-        path = self.job.folder / "logs" / f"{pod}.log"
-        log = path.read_text(errors="replace") if path.exists() else ""
-        return WARM in log[log.rfind(NEW_AGENT) :]
+    def are_warm(self, size: int) -> bool:
+        """Returns whether workers can be forked in all pods, by the logs of these very pods.
+
+        The log on the volume is that of all pods of a name, one after the other.
+        """
+        pods = kind_report.staying(self.job.pods().values())
+        logs = (self.kubectl.try_("logs", pod, "-c", "trainer") for pod in pods)
+        return (
+            len(pods) == size
+            and all(log.code == 0 and kind_report.is_warm(log.out) for log in logs)
+            and kind_report.staying(self.job.pods().values()) == pods
+        )
 
     def take_phases(self, fault: str) -> None:
         """Notes the phases of the recoveries since the last call."""
@@ -140,13 +144,6 @@ class Cluster:
             if one["attempt"] not in known:
                 self.phases[fault][one["attempt"]] = one["seconds"]
                 print(f"  attempt {one['attempt']}, {one['kind']}, {one['reason']}: {one['seconds']}", flush=True)
-
-    def count_ready(self) -> int:
-        """Returns how many pods of the job are ready."""
-        return sum(
-            any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
-            for pod in self.job.pods().values()
-        )
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -332,17 +329,6 @@ def check(cluster: Cluster, shared: Path, args: argparse.Namespace) -> list[str]
     return found
 
 
-def table(seconds: dict[str, list[float]]) -> str:
-    """Returns the measurements as a Markdown table."""
-    rows = ["| fault | trials | p50 | p95 | worst |", "|---|---|---|---|---|"]
-    for name, found in seconds.items():
-        ordered = sorted(found)
-        high = ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))]
-        figures = " | ".join(f"{value:.2f} s" for value in (statistics.median(found), high, ordered[-1]))
-        rows.append(f"| {name} | {len(found)} | {figures} |")
-    return "\n".join(rows)
-
-
 def main() -> int:
     """Disturbs one job with all faults in turn. Returns 1 if the oracle finds anything."""
     p = argparse.ArgumentParser(prog="python -m tests.chaos.on_kind", description=__doc__)
@@ -371,7 +357,7 @@ def main() -> int:
                 cluster.wait_running()
                 cluster.take_phases(name)
         found = check(cluster, shared, args)
-        print(table(cluster.seconds))
+        print(kind_report.table(cluster.seconds), kind_report.phase_table(cluster.phases), sep="\n\n")
         print(f"{os.cpu_count()} cores, load {load:.1f} before the first fault; {args.replicas} pods of one rank")
         print("\n".join(found) or "the oracle holds: all steps equal those of the calm run")
         return 1 if found else 0

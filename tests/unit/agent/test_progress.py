@@ -166,6 +166,21 @@ def test_termination_message_drops_the_stack_before_anything_else() -> None:
     assert final["failure"]["stack"], "the outcome of the file keeps it"
 
 
+def test_outcome_lists_the_earlier_failures_in_short() -> None:
+    past = history()
+    evidence = {"reason": "WorkerFailed", "signal": None, "logTail": "x" * 2000, "stack": "y", "message": "m" * 900}
+    past.failures = [{"attempt": n, "ordinal": 0, "rank": 0, "pod": "j-0", **evidence} for n in range(5)]
+    final = outcome.build("uid", outcome.FAILED, "RestartBudgetSpent", "m", past.failures[-1], past, 9.0)
+    kept = json.loads(outcome.termination_message(final))
+    assert [failure["attempt"] for failure in kept["failures"]] == [0, 1, 2, 3]
+    assert kept["failures"][0] == {
+        "attempt": 0, "ordinal": 0, "rank": 0, "pod": "j-0", "reason": "WorkerFailed", "message": "m" * 200,
+    }  # fmt: skip
+    assert kept["failure"]["logTail"]
+    succeeded = outcome.build("uid", outcome.SUCCEEDED, "AllWorkersSucceeded", "m", None, past, 9.0)
+    assert len(succeeded["failures"]) == 5
+
+
 def test_far_too_long_termination_message_is_still_json() -> None:
     past = history()
     past.progress = {"metrics": {str(n) * 70: 1.0 for n in range(32)}}

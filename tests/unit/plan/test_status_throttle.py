@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.unit.plan.objects import NOW, World, agent, condition, job, outcome, pod, true_conditions
+from tests.unit.plan.objects import NOW, World, agent, condition, container, ended, job, outcome, pod, true_conditions
 
 POLL_SECONDS = 2
 
@@ -108,3 +109,68 @@ def emptied() -> World:
     world.reconcile(NOW + 60)
     world.writes.clear()
     return world
+
+
+def test_progress_leaves_the_whole_bucket_to_failures() -> None:
+    world = running_world()
+    for look in range(10):
+        world.see(agent=agent(progress={"step": look, "time": NOW + 600 + look * 30}))
+        world.reconcile(NOW + 600 + look * 30)
+    assert world.writes.count("status") == 10
+    world.writes.clear()
+    for look in range(10):
+        world.see(agent=restarts(look))
+        world.reconcile(NOW + 871)
+    assert world.writes.count("status") == 10, "a job may make 10 writes at once"
+
+
+def test_progress_is_written_at_its_pace_with_an_empty_bucket() -> None:
+    world = emptied()
+    world.status["writesLeft"] = 0.0
+    world.settings = replace(world.settings, progress_write_seconds=2.0)
+    world.see(agent=restarts(9) | {"progress": {"step": 7}})
+    world.reconcile(NOW + 63)
+    assert (world.writes, world.status["writesLeft"]) == (["status"], 0.3)
+
+
+def test_clock_that_was_set_back_does_not_hold_progress_back() -> None:
+    world = emptied()
+    world.see(agent=restarts(9) | {"progress": {"step": 7}})
+    world.reconcile(NOW - 3600)
+    assert world.writes == ["status"]
+
+
+FAILURE = {"attempt": 99, "rank": 1, "ordinal": 1, "pod": "digits-1", "reason": "WorkerFailed", "time": NOW + 60}
+
+
+def seen_failures(world: World) -> list[tuple[int, str]]:
+    return [(failure["attempt"], failure.get("logTail", "")) for failure in world.status.get("failures", ())]
+
+
+@pytest.mark.parametrize("is_polled", [True, False], ids=["held back by the throttle", "not seen between polls"])
+@pytest.mark.parametrize("result", ["Succeeded", "Failed"])
+def test_failures_before_the_end_are_in_the_status(is_polled: bool, result: str) -> None:
+    world = emptied()
+    if is_polled:
+        world.see(agent=agent(attempt=100, failures=[FAILURE | {"logTail": "Traceback"}]))
+        world.reconcile(NOW + 60)
+    assert seen_failures(world) == []
+    last = None if result == "Succeeded" else {**FAILURE, "attempt": 100, "logTail": "the end"}
+    end = ended(outcome(result, attempt=100, failures=[FAILURE], failure=last))
+    over = pod(0, owner=world.set_uid, phase="Running", containerStatuses=[container(restarts=1, last=end)])
+    world.see(agent=None, pods=(over,))
+    world.reconcile(NOW + 61)
+    assert true_conditions(world.status) == ["Complete" if last is None else "Failed"]
+    assert seen_failures(world) == [(99, ""), *([] if last is None else [(100, "the end")])]
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("WorkerFailed", "Traceback"), ("PodEvicted", "")])
+def test_short_failure_of_an_outcome_replaces_only_one_for_another_reason(reason: str, kept: str) -> None:
+    world = running_world()
+    world.see(agent=agent(attempt=100, failures=[FAILURE | {"logTail": "Traceback"}]))
+    world.reconcile(NOW + 60)
+    world.see(agent=None, pods=(pod(0, owner=world.set_uid, phase="Running", containerStatuses=[
+        container(restarts=1, last=ended(outcome(attempt=100, failures=[FAILURE | {"reason": reason}]))),
+    ]),))  # fmt: skip
+    world.reconcile(NOW + 61)
+    assert seen_failures(world) == [(99, kept)]

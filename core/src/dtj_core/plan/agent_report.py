@@ -67,6 +67,8 @@ class Report:
     from_outcome: bool = False
     restarts: Object = field(default_factory=dict)
     failures: tuple[Object, ...] = ()
+    earlier_failures: tuple[Object, ...] = ()
+    """In short, as an outcome lists those before its own: they add to what is known, and replace nothing."""
     recoveries: tuple[Object, ...] = ()
     progress: Object = field(default_factory=dict)
     steps_unknown: bool = False
@@ -106,7 +108,8 @@ def leader_of(raw: Object) -> Object:
 
 def report_from_outcome(raw: Object) -> Report:
     """Returns the report in an outcome that is known to be this job's."""
-    return _report({**raw, "failures": [raw.get("failure")]}, from_outcome=True)
+    report = _report({**raw, "failures": [raw.get("failure")]}, from_outcome=True)
+    return replace(report, earlier_failures=_sanitize_list(raw.get("failures"), FAILURE, FAILURES))
 
 
 def _report(raw: Object, *, from_outcome: bool) -> Report:

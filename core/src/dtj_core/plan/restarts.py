@@ -13,6 +13,8 @@ from dtj_core.plan.agent_report import Report
 from dtj_core.plan.model import Object
 
 COUNTERS = ("inPlace", "pod", "counted")
+# The fields that tell one failure from another.
+IDENTITY = ("attempt", "ordinal", "rank", "pod")
 
 
 def merge(status: Object, report: Report) -> Object:
@@ -31,13 +33,21 @@ def merge(status: Object, report: Report) -> Object:
         "productiveSeconds": round(status.get("productiveSeconds", 0.0) + productive, 3),
         "agent": _seen(seen, report),
     }
-    failures = merge_failures(status.get("failures") or [], report.failures)
+    known = status.get("failures") or []
+    failures = merge_failures(known, (*_unknown(known, report.earlier_failures), *report.failures))
     if failures:
         merged["failures"] = failures
     recoveries = _union(status.get("recoveries") or [], report.recoveries, ("attempt",))[-RECOVERIES:]
     if recoveries:
         merged["recoveries"] = recoveries
     return merged
+
+
+def _unknown(known: list[Object], failures: tuple[Object, ...]) -> tuple[Object, ...]:
+    """Returns those of the `failures` that `known` does not have for the same reason."""
+    keys = (*IDENTITY, "reason")
+    seen = [[failure.get(key) for key in keys] for failure in known]
+    return tuple(failure for failure in failures if [failure.get(key) for key in keys] not in seen)
 
 
 def growth(report: Report, seen: Object, reported: float, before: float) -> float:
@@ -55,7 +65,7 @@ def growth(report: Report, seen: Object, reported: float, before: float) -> floa
 
 def merge_failures(known: list[Object], new: tuple[Object, ...]) -> list[Object]:
     """Returns the newest failures of both, oldest first."""
-    return _union(known, new, ("attempt", "ordinal", "rank", "pod"))[-FAILURES:]
+    return _union(known, new, IDENTITY)[-FAILURES:]
 
 
 def with_evidence(status: Object, failures: tuple[Object, ...], crashes: int) -> Object:

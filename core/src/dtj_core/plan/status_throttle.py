@@ -3,7 +3,8 @@
 A token bucket bounds the writes, because a pod decides what its agent reports: an agent that
 reports another state at each poll costs one write in WRITE_SECONDS once the bucket is empty. The
 level of the bucket is kept in the status itself. The end of a job, and each step of a suspension or
-of a changed spec, is written whatever the bucket holds.
+of a changed spec, is written whatever the bucket holds. Mere progress has a pace of its own, and
+leaves the whole bucket to what is written at once.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ def throttle_status_writes(
     old, new = job.status, wanted.status
     times = [wanted.requeue_after, until_deadline if "startTime" in new else None]
     stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
-    pause = 0.0 if unthrottled_fields(old) != unthrottled_fields(new) else _pause(old, new, now, settings)
+    is_urgent = unthrottled_fields(old) != unthrottled_fields(new)
+    pause = 0.0 if is_urgent else _pause(old, new, now, settings)
+    cost = 0.0 if not is_urgent and _is_progress(old, new, now) else 1.0
     if new | stamp == old:
         status = old
     elif pause == 0:
-        status = _with_tokens(old, new, now) | {"lastUpdateTime": rfc3339(now)}
+        status = _with_tokens(old, new, now, cost) | {"lastUpdateTime": rfc3339(now)}
     else:
         status = old
         times = [pause, *(pause if time == 0 else time for time in times)]
@@ -57,14 +60,23 @@ def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
 
     A clock that was set back does not add to them.
     """
-    missing = max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
     if significant_fields(old) != significant_fields(new):
-        return missing
-    if _event_time(old) != _event_time(new) and _tokens(old, now) >= WRITE_BURST / 2:
+        return max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
+    if not _is_progress(old, new, now):
         return 0.0
     last = unix(old.get("lastUpdateTime"))
     past = settings.progress_write_seconds if last is None else now - last
-    return max(missing, settings.progress_write_seconds - past, 0.0) if past >= 0 else missing
+    return max(settings.progress_write_seconds - past, 0.0) if past >= 0 else 0.0
+
+
+def _is_progress(old: Object, new: Object, now: float) -> bool:
+    """Returns whether `new` waits for the next write of mere progress.
+
+    A warning does too while the bucket is less than half full.
+    """
+    if significant_fields(old) != significant_fields(new):
+        return False
+    return _event_time(old) == _event_time(new) or _tokens(old, now) < WRITE_BURST / 2
 
 
 def _tokens(status: Object, now: float) -> float:
@@ -78,9 +90,9 @@ def _tokens(status: Object, now: float) -> float:
     return min(WRITE_BURST, float(left) + max(0.0, now - last) / WRITE_SECONDS)
 
 
-def _with_tokens(old: Object, new: Object, now: float) -> Object:
+def _with_tokens(old: Object, new: Object, now: float, cost: float) -> Object:
     """Returns `new` with the level of the bucket after this write."""
-    return {**new, "writesLeft": round(max(0.0, _tokens(old, now) - 1.0), 3)}
+    return {**new, "writesLeft": round(max(0.0, _tokens(old, now) - cost), 3)}
 
 
 def _event_time(status: Object) -> object:
