@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=argparse.ArgumentParser)
     _run(verbs)
+    _scale(verbs)
     _submit(verbs)
     _get(verbs)
     _logs(verbs)
@@ -149,6 +150,19 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "-o", "--output", choices=["json"], help="json: print the job with its status to standard output at the end"
     )
     run.set_defaults(command=_late("dtj.local.command", "command"))
+
+
+def _scale(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    scale = verbs.add_parser(
+        "scale",
+        description="Change the number of pods of an elastic job that `dtj run` runs, within elastic.minReplicas and "
+        "maxReplicas. On a cluster: kubectl scale dtj/NAME --replicas=N. "
+        "Exit code: 0, 1 the run has ended, 2 bad input.",
+        help="change the number of pods of an elastic job that runs here",
+    )
+    scale.add_argument("folder", metavar="FOLDER", help="folder of the run (.dtj/runs/…)")
+    scale.add_argument("--replicas", type=_natural, required=True, metavar="N", help="number of pods")
+    scale.set_defaults(command=_late("dtj.local.scaling", "command"))
 
 
 def _cluster_flags(verb: argparse.ArgumentParser) -> None:

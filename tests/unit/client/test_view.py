@@ -122,6 +122,13 @@ def test_summary_shows_each_recovery_and_its_cost() -> None:
     ]
 
 
+@pytest.mark.parametrize(("lost", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps")])
+def test_one_repeated_step_is_singular_in_the_summary(lost: int, text: str) -> None:
+    status = {**STATUS, "recoveries": [{"attempt": 2, "lostSteps": lost, "resumedStep": 7}]}
+    lines = summary({"metadata": {"name": "j"}, "status": status}, seconds=1, run_dir=Path("/r"), checkpoint_dir=None)
+    assert any(f": {text} repeated from step 7" in line for line in lines)
+
+
 def test_counted_steps_are_called_optimizer_steps() -> None:
     status = {
         "phase": "Complete",

@@ -20,8 +20,10 @@ from dtj.local import container, pods, processes
 from dtj.local.kubelet import LocalPod
 from dtj.local.loopback import Ports, agent_status
 from dtj_contract import names
+from dtj_contract.operator_message import encode
 from dtj_core.plan.leader_search import LeaderSearch, pod_name
 from dtj_core.plan.model import Apply, Delete, Event, Object, Observed, Plan
+from dtj_core.plan.operator_message import operator_message
 
 DEFAULT_GRACE_SECONDS = 30  # Kubernetes' own default
 
@@ -52,7 +54,7 @@ class LocalCluster:
         self.changed.clear()
         self._control()
         name = job["metadata"]["name"]
-        self.agent = await self._ask_leader()
+        self.agent = await self._ask_leader(job)
         return Observed(
             stateful_set=copy.deepcopy(self._objects.get(("StatefulSet", name))),
             service=copy.deepcopy(self._objects.get(("Service", name))),
@@ -100,13 +102,16 @@ class LocalCluster:
         finally:
             self.kill()
 
-    async def _ask_leader(self) -> dict[str, Any] | None:
-        """Returns the status of the agent that coordinates, else of another; None without an answer."""
-        key = self._key()
+    async def _ask_leader(self, job: Object) -> dict[str, Any] | None:
+        """Hands budget and size of the job to the agent that coordinates, as the operator does.
+
+        Returns its status, else another agent's; None without an answer.
+        """
+        key, message = self._key(), encode(operator_message(job, (), self._now().timestamp()))
         ordinals = {pod_name(pod.object): ordinal for ordinal, pod in self.pods.items()}
         search = LeaderSearch([pod.object for pod in self.pods.values()], self._leader, {})
         while (asked := search.next()) is not None:
-            page = await agent_status(self._ports.at(ordinals[pod_name(asked)]), key)
+            page = await agent_status(self._ports.at(ordinals[pod_name(asked)]), key, message)
             if page is not None:
                 search.add(asked, page)
         best = search.best()

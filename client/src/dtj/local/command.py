@@ -207,6 +207,8 @@ def _notices(
     pods_of, ranks = (_count(spec.replicas, "pod"), _count(spec.processes, "rank"))
     more = f" and {_count(spec.spares, 'spare')}" if spec.spares else ""
     notices = [f"{name}: {pods_of} x {ranks}{more} on this machine; folder {_relative(host.run_dir)}"]
+    if spec.elastic is not None:
+        notices.append(f"to change its size meanwhile: dtj scale {_relative(host.run_dir)} --replicas N")
     notices.append(f"image {image} is not used: the workers run in {host.python}, in {host.working_dir}")
     pod = (model.spec.template or {}).get("spec") or {}
     if pod.get("containers"):

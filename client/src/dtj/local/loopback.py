@@ -9,6 +9,7 @@ import socket
 from types import TracebackType
 from typing import Any
 
+from dtj_contract.operator_message import HEADER
 from dtj_contract.status_token import status_token
 
 LOOPBACK = "127.0.0.1"
@@ -47,19 +48,20 @@ class Ports:
             held.close()
 
 
-async def agent_status(port: int, key: str) -> dict[str, Any] | None:
+async def agent_status(port: int, key: str, message: str) -> dict[str, Any] | None:
     """Returns the `/status` of the agent on this loopback port, or None without an answer.
 
+    `message` is handed over with the request, as the operator's is.
     docs/reference/contract.md describes the answer.
     """
-    return await asyncio.to_thread(_get_status, port, key)
+    return await asyncio.to_thread(_get_status, port, key, message)
 
 
-def _get_status(port: int, key: str) -> dict[str, Any] | None:
+def _get_status(port: int, key: str, message: str) -> dict[str, Any] | None:
     token = status_token(key.encode())
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=STATUS_SECONDS)
     try:
-        connection.request("GET", "/status", headers={"Authorization": f"Bearer {token}"})
+        connection.request("GET", "/status", headers={"Authorization": f"Bearer {token}", HEADER: message})
         response = connection.getresponse()
         body = response.read()
         if response.status != 200:

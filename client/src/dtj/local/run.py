@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dtj.local import activity, container, pods, processes
+from dtj.local import activity, container, pods, processes, scaling
 from dtj.local.cluster import LocalCluster
+from dtj.local.conditions import finished, is_true
 from dtj.local.container import HostEnvironment
 from dtj.local.faults import Fault, FaultInjector
 from dtj.local.log_tail import LogTail
@@ -79,15 +80,15 @@ class ViewUpdater:
         self._activity = ""
         self._activity_since = time.monotonic()
 
-    def update(self, job: Object, injected: Sequence[str]) -> None:
-        """Shows injected faults, new events, the progress and new log lines."""
+    def update(self, job: Object, asked: Sequence[str]) -> None:
+        """Shows what was asked for from outside (faults, a size), new events, the progress and new log lines."""
         now = datetime.fromtimestamp(time.time(), UTC)
         new = self._cluster.events[self._events :]
         self._events += len(new)
         # Omit Created events: the Secret, the Service and the StatefulSet are files and processes
         # here.
         events = [f"{event.reason}: {event.message}" for event in new if event.reason != names.Reason.CREATED]
-        for text in (*injected, *events):
+        for text in (*asked, *events):
             self._view.print_line(f"{now.astimezone():%H:%M:%S} {text}")
         if time.monotonic() - self._rows_at >= ROWS_SECONDS:
             self._rows, self._rows_at = _rows(self._cluster, restarts(job)), time.monotonic()
@@ -141,11 +142,12 @@ async def run(
             updater = ViewUpdater(view, cluster, tail)
             saved = ""
             while not stop.requested.is_set() and not finished(job):
+                asked = scaling.take_request(job, host.run_dir)
                 observed = await cluster.observe(job)
                 plan = planner(job, observed, time.time())
                 await cluster.execute(job, plan)
                 saved = _save(job, host.run_dir / "status.json", saved)
-                updater.update(job, await injector.inject(cluster))
+                updater.update(job, [*asked, *await injector.inject(cluster)])
                 await asyncio.sleep(PAUSE_SECONDS)
                 limit = FAULT_LOOK_SECONDS if injector.pending else LOOK_SECONDS
                 due = limit if plan.requeue_after is None else min(limit, plan.requeue_after)
@@ -156,17 +158,6 @@ async def run(
     if not finished(job) and stop.signal is not None:
         return 128 + stop.signal
     return 0 if is_true(job, names.COMPLETE) else 1
-
-
-def finished(job: Object) -> bool:
-    """Returns whether the job is Complete or Failed."""
-    return is_true(job, names.COMPLETE) or is_true(job, names.FAILED)
-
-
-def is_true(job: Object, condition: str) -> bool:
-    """Returns whether the job's status has this condition with status True."""
-    conditions = job.get("status", {}).get("conditions") or []
-    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
 
 
 def _rows(cluster: LocalCluster, restarts: int) -> list[PodRow]:

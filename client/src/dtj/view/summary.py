@@ -92,7 +92,8 @@ def _recovery(recovery: dict[str, Any]) -> list[str]:
     )
     lost = recovery.get("lostSteps")
     back = (
-        f"{lost} steps repeated from step {recovery.get('resumedStep')}" + SOURCES.get(str(recovery.get("source")), "")
+        f"{lost} {'step' if lost == 1 else 'steps'} repeated from step {recovery.get('resumedStep')}"
+        + SOURCES.get(str(recovery.get("source")), "")
         if lost is not None
         else "the resumed step was not reported"
     )

@@ -7,6 +7,7 @@ errors with a path, as on the API server.
 
 from dtj_core.api.errors import ApiError, InvalidJob, Violation
 from dtj_core.api.read import read, salvage, validate, violations
+from dtj_core.api.scaling import scaled
 from dtj_core.api.v1alpha1 import DistributedTrainingJob, Spec, find_trainer_container
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "find_trainer_container",
     "read",
     "salvage",
+    "scaled",
     "validate",
     "violations",
 ]
