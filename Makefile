@@ -73,6 +73,16 @@ benchmark-gpu: venv ## measure a GPT of 1B parameters on one CUDA GPU; update it
 	@$(PY) -m benchmarks.gpu --trials $(or $(TRIALS),10) --out benchmarks/gpu/results.json
 	@$(PY) -m benchmarks.gpu --render
 
+.PHONY: benchmark-pauses
+benchmark-pauses: venv ## run a script that pauses for 30 minutes and count false alarms of hang detection; update its README
+	@$(PY) -m benchmarks.pauses --minutes $(or $(MINUTES),30) --out benchmarks/pauses/results.json
+	@$(PY) -m benchmarks.pauses --render
+
+.PHONY: benchmark-group
+benchmark-group: venv ## let all members of groups of 64 to 4,096 fail at once; update its README (20 minutes)
+	@$(PY) -m benchmarks.group --trials $(or $(TRIALS),20) --out benchmarks/group/results.json
+	@$(PY) -m benchmarks.group --render
+
 .PHONY: benchmark-recovery
 benchmark-recovery: venv ## kill workers and agents under dtj, torchrun, NVRx and torchft; update its README and plot (4 hours)
 	@./benchmarks/venv.sh

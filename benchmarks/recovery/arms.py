@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from benchmarks.recovery import processes
 from benchmarks.recovery.logbook import Entry, read
@@ -54,7 +54,7 @@ class Group:
             "TMPDIR": str(self.folder),
         }  # fmt: skip
 
-    def start(self) -> None:
+    def start(self) -> object:
         """Starts all agents."""
         raise NotImplementedError
 
@@ -97,11 +97,15 @@ class Group:
 class Ours(Group):
     """`dtj run`: each pod is an agent with its workers."""
 
-    def start(self) -> None:
-        """Starts `dtj run`."""
+    SCRIPT = HERE / "script.py"
+    SPEC: ClassVar[dict[str, Any]] = {"restart": {"maxRestarts": 1000}}
+    """The fields of the spec beside those that every job needs."""
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Starts `dtj run`, and returns its process."""
         spec = {
             "replicas": self.pods, "processesPerPod": RANKS // self.pods, "image": "here", "backend": "gloo",
-            "entrypoint": {"script": str(HERE / "script.py")}, "restart": {"maxRestarts": 1000},
+            "entrypoint": {"script": str(self.SCRIPT)}, **self.SPEC,
         }  # fmt: skip
         job = {
             "apiVersion": "training.dtj.dev/v1alpha1", "kind": "DistributedTrainingJob",
@@ -109,7 +113,9 @@ class Ours(Group):
         }  # fmt: skip
         (self.folder / "job.yaml").write_text(json.dumps(job))
         folders = ["--volumes-dir", str(self.folder / "volumes"), "--run-dir", str(self.folder / "run")]
-        self.spawn("dtj", ["-m", "dtj.main", "run", str(self.folder / "job.yaml"), "--plain", "--no-logs", *folders])
+        return self.spawn(
+            "dtj", ["-m", "dtj.main", "run", str(self.folder / "job.yaml"), "--plain", "--no-logs", *folders]
+        )
 
     def agent(self, ordinal: int) -> int:
         """Returns the newest agent of the pod: not one of the processes that it has started."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dtj_agent.group import member
 from dtj_agent.group.member import Identity, Member, WorkerExit
-from dtj_agent.group.messages import Now
+from dtj_agent.group.messages import Message, Now
 from dtj_agent.net.coordinator_link import CoordinatorLink
 from dtj_agent.net.descriptors import make_room
 from dtj_agent.net.loop import Loop
@@ -27,15 +27,15 @@ class LightMember:
     """A member without worker processes: its workers end as soon as they are stopped."""
 
     def __init__(self, loop: Loop, resolver: Resolver, port: int, ordinal: int) -> None:
-        self.started = 0
-        """The last attempt that was started here."""
+        self.started = self.messages = 0
+        """The last attempt that was started here; what the member has sent and received, except heartbeats."""
         self._loop = loop
         me = Identity("uid-1", ordinal, f"i{ordinal}", f"j-{ordinal}", "node", "127.0.0.1", 5.0)
         self.member = Member(me, {}, None)
         self.member.port = 20000 + ordinal
         self.link = CoordinatorLink(loop, resolver, KEY.encode(), lambda text: None)
         self.link.on_open = lambda: self._do(self.member.connected(self._now()))
-        self.link.on_message = lambda message: self._do(self.member.received(message, self._now()))
+        self.link.on_message = lambda message: self._received(message)
         self.link.on_closed = lambda silence: self._do(self.member.disconnected(silence, self._now()))
 
         def dial_later() -> None:
@@ -45,6 +45,10 @@ class LightMember:
         self.link.on_ended = lambda was_open: dial_later()
         self.link.dial(("127.0.0.1", port))
         loop.later(ordinal % 100 / 100, self._beat)
+
+    def _received(self, message: Message) -> None:
+        self.messages += message["type"] != "beat"
+        self._do(self.member.received(message, self._now()))
 
     def fail(self) -> None:
         """Ends the worker with exit code 1 and a usual traceback."""
@@ -58,6 +62,7 @@ class LightMember:
     def _do(self, effects: list[member.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, member.SendToCoordinator):
+                self.messages += effect.message["type"] != "beat"
                 self.link.send(effect.message)
             elif isinstance(effect, member.Spawn):
                 self.started = effect.attempt
@@ -116,6 +121,10 @@ class Crowd:
     def fail_all(self) -> None:
         for light in self.members:
             light.fail()
+
+    def messages(self) -> int:
+        """Returns the messages of all members so far, except heartbeats."""
+        return sum(light.messages for light in self.members)
 
     def resident(self) -> int:
         """Returns the greatest resident memory of pod 0's agent so far, in KiB."""

@@ -86,7 +86,7 @@ def test_encoded_message_that_is_too_long_is_rejected() -> None:
 
 
 def test_512_members_that_fail_at_once_start_the_next_attempt(tmp_path: Path) -> None:
-    """hack/group_size.py measures the time: at most 2 s on an idle machine."""
+    """benchmarks/group measures the time: at most 2 s on an idle machine."""
     size = 512
     with crowd(tmp_path, size) as group:
         group.until_attempt(1)
