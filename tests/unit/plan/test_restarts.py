@@ -187,3 +187,35 @@ def test_agent_warnings_become_events_once() -> None:
 def test_agent_status_of_another_job_is_ignored(other: Object) -> None:
     stored, child = started()
     assert look(stored, child, 1, attempt=9, **other).status.get("attempt") is None
+
+
+def loss(ordinal: int) -> Object:
+    message = f"pod digits-{ordinal} on node w1 was lost"
+    return {"attempt": 1, "rank": ordinal, "ordinal": ordinal, "pod": f"digits-{ordinal}", "reason": "PodLost",
+            "message": message}  # fmt: skip
+
+
+STOPPING, GATHERING = {"phase": "Stopping", "phaseReason": "PodLost"}, {"phase": "Rendezvous", "phaseReason": "PodLost"}
+NO_LEADER = {"phase": "Rendezvous", "phaseReason": "Rendezvous"}
+LOSSES: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "listed at once": ([{**GATHERING, "failures": [loss(1)]}], 1),
+    "the group stops first": ([STOPPING, {**GATHERING, "failures": [loss(1)]}], 1),
+    "a new coordinator": (
+        [{**GATHERING, "failures": [loss(1)]}, NO_LEADER, {**GATHERING, "failures": [loss(1)]}], 1
+    ),
+    "the group trains again": ([STOPPING, {"attempt": 2, "failures": [loss(1)]}], 1),
+    "two pods": ([STOPPING, {**GATHERING, "failures": [loss(1), loss(2)]}], 2),
+    "two pods, one after the other": (
+        [{**GATHERING, "failures": [loss(1)]}, {**GATHERING, "failures": [loss(1), loss(2)]}], 2
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pages", "events"), LOSSES.values(), ids=LOSSES)
+def test_each_lost_pod_is_one_event(pages: list[dict[str, Any]], events: int) -> None:
+    stored, child = started()
+    after, seen = look(stored, child, 1), []
+    for place, page in enumerate(pages, 2):
+        after = look(job(after.status), child, place, **page)
+        seen += [event.message for event in after.events if event.reason == "PodLost"]
+    assert len(seen) == events, seen

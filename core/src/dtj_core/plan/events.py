@@ -48,7 +48,10 @@ def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Itera
             yield _event("Normal", Reason.CREATED, message)
     known = {_key(failure): failure.get("reason") for failure in old.get("failures") or ()}
     failures = [failure for failure in new.get("failures") or () if _is_news(failure, known)]
+    announced = _announced_loss(old, failures)
     for failure in failures:
+        if failure is announced:
+            continue
         message = f"attempt {failure.get('attempt')}: {failure.get('message', '')}"
         yield _event("Warning", failure.get("reason", Reason.WORKER_FAILED), message)
     reported = {failure.get("reason") for failure in failures}
@@ -59,6 +62,8 @@ def _changes(job: Job, old: Object, new: Object, report: Report | None) -> Itera
         is_new = (before.get("status"), before.get("reason")) != (condition.get("status"), reason)
         if kind == names.RUNNING and true and (is_new or old.get("attempt") != new.get("attempt")):
             yield _event("Warning" if reason in PROBLEMS else "Normal", reason, condition["message"])
+        elif reason == Reason.POD_LOST and _is_loss_listed(old, new.get("attempt")):
+            continue
         elif is_new and reason not in reported and (reason in PROBLEMS if kind == names.RUNNING else true):
             reported.add(reason)
             yield _event("Normal" if reason in CHANGES else "Warning", reason, condition["message"])
@@ -105,6 +110,27 @@ def _is_news(failure: Object, known: dict[tuple[object, ...], object]) -> bool:
     """Returns whether a failure is new, or turns out to be a lack of memory."""
     key = _key(failure)
     return key not in known or (failure.get("reason") == Reason.OOM_KILLED != known[key])
+
+
+def _announced_loss(old: Object, failures: list[Object]) -> Object | None:
+    """Returns the new failure whose loss the condition Restarting has announced already; None if there is none.
+
+    The group stops, or the operator misses a pod, before the agents list the loss. Each loss is one
+    event, so the first failure of that attempt gets none.
+    """
+    restarting, attempt = find_condition(old, names.RESTARTING) or {}, old.get("attempt")
+    is_announced = (restarting.get("status"), restarting.get("reason")) == ("True", Reason.POD_LOST)
+    if not is_announced or _is_loss_listed(old, attempt):
+        return None
+    return next((failure for failure in failures if _is_loss(failure, attempt)), None)
+
+
+def _is_loss_listed(status: Object, attempt: object) -> bool:
+    return any(_is_loss(failure, attempt) for failure in status.get("failures") or ())
+
+
+def _is_loss(failure: Object, attempt: object) -> bool:
+    return (failure.get("reason"), failure.get("attempt")) == (Reason.POD_LOST, attempt)
 
 
 def _key(failure: Object) -> tuple[object, ...]:
