@@ -24,6 +24,8 @@ from typing import Any
 
 from dtj_trainer import quick_exit
 
+_CODE: Any = SystemExit.code  # a descriptor
+
 
 class TrainerError(Exception):
     """Root of the tree."""
@@ -66,14 +68,14 @@ class Stopped(SystemExit):
         No Python code runs below the read that the interpreter makes once the exception has left the
         main script. Every other reader, such as a test or a multiprocessing child, has a frame.
         """
-        code = SystemExit.code.__get__(self)  # type: ignore[attr-defined]
+        code = _CODE.__get__(self)
         if sys._getframe().f_back is None and type(code) is int:
             quick_exit.leave_after_exit_handlers(code)
         return code
 
     @code.setter
     def code(self, code: Any) -> None:
-        SystemExit.code.__set__(self, code)  # type: ignore[attr-defined]
+        _CODE.__set__(self, code)
 
     def __str__(self) -> str:
         return f"stopped by SIGTERM after step {self.step}"
