@@ -93,7 +93,7 @@ CASES = {
         """,
         10,
     ),
-    "an optimizer that is none of torch's": (
+    "an optimizer that is none of torch's, without a backward pass": (
         """
         class Mine:
             def step(self):
@@ -102,6 +102,105 @@ CASES = {
         repeat(Mine().step)
         """,
         None,
+    ),
+    "SGD by hand, by the backward pass of a tensor": ("repeat(by_hand)", 10),
+    "SGD by hand, by torch.autograd.backward": (
+        "repeat(lambda: torch.autograd.backward([(p * p).sum() for p in ps]))",
+        10,
+    ),
+    "torch.autograd.grad alone": ("repeat(lambda: torch.autograd.grad((ps[0] * ps[0]).sum(), ps[0]))", None),
+    "a backward pass of torch.autograd.grad's own": (
+        """
+        class Inner(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 1.0
+            @staticmethod
+            def backward(ctx, grad):
+                with torch.enable_grad():
+                    loss()
+                return grad
+        repeat(lambda: torch.autograd.grad(Inner.apply(ps[0]).sum(), ps[0]))
+        """,
+        None,
+    ),
+    "reentrant checkpointing, a backward pass in a backward pass": (
+        """
+        from torch.utils.checkpoint import checkpoint
+        layers = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+        x = torch.ones(4, requires_grad=True)
+        def step():
+            y = x
+            for layer in layers:
+                y = checkpoint(layer, y, use_reentrant=True)
+            y.sum().backward()
+        repeat(step)
+        """,
+        10,
+    ),
+    "backward passes that fail": (
+        """
+        def step():
+            by_hand()
+            try:
+                torch.ones(4).sum().backward()
+            except RuntimeError:
+                pass
+        repeat(step)
+        """,
+        10,
+    ),
+    "backward passes of another thread": (
+        """
+        import threading
+        thread = threading.Thread(target=repeat, args=(by_hand,))
+        thread.start()
+        thread.join()
+        """,
+        None,
+    ),
+    "SGD by hand under torch.compile": (
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            repeat(torch.compile(by_hand, backend="eager"))
+        assert not [each for each in caught if "get_ident" in str(each.message)], "the wrapper was compiled"
+        """,
+        10,
+    ),
+    "SGD by hand with compiled autograd": (
+        """
+        from torch._dynamo import compiled_autograd
+        with compiled_autograd._enable(torch.compile(backend="eager")):
+            repeat(by_hand)
+        """,
+        10,
+    ),
+    "an optimizer that has not stepped": (
+        "opt = torch.optim.SGD(ps, lr=0.1)\nrepeat(loss)",
+        None,
+    ),
+    "an optimizer after three backward passes, with accumulation": (
+        """
+        for _ in range(3):
+            loss()
+        opt = torch.optim.SGD(ps, lr=0.1)
+        repeat(lambda: ([loss() for _ in range(4)], opt.step()))
+        """,
+        13,
+    ),
+    "an optimizer, which puts torch's own function back": (
+        """
+        from torch.autograd import graph
+        def is_own():
+            return [module._engine_run_backward is own for module in (torch.autograd, graph)]
+        before = is_own()
+        opt = torch.optim.SGD(ps, lr=0.1)
+        loss()
+        if [before, is_own()] == [[False, False], [True, True]]:
+            repeat(opt.step)
+        """,
+        10,
     ),
     "an optimizer for each iteration": ("repeat(lambda: torch.optim.SGD(ps, lr=0.1).step())", 1),
     "steps of a child that the script forks": (
@@ -128,6 +227,7 @@ import torch, torch._dynamo
 from dtj_agent.warm import observe
 
 def run(rank, body, socket):
+    own = torch.autograd._engine_run_backward
     observe.install(rank, 1, socket, "")
     ps = [torch.nn.Parameter(torch.ones(4)) for _ in range(4)]
     for p in ps:
@@ -136,6 +236,12 @@ def run(rank, body, socket):
         total = sum((p * p).sum() for p in ps)
         total.backward()
         return total
+    def by_hand():
+        loss()
+        with torch.no_grad():
+            for p in ps:
+                p.sub_(0.1 * p.grad)
+                p.grad = None
     def repeat(do):
         for _ in range(10):
             do()

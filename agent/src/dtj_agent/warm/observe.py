@@ -2,13 +2,15 @@
 
 torch calls a global hook after each optimizer step. The hook counts per optimizer, and the greatest
 count is the worker's: a GAN has two optimizers, and ZeroRedundancyOptimizer calls an inner one, but
-neither does two steps in one. The count stands in a page of memory that the agent reads
-(dtj_contract.step_page). Nothing here raises into the script: a worker that can't be observed still
+neither does two steps in one. The backward passes of a script that creates no torch optimizer are
+counted instead. The count stands in a page of memory that the agent reads (dtj_contract.step_page).
+Nothing here raises into the script: a worker that can't be observed still
 trains.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -19,6 +21,7 @@ import weakref
 from array import array
 from typing import Any, Callable, Dict, Optional
 
+from dtj_agent.warm.backward_passes import BackwardPasses
 from dtj_contract import stack_dump, step_page
 from dtj_contract.step_page import FIRST_INDEX, LAST_INDEX, STEPS_INDEX
 
@@ -38,9 +41,12 @@ def install(
         return
     try:
         page = _Page(rank, attempt, report_socket)
-        hook = _untraced(_counting_hook(page, on_first_step or (lambda: None)))
+        began = on_first_step or (lambda: None)
+        passes = BackwardPasses(_on_pass(page, began))
+        hook = _untraced(_counting_hook(page, began, passes.stop))
         optimizers.register_optimizer_step_post_hook(hook)
         page.announce()
+        passes.start()
     except Exception:  # noqa: BLE001  # another version of torch, or a kernel without memfd
         return
 
@@ -80,17 +86,48 @@ class _Page:
         self.ints, self.floats = view.cast("q"), view.cast("d")
         self.retry_at = float("inf")
 
+    @property
+    def rank(self) -> int:
+        return self._head["rank"]
 
-def _counting_hook(page: _Page, on_first_step: Callable[[], None]) -> Hook:
+
+def _on_pass(page: _Page, on_first_step: Callable[[], None]) -> Callable[[], None]:
+    """Returns what is called after each backward pass that counts as a step."""
+    clock = time.monotonic
+
+    def on_pass() -> None:
+        steps = page.ints[STEPS_INDEX] + 1
+        now = page.floats[LAST_INDEX] = clock()
+        page.ints[STEPS_INDEX] = steps
+        if steps == 1:
+            page.floats[FIRST_INDEX] = now
+            page.announce(1)
+            _log_source(page.rank)
+            on_first_step()
+        if now > page.retry_at:
+            page.announce(steps)
+
+    return on_pass
+
+
+def _log_source(rank: int) -> None:
+    if rank == 0:
+        with contextlib.suppress(Exception):  # the script may have closed its standard error
+            why = "the script has created no torch optimizer"
+            print("[agent] backward passes are counted as steps: %s" % why, file=sys.stderr, flush=True)
+
+
+def _counting_hook(page: _Page, on_first_step: Callable[[], None], stop_passes: Callable[[], None]) -> Hook:
     """Returns the hook.
 
     The first step is reported at once, because a recovery ends there; the agent reads the later
     ones from the page. Counts are kept by id, which costs half of a WeakKeyDictionary, and go with their
-    optimizer.
+    optimizer. `stop_passes` ends the count of backward passes; those that were counted before the first
+    step remain, because a count that fell or stood still would look like a hang.
     """
     counts: Dict[int, int] = {}
     refs: Dict[int, "weakref.ref[Any]"] = {}
-    most = 0
+    most = passes = 0
     clock = time.monotonic
 
     def forget(key: int) -> None:
@@ -98,7 +135,7 @@ def _counting_hook(page: _Page, on_first_step: Callable[[], None]) -> Hook:
         refs.pop(key, None)
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal most
+        nonlocal most, passes
         key = id(optimizer)
         count = counts.get(key, 0) + 1
         counts[key] = count
@@ -106,13 +143,17 @@ def _counting_hook(page: _Page, on_first_step: Callable[[], None]) -> Hook:
         if count == 1:
             refs[key] = weakref.ref(optimizer, lambda _: forget(key))
         if count > most:
-            most = page.ints[STEPS_INDEX] = count
+            most = count
             if count == 1:
+                stop_passes()
+                passes = page.ints[STEPS_INDEX]
+            page.ints[STEPS_INDEX] = passes + count
+            if count == 1 and not passes:
                 page.floats[FIRST_INDEX] = now
                 page.announce(1)
                 on_first_step()
         if now > page.retry_at:
-            page.announce(most)
+            page.announce(passes + most)
 
     return hook
 

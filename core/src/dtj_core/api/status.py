@@ -54,8 +54,8 @@ class Progress(Model):
     """Optimizer steps done. See stepSource."""
     step_source: str | None = None
     """Script: the script reports its step. Optimizer: the script reports none, and the agents count
-    the steps of its torch optimizers in the current attempt, from 0 in each attempt. Unknown: no
-    step of either kind was seen so far."""
+    the steps of its torch optimizers in the current attempt, from 0 in each attempt; of a script
+    that has created none, they count its backward passes. Unknown: no step was seen so far."""
     total_steps: int | None = None
     percent: float | None = None
     loss: float | None = None
