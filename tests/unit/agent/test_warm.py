@@ -124,6 +124,32 @@ def test_forked_script_runs_as_in_an_interpreter_of_its_own(site: Path, tmp_path
         assert forked == plain, command
 
 
+LEFT_OPEN = """
+import holder, sys
+file = open("lines", "a")
+def write():
+    file.write("a line\\n")
+write()
+print(holder.main.file is file, holder.main.__name__, holder.main.__file__)
+"exit" in sys.argv and sys.exit()
+"""
+
+
+@pytest.mark.parametrize("script", [["script.py"], ["script.py", "exit"], ["-m", "script"]])
+def test_file_that_a_script_leaves_open_is_flushed_at_its_end(site: Path, tmp_path: Path, script: list[str]) -> None:
+    """The namespace of the script is in a cycle with its function, which the interpreter's last collection finds."""
+    (tmp_path / "holder.py").write_text("import __main__ as main")
+    (tmp_path / "script.py").write_text(LEFT_OPEN)
+    paths = os.pathsep.join([str(tmp_path), str(site)])
+    command = [sys.executable, "-u", *script]
+    found = drive("both", site, tmp_path, {"PYTHONPATH": paths}, commands=[command], modules=["holder"])
+    forked, plain = found["results"][0]
+    assert forked == plain
+    assert forked["0"][1].startswith("True __main__ /"), found
+    assert not [line for line in found["logs"] if "without" in line]
+    assert (tmp_path / "lines").read_text() == "a line\n" * 2
+
+
 def test_keyboard_interrupt_ends_a_forked_worker_by_the_signal(site: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)")
     found = drive("both", site, tmp_path, commands=[[sys.executable, "-u", "script.py"]])

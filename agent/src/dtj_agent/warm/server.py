@@ -231,7 +231,7 @@ def main() -> None:
     """Runs the warm process, and in each forked worker the user's script.
 
     The arguments are those that the agent gave after the program. No name of `__main__` may be read
-    once this has returned, because a worker's script owns that module.
+    once this has returned, because a worker's script has replaced that module.
     """
     _, descriptor, agent, guarded, modules, left_out, folder, _ = sys.argv
     sock = socket.socket(fileno=int(descriptor))
