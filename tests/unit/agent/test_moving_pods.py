@@ -49,6 +49,18 @@ def test_pod_that_is_to_move_waits_again_if_the_spare_is_lost() -> None:
     assert started(harness)[2:] == [[0, 1]]
 
 
+def test_pod_that_is_to_move_waits_again_if_the_spare_is_lost_before_the_lease() -> None:
+    harness = with_spare(rules=ELSEWHERE, has_volume=True)
+    harness.grants = False
+    harness.fail(1, exit_code=7)
+    harness.stopped(0, 1)
+    assert harness.leases == [1, 2]
+    harness.leave(2)
+    harness.do(harness.coordinator.lease_done(2, None, None, harness.now()))
+    assert started(harness) == [[0, 1]]
+    assert harness.coordinator.phase_message(harness.now()) == "waiting for j-1 to be replaced on another node"
+
+
 def test_pod_that_was_not_moved_in_time_keeps_its_ranks() -> None:
     harness = with_spare(rules=ELSEWHERE)
     harness.leave(2)

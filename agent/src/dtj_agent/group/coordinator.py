@@ -200,7 +200,8 @@ class Coordinator:
         if self.lease.answered(attempt, taken, error, now):
             # An agent that joined meanwhile may know a later attempt, or have promised not to start this one.
             known = max(self._known_attempt, self.roster.greatest_promise - 1)
-            if self.phase == PHASE_RENDEZVOUS and self.roster.is_whole and attempt > known:
+            is_ready = self.roster.is_whole and not self.lifecycle.is_held_back(self.ordinal, now)
+            if self.phase == PHASE_RENDEZVOUS and is_ready and attempt > known:
                 self._start(attempt, self.roster.ready(), now)
         elif self.lease.is_replaced:
             self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
