@@ -130,7 +130,7 @@ def test_history_is_bounded() -> None:
     past = History()
     for n in range(100):
         past.event("Normal", "R", "m", 0.0)
-        past.failure({"n": n, "reason": "WorkerFailed"})
+        past.failure({"attempt": n, "ordinal": 0, "reason": "WorkerFailed"})
         past.recovery({"attempt": n})
     assert (len(past.events), len(past.failures), len(past.recoveries), past.events[-1]["id"]) == (20, 5, 10, 100)
 
