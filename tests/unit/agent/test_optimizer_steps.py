@@ -180,14 +180,19 @@ CASES = {
         "opt = torch.optim.SGD(ps, lr=0.1)\nrepeat(loss)",
         None,
     ),
-    "an optimizer after three backward passes, with accumulation": (
+    "three backward passes alone, which may be a warm-up": ("for _ in range(3):\n    loss()", None),
+    "an optimizer after three backward passes, which may be a warm-up": (
+        "for _ in range(3):\n    loss()\nopt = torch.optim.SGD(ps, lr=0.1)\nrepeat(opt.step)",
+        10,
+    ),
+    "an optimizer after four backward passes, with accumulation": (
         """
-        for _ in range(3):
+        for _ in range(4):
             loss()
         opt = torch.optim.SGD(ps, lr=0.1)
         repeat(lambda: ([loss() for _ in range(4)], opt.step()))
         """,
-        13,
+        14,
     ),
     "an optimizer, which puts torch's own function back": (
         """

@@ -39,6 +39,7 @@ from dtj_trainer.task import Data, Task, scalar_loss
 from dtj_trainer.telemetry.meter import Meter
 from dtj_trainer.telemetry.own_time import OwnTime
 from dtj_trainer.telemetry.profiler import ProfilerWindow
+from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Sink
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
 
@@ -64,6 +65,9 @@ def prepare(
         sinks: Further places for rank 0's records.
         on_start: Called once, after the load and before the first step.
     """
+    # Without a phase, the agent would take the backward passes of a warm-up for steps.
+    with ProgressReporter(env.agent_socket, rank=group.rank, attempt=env.attempt) as progress:
+        progress.phase("loading")
     check_arguments(task, config)
     order, total_steps = make_order(task.data, config, group.world_size, batch_rule(config, env))
     precision = Precision(config.precision, group)

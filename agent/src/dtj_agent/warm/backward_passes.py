@@ -3,7 +3,8 @@
 torch has no global hook for a backward pass. `Tensor.backward` and `torch.autograd.backward` both look
 up `_engine_run_backward` by its name in the module, so a wrapper can stand there; all public functions
 remain torch's own. The wrapper is taken away at the first pass of a script that has an optimizer, and
-that pass is not counted.
+that pass is not counted. The first three passes count only once there is a fourth: a script may warm up
+before it creates its optimizer, and a step ends the recovery.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ NAME = "_engine_run_backward"
 # Looking for optimizers takes 7 µs and more, so later passes look only now and then. The first step of
 # an optimizer ends the count anyway.
 ALWAYS_LOOKS, LOOKS_EVERY = 64, 64
+WARM_UP = 3
+"""Passes that may be a warm-up. DDP's buckets settle in two."""
 
 
 class BackwardPasses:
-    """Calls `on_pass()` after each outermost backward pass of this thread, until the script has an optimizer."""
+    """Calls `on_pass(count)` after each outermost backward pass of this thread, until the script has an optimizer."""
 
-    def __init__(self, on_pass: Callable[[], None]) -> None:
+    def __init__(self, on_pass: Callable[[int], None]) -> None:
         self._on_pass = on_pass
         self._is_counting = False
         self._original: Any = None
@@ -71,7 +74,8 @@ class BackwardPasses:
                 is_inside = False
             if is_pass and self._is_counting:
                 passes += 1
-                on_pass()
+                if passes > WARM_UP:
+                    on_pass(passes)
             return result
 
         return run_backward

@@ -91,17 +91,17 @@ class _Page:
         return self._head["rank"]
 
 
-def _on_pass(page: _Page, on_first_step: Callable[[], None]) -> Callable[[], None]:
-    """Returns what is called after each backward pass that counts as a step."""
+def _on_pass(page: _Page, on_first_step: Callable[[], None]) -> Callable[[int], None]:
+    """Returns what is called with the count of backward passes after each that counts as a step."""
     clock = time.monotonic
 
-    def on_pass() -> None:
-        steps = page.ints[STEPS_INDEX] + 1
+    def on_pass(steps: int) -> None:
         now = page.floats[LAST_INDEX] = clock()
+        is_first = not page.ints[STEPS_INDEX]
         page.ints[STEPS_INDEX] = steps
-        if steps == 1:
+        if is_first:
             page.floats[FIRST_INDEX] = now
-            page.announce(1)
+            page.announce(steps)
             _log_source(page.rank)
             on_first_step()
         if now > page.retry_at:
