@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# With it, print() of several values is several writes, and the lines of processes that share a file mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Each takes half a minute or more. Begun last, one would keep a worker busy while the others have nothing left to do.
 LONGEST = (
