@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,21 @@ SERVICE_ACCOUNT = "dtj-operator"
 # A server that fails or does not answer counts as a condition that is not met yet.
 UNANSWERED = (ProvisionError, OSError, http.client.HTTPException)
 wait_until = functools.partial(waiting.wait_until, every=0.05, retry=UNANSWERED)
+
+
+def change(plane: ControlPlane, path: str, make: Callable[[Any], None], subresource: str = "") -> None:
+    """Reads an object, changes it with `make` and writes it.
+
+    Tries again if somebody else wrote the object meanwhile: the operator and the controllers write at any time.
+    """
+
+    def changed() -> bool:
+        whole = plane.request("GET", path)
+        make(whole)
+        plane.request("PUT", path + subresource, whole)
+        return True
+
+    wait_until(f"{path} is changed", changed)
 
 
 def agent_address() -> str:
@@ -108,6 +123,9 @@ class Objects:
             if ": 404 " in str(error):
                 return None
             raise
+
+    def change(self, plural: str, name: str, make: Callable[[Any], None]) -> None:
+        change(self.plane, self.path(plural, name), make)
 
     def list(self, plural: str) -> list[Any]:
         items: list[Any] = self.plane.request("GET", self.path(plural))["items"]

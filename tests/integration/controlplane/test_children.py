@@ -14,7 +14,7 @@ import pytest
 from dtj_core.plan import plan
 from dtj_core.plan.model import Apply, Observed, Settings
 from hack.cluster.controlplane import ControlPlane
-from tests.integration.controlplane.support import Objects, wait_until
+from tests.integration.controlplane.support import Objects, change, wait_until
 from tests.unit.api.specs import GOOD, checkpoint, job, template
 
 SETTINGS = Settings(agent_image="dtj-operator:test", master_key=b"0" * 32)
@@ -56,10 +56,8 @@ def test_unknown_field_is_rejected_by_name(plane: ControlPlane, namespace: str) 
 
 
 def test_pods_are_admitted_where_restricted_is_enforced(plane: ControlPlane, namespace: str) -> None:
-    labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    current = plane.request("GET", f"/api/v1/namespaces/{namespace}")
-    current["metadata"].setdefault("labels", {}).update(labels["metadata"]["labels"])
-    plane.request("PUT", f"/api/v1/namespaces/{namespace}", current)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    change(plane, f"/api/v1/namespaces/{namespace}", lambda found: found["metadata"]["labels"].update(labels))
     spec = checkpoint() | {
         "replicas": 2,
         "template": template({"containers": [{"name": "trainer"}, {"name": "s", "image": "s"}]}),

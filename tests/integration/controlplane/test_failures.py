@@ -25,6 +25,7 @@ from tests.integration.controlplane.support import (
     Kubelet,
     Objects,
     Operator,
+    change,
     grant,
     outcome,
     running,
@@ -199,10 +200,8 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     plane: ControlPlane, start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
     where = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{objects.namespace}/roles/{SERVICE_ACCOUNT}"
-    role = plane.request("GET", where)
-    whole = role["rules"]
-    role["rules"] = [rule for rule in whole if rule["resources"] != ["services"]]
-    plane.request("PUT", where, role)
+    whole = plane.request("GET", where)["rules"]
+    change(plane, where, lambda role: role.update(rules=[rule for rule in whole if rule["resources"] != ["services"]]))
     operator = start_operator().ready()
     submit()
     warnings = wait_until(
@@ -211,9 +210,7 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     )
     assert warnings[0]["level"] == "warning"
     assert not objects.condition("j", "Failed"), "the installation is wrong, not the job"
-    role = plane.request("GET", where)
-    role["rules"] = whole
-    plane.request("PUT", where, role)
+    change(plane, where, lambda role: role.update(rules=whole))
     wait_until("the pods exist", lambda: len(objects.list("pods")) == 2, timeout=60)
 
 

@@ -14,8 +14,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_contract import names
-from hack.cluster.shell import ProvisionError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, outcome, running, wait_until
+from tests.integration.controlplane.support import (
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    change,
+    outcome,
+    running,
+    wait_until,
+)
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL
@@ -131,9 +139,7 @@ def test_suspend_deletes_the_pods_and_resume_recreates_them(
     wait_until("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
-        stored = objects.get(JOBS, "j")
-        stored["spec"]["suspend"] = value
-        objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
+        objects.change(JOBS, "j", lambda job: job["spec"].update(suspend=value))
 
     suspend(True)
     condition = wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"))
@@ -213,7 +219,7 @@ def test_invalid_template_fails_the_job_with_the_message_and_is_not_retried(
 def test_full_quota_delays_a_job_and_fails_none(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
-    quota = objects.plane.request(
+    objects.plane.request(
         "POST",
         f"/api/v1/namespaces/{objects.namespace}/resourcequotas",
         {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}},
@@ -227,27 +233,8 @@ def test_full_quota_delays_a_job_and_fails_none(
         "the status reports it", lambda: objects.get(JOBS, "j").get("status", {}).get("reason") == "ChildRefused"
     )
     assert not objects.condition("j", "Failed")
-    quota = objects.plane.request("GET", where)
-    quota["spec"]["hard"]["pods"] = "10"
-    objects.plane.request("PUT", where, quota)
+    change(objects.plane, where, lambda quota: quota["spec"]["hard"].update(pods="10"))
     wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
-
-
-def change(objects: Objects, **restart: Any) -> None:
-    """Changes spec.restart, again after a conflict with a status write."""
-
-    def changed() -> bool:
-        stored = objects.get(JOBS, "j")
-        stored["spec"]["restart"] |= restart
-        try:
-            objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
-        except ProvisionError as error:
-            if ": 409 " not in str(error):
-                raise
-            return False
-        return True
-
-    wait_until("the spec is changed", changed)
 
 
 def test_budget_raised_while_the_job_runs_reaches_the_agent_and_recreates_no_pod(
@@ -259,7 +246,7 @@ def test_budget_raised_while_the_job_runs_reaches_the_agent_and_recreates_no_pod
     wait_until("the job runs", lambda: objects.condition("j", "Running"))
     pods = {pod["metadata"]["uid"] for pod in objects.list("pods")}
     generation = objects.get("statefulsets", "j")["metadata"]["generation"]
-    change(objects, maxRestarts=77)
+    objects.change(JOBS, "j", lambda job: job["spec"]["restart"].update(maxRestarts=77))
     raised = wait_until(
         "the agent has the new budget",
         lambda: (found := agents.handed_over.budget) and found.max_restarts == 77 and found,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, wait_until
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, change, wait_until
 
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 NODES = "/api/v1/nodes"
@@ -25,26 +25,20 @@ def node(objects: Objects) -> Iterator[str]:
     name = f"{objects.namespace}-w1"
     objects.plane.request("POST", NODES, {"metadata": {"name": name}})
 
-    def is_down() -> bool:  # the node controllers write it, too
-        found = objects.plane.request("GET", f"{NODES}/{name}")
-        found["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
-        objects.plane.request("PUT", f"{NODES}/{name}/status", found)
-        return True
-
-    wait_until("the node is marked as not ready", is_down)
+    down = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
+    change(objects.plane, f"{NODES}/{name}", lambda found: found["status"].update(conditions=down), "/status")
     yield name
     if any(each["metadata"]["name"] == name for each in objects.plane.request("GET", NODES)["items"]):
         objects.plane.request("DELETE", f"{NODES}/{name}")
 
 
 def taint(objects: Objects, node: str) -> None:
-    def tainted() -> bool:
-        found = objects.plane.request("GET", f"{NODES}/{node}")
-        taints = [*found["spec"].get("taints", []), {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]
-        objects.plane.request("PUT", f"{NODES}/{node}", found | {"spec": found["spec"] | {"taints": taints}})
-        return True
+    out_of_service = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
 
-    wait_until("the node is tainted", tainted)
+    def make(found: Any) -> None:
+        found["spec"].setdefault("taints", []).append(out_of_service)
+
+    change(objects.plane, f"{NODES}/{node}", make)
 
 
 def delete(objects: Objects, node: str) -> None:
@@ -52,13 +46,7 @@ def delete(objects: Objects, node: str) -> None:
 
 
 def allow(objects: Objects, node: str) -> None:
-    def allowed() -> bool:
-        job = objects.get("distributedtrainingjobs", "j")
-        job["spec"]["forceDeletePods"] = "Always"
-        objects.plane.request("PUT", objects.path("distributedtrainingjobs", "j"), job)
-        return True
-
-    wait_until("the schema allows the change", allowed)
+    objects.change("distributedtrainingjobs", "j", lambda job: job["spec"].update(forceDeletePods="Always"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, running, wait_until
+from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, change, running, wait_until
 
 JOBS = names.PLURAL
 
@@ -85,18 +85,6 @@ def refused(objects: Objects, name: str = "j") -> Any:
     """Returns the condition ChildRefused, or None."""
     conditions = (objects.get(JOBS, name).get("status") or {}).get("conditions") or []
     return next((c for c in conditions if c["type"] == "Running" and c["reason"] == "ChildRefused"), None)
-
-
-def change(plane: ControlPlane, path: str, make: Callable[[Any], None]) -> None:
-    """Writes an object, and tries again if somebody else has written it meanwhile."""
-
-    def once() -> bool:
-        whole = plane.request("GET", path)
-        make(whole)
-        plane.request("PUT", path, whole)
-        return True
-
-    wait_until(f"{path} is changed", once)
 
 
 def is_refused(plane: ControlPlane, namespace: str, container: Any, message: str) -> bool:
@@ -240,7 +228,7 @@ def test_rejection_on_resume_does_not_fail_a_job_that_has_run(
     wait_until("the job runs", lambda: objects.condition("j", "Running"))
 
     def suspend(value: bool) -> None:
-        change(plane, objects.path(JOBS, "j"), lambda whole: whole["spec"].update(suspend=value))
+        objects.change(JOBS, "j", lambda whole: whole["spec"].update(suspend=value))
 
     suspend(True)
     wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)

@@ -153,23 +153,11 @@ def test_edited_service_and_stateful_set_are_restored_without_touching_pods(
 
     made = state()
 
-    def edit(plural: str, change: Callable[[Any], None]) -> Callable[[], bool]:
-        def edited() -> bool:
-            live = objects.get(plural, "j")
-            change(live["spec"])
-            objects.plane.request("PUT", objects.path(plural, "j"), live)
-            return True
+    def edit(stateful_set: Any) -> None:
+        stateful_set["spec"]["template"]["spec"]["containers"][0].update(image="edited", command=["sh"])
 
-        return edited
-
-    wait_until("the Service is edited", edit("services", lambda spec: spec.update(selector={"app": "another"})))
-    wait_until(
-        "the StatefulSet is edited",
-        edit(
-            "statefulsets",
-            lambda spec: spec["template"]["spec"]["containers"][0].update(image="edited", command=["sh"]),
-        ),
-    )
+    objects.change("services", "j", lambda service: service["spec"].update(selector={"app": "another"}))
+    objects.change("statefulsets", "j", edit)
     wait_until("both are restored", lambda: state() == made, timeout=90)
     applies = [c for c in operator.writes() if c["verb"] == "patch" and c["objectRef"]["resource"] == "statefulsets"]
     assert len(applies) == 2, "created once, repaired once"

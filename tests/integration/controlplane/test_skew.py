@@ -17,7 +17,16 @@ import yaml
 from dtj_contract import names
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, outcome, running, wait_until
+from tests.integration.controlplane.support import (
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    change,
+    outcome,
+    running,
+    wait_until,
+)
 
 Start = Callable[..., Operator]
 JOBS = names.PLURAL
@@ -38,12 +47,11 @@ def install_crd(plane: ControlPlane) -> Iterator[Callable[[Callable[[Schema], No
     [path] = (ROOT / "crds").glob("*.yaml")
     ours = yaml.safe_load(path.read_text())
 
-    def install(change: Callable[[Schema], None]) -> None:
+    def install(edit: Callable[[Schema], None]) -> None:
         wanted = copy.deepcopy(ours)
         schema = wanted["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        change(schema)
-        stored = plane.request("GET", CRD)
-        plane.request("PUT", CRD, {**stored, "spec": wanted["spec"]})
+        edit(schema)
+        change(plane, CRD, lambda stored: stored.update(spec=wanted["spec"]))
         # The API server serves a stored CRD only after a while.
         wait_until("the schema is served", lambda: served(plane) == backends(schema), timeout=60)
 
@@ -196,8 +204,8 @@ def test_crd_upgrade_and_rollback_under_a_job_restart_nothing(
     agents.statuses[job["metadata"]["uid"]] = running()
     wait_until("the job runs", lambda: objects.condition("j", "Running"), timeout=60)
     life = Life(objects)
-    for change in (newer, lambda schema: None):
-        install_crd(change)
+    for edit in (newer, lambda schema: None):
+        install_crd(edit)
         operator.kill()
         operator = start_operator()
         looked(operator, agents)
@@ -224,13 +232,9 @@ def test_job_under_an_older_crd_runs_suspends_and_finishes(
     assert "percent" not in status["progress"]
     assert "the CRD is older than the operator" in operator.log.read_text()
 
-    stored = objects.get(JOBS, "j")
-    stored["spec"]["suspend"] = True
-    objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
+    objects.change(JOBS, "j", lambda job: job["spec"].update(suspend=True))
     wait_until("the job is suspended", lambda: objects.condition("j", "Suspended"), timeout=60)
-    stored = objects.get(JOBS, "j")
-    stored["spec"]["suspend"] = False
-    objects.plane.request("PUT", objects.path(JOBS, "j"), stored)
+    objects.change(JOBS, "j", lambda job: job["spec"].update(suspend=False))
     wait_until("the job runs again", lambda: objects.condition("j", "Running"), timeout=60)
     kubelet.container_states["j-0"] = outcome(job, "Succeeded", "AllWorkersSucceeded")
     wait_until("the job is complete", lambda: objects.condition("j", "Complete"), timeout=60)
