@@ -95,9 +95,8 @@ def render(experiment: Experiment, circumstances: str, trials: Sequence[Trial]) 
         cells = [arm, f"{well}/{len(found)}", *(_cell(value) for value in (statistics.median(values), tail, bad))]
         cells.append(_verdict(experiment, figures, well == len(found)) if arm == OURS else "")
         out.append("| " + " | ".join(cells) + " |")
-    extra = " ".join(
-        line for line in (experiment.note, _named(trials), _survivors(trials), _steps(trials), circumstances) if line
-    )
+    notes = (experiment.note, _named(trials), _floor(trials), _survivors(trials), _steps(trials), circumstances)
+    extra = " ".join(note for note in notes if note)
     return "\n".join([*out, "", extra, ""])
 
 
@@ -113,6 +112,13 @@ def _cell(value: float) -> str:
 def _named(trials: Sequence[Trial]) -> str:
     found = [trial["named"] for trial in trials if "named" in trial]
     return f"The status names the stopped rank in {sum(found)} of {len(found)} trials." if found else ""
+
+
+def _floor(trials: Sequence[Trial]) -> str:
+    found = [trial["floor"] for trial in trials if "floor" in trial]
+    if not found:
+        return ""
+    return f"A fresh process imports torch and torch._dynamo in {_cell(statistics.median(found))} s here (median)."
 
 
 def _survivors(trials: Sequence[Trial]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,8 @@ LOOK_SECONDS = 0.05
 STEP_SECONDS = 0.02
 # The harness reads the logs once a minute; shorter steps would make them longer.
 GOODPUT_STEP_SECONDS = 0.05
+IMPORTS = "import torch, torch.distributed, torch._dynamo; import os; os._exit(0)"
+"""The imports of a process that begins from nothing, before its first DDP step."""
 WARM_STEPS = 20
 """Group steps before a fault."""
 
@@ -77,6 +81,13 @@ def recovery(group: Group, after: float, limit: float = LIMIT_SECONDS) -> tuple[
     return next(iter(group_steps(group.entries(), after, group.LEAST_WORLD)), None)
 
 
+def import_seconds() -> float:
+    """Returns the seconds in which a fresh process imports torch."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, stderr=subprocess.DEVNULL, timeout=START_SECONDS)
+    return time.monotonic() - began
+
+
 def outcome(group: Group, fault: float, since: float | None = None) -> Trial:
     """Returns the trial's record: seconds from `since` (the fault) to the next group step, steps done twice."""
     before = group_steps(group.entries())[-1][1]
@@ -111,7 +122,10 @@ def start(arm: str, dice: random.Random) -> Trial:
 
 
 def agent(arm: str, dice: random.Random) -> Trial:
-    """Kills an agent with its workers; measures from the start of the agent that takes its place."""
+    """Kills an agent with its workers; measures from the start of the agent that takes its place.
+
+    The floor is measured after the group has ended.
+    """
     with running(arm, 2) as group:
         time.sleep(dice.random())
         ordinal = dice.randrange(group.pods)
@@ -130,7 +144,8 @@ def agent(arm: str, dice: random.Random) -> Trial:
 
         if not wait(has_returned, LIMIT_SECONDS):
             return {"ordinal": ordinal, "seconds": None, "output": group.output()[-1500:]}
-        return {"ordinal": ordinal, "away": round(returned - fault, 4), **outcome(group, fault, returned)}
+        found = {"ordinal": ordinal, "away": round(returned - fault, 4), **outcome(group, fault, returned)}
+    return {**found, "floor": round(import_seconds(), 4)}
 
 
 def stop(arm: str, dice: random.Random) -> Trial:

@@ -109,6 +109,11 @@ def test_named_ranks_are_counted() -> None:
     assert "names the stopped rank in 1 of 2 trials" in text
 
 
+def test_floor_of_an_agent_that_returns_is_in_the_note() -> None:
+    text = render(TABLES["agent"], "here", [trial("dtj", 5.2, floor=4.9), trial("dtj", 5.3, floor=5.1)])
+    assert "imports torch and torch._dynamo in 5.00 s here" in text
+
+
 def test_kill_of_torchft_shows_when_the_survivors_train_again() -> None:
     text = render(TABLES["kill"], "here", [trial("torchft", 8.0, survivors=5.0)])
     assert "| torchft | 1/1 | 8.00 | 8.00 | 8.00 |" in text
