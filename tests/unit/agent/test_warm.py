@@ -251,6 +251,32 @@ def test_warm_process_killed_while_stopping_holds_up_nothing(site: Path, tmp_pat
     assert found["result"] == BOTH_WELL
 
 
+@pytest.mark.parametrize(
+    ("damage", "ranks", "used"),
+    [
+        ("none", 2, 2),
+        ("one killed", 2, 1),
+        ("process between stopped", 2, 2),
+        # The standbys have fallen to the agent, which may have killed them as orphans.
+        ("process between killed", 2, None),
+        ("warm process killed", 2, 0),
+        ("none", 1, 0),
+    ],
+)
+def test_next_attempt_takes_the_workers_that_were_forked_ahead(
+    site: Path, tmp_path: Path, damage: str, ranks: int, used: int | None
+) -> None:
+    (tmp_path / "pid.py").write_text("import os, random\nprint(os.getpid(), random.random())\n")
+    command = [sys.executable, "-u", "pid.py"]
+    found = drive("standbys", site, tmp_path, command=command, damage=damage, ranks=ranks)
+    first, second = found["results"]
+    assert [code for code, _ in second.values()] == [0] * ranks
+    printed = [text.split() for result in (first, second) for _, text in result.values()]
+    assert len({number for _, number in printed}) == 2 + ranks
+    taken = {int(text.split()[0]) for _, text in second.values()} & set(found["ahead"])
+    assert used is None or len(taken) == used
+
+
 def test_attempt_that_stops_before_the_byte_runs_no_script(site: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("open('ran', 'w').close()")
     assert drive("stopped_before_the_byte", site, tmp_path, command=[sys.executable, "-u", "script.py"]) == {}

@@ -313,6 +313,48 @@ def unequal_environment(request: Any) -> Any:
     return {"results": results, "logs": driver.logs}
 
 
+def standbys(request: Any) -> Any:
+    """Runs an attempt of two ranks, damages what is forked ahead of the next one, and runs that."""
+    driver = Driver([])
+    driver.ready()
+    results = [driver.run(request["command"], 2)]
+    driver.until(lambda: len(_ahead(driver)) == 3, "two standbys and the process between")
+    between, *ahead = _ahead(driver)
+    match request["damage"]:
+        case "one killed":
+            os.kill(ahead[0], signal.SIGKILL)
+        case "process between stopped":
+            os.kill(between, signal.SIGSTOP)
+        case "process between killed":
+            os.kill(between, signal.SIGKILL)
+        case "warm process killed":
+            os.kill(driver.warm.pid, signal.SIGKILL)
+            driver.until(lambda: not driver.warm.is_ready, "the end to be noticed")
+    results.append(driver.run(request["command"], request["ranks"]))
+    driver.until(lambda: driver.warm.is_ready, "a warm process")
+    driver.until(lambda: not {between, *ahead} & set(_living()), "the end of all that was forked ahead")
+    driver.close()
+    return {"results": results, "logs": driver.logs, "ahead": ahead}
+
+
+def _ahead(driver: Driver) -> list[int]:
+    """Returns the process between and its standbys, as far as they wait."""
+    between = _children_of(driver.warm.pid)
+    ahead = [pid for one in between for pid in _children_of(one)]
+    return between + ahead if all(_state(pid) == "S" for pid in ahead) else []
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
+
+
+def _living() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and _state(int(path.name)) != "Z"]
+
+
 def _forked(driver: Driver, count: int) -> list[int]:
     """Waits, without reading anything, until this many children wait for the byte."""
     deadline = time.monotonic() + PATIENCE

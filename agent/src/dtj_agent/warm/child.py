@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from typing import Dict, List, NamedTuple
+from typing import Dict, FrozenSet, List, NamedTuple
 
 from dtj_agent.warm import learned, observe, process_view
 from dtj_contract import names
@@ -17,9 +17,17 @@ PR_SET_PDEATHSIG = 1
 PAUSE_SECONDS = 0.0005
 
 
+class Prepared(NamedTuple):
+    """The part of a start that a fork does before it knows its rank."""
+
+    modules: FrozenSet[str]
+    """The modules of the warm process, where this worker reports what it imports; else none."""
+
+
 class Birth(NamedTuple):
     """The start of a worker. `command` is that of an ordinary start: interpreter, options, script."""
 
+    prepared: Prepared
     command: List[str]
     kept: List[str]
     """The variables of the warm process that the worker has too."""
@@ -38,6 +46,14 @@ class Birth(NamedTuple):
     """The folder for what this worker imports; empty for all but one worker of a pod."""
 
 
+def prepare(learns: bool) -> Prepared:
+    """Gives a fork what a new interpreter has of its own. `learns`: whether it reports what it imports."""
+    _reseed()
+    # A new interpreter has a key of its own for connections between its processes.
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+    return Prepared(frozenset(sys.modules) if learns else frozenset())
+
+
 def begin(birth: Birth) -> None:
     """Waits for the agent, then makes this process an ordinary worker but for the script."""
     os.setsid()
@@ -52,13 +68,10 @@ def begin(birth: Birth) -> None:
         end_with_parent(birth.agent)
     _set_environment(birth.kept, {**birth.own, **birth.changed})
     process_view.show(birth.command, birth.own)
-    _reseed()
-    # A new interpreter has a key of its own for connections between its processes.
-    multiprocessing.process.current_process().authkey = os.urandom(32)
     rank, attempt = int(os.environ["RANK"]), int(os.environ[names.ENV_ATTEMPT])
     try:
         stack_file = os.environ.get(names.ENV_STACK_FILE, "")
-        report = learned.report_of(birth.learning, birth.command) if birth.learning else None
+        report = learned.report_of(birth.learning, birth.command, birth.prepared.modules) if birth.learning else None
         observe.install(rank, attempt, os.environ[names.ENV_AGENT_SOCKET], stack_file, report)
     except Exception as error:  # noqa: BLE001 (a training must not fail because it can't be observed)
         print("[agent] the training can't be observed: %r" % error, file=sys.stderr, flush=True)

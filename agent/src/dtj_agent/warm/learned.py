@@ -60,9 +60,11 @@ def keep(folder: str, learned: Learned) -> None:
     _replace(os.path.join(folder, LEARNED_FILE), {"modules": learned.modules, "leftOut": learned.left_out})
 
 
-def report_of(folder: str, command: Sequence[str]) -> Callable[[], None]:
-    """Returns a function that writes once what this worker has imported since; it runs at the exit at the latest."""
-    before, environ, worker = frozenset(sys.modules), dict(os.environ), os.getpid()
+def report_of(folder: str, command: Sequence[str], before: "frozenset[str]") -> Callable[[], None]:
+    """Returns a function that writes once what this worker has imported beside `before`; it runs at the exit at the
+    latest.
+    """
+    environ, worker = dict(os.environ), os.getpid()
     done = False
 
     def report() -> None:

@@ -7,7 +7,7 @@ waits for the byte that lets it run. Workers are forked twice, so that they fall
 reaps them as its own. The socket's end ends the process.
 
 A worker reports the modules that the script imports, and a fork imports them and then serves in place
-of this process (successor.py).
+of this process (successor.py). The workers of the next attempt are forked ahead (standby.py).
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from dtj_agent.warm import child, learned, preload, script, successor
-from dtj_agent.warm.child import Birth
+from dtj_agent.warm import child, learned, preload, script, standby, successor
+from dtj_agent.warm.child import Birth, Prepared
+from dtj_agent.warm.standby import Standbys
 from dtj_agent.warm.successor import Successor, Verdict
 
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_DESCRIPTORS = 253  # SCM_MAX_FD
+STANDBY_SECONDS = 0.5  # from an attempt's start to the forks for the next one
 
 
 class WarmServer:
@@ -49,6 +51,10 @@ class WarmServer:
         self._seen: Set[str] = set()
         """The modules that this process has, or has found to be missing."""
         self._news = _open_fifo(folder)
+        self._ranks = 0
+        """The ranks of the last request."""
+        self._standbys: Optional[Standbys] = None
+        self._stand_by_at: Optional[float] = None
 
     def send(self, message: Dict[str, Any]) -> None:
         """Sends one message; without an agent the process ends."""
@@ -66,7 +72,9 @@ class WarmServer:
             sources: List[Any] = [self._socket]
             # A report that comes while a try runs stays in the pipe, for the process that serves after it.
             sources += ([] if self._news is None else [self._news]) if self._successor is None else [self._successor]
-            wait = None if self._successor is None else max(0.0, self._successor.until - time.monotonic()) + 0.01
+            moments = [] if self._successor is None else [self._successor.until]
+            moments += [] if self._stand_by_at is None else [self._stand_by_at]
+            wait = max(0.0, min(moments) - time.monotonic()) + 0.01 if moments else None
             readable = select.select(sources, [], [], wait)[0]
             if self._successor is not None:
                 self._follow(self._successor)
@@ -74,6 +82,10 @@ class WarmServer:
                 self._read_news()
             if self._socket in readable:
                 birth = self._answer()
+                if birth is not None:
+                    return birth
+            elif self._stand_by_at is not None and time.monotonic() >= self._stand_by_at:
+                birth = self._stand_by()
                 if birth is not None:
                     return birth
 
@@ -113,6 +125,10 @@ class WarmServer:
         self._successor = successor.begin(found, self._skipped, self._command, announce)
         if self._successor is None:  # this is the successor
             self._generation += 1
+            if self._standbys is not None:
+                self._standbys.forget()  # they are forks of the process before, and have fewer modules
+                self._standbys = None
+            self._plan_standbys()
             changed = {key: value for key, value in os.environ.items() if before.get(key) != value}
             self._changed.update(changed)
             learned.keep(self._folder, found)
@@ -126,6 +142,8 @@ class WarmServer:
         if not verdict.bad:
             if self._is_ready:
                 self.send({"learned": verdict.modules, "seconds": verdict.seconds})
+            if self._standbys is not None:
+                self._standbys.end()
             # The agent continues only this process; this one continues the one that serves.
             while os.WIFSTOPPED(os.waitpid(tried.pid, os.WUNTRACED)[1]):
                 os.kill(tried.pid, signal.SIGCONT)
@@ -171,6 +189,25 @@ class WarmServer:
         if why is not None:
             self.send({"refused": why})
             return None
+        kept, own = request["kept"], request["ranks"]
+        orders = [
+            {"command": request["command"], "kept": kept[min(place, len(kept) - 1)], "own": own[place],
+             "changed": self._changed, "learning": "" if place else self._folder}
+            for place in range(len(own))
+        ]  # fmt: skip
+        self._ranks = len(orders)
+        places = list(range(len(orders)))
+        standbys, self._standbys = self._standbys, None
+        if standbys is not None and len(standbys) == len(orders):
+            places = standbys.start([json.dumps(order).encode() for order in orders], descriptors)
+        elif standbys is not None:
+            standbys.end()
+        self._plan_standbys()
+        return self._fork_now(orders, places, descriptors) if places else None
+
+    def _fork_now(
+        self, orders: Sequence[Dict[str, Any]], places: Sequence[int], descriptors: Sequence[int]
+    ) -> Optional[Birth]:
         sys.stdout.flush()
         sys.stderr.flush()
         between = os.fork()
@@ -178,7 +215,7 @@ class WarmServer:
             os.waitpid(between, 0)
             return None
         parent = os.getpid()
-        for place, own in enumerate(request["ranks"]):
+        for place in places:
             try:
                 forked = os.fork()
             except OSError:
@@ -189,19 +226,37 @@ class WarmServer:
                     if descriptor not in (output, gate):
                         os.close(descriptor)
                 self._close()
-                return Birth(
-                    command=request["command"],
-                    kept=request["kept"][min(place, len(request["kept"]) - 1)],
-                    own=own,
-                    output=output,
-                    gate=gate,
-                    parent=parent,
-                    agent=self._agent,
-                    guarded=self._guarded,
-                    changed=self._changed,
-                    learning="" if place else self._folder,
-                )
+                return self._birth(child.prepare(place == 0), orders[place], output, gate, parent)
         os._exit(0)
+
+    def _birth(self, prepared: Prepared, order: Dict[str, Any], output: int, gate: int, parent: int) -> Birth:
+        return Birth(
+            prepared=prepared, output=output, gate=gate, parent=parent, agent=self._agent, guarded=self._guarded,
+            **order,
+        )  # fmt: skip
+
+    def _plan_standbys(self) -> None:
+        self._stand_by_at = time.monotonic() + STANDBY_SECONDS if self._ranks else None
+
+    def _stand_by(self) -> Optional[Birth]:
+        """Forks the workers of the next attempt ahead. Returns a value in the workers alone."""
+        self._stand_by_at = None
+        if not successor.has_room() or preload.unfit() is not None:
+            return None
+        prepared = Prepared(frozenset())
+
+        def prepare(place: int) -> None:
+            nonlocal prepared
+            prepared = child.prepare(place == 0)
+
+        try:
+            found = standby.begin(self._ranks, self._close, prepare)
+        except OSError:
+            return None
+        if isinstance(found, Standbys):
+            self._standbys = found
+            return None
+        return self._birth(prepared, json.loads(found.text), found.output, found.gate, found.parent)
 
     def _close(self) -> None:
         """Closes, in a worker, what is the warm process's."""
@@ -210,6 +265,8 @@ class WarmServer:
             os.close(self._news)
         if self._successor is not None:
             os.close(self._successor.fileno())
+        if self._standbys is not None:
+            self._standbys.forget()
 
     def _receive(self) -> Tuple[Optional[Dict[str, Any]], List[int]]:
         """Returns the next request with its descriptors; None if the agent is gone."""
