@@ -20,7 +20,8 @@ from benchmarks.recovery.arms import ARMS, installed
 from benchmarks.recovery.results import REPORT, TABLES, render
 
 EXPERIMENTS: dict[str, Callable[..., trials.Trial]] = {
-    "kill": trials.kill, "start": trials.start, "agent": trials.agent, "stop": trials.stop, "goodput": trials.goodput,
+    "kill": trials.kill, "start": trials.start, "agent": trials.agent, "spare": trials.spare,
+    "stop": trials.stop, "goodput": trials.goodput,
 }  # fmt: skip
 
 

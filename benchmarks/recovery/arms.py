@@ -132,6 +132,17 @@ class Ours(Group):
         return any(one.get("reason") == "WorkerHung" and one.get("rank") == rank for one in found)
 
 
+class Spared(Ours):
+    """`dtj run` with a warm and idle pod more, which takes the ranks of a lost one."""
+
+    SPEC: ClassVar[dict[str, Any]] = {**Ours.SPEC, "spares": 1}
+
+    def is_warm(self) -> bool:
+        """Returns whether the pod without ranks can fork workers."""
+        log = self.folder / f"run/recovery-{self.pods}.log"
+        return log.exists() and "is ready: " in log.read_text(errors="replace")
+
+
 class Torchrun(Group):
     """torchrun as its documentation starts it: c10d rendezvous, one agent per pod."""
 
@@ -235,10 +246,11 @@ class Torchft(Group):
         super().close()
 
 
-OURS, DEFAULT, TUNED = "dtj", "torchrun", "torchrun, tuned"
+OURS, SPARED = "dtj", "dtj, one spare"
+DEFAULT, TUNED = "torchrun", "torchrun, tuned"
 NVRX, NVRX_TUNED, TORCHFT = "NVRx in-process", "NVRx in-process, tuned", "torchft"
 ARMS: dict[str, type[Group]] = {
-    OURS: Ours, DEFAULT: Torchrun, TUNED: TunedTorchrun, NVRX: Nvrx, NVRX_TUNED: TunedNvrx,
+    OURS: Ours, SPARED: Spared, DEFAULT: Torchrun, TUNED: TunedTorchrun, NVRX: Nvrx, NVRX_TUNED: TunedNvrx,
     TORCHFT: Torchft,
 }  # fmt: skip
 LIBRARIES: dict[type[Group], str] = {Nvrx: "nvidia_resiliency_ext", Torchft: "torchft"}

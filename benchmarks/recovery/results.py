@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recovery.arms import ARMS, OURS
+from benchmarks.recovery.arms import ARMS, OURS, SPARED
 from benchmarks.recovery.trials import LIMIT_SECONDS
 from benchmarks.report import Page
 
@@ -48,6 +48,11 @@ TABLES = {
     "agent": Experiment(
         title="An agent and its workers are lost: return of the agent to the next completed step of the group",
         note="2 pods of 2 ranks, a random pod, 0 too. torchrun's agents return at once, as often as they end.",
+        target=1.0,
+    ),
+    "spare": Experiment(
+        title="An agent and its workers are lost, one spare: SIGKILL to the next completed step of the group",
+        note="2 pods of 2 ranks and one spare, a random pod of the two, 0 too.",
         target=1.0,
     ),
     "stop": Experiment(
@@ -93,7 +98,7 @@ def render(experiment: Experiment, circumstances: str, trials: Sequence[Trial]) 
         bad = min(values) if experiment.value == "goodput" else max(values)
         tail = percentile(values, 0.05 if experiment.value == "goodput" else 0.95)
         cells = [arm, f"{well}/{len(found)}", *(_cell(value) for value in (statistics.median(values), tail, bad))]
-        cells.append(_verdict(experiment, figures, well == len(found)) if arm == OURS else "")
+        cells.append(_verdict(experiment, figures, well == len(found)) if arm in (OURS, SPARED) else "")
         out.append("| " + " | ".join(cells) + " |")
     notes = (experiment.note, _named(trials), _floor(trials), _survivors(trials), _steps(trials), circumstances)
     extra = " ".join(note for note in notes if note)
@@ -140,7 +145,8 @@ def _steps(trials: Sequence[Trial]) -> str:
 def _verdict(experiment: Experiment, figures: Mapping[str, Sequence[float]], all_well: bool) -> str:
     if experiment.target is None:
         return ""
-    median = statistics.median(figures[OURS])
+    ours = next(figures[arm] for arm in (OURS, SPARED) if arm in figures)
+    median = statistics.median(ours)
     if experiment.value == "goodput":
         return f"≥ {experiment.target:g}: {_met(median >= experiment.target)}"
     if experiment.relative:
@@ -150,7 +156,7 @@ def _verdict(experiment: Experiment, figures: Mapping[str, Sequence[float]], all
         return f"≤ {experiment.target:g}x {experiment.relative}: {share:.2f}x, {_met(share <= experiment.target)}"
     met, text = median <= experiment.target, f"median ≤ {experiment.target:g}"
     if experiment.worst is not None:
-        met, text = met and percentile(figures[OURS], 0.95) <= experiment.worst, f"{text}, p95 ≤ {experiment.worst:g}"
+        met, text = met and percentile(ours, 0.95) <= experiment.worst, f"{text}, p95 ≤ {experiment.worst:g}"
     return f"all recover, {text}: {_met(met and all_well)}"
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.recovery import processes
-from benchmarks.recovery.arms import ARMS, OURS, RANKS, Group, Nvrx, Torchft
+from benchmarks.recovery.arms import ARMS, OURS, RANKS, SPARED, Group, Nvrx, Spared, Torchft
 from benchmarks.recovery.logbook import group_steps, newest, productive_seconds, step_seconds
 
 Trial = dict[str, Any]
@@ -148,6 +148,18 @@ def agent(arm: str, dice: random.Random) -> Trial:
     return {**found, "floor": round(import_seconds(), 4)}
 
 
+def spare(arm: str, dice: random.Random) -> Trial:
+    """Kills an agent with its workers while a spare is idle; measures from the kill."""
+    with running(arm, 2) as group:
+        if not isinstance(group, Spared) or not wait(group.is_warm, START_SECONDS):
+            raise NeverStartedError(f"{arm}: no spare in {START_SECONDS:.0f} s\n{group.output()}")
+        time.sleep(dice.random())
+        ordinal = dice.randrange(group.pods)
+        fault = time.monotonic()
+        processes.kill_with_descendants(group.agent(ordinal), group.mark)
+        return {"ordinal": ordinal, **outcome(group, fault)}
+
+
 def stop(arm: str, dice: random.Random) -> Trial:
     """Stops one worker with SIGSTOP, which leaves its connections open."""
     with running(arm, 2) as group:
@@ -191,6 +203,9 @@ def goodput(arm: str, dice: random.Random, minutes: float) -> Trial:
 
 def arms_of(experiment: str, available: list[str]) -> list[str]:
     """Returns the arms that can take part in an experiment."""
+    if experiment == "spare":
+        return [SPARED]  # no peer has spares
+    available = [name for name in available if name != SPARED]
     if experiment == "stop":
         return [OURS]  # torchrun and gloo notice nothing before the timeout of 30 minutes
     if experiment == "goodput":
