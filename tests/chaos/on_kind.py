@@ -338,6 +338,7 @@ def main() -> int:
     p.add_argument("--elastic", default="", metavar="MIN,MAX", help="losses are not compared then, samples are")
     p.add_argument("--logs", type=Path, metavar="FOLDER", help="copy the checkpoint volume there at the end")
     p.add_argument("--only", action="append", choices=[*FAULTS], help="only this fault; repeatable")
+    p.add_argument("--out", type=Path, metavar="FILE", help="write the measurements there as JSON")
     args = p.parse_args()
     os.environ.update({key: value for key, value in environment().items() if key not in os.environ or key == "PATH"})
     # Otherwise `timeout` would leave the namespace behind.
@@ -359,7 +360,12 @@ def main() -> int:
         found = check(cluster, shared, args)
         print(kind_report.table(cluster.seconds), kind_report.phase_table(cluster.phases), sep="\n\n")
         print(f"{os.cpu_count()} cores, load {load:.1f} before the first fault; {args.replicas} pods of one rank")
-        print("\n".join(found) or "the oracle holds: all steps equal those of the calm run")
+        verdict = "the oracle holds: all steps equal those of the calm run"
+        print("\n".join(found) or verdict)
+        if args.out:
+            phases = [seconds for recoveries in cluster.phases.values() for seconds in recoveries.values()]
+            text = "\n".join(found) or f"{verdict[0].upper()}{verdict[1:]}."
+            args.out.write_text(json.dumps({"seconds": cluster.seconds, "phases": phases, "verdict": text}))
         return 1 if found else 0
     finally:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from dtj_agent.files.pod_output import PodOutput
@@ -104,12 +105,15 @@ class WorkerShell:
         ranks = self.ranks(spawn)
         self.stacks.begin(ranks)
         environments = {}
+        clock = getattr(time, "CLOCK_BOOTTIME", None)
+        started = {} if clock is None else {names.ENV_STARTED_AT: "%.3f" % time.clock_gettime(clock)}
         for local_rank, rank in enumerate(ranks):
             error_path = self._error_path(local_rank)
             self._remove(error_path)
             environments[rank] = worker_env.worker_environment(
                 settings, self._environ, spawn, local_rank, self._reports.path, error_path, self.stacks.path(rank)
             )
+            environments[rank].update(started)
             if checkpoint_keep is not None and settings.checkpoint_dir:
                 environments[rank][names.ENV_CHECKPOINT_KEEP] = str(checkpoint_keep)
         world_size = spawn.nodes * settings.processes

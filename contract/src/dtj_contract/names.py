@@ -104,6 +104,9 @@ ENV_ATTEMPT = "DTJ_ATTEMPT"
 ENV_AGENT_SOCKET = "DTJ_AGENT_SOCKET"  # unix datagram socket for progress reports
 # The file in which a worker registers for stack dumps (dtj_contract.stack_dump).
 ENV_STACK_FILE = "DTJ_STACK_FILE"
+# The time at which the agent started the attempt's workers, in seconds of CLOCK_BOOTTIME: a worker's process may be
+# older, because it was forked ahead.
+ENV_STARTED_AT = "DTJ_STARTED_AT"
 TORCHRUN_ENV = (
     "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
     "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID",

@@ -36,7 +36,7 @@ from dtj_trainer.distributed.stop_consensus import RankStatus, StopConsensus
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError, NonFiniteLoss, SinkError, Stopped
 from dtj_trainer.snapshots.memory import MemorySnapshots
-from dtj_trainer.telemetry.meter import process_age
+from dtj_trainer.telemetry.meter import worker_age
 from dtj_trainer.telemetry.progress import RESUMED_FROM, ProgressReporter, ResumeSource
 from dtj_trainer.telemetry.record import Console, JsonLines, Record, Sink
 from dtj_trainer.telemetry.sinks import Background
@@ -301,8 +301,8 @@ class State:
         now = time.perf_counter()
         step_seconds = None if first else now - self._step_start
         self._snapshots.settle(self.step)
-        if first and (age := process_age()) is not None:
-            self._print(f"first step done {age:.2f} s after the process started")
+        if first and (age := worker_age()) is not None:
+            self._print(f"first step done {age:.2f} s after the worker started")
         elif step_seconds is not None:
             self._stop_consensus.record_step_seconds(step_seconds)
         self._log(now, first)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from dtj_contract import names
 from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.device_memory import peak_bytes
 from dtj_trainer.distributed.process_group import Group
@@ -144,14 +145,16 @@ class RateWindow:
     per_rank: dict[str, list[float]]
 
 
-def process_age() -> float | None:
-    """Returns the seconds since the kernel started this process; None where there is no /proc.
+def worker_age() -> float | None:
+    """Returns the seconds since the agent started this worker; without an agent since the kernel started the process.
 
-    At the first step, this is the time of a recovery that a user's imports cost.
+    At the first step, this is the time of a recovery that a user's imports cost. None where there is no /proc.
     """
+    started = os.environ.get(names.ENV_STARTED_AT)
     try:
-        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
+        if started is None:
+            fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+            started = str(int(fields[19]) / os.sysconf("SC_CLK_TCK"))  # field 22 of proc(5): ticks after boot
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - float(started)
+    except (OSError, ValueError):
         return None
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): ticks after boot
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
