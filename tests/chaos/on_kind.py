@@ -163,6 +163,26 @@ def delete_pod(cluster: Cluster, trial: int) -> None:
     cluster.recovered("pod 0 deleted" if ordinal == 0 else "another pod deleted", since, before)
 
 
+def delete_pod_without_dns(cluster: Cluster, trial: int) -> None:
+    """Deletes a pod while no name resolves, as after the loss of the node that runs CoreDNS.
+
+    The pod that comes back finds its peers when DNS is back, so only a job with a spare recovers before.
+    """
+    system, flags = Kubectl("kube-system"), ("deployment", "coredns")
+    system("scale", *flags, "--replicas=0")
+    try:
+        wait_until("no DNS", lambda: not system.list("pods", "k8s-app=kube-dns"), timeout=120)
+        before, since = cluster.look().newest, time.monotonic()
+        pod = f"{cluster.job.name}-{trial % cluster.job.spec['replicas']}"
+        cluster.kubectl("delete", "pod", pod, "--wait=false", "--grace-period=1")
+        if cluster.job.spec.get("spares"):
+            cluster.recovered("pod deleted without DNS, one spare", since, before)
+    finally:
+        system("scale", *flags, "--replicas=2")
+        system("rollout", "status", *flags, "--timeout=120s", timeout=150)
+    cluster.wait("steps with DNS", lambda r: r.newest > before and r.group_steps.get(r.newest, 0) >= 3, NODE_SECONDS)
+
+
 def kill_operator(cluster: Cluster, trial: int) -> None:
     operator = Kubectl(OPERATOR_NAMESPACE)
     label = ("-l", "app.kubernetes.io/name=dtj-operator")
@@ -271,7 +291,8 @@ def cut_from_api_server(cluster: Cluster, trial: int) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Cluster, int], None], int]] = {
-    "worker": (kill_worker, 1), "pod": (delete_pod, 1), "operator": (kill_operator, 5), "drain": (drain, 5),
+    "worker": (kill_worker, 1), "pod": (delete_pod, 1), "dns": (delete_pod_without_dns, 5),
+    "operator": (kill_operator, 5), "drain": (drain, 5),
     "kubelet": (stop_kubelet, 10), "partition": (cut_nodes, 5), "partition-api": (cut_from_api_server, 10),
     "api-server": (pause_api_server, 10), "node": (stop_node, 5),
 }  # fmt: skip

@@ -40,6 +40,7 @@ class Leadership:
         self.on_message: Callable[[Message], None] = lambda message: None
         """Gets the coordinator's messages to the member."""
         self._loop = loop
+        self._resolver = resolver
         self._settings = settings
         self._member = member
         self._link = link
@@ -92,6 +93,7 @@ class Leadership:
         if message.get("uid") != self._settings.uid or message["type"] not in ("announce", "hello"):
             link.close("an agent of another job")
             return
+        self._remember(message)
         if message["type"] == "announce":
             caller = Leader.from_json(message.get("leader"))
             if caller is not None:
@@ -104,6 +106,15 @@ class Leadership:
             return
         link.send(self._known())
         link.close_when_written()
+
+    def _remember(self, message: Message) -> None:
+        """Keeps the address of an agent that calls: it may have to be called while DNS has no answer."""
+        ordinal, address = message.get("ordinal"), message.get("address")
+        if isinstance(ordinal, int) and isinstance(address, str):
+            settings = self._settings
+            if 0 <= ordinal < settings.callable_peers(settings.most_peers):
+                peer = settings.peer(ordinal)
+                self._resolver.remember(peer, (address, peer[1]))
 
     # --- effects ----------------------------------------------------------------------------------
 

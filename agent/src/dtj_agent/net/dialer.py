@@ -62,6 +62,7 @@ class Dialer:
             nonlocal was_open
             was_open = True
             patience.cancel()
+            self._resolver.remember(self._address, address)
             if not self._stopped:
                 self.on_open(link)
 
