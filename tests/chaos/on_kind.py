@@ -164,10 +164,7 @@ def delete_pod(cluster: Cluster, trial: int) -> None:
 
 
 def delete_pod_without_dns(cluster: Cluster, trial: int) -> None:
-    """Deletes a pod while no name resolves, as after the loss of the node that runs CoreDNS.
-
-    The pod that comes back finds its peers when DNS is back, so only a job with a spare recovers before.
-    """
+    """Deletes a pod while no name resolves; the pod that comes back finds its peers when DNS is back."""
     system, flags = Kubectl("kube-system"), ("deployment", "coredns")
     system("scale", *flags, "--replicas=0")
     try:
@@ -291,8 +288,8 @@ def cut_from_api_server(cluster: Cluster, trial: int) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Cluster, int], None], int]] = {
-    "worker": (kill_worker, 1), "pod": (delete_pod, 1), "dns": (delete_pod_without_dns, 5),
-    "operator": (kill_operator, 5), "drain": (drain, 5),
+    "worker": (kill_worker, 1), "pod": (delete_pod, 1), "operator": (kill_operator, 5),
+    "dns": (delete_pod_without_dns, 5), "drain": (drain, 5),
     "kubelet": (stop_kubelet, 10), "partition": (cut_nodes, 5), "partition-api": (cut_from_api_server, 10),
     "api-server": (pause_api_server, 10), "node": (stop_node, 5),
 }  # fmt: skip
