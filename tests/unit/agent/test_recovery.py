@@ -161,7 +161,7 @@ def test_frozen_agent_is_lost_after_missed_heartbeats(tmp_path: Path) -> None:
         group.wait_attempt(1)
         kill(group.agents[1].pid, signal.SIGSTOP)
         try:
-            wait_until("a rendezvous", lambda: group.status().get("phase") == "Rendezvous")
+            wait_until("a rendezvous", lambda: group.status().get("phase") == "Rendezvous", detail=group.logs)
             assert group.status()["waitingFor"] == [1]
         finally:
             kill(group.agents[1].pid, signal.SIGCONT)
