@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.checkpoint.contents import CheckpointState, leaves
 from dtj_trainer.cli import guarded
+from dtj_trainer.communication import CommunicationConfig
 from dtj_trainer.components.batch_size import fits, largest_that_fits
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.components.precision import PrecisionConfig
@@ -200,7 +201,7 @@ def features(out: str) -> None:
         "fp16": {"precision": PrecisionConfig(dtype="fp16", **half)},
         "fp16 fsdp": {"precision": PrecisionConfig(dtype="fp16", **half), "strategy": FsdpConfig()},
         "bf16 weights fsdp": {"strategy": FsdpConfig(param_dtype="bf16")},
-        "bf16 hook": {"strategy": DdpConfig(comm_hook="bf16")},
+        "bf16 hook": {"communication": CommunicationConfig(method="bf16")},
         "auto strategy": {"strategy": AutoConfig()},
         "ema": {"ema_decay": 0.5},
         "ema fsdp": {"ema_decay": 0.5, "strategy": FsdpConfig(), "validate_every_steps": 1},

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
+from dtj_trainer.communication import CommunicationConfig
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.config_parser import build
@@ -87,7 +88,8 @@ def train(out: str, strategy: str, directory: str | None, steps: int, options: d
         global_batch_size=8,
         ema_decay=None if strategy == "fsdp_scratch" else 0.9,
         optimizer=OptimizerConfig(lr=0.01),
-        strategy=build(KINDS[strategy], options, "strategy."),
+        strategy=build(KINDS[strategy], {k: v for k, v in options.items() if k != "communication"}, "strategy."),
+        communication=CommunicationConfig(**options.get("communication", {})),
         state=StateConfig(
             log_every_steps=1,
             agree_seconds=0.0,

@@ -41,9 +41,12 @@ def losses(directory: Path) -> tuple[dict[int, float], int]:
     return out, len(lines) - len(out)
 
 
+RESIDUALS = {"method": "topk", "ratio": 0.1, "min_elements": 16}
+"""Each rank has residuals of its own, which are in its snapshots."""
 CASES: list[tuple[str, dict[str, Any], int, int, str]] = [
     # strategy, its options, ranks, ranks of a pod, what a lost pod's state comes from
     ("ddp", {}, 2, 1, "a replica's memory"),
+    ("ddp", {"communication": RESIDUALS}, 2, 1, "a replica's memory"),
     ("fsdp", {}, 2, 1, "a partner's memory"),
     ("fsdp_scratch", {}, 2, 1, "a partner's memory"),
     ("hsdp", {"shard_size": 2}, 4, 2, "a replica's memory"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dtj_trainer.checkpoint.config import CheckpointConfig
     from dtj_trainer.cli import guarded
+    from dtj_trainer.communication.config import CommunicationConfig
     from dtj_trainer.components.elastic import ElasticConfig
     from dtj_trainer.components.lr_schedule import ScheduleConfig
     from dtj_trainer.components.optimizer import OptimizerConfig
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from dtj_trainer.data.source import TensorData
     from dtj_trainer.errors import ConfigError, Stopped, TrainerError
     from dtj_trainer.state import State, StateConfig
+    from dtj_trainer.strategies.comm_hook import compress_gradients
     from dtj_trainer.task import Task
     from dtj_trainer.trainer import Result, Trainer
 
 _MODULES = {
     "CheckpointConfig": "checkpoint.config",
+    "CommunicationConfig": "communication.config",
     "ConfigError": "errors",
     "ElasticConfig": "components.elastic",
     "OptimizerConfig": "components.optimizer",
@@ -41,11 +44,13 @@ _MODULES = {
     "Trainer": "trainer",
     "TrainerConfig": "config",
     "TrainerError": "errors",
+    "compress_gradients": "strategies.comm_hook",
     "guarded": "cli",
 }
 
 __all__ = [
     "CheckpointConfig",
+    "CommunicationConfig",
     "ConfigError",
     "ElasticConfig",
     "OptimizerConfig",
@@ -60,6 +65,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "TrainerError",
+    "compress_gradients",
     "guarded",
 ]
 

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 
 def optimizer_copies(config: TrainerConfig) -> int:
-    """Returns how many tensors per parameter the optimizer's state and averaged weights take."""
+    """Returns how many tensors per parameter the optimizer's state, averaged weights and residuals take."""
     own = {"adamw": 2, "sgd": 1 if config.optimizer.momentum else 0}[config.optimizer.name]
-    return own + (config.ema_decay is not None)
+    return own + (config.ema_decay is not None) + config.communication.keeps_residuals
 
 
 def find_micro_batch_size(

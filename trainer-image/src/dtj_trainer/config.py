@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dtj_trainer.communication import CommunicationConfig
 from dtj_trainer.components.activation_checkpoint import Recompute
 from dtj_trainer.components.compile import Compile
 from dtj_trainer.components.early_stopping import EarlyStopConfig
@@ -57,6 +58,7 @@ class TrainerConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     strategy: StrategyConfig = field(default_factory=DdpConfig)
+    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     early_stop: EarlyStopConfig | None = None
     state: StateConfig = field(default_factory=StateConfig)
@@ -83,6 +85,11 @@ class TrainerConfig:
             raise ConfigError(f"compile={self.compile!r}: write true, false, inductor or aot_eager")
         if self.early_stop and self.validate_every_steps is None:
             raise ConfigError("early_stop counts validations: write validate_every_steps too")
+        if self.communication.keeps_residuals and self.precision.dtype == "fp16":
+            raise ConfigError(
+                f"communication.method={self.communication.method} does not work with precision fp16, whose loss scale "
+                "changes under what is kept: write precision bf16"
+            )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
         if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):

@@ -15,6 +15,9 @@ import yaml
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import KINDS
 
+MOVED = {"strategy.comm_hook": "communication.method"}
+"""Fields of earlier versions."""
+
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the file as a mapping. Raises ConfigError, with the place, if it is not YAML."""
@@ -65,6 +68,8 @@ def build(cls: type[Any], tree: Mapping[str, Any], path: str = "") -> Any:
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in known:
+            if moved := MOVED.get(f"{path}{key}"):
+                raise ConfigError(f"{path}{key} is {moved} now")
             near = difflib.get_close_matches(str(key), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"fields are {', '.join(known)}"
             raise ConfigError(f"{path}{key}: no such field; {hint}")

@@ -14,6 +14,7 @@ from torch import nn
 from dtj_trainer import strategies
 from dtj_trainer.auto_batch import find_micro_batch_size
 from dtj_trainer.checkpoint import rng
+from dtj_trainer.communication import GradientQueue
 from dtj_trainer.components import lr_schedule
 from dtj_trainer.components.activation_checkpoint import checkpoint_activations
 from dtj_trainer.components.compile import compile_forward
@@ -90,7 +91,7 @@ def prepare(
         )
     checkpoint_activations(found, config.recompute)
     compile_forward(model, config.compile, strategy_config, config.blocks)
-    strategy = strategies.make(strategy_config, config.blocks)
+    strategy = strategies.make(strategy_config, config.blocks, config.communication)
     config_check.check(strategies.shapes(model), group)
     model = strategy.wrap(model, group)
     optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
@@ -107,7 +108,9 @@ def prepare(
     early_stop = EarlyStop(config.early_stop) if config.early_stop else None
     ema = Ema(model, config.ema_decay) if config.ema_decay else None
     saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
-    optional = {"ema": ema, "early_stop": early_stop}
+    queue: GradientQueue | None = getattr(strategy, "queue", None)
+    kept = queue if config.communication.keeps_residuals else None
+    optional = {"ema": ema, "early_stop": early_stop, "communication": kept}
     saved |= {name: value for name, value in optional.items() if value is not None}
     state = State.attach(config.state, env, group, **saved)
     run: Run

@@ -1,11 +1,12 @@
 """The contents of a checkpoint as state dicts: what each rank writes, and the template of a load.
 
-Three kinds of content:
+Four kinds of content:
 - sharded: tensors of modules and optimizers, through torch.distributed.checkpoint, so that another
   world size can read them;
 - shared: small state that is the same on every rank (scheduler, scaler, data position), one file by
   rank 0;
-- private: state that each rank has for itself (random number generators), one file a rank.
+- of a rank: tensors that each rank has for itself (residuals of error feedback), written like the sharded ones;
+- private: small state that each rank has for itself (random number generators), one file a rank.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -35,6 +37,8 @@ from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
+RANKS = "ranks"
+"""The key of all that each rank has for itself: `ranks.PART.RANK.NAME`."""
 TORCH_PREFIXES = ("_orig_mod", "_checkpoint_wrapped_module")  # torch.compile, checkpoint_wrapper
 
 
@@ -45,6 +49,17 @@ class Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class RankTensors(Protocol):
+    """A part with tensors that each rank has for itself, such as what error feedback has not sent yet.
+
+    Another world size begins with their mean over the ranks that saved, on every rank. A checkpoint may
+    lack the part: its run then begins with zeros.
+    """
+
+    def rank_tensors(self) -> dict[str, torch.Tensor]: ...
 
 
 class CheckpointState:
@@ -88,6 +103,47 @@ class CheckpointState:
             own = getattr(self._owner[name], "portable_optimizer_state", None)
             tree[name] = own(optimizer) if own else get_optimizer_state_dict(self._owner[name], optimizer)
         return tree
+
+    def of_rank(self, rank: int) -> StateDict:
+        """Returns the tensors that this rank has for itself, by its number."""
+        parts = {name: part.rank_tensors() for name, part in self._others.items() if isinstance(part, RankTensors)}
+        found = {name: {str(rank): tensors} for name, tensors in parts.items() if tensors}
+        return {RANKS: found} if found else {}
+
+    def rows_to_load(self, known: Collection[str], saved: int, group: Group) -> dict[int, StateDict]:
+        """Returns what this rank loads of the tensors that each of `saved` ranks had for itself, by their ranks.
+
+        In the same world size those are the live tensors of its own, else new ones. `known`: dotted
+        keys of the checkpoint.
+        """
+        rows: dict[int, StateDict] = {}
+        for rank in range(group.rank, saved, group.world_size):
+            for part, mine in self.of_rank(rank).get(RANKS, {}).items():
+                tensors = {
+                    name: tensor if saved == group.world_size else torch.zeros_like(tensor)
+                    for name, tensor in mine[str(rank)].items()
+                    if f"{RANKS}.{part}.{rank}.{name}" in known
+                }
+                if tensors:
+                    rows.setdefault(rank, {})[part] = tensors
+        return rows
+
+    def load_rows(self, rows: Mapping[int, StateDict], saved: int, group: Group) -> None:
+        """Gives every rank the mean of the tensors that `saved` ranks had for themselves; a collective.
+
+        In the same world size each rank has its own ones already.
+        """
+        if saved == group.world_size:
+            return
+        for part, mine in self.of_rank(group.rank).get(RANKS, {}).items():
+            for name, tensor in mine[str(group.rank)].items():
+                tensor.zero_()
+                for row in rows.values():
+                    if name in row.get(part, {}):
+                        tensor.add_(row[part][name])
+                if group.world_size > 1:
+                    dist.all_reduce(tensor)
+                tensor.div_(saved)
 
     def pop_unsaved(self, tree: StateDict, known: Collection[str]) -> dict[str, StateDict]:
         """Removes from `tree` the optimizer state that the checkpoint lacks, and returns it.
@@ -134,6 +190,8 @@ class CheckpointState:
     def load_shared(self, tree: StateDict) -> None:
         """Loads what `shared` returned. Raises ConfigError for a part that the checkpoint lacks."""
         for name, part in self._others.items():
+            if name not in tree and isinstance(part, RankTensors):
+                continue
             if name not in tree:
                 raise ConfigError(
                     f"the checkpoint has no part {name!r}, only {sorted(tree)}: leave it out or use a new folder"

@@ -26,7 +26,7 @@ from dtj_contract import names
 from dtj_trainer.checkpoint import folder, rng, shared_folder_check
 from dtj_trainer.checkpoint.background_task import BackgroundTask
 from dtj_trainer.checkpoint.config import CheckpointConfig
-from dtj_trainer.checkpoint.contents import CheckpointState, assign_writers, select_share
+from dtj_trainer.checkpoint.contents import RANKS, CheckpointState, assign_writers, select_share
 from dtj_trainer.checkpoint.folder import CommittedCheckpoint, Manifest
 from dtj_trainer.checkpoint.planner import LoadPlanner
 from dtj_trainer.checkpoint.quarantine import quarantine, sweep
@@ -92,7 +92,8 @@ class CheckpointStore:
         state.broadcast_buffers(self._group)
         tree = state.sharded()
         owner = assign_writers(tree, self._group.world_size, state.buffer_keys())
-        staged = self._stager.stage(select_share(tree, owner, self._group.rank))
+        share = select_share(tree, owner, self._group.rank) | state.of_rank(self._group.rank)
+        staged = self._stager.stage(share)
         if isinstance(staged, Future):
             raise TypeError("the stager was built to stage at once and returned a future")
         work = Staged(
@@ -178,6 +179,11 @@ class CheckpointStore:
         state.clear_gradients()
         tree = state.sharded()
         unsaved = state.pop_unsaved(tree, known)
+        saved_by = checkpoint.manifest.world_size
+        rows = state.rows_to_load(known, saved_by, self._group)
+        for rank, row in rows.items():
+            for part, tensors in row.items():
+                tree.setdefault(RANKS, {}).setdefault(part, {})[str(rank)] = tensors
         try:
             load(tree, storage_reader=reader, planner=LoadPlanner(), process_group=self._group.checkpoint)
         except (CheckpointException, RuntimeError, ValueError) as e:
@@ -190,6 +196,7 @@ class CheckpointStore:
         for optimizer, zeros in unsaved.items():
             tree[optimizer]["state"].update(zeros)
         state.load_sharded(tree)
+        state.load_rows(rows, saved_by, self._group)
         self._on_all(lambda: state.load_shared(shared["parts"]))
         if same_world:
             rng.restore(random)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from dtj_trainer.distributed.process_group import Group
@@ -52,7 +53,7 @@ class CommTimer:
         finally:
             self._counting = False
 
-    def track(self, work: dist.Work | None) -> None:
+    def track(self, work: dist.Work | torch.futures.Future[torch.Tensor] | None) -> None:
         """Counts a collective as in flight until its future is done. Costs some 5 µs.
 
         gloo's reduce-scatter has no future. Only the wait for it counts, so `total` is a lower
@@ -60,7 +61,8 @@ class CommTimer:
         """
         if self._counting and work is not None:
             self._began()
-            work.get_future().add_done_callback(lambda _: self._ended())
+            future = work.get_future() if isinstance(work, dist.Work) else work
+            future.add_done_callback(lambda _: self._ended())
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dtj_trainer.checkpoint import rng
-from dtj_trainer.checkpoint.contents import Stateful, plain_name
+from dtj_trainer.checkpoint.contents import RankTensors, Stateful, plain_name
 from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import SnapshotError
@@ -100,6 +100,8 @@ class LiveState:
         Ranks of another world size that have the same can divide this state. "" if no other world size can.
         """
         private, data = self.keys(*self._module_tensors())
+        if any(isinstance(part, RankTensors) and part.rank_tensors() for part in self._others.values()):
+            return ""
         if self.shard is None or any(each.start == UNKNOWN for each in data):
             return ""
         whole = [[each.name, each.dtype, each.device, each.sharded, each.whole, each.start < 0] for each in data]
@@ -288,6 +290,9 @@ class LiveState:
             for submodule in module.modules():
                 if more := getattr(submodule, "unregistered_tensors", None):
                     data += [(f"{part}.:{name}", tensor) for name, tensor in more().items()]
+        for part, other in self._others.items():
+            if isinstance(other, RankTensors):
+                private += [(f"{part}.{name}", tensor) for name, tensor in other.rank_tensors().items()]
         return private, data
 
     def _name(self, part: str, name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtj_trainer.communication import CommunicationConfig
+from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.auto import AutoConfig, Choice, ModelFacts, choose
 from dtj_trainer.strategies.base import Strategy, tensor_bytes
 from dtj_trainer.strategies.blocks import blocks, describe_blocks
@@ -29,18 +31,26 @@ def name_of(config: StrategyConfig) -> str:
     return next(name for name, kind in KINDS.items() if kind is type(config))
 
 
-def make(config: StrategyConfig, pattern: str | None = None) -> Strategy[Any]:
+def make(
+    config: StrategyConfig, pattern: str | None = None, communication: CommunicationConfig | None = None
+) -> Strategy[Any]:
     """Returns the strategy of a config, for which `auto` must have been decided (auto.choose).
 
-    `pattern` names the blocks of a model (blocks.py).
+    `pattern` names the blocks of a model (blocks.py). Raises ConfigError if the strategy can't send less.
     """
+    method = communication.method if communication is not None else "none"
+    if method != "none" and not isinstance(config, (DdpConfig, DdpScratchConfig)):
+        raise ConfigError(
+            f"communication.method={method} does not work with strategy {name_of(config)}: "
+            "write strategy ddp or ddp_scratch, or communication.method: none"
+        )
     match config:
         case DdpConfig():
-            return Ddp(config)
+            return Ddp(config, communication)
         case FsdpConfig():
             return Fsdp(config, pattern)
         case DdpScratchConfig():
-            return DdpScratch(config)
+            return DdpScratch(config, communication)
         case FsdpScratchConfig():
             return FsdpScratch(config, pattern)
         case AutoConfig():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dtj_trainer import torch_private
+from dtj_trainer.communication import CommunicationConfig, GradientQueue, make_queue
 from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
 SAMPLE_EVERY = 4
 """Steps between two looks at what DDP has measured."""
-CommHook = Literal["none", "fp16", "bf16"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,13 +34,10 @@ class DdpConfig:
     gradients came. A resumed run would then add up its first step in another order than an
     undisturbed run, and from 3 ranks on the last bits would differ. Costs two all-reduces at the
     start."""
-    comm_hook: CommHook = "none"
 
     def __post_init__(self) -> None:
         if self.bucket_cap_mb <= 0:
             raise ConfigError(f"strategy.bucket_cap_mb={self.bucket_cap_mb}: write megabytes above 0")
-        if self.comm_hook not in ("none", "fp16", "bf16"):
-            raise ConfigError(f"strategy.comm_hook={self.comm_hook!r}: write none, fp16 or bf16")
         if self.static_graph and self.fixed_buckets:
             raise ConfigError("strategy.static_graph rebuilds the buckets: write fixed_buckets: false beside it")
 
@@ -52,8 +47,10 @@ class Ddp:
 
     name = "ddp"
 
-    def __init__(self, config: DdpConfig | None = None) -> None:
+    def __init__(self, config: DdpConfig | None = None, communication: CommunicationConfig | None = None) -> None:
         self.config = config or DdpConfig()
+        self.communication = communication or CommunicationConfig()
+        self.queue: GradientQueue | None = None
         self._finished = self._iteration = self._steps = 0
         self._total = self._exposed = 0.0
         self._last: CommStats | None = None
@@ -64,6 +61,8 @@ class Ddp:
         A single rank keeps the plain model.
         """
         model = model.to(group.device)
+        if self.communication.method != "none":
+            self.queue = make_queue(model, group, self.communication)
         if group.world_size == 1:
             return model
         ddp = DistributedDataParallel(
@@ -78,8 +77,10 @@ class Ddp:
         torch_private.measure_ddp(ddp, rate)
         if self.config.fixed_buckets:
             _fix_buckets(ddp)
-        if self.config.comm_hook != "none":
-            ddp.register_comm_hook(None, _hooks()[self.config.comm_hook])
+        if self.queue is not None:
+            from dtj_trainer.strategies.comm_hook import send_bucket  # imported only for compression
+
+            ddp.register_comm_hook(self.queue, send_bucket)
         return ddp
 
     def accumulate(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
@@ -92,6 +93,8 @@ class Ddp:
         Its own backward has waited already.
         """
         self._finished += 1
+        if self.queue is not None and not isinstance(model, DistributedDataParallel):
+            self.queue.finish()
         if not isinstance(model, DistributedDataParallel) or self._finished % SAMPLE_EVERY != 2:
             return
         times = torch_private.ddp_times(model)
@@ -140,9 +143,3 @@ def _fix_buckets(ddp: DistributedDataParallel) -> None:
         torch.autograd.backward(ddp())
     ddp.module = model
     ddp.zero_grad(set_to_none=True)
-
-
-def _hooks() -> dict[str, Callable[[Any, Any], Any]]:
-    from dtj_trainer.strategies.comm_hooks import compress  # imported only for compression
-
-    return {"fp16": compress(torch.float16), "bf16": compress(torch.bfloat16)}

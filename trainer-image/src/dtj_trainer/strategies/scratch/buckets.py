@@ -29,8 +29,8 @@ class Bucket:
     """Indexes into `parameters` of the gradients that are still to come in this backward."""
     used: set[int] = field(default_factory=set)
     """Indexes of the parameters that got a gradient in this step, in any micro-batch."""
-    work: dist.Work | None = field(default=None, repr=False)
-    """The collective in flight."""
+    work: dist.Work | torch.futures.Future[torch.Tensor] | None = field(default=None, repr=False)
+    """The collective in flight, or the bucket that will have arrived."""
 
     def attach(self) -> None:
         """Zeroes the buffer and makes its views the parameters' gradients again."""

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from dtj_trainer.communication import CommunicationConfig, GradientQueue, make_queue
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.scratch.base import ScratchModel, ScratchStrategy
@@ -51,8 +52,13 @@ class DdpScratchConfig:
 class ScratchDdpModel(ScratchModel):
     """A whole copy of a module on each rank, whose gradients lie in buckets."""
 
-    def __init__(self, module: nn.Module, group: Group, bucket_cap_mb: float) -> None:
+    def __init__(
+        self, module: nn.Module, group: Group, bucket_cap_mb: float, queue: GradientQueue | None = None
+    ) -> None:
         super().__init__(group)
+        self._queue = queue
+        if queue is not None:
+            queue.wait_in(self.comm_timer.waiting)
         self.module = module
         self._world_size = group.world_size
         for tensor in (*module.parameters(), *module.buffers()):
@@ -91,9 +97,13 @@ class ScratchDdpModel(ScratchModel):
         while self._next < len(self.buckets) and (rest or not self.buckets[self._next].waiting):
             bucket = self.buckets[self._next]
             bucket.mark()
-            bucket.flat.div_(self._world_size)
-            bucket.work = dist.all_reduce(bucket.flat, async_op=True)
-            self.comm_timer.track(bucket.work)
+            if self._queue is None:
+                bucket.flat.div_(self._world_size)
+                bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+            else:
+                bucket.work = self._queue.put(bucket.parameters, bucket.views, bucket.flat, bucket.marks)
+            if self._queue is None or not self._queue.compresses:
+                self.comm_timer.track(bucket.work)
             self._next += 1
 
     def finish(self) -> None:
@@ -104,6 +114,8 @@ class ScratchDdpModel(ScratchModel):
         """
         with self.comm_timer.counting():
             self._send_full_buckets(rest=True)
+            if self._queue is not None:
+                self._queue.finish()
             with self.comm_timer.waiting():
                 self._wait_for_buckets()
         for bucket in self.buckets:
@@ -124,6 +136,9 @@ class ScratchDdpModel(ScratchModel):
 
         Gradients that were set to None would no longer be views into the buckets.
         """
+        if self._queue is not None and self._queue.discard():
+            for bucket in self.buckets:
+                bucket.work = None
         self._wait_for_buckets()
         for bucket in self.buckets:
             bucket.attach()
@@ -159,12 +174,19 @@ class DdpScratch(ScratchStrategy[ScratchDdpModel]):
 
     name = "ddp_scratch"
 
-    def __init__(self, config: DdpScratchConfig | None = None) -> None:
+    def __init__(
+        self, config: DdpScratchConfig | None = None, communication: CommunicationConfig | None = None
+    ) -> None:
         self.config = config or DdpScratchConfig()
+        self.communication = communication or CommunicationConfig()
+        self.queue: GradientQueue | None = None
 
     def wrap(self, model: nn.Module, group: Group) -> ScratchDdpModel:
         """Moves the model to the group's device and buckets its gradients."""
-        return ScratchDdpModel(model.to(group.device), group, self.config.bucket_cap_mb)
+        model = model.to(group.device)
+        if self.communication.method != "none":
+            self.queue = make_queue(model, group, self.communication)
+        return ScratchDdpModel(model, group, self.config.bucket_cap_mb, self.queue)
 
     def clip(self, model: ScratchDdpModel, max_norm: float) -> torch.Tensor:
         """Clips as torch does: every rank has all gradients."""

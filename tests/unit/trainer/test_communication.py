@@ -1,0 +1,193 @@
+"""Fewer bytes of gradients: nothing is lost, and ranks and resumed runs have the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtj_trainer.communication import CommunicationConfig
+from dtj_trainer.communication.config import WITH_FEEDBACK
+from dtj_trainer.communication.power_sgd import orthonormalize
+from dtj_trainer.communication.quantized import dequantize, pack_signs, quantize, unpack_signs
+from dtj_trainer.communication.sparse import largest, pack, packed_bytes, unpack
+from dtj_trainer.components.precision import PrecisionConfig
+from dtj_trainer.config import TrainerConfig
+from dtj_trainer.config_parser import build
+from dtj_trainer.errors import ConfigError
+from dtj_trainer.strategies import FsdpConfig, make
+from tests.unit.trainer.ranks import finished
+from tests.unit.trainer.ranks_communication import BUCKETED, OPTIONS, broken_off, flush, own_loop, run
+
+pytestmark = pytest.mark.torch
+OTHERS = [("ddp", "powersgd"), ("ddp", "topk"), ("ddp_scratch", "int8"), ("ddp_scratch", "onebit"), ("ddp", "randomk")]
+
+
+def outcomes(out: Path, world: int) -> list[dict[str, Any]]:
+    return [json.loads(Path(f"{out}-{rank}").read_text()) for rank in range(world)]
+
+
+@pytest.mark.parametrize(("world", "steps"), [(2, 50), (3, 10)])
+def test_what_arrives_and_what_waits_add_up_to_the_exact_gradients(tmp_path: Path, world: int, steps: int) -> None:
+    finished(world, flush, tmp_path, str(tmp_path / "out.json"), steps)
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert results.keys() == {f"{strategy} {method}" for strategy in BUCKETED for method in WITH_FEEDBACK}
+    for name, result in results.items():
+        assert result["residuals"] == 6, (name, "all matrices are compressed, no vector is")
+        assert result["gap"] < 5e-6, name
+        assert result["alike"], name
+        assert result["dropped"] > (0.003 if "int8" in name else 0.1), (name, "this test can fail")
+
+
+def test_backward_that_fails_half_way_leaves_nothing_in_the_queue(tmp_path: Path) -> None:
+    finished(2, broken_off, tmp_path, str(tmp_path / "out.json"))
+    assert json.loads((tmp_path / "out.json").read_text()) is True
+
+
+@pytest.mark.parametrize(("strategy", "method"), OTHERS)
+def test_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path: Path, strategy: str, method: str) -> None:
+    """The interruption comes after the warm-up, within the annealing; the resumed run has other buckets."""
+    options = OPTIONS | {"method": method, "warmup_steps": 2, "anneal_steps": 8}
+    finished(2, run, tmp_path, str(tmp_path / "a"), strategy, options, 8, str(tmp_path / "whole"))
+    finished(2, run, tmp_path, str(tmp_path / "b"), strategy, options, 5, str(tmp_path / "half"))
+    finished(2, run, tmp_path, str(tmp_path / "b"), strategy, options, 8, str(tmp_path / "rest"), 1.0)
+    whole, half, rest = (outcomes(tmp_path / name, 2) for name in ("whole", "half", "rest"))
+    for rank in range(2):
+        assert rest[rank]["loaded"] == half[rank]["saved"], "each rank has its own residuals"
+        assert any(any(elements) for elements in rest[rank]["loaded"].values())
+        assert rest[rank]["weights"] == whole[rank]["weights"]
+        assert rest[rank]["saved"] == whole[rank]["saved"]
+        assert rest[rank]["steps"] == 8
+    assert rest[0]["loaded"] != rest[1]["loaded"]
+
+
+@pytest.mark.parametrize("method", ["powersgd", "topk"])
+def test_loop_of_its_own_compresses_by_one_line_and_resumes(tmp_path: Path, method: str) -> None:
+    options, folder = OPTIONS | {"method": method}, str(tmp_path / "b")
+    finished(2, own_loop, tmp_path, str(tmp_path / "a"), options, 6, str(tmp_path / "whole"))
+    finished(2, own_loop, tmp_path, folder, options, 4, str(tmp_path / "half"))
+    finished(2, own_loop, tmp_path, folder, options, 6, str(tmp_path / "rest"))
+    whole, rest = (json.loads((tmp_path / name).read_text()) for name in ("whole", "rest"))
+    assert rest == whole
+    assert any(any(elements) for elements in rest["residuals"].values())
+    finished(1, own_loop, tmp_path, folder, options, 7, str(tmp_path / "alone"))
+    alone = json.loads((tmp_path / "alone").read_text())
+    assert not any(any(elements) for elements in alone["residuals"].values()), "a rank that is alone uses them up"
+
+
+def test_other_world_begins_with_the_mean_of_the_residuals_on_each_rank(tmp_path: Path) -> None:
+    folder, options = str(tmp_path / "checkpoints"), OPTIONS | {"method": "topk"}
+    finished(3, run, tmp_path, folder, "ddp_scratch", options, 4, str(tmp_path / "three"))
+    finished(2, run, tmp_path, folder, "ddp", options, 6, str(tmp_path / "two"))
+    finished(1, run, tmp_path, folder, "ddp", options, 7, str(tmp_path / "one"))
+    finished(4, run, tmp_path, folder, "ddp", options, 9, str(tmp_path / "four"))
+    last = None
+    for name, world in (("three", 3), ("two", 2), ("one", 1), ("four", 4)):
+        found = outcomes(tmp_path / name, world)
+        for rank in range(world):
+            assert found[rank]["loaded"].keys() == found[0]["saved"].keys()
+            for parameter, elements in found[rank]["loaded"].items():
+                expected = 0.0 if last is None else last[parameter]
+                assert torch.allclose(torch.tensor(elements), torch.as_tensor(expected), atol=1e-8), (name, parameter)
+        means = {}
+        for parameter in found[0]["saved"]:
+            means[parameter] = torch.tensor([each["saved"][parameter] for each in found]).mean(0)
+        last = means
+        assert any(mean.any() for mean in means.values()) == (world > 1), "a rank that is alone keeps nothing"
+    assert found[0]["steps"] == 9
+
+
+def test_method_can_change_between_attempts_and_be_added_later(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    for until, method in ((2, "none"), (4, "topk"), (6, "powersgd"), (8, "bf16"), (10, "onebit")):
+        finished(2, run, tmp_path, folder, "ddp", OPTIONS | {"method": method}, until, str(tmp_path / method))
+    topk, powersgd, onebit = (outcomes(tmp_path / name, 2) for name in ("topk", "powersgd", "onebit"))
+    assert topk[0]["steps"] == 2, "counted from the step at which the method was added"
+    shared = powersgd[1]["loaded"].keys() & topk[1]["saved"].keys()
+    assert shared
+    assert all(powersgd[1]["loaded"][name] == topk[1]["saved"][name] for name in shared), "residuals are kept"
+    assert onebit[0]["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "zip"}, "communication.method='zip': write none or fp16 or bf16 or powersgd"),
+        ({"method": "powersgd", "rank": 0}, "communication.rank=0: write 1 or more"),
+        ({"method": "topk", "ratio": 1.5}, "communication.ratio=1.5: write a share of the elements"),
+        ({"warmup_steps": -1}, "communication.warmup_steps=-1: write 0 or more"),
+        ({"ratoi": 1}, "communication.ratoi: no such field; did you mean ratio?"),
+    ],
+)
+def test_bad_option_is_rejected_with_what_to_write(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(TrainerConfig, {"steps": 1, "communication": options})
+    assert message in str(error.value)
+
+
+def test_combination_that_can_not_work_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="does not work with strategy fsdp: write strategy ddp or ddp_scratch"):
+        make(FsdpConfig(), None, CommunicationConfig(method="bf16"))
+    with pytest.raises(ConfigError, match="does not work with precision fp16"):
+        TrainerConfig(
+            steps=1, precision=PrecisionConfig(dtype="fp16"), communication=CommunicationConfig(method="topk")
+        )
+    with pytest.raises(ConfigError, match=r"strategy.comm_hook is communication.method now"):
+        build(TrainerConfig, {"steps": 1, "strategy": {"kind": "ddp", "comm_hook": "bf16"}})
+
+
+def test_ratio_falls_from_a_quarter_to_its_value() -> None:
+    config = CommunicationConfig(method="topk", ratio=0.01, anneal_steps=10)
+    ratios = [config.ratio_at(step) for step in range(12)]
+    assert ratios[0] == 0.25
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[10] == ratios[11] == 0.01
+
+
+@pytest.mark.parametrize("elements", [7, 65_536, 200_001, 1_000_000])
+def test_largest_elements_travel_with_their_places(elements: int) -> None:
+    flat = torch.randn(elements, generator=torch.Generator().manual_seed(elements)) ** 3
+    count = max(1, elements // 100)
+    places = largest(flat, count, step=3)
+    assert 0.8 * count <= places.numel() <= count
+    assert torch.equal(places, places.unique()), "each once, ascending"
+    kept = flat.abs().sort(descending=True).values
+    assert flat[places].abs().min() >= kept[min(elements - 1, 2 * count)], "no small one is among them"
+    values = torch.zeros(count, dtype=torch.bfloat16)
+    values[: places.numel()] = flat[places]
+    message = pack(places, values, elements)
+    assert message.numel() == packed_bytes(count, elements), "ranks that find fewer send as many bytes"
+    got, sent = unpack(message, count, elements)
+    assert torch.equal(got, places)
+    assert torch.equal(sent, values[: places.numel()])
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+def test_gradient_of_equal_elements_is_sent_too(fill: float) -> None:
+    places = largest(torch.full((1_000_000,), fill), 1000, step=0)
+    assert places.numel() <= 1000
+    if fill:
+        assert places.numel() > 0, "else it would never be sent"
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 8])
+def test_rows_become_orthonormal_and_dependent_ones_zero(rank: int) -> None:
+    drawn = torch.Generator().manual_seed(rank)
+    rows = torch.randn(8, rank, generator=drawn) @ torch.randn(rank, 500, generator=drawn) * 1e-3
+    orthonormalize(rows)
+    gram = rows @ rows.t()
+    lengths = gram.diagonal().sort(descending=True).values
+    assert torch.allclose(lengths[:rank], torch.ones(rank), atol=1e-5)
+    assert torch.all(lengths[rank:] < 1e-5)
+    assert torch.allclose(gram, torch.diag(gram.diagonal()), atol=1e-5)
+
+
+def test_levels_and_signs_are_as_near_as_their_digits() -> None:
+    rows = torch.randn(3, 1024, generator=torch.Generator().manual_seed(1)) * torch.tensor([[1e-6], [1.0], [0.0]])
+    levels, scales = quantize(rows)
+    assert torch.all((dequantize(levels, scales) - rows).abs() <= scales.unsqueeze(1) / 2 * 1.001)
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0, 1.0, -1.0, 1.0, -1.0] + 7 * [1.0])
+    assert torch.equal(unpack_signs(pack_signs(signs)), signs)

@@ -1,0 +1,69 @@
+"""The options of `communication:` in train.yaml: what the ranks send of their gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+from dtj_trainer.errors import ConfigError
+
+Method = Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk", "int8", "onebit"]
+METHODS: tuple[Method, ...] = get_args(Method)
+WITH_FEEDBACK: tuple[Method, ...] = ("powersgd", "topk", "randomk", "int8", "onebit")
+"""Methods that keep for the next step what they have not sent."""
+FIRST_RATIO = 0.25
+"""The ratio at which annealing begins, as in Deep Gradient Compression (Lin et al. 2018, section 3.3)."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CommunicationConfig:
+    """How gradients are sent. The methods other than casts keep on each rank what they have not sent
+    (error feedback), and add it to the next step's gradients."""
+
+    method: Method = "none"
+    """none sends gradients as they are. fp16 and bf16 send half the bytes. powersgd sends two thin
+    factors of each matrix, topk the largest elements, randomk random ones, int8 a byte and onebit a
+    bit for each element."""
+    rank: int = 8
+    """The rank of powersgd's factors."""
+    ratio: float = 0.01
+    """The share of elements that topk and randomk send."""
+    warmup_steps: int = 0
+    """The first steps of a run, which send everything: gradients change most there."""
+    anneal_steps: int = 0
+    """Steps after the warm-up in which the ratio of topk and randomk falls from 0.25 to `ratio`."""
+    dense: list[str] = field(default_factory=list)
+    """Patterns of names of parameters that are always sent as they are, such as *embed* or head.*"""
+    min_elements: int = 1024
+    """Smaller parameters, and those with one dimension, are always sent as they are."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"communication.method={self.method!r}: write one of {', '.join(METHODS)}")
+        if self.rank < 1:
+            raise ConfigError(f"communication.rank={self.rank}: write 1 or more")
+        if not 0 < self.ratio <= 1:
+            raise ConfigError(f"communication.ratio={self.ratio}: write a share of the elements, above 0 and at most 1")
+        for name in ("warmup_steps", "anneal_steps", "min_elements"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"communication.{name}={getattr(self, name)}: write 0 or more")
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether ranks keep what they have not sent."""
+        return self.method in WITH_FEEDBACK
+
+    def is_dense(self, name: str) -> bool:
+        """Returns whether a pattern of `dense` matches the parameter's name."""
+        return any(fnmatchcase(name, pattern) for pattern in self.dense)
+
+    def ratio_at(self, step: int) -> float:
+        """Returns the share of elements to send in a step, counted from the end of the warm-up.
+
+        The share falls exponentially while it is annealed.
+        """
+        if step >= self.anneal_steps or self.ratio >= FIRST_RATIO:
+            return self.ratio
+        return FIRST_RATIO * math.pow(self.ratio / FIRST_RATIO, step / self.anneal_steps)

@@ -1,0 +1,232 @@
+"""The queue of a step's gradients: what is sent at once, what waits for the last bucket, what stays for the next step.
+
+No collective is started in the callback of another one: gloo matches collectives by their order, which must be the
+same on all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtj_trainer.communication.compressor import Compressor, Item, Place, Waiting
+from dtj_trainer.communication.config import CommunicationConfig
+from dtj_trainer.communication.power_sgd import PowerSgd
+from dtj_trainer.communication.quantized import Int8, OneBit
+from dtj_trainer.communication.sparse import RandomK, TopK
+
+log = logging.getLogger(__name__)
+CASTS = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+Arrived = torch.futures.Future[torch.Tensor]
+
+
+def make_queue(model: nn.Module, group: Place, config: CommunicationConfig) -> GradientQueue:
+    """Returns the queue of a model on its device, and logs what it sends."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    queue = GradientQueue(named, group, config)
+    if group.rank == 0 and config.method != "none":
+        log.info("communication %s", queue.describe())
+    return queue
+
+
+class GradientQueue:
+    """Sends gradients bucket by bucket, in the same order on all ranks.
+
+    A checkpoint has the number of steps and the compressor's own state, which are the same on all ranks, and each
+    rank's residuals by the names of the parameters.
+    """
+
+    def __init__(self, named: Mapping[str, nn.Parameter], group: Place, config: CommunicationConfig) -> None:
+        self.config = config
+        self.group = group
+        self.steps = 0
+        """Steps done, all of the run's: the warm-up counts them."""
+        self._has_residual = False
+        self._parameters = dict(named)
+        self._order = {id(p): (place, name) for place, (name, p) in enumerate(named.items())}
+        self._compressor = _compressor(config, group)
+        self._items: dict[str, Item] = {}
+        self._residual = torch.empty(0)
+        self._all_bytes = sum(p.numel() * p.element_size() for p in named.values())
+        self._compressed: dict[str, torch.Tensor] = {}
+        """The gradients that wait for the last bucket, by name."""
+        self._dense: list[tuple[int, torch.Tensor]] = []
+        self._futures: list[tuple[Arrived, torch.Tensor]] = []
+        if self._compressor is not None:
+            self._prepare(named, self._compressor)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether this step's gradients wait for the last bucket."""
+        return bool(self._items) and self.group.world_size > 1 and self.steps >= self.config.warmup_steps
+
+    def wait_in(self, waiting: Waiting) -> None:
+        """Counts the waits of compressed steps by a context of the caller."""
+        if self._compressor is not None:
+            self._compressor.waiting = waiting
+
+    def put(
+        self,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        flat: torch.Tensor,
+        rest: torch.Tensor | None = None,
+    ) -> Arrived:
+        """Takes a full bucket; all ranks put the same buckets in the same order.
+
+        Args:
+            parameters: The parameters of the bucket.
+            gradients: Their gradients, views of `flat`.
+            flat: The whole bucket.
+            rest: What lies in `flat` besides the gradients, to be summed up like them.
+
+        Returns:
+            The bucket, once it has the mean over the ranks.
+        """
+        if not self.compresses and self.group.world_size > 1:
+            return self._send(flat)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            place, name = self._order[id(parameter)]
+            if name in self._items:
+                self._compressed[name] = gradient
+            else:
+                self._dense.append((place, gradient))
+        if rest is not None:
+            self._dense.append((len(self._order) + len(self._futures), rest))
+        future: Arrived = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
+        self._futures.append((future, flat))
+        return future
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Sends what has waited, after the last bucket of a step, and counts the step.
+
+        A rank that is alone has nothing to send: its gradients get what its group had kept.
+        """
+        if self.group.world_size == 1:
+            self._flush()
+        if self._compressor is not None and self._futures and self.compresses:
+            for name, gradient in self._compressed.items():
+                self._items[name].residual.add_(gradient)
+            # By place: buckets of another size or order give the same bits.
+            dense = [gradient for _, gradient in sorted(self._dense, key=lambda each: each[0])]
+            whole = torch.cat([each.reshape(-1) for each in dense]).div_(self.group.world_size) if dense else None
+            work = None if whole is None else dist.all_reduce(whole, async_op=True)
+            gradients = [self._compressed[name] for name in self._items]
+            self._compressor.exchange(gradients, self.steps - self.config.warmup_steps)
+            if work is not None and whole is not None:
+                with self._compressor.waiting():
+                    work.wait()
+                for gradient, mean in zip(dense, whole.split_with_sizes([each.numel() for each in dense]), strict=True):
+                    gradient.copy_(mean.view(gradient.shape))
+        futures, self._futures = self._futures, []
+        self.discard()
+        self.steps += 1
+        for future, flat in futures:
+            future.set_result(flat)
+
+    def discard(self) -> bool:
+        """Forgets what has waited, and returns whether anything has: an exception has ended the backward."""
+        had = bool(self._futures)
+        self._compressed.clear()
+        self._dense.clear()
+        self._futures.clear()
+        return had
+
+    def _flush(self) -> None:
+        for name, item in self._items.items():
+            # A model without DDP puts nothing, and its gradients are complete.
+            gradient = self._compressed.get(name, self._parameters[name].grad)
+            if gradient is not None and self._has_residual:
+                gradient.add_(item.residual)
+                item.residual.zero_()
+        self._has_residual = False
+
+    def describe(self) -> str:
+        """Returns what a step sends, in a sentence."""
+        config = self.config
+        if self._compressor is None:
+            return f"{config.method}: a step sends {_megabytes(self._all_bytes // 2)} of {_megabytes(self._all_bytes)}"
+        kept = 4 * self._residual.numel()
+        sent = self._compressor.sent_bytes(config.anneal_steps) + self._all_bytes - kept
+        compressed = f"{len(self._items)} of {len(self._order)} parameters"
+        after = f", from step {config.warmup_steps} on" if config.warmup_steps else ""
+        return (
+            f"{config.method}: {compressed} are compressed; a step sends {_megabytes(sent)} "
+            f"of {_megabytes(self._all_bytes)}{after}; residuals take {_megabytes(kept)}"
+        )
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what is the same on all ranks."""
+        own = self._compressor.state_dict() if self._compressor else {}
+        return {"steps": self.steps, "method": self.config.method, "compressor": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned. A run that resumes with another method keeps its number of steps."""
+        self.steps = state["steps"]
+        self._has_residual = True
+        if self._compressor is not None and state["method"] == self.config.method:
+            self._compressor.load_state_dict(state["compressor"])
+
+    def rank_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns this rank's residuals by parameter: the live tensors."""
+        return {name: item.residual for name, item in self._items.items()}
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, named: Mapping[str, nn.Parameter], compressor: Compressor) -> None:
+        accepted = [
+            (name, p)
+            for name, p in named.items()
+            if p.dim() > 1
+            and p.numel() >= self.config.min_elements
+            and p.dtype == torch.float32
+            and not self.config.is_dense(name)
+            and compressor.accepts(p.shape)
+        ]
+        self._residual = torch.zeros(sum(p.numel() for _, p in accepted), device=self.group.device)
+        offset = 0
+        for name, p in accepted:
+            residual = self._residual[offset : offset + p.numel()].view(p.shape)
+            self._items[name] = Item(name, p.shape, offset, residual)
+            offset += p.numel()
+        if self._items:
+            compressor.prepare(list(self._items.values()), self._residual)
+
+    def _send(self, flat: torch.Tensor) -> Arrived:
+        dtype = CASTS.get(self.config.method)
+        sent = (flat if dtype is None else flat.to(dtype)).div_(self.group.world_size)
+        work = dist.all_reduce(sent, async_op=True)
+        if work is None:
+            raise RuntimeError("all_reduce(async_op=True) returned no handle: this rank is not in the process group")
+        then: Callable[[Any], torch.Tensor]
+        then = (lambda _: flat) if sent is flat else (lambda _: flat.copy_(sent))
+        arrived: Arrived = work.get_future().then(then)
+        return arrived
+
+
+def _compressor(config: CommunicationConfig, group: Place) -> Compressor | None:
+    match config.method:
+        case "powersgd":
+            return PowerSgd(group, config.rank)
+        case "topk":
+            return TopK(group, config)
+        case "randomk":
+            return RandomK(group, config)
+        case "int8":
+            return Int8(group)
+        case "onebit":
+            return OneBit(group)
+        case _:
+            return None
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"

@@ -1,0 +1,41 @@
+"""The hook by which DistributedDataParallel sends its buckets through a queue of ours.
+
+This module has no postponed annotations, because DDP reads a hook's annotations as objects.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from dtj_trainer.communication import CommunicationConfig, GradientQueue, make_queue
+
+
+@dataclass(frozen=True)
+class _DefaultGroup:
+    rank: int
+    world_size: int
+    device: torch.device
+
+
+def compress_gradients(model: DistributedDataParallel, config: CommunicationConfig) -> GradientQueue:
+    """Makes DDP send its gradients as `config` describes; for a loop of your own, before its first step.
+
+    Returns the queue, which belongs to the state: `State(model=..., optimizer=..., communication=queue)`.
+    """
+    place = _DefaultGroup(dist.get_rank(), dist.get_world_size(), next(model.module.parameters()).device)
+    queue = make_queue(model.module, place, config)
+    model.register_comm_hook(queue, send_bucket)
+    return queue
+
+
+def send_bucket(queue: GradientQueue, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Puts a bucket into the queue, and ends the step after the last one."""
+    if bucket.index() == 0:
+        queue.discard()
+    arrived = queue.put(bucket.parameters(), bucket.gradients(), bucket.buffer())
+    if bucket.is_last():
+        queue.finish()
+    return arrived
