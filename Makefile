@@ -83,6 +83,11 @@ benchmark-group: venv ## let all members of groups of 64 to 4,096 fail at once; 
 	@$(PY) -m benchmarks.group --trials $(or $(TRIALS),20) --out benchmarks/group/results.json
 	@$(PY) -m benchmarks.group --render
 
+.PHONY: benchmark-communication
+benchmark-communication: venv ## time compressed gradients on a shaped link (as root), and train with them; update its README (2 hours)
+	@$(PY) -m benchmarks.communication --trials $(or $(TRIALS),10) --out benchmarks/communication/results.json
+	@$(PY) -m benchmarks.communication --render
+
 .PHONY: benchmark-kind
 benchmark-kind: venv cluster-up deploy ## delete pods and stop nodes of a job on kind; update its README (25 minutes)
 	@$(PY) -m benchmarks.kind $(if $(TRIALS),--trials $(TRIALS)) --out benchmarks/kind/results.json

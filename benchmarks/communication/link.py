@@ -1,0 +1,93 @@
+"""Two network namespaces that are two nodes, joined by a link of a given rate. Needs root, `ip` and `tc`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NODES = ("dtj-bench-a", "dtj-bench-b")
+ADDRESSES = ("10.231.7.1", "10.231.7.2")
+DEVICE = "dtj-veth"
+PORT = 29571
+TIMEOUT = 1800.0
+
+
+@contextmanager
+def link(mbit: int) -> Iterator[None]:
+    """Makes two nodes and the link between them, and removes them at the end.
+
+    A token bucket gives 0.955 of its rate to payload.
+    """
+    _remove()
+    try:
+        for node in NODES:
+            _run("ip", "netns", "add", node)
+        first, second = ("netns", NODES[0]), ("netns", NODES[1])
+        _run("ip", "link", "add", DEVICE, *first, "type", "veth", "peer", "name", DEVICE, *second)
+        for node, address in zip(NODES, ADDRESSES, strict=True):
+            within = ("ip", "netns", "exec", node)
+            _run(*within, "ip", "address", "add", f"{address}/24", "dev", DEVICE)
+            _run(*within, "ip", "link", "set", "lo", "up")
+            _run(*within, "ip", "link", "set", DEVICE, "up")
+            _run(*within, "sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=bbr")
+            shape = ("tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms")
+            _run(*within, "tc", "qdisc", "add", "dev", DEVICE, "root", *shape)
+        yield
+    finally:
+        _remove()
+
+
+def run(work: str, *arguments: Any) -> Any:
+    """Runs the function `MODULE:NAME` on a rank in each node, one core each. Returns rank 0's result.
+
+    Call it within `link`. Raises RuntimeError with the output of a rank that fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder:
+        outputs, processes = [Path(folder) / f"rank-{rank}.txt" for rank in range(2)], []
+        for rank, node in enumerate(NODES):
+            place = {
+                "RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank,
+                "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": 1,
+            }  # fmt: skip
+            own = ["ip", "netns", "exec", node, "taskset", "-c", str(rank % (os.cpu_count() or 1))]
+            module = [sys.executable, "-m", "benchmarks.communication.rank", work, json.dumps(arguments), folder]
+            environment = os.environ | {name: str(value) for name, value in place.items()}
+            with outputs[rank].open("w") as out:
+                processes.append(subprocess.Popen([*own, *module], env=environment, stdout=out, stderr=out))
+        deadline = time.monotonic() + TIMEOUT
+        try:
+            while any(p.poll() is None for p in processes):
+                if time.monotonic() > deadline or any(p.poll() for p in processes):
+                    break
+                time.sleep(0.1)
+            if any(p.poll() != 0 for p in processes):
+                raise RuntimeError("\n".join(path.read_text()[-3000:] for path in outputs))
+        finally:
+            for p in processes:
+                p.kill()
+                p.wait()
+        return json.loads((Path(folder) / "result.json").read_text())
+
+
+def sent_bytes() -> int:
+    """Returns the bytes that this node has sent over the link, headers included."""
+    return int(Path(f"/sys/class/net/{DEVICE}/statistics/tx_bytes").read_text())
+
+
+def _remove() -> None:
+    for node in NODES:
+        subprocess.run(["ip", "netns", "delete", node], stderr=subprocess.DEVNULL, check=False)
+
+
+def _run(*command: str) -> None:
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {found.stderr.strip()} (this benchmark needs root, ip and tc)")

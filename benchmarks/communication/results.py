@@ -1,0 +1,55 @@
+"""The tables of README.md. Only `--render` writes figures into the README."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.communication.loss import PLAIN
+from benchmarks.communication.speed import CEILING, DDP
+from benchmarks.report import Report, Table
+
+LINKS = {
+    200: {"powersgd, rank 8": 18, "topk, 1 %": 14, "bf16": 1.9},
+    1000: {"powersgd, rank 8": 5, "topk, 1 %": 4.5, "bf16": 1.7},
+}
+"""The targets by the rate of the link in Mbit/s."""
+TABLES = (
+    {
+        f"speed-{mbit}": Table(
+            title=f"A step of an MLP of 12.6 M parameters on two nodes, {mbit} Mbit/s",
+            unit="ms",
+            ratio="throughput",
+            beside={"*": DDP},
+            target=targets,
+        )
+        for mbit, targets in LINKS.items()
+    }
+    | {
+        f"share-{mbit}": Table(
+            title=f"The same as a share of the step without communication, {mbit} Mbit/s",
+            unit="ms",
+            ratio="throughput",
+            beside={"*": CEILING},
+            target={"powersgd, rank 8": 0.4, "topk, 1 %": 0.32},
+        )
+        for mbit in LINKS
+    }
+    | {
+        "bytes": Table(title="Bytes that a node sends in that step, headers included", unit="MB"),
+        "loss-300": Table(
+            title="Validation loss of the character GPT after 300 steps",
+            unit="nats",
+            ratio="cost",
+            beside={"*": PLAIN},
+            target={"powersgd, rank 8": 1.01},
+        ),
+        "loss-900": Table(
+            title="The same after 900 steps",
+            unit="nats",
+            ratio="cost",
+            beside={"*": PLAIN},
+            target={"powersgd, rank 8": 1.01},
+        ),
+    }
+)
+REPORT = Report(Path(__file__).parent, TABLES)
