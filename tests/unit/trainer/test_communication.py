@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dtj_trainer.communication import CommunicationConfig
-from dtj_trainer.communication.config import WITH_FEEDBACK
+from dtj_trainer.communication.auto import CANDIDATES, SETTLING_STEPS, TRIED_STEPS, choose
 from dtj_trainer.communication.power_sgd import orthonormalize
 from dtj_trainer.communication.quantized import dequantize, pack_signs, quantize, unpack_signs
 from dtj_trainer.communication.sparse import largest, pack, packed_bytes, unpack
@@ -20,7 +20,7 @@ from dtj_trainer.config_parser import build
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import FsdpConfig, make
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.ranks_communication import BUCKETED, OPTIONS, broken_off, flush, own_loop, run
+from tests.unit.trainer.ranks_communication import BUCKETED, EXACT, OPTIONS, broken_off, flush, own_loop, run
 
 pytestmark = pytest.mark.torch
 OTHERS = [("ddp", "powersgd"), ("ddp", "topk"), ("ddp_scratch", "int8"), ("ddp_scratch", "onebit"), ("ddp", "randomk")]
@@ -34,7 +34,7 @@ def outcomes(out: Path, world: int) -> list[dict[str, Any]]:
 def test_what_arrives_and_what_waits_add_up_to_the_exact_gradients(tmp_path: Path, world: int, steps: int) -> None:
     finished(world, flush, tmp_path, str(tmp_path / "out.json"), steps)
     results = json.loads((tmp_path / "out.json").read_text())
-    assert results.keys() == {f"{strategy} {method}" for strategy in BUCKETED for method in WITH_FEEDBACK}
+    assert results.keys() == {f"{strategy} {method}" for strategy in BUCKETED for method in EXACT}
     for name, result in results.items():
         assert result["residuals"] == 6, (name, "all matrices are compressed, no vector is")
         assert result["gap"] < 5e-6, name
@@ -112,10 +112,39 @@ def test_method_can_change_between_attempts_and_be_added_later(tmp_path: Path) -
     assert onebit[0]["steps"] == 2
 
 
+def test_auto_tries_each_candidate_and_keeps_its_choice_over_restarts(tmp_path: Path) -> None:
+    folder, options = str(tmp_path / "checkpoints"), OPTIONS | {"method": "auto"}
+    trial = SETTLING_STEPS + len(CANDIDATES) * TRIED_STEPS
+    chosen = []
+    for until in (5, 5 + trial, 8 + trial):
+        finished(2, run, tmp_path, folder, "ddp", options, until, str(tmp_path / f"{until}"))
+        found = outcomes(tmp_path / f"{until}", 2)
+        assert found[0]["chosen"] == found[1]["chosen"]
+        assert found[0]["weights"] == found[1]["weights"]
+        chosen.append(found[0]["chosen"])
+    assert chosen[0] is None, "an interrupted trial begins again"
+    assert chosen[1] in CANDIDATES
+    assert chosen[2] == chosen[1]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"),
+    [
+        ((100, 60, 10), "powersgd"),
+        ((100, 60, 58), "bf16"),
+        ((100, 98, 96), "none"),
+        ((100, 120, 130), "none"),
+        ((100, 120, 90), "powersgd"),
+    ],
+)
+def test_candidate_that_changes_more_must_be_worth_it(milliseconds: tuple[float, ...], expected: str) -> None:
+    assert choose(dict(zip(CANDIDATES, milliseconds, strict=True))) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "zip"}, "communication.method='zip': write none or fp16 or bf16 or powersgd"),
+        ({"method": "zip"}, "communication.method='zip': write none or auto or fp16 or bf16 or powersgd"),
         ({"method": "powersgd", "rank": 0}, "communication.rank=0: write 1 or more"),
         ({"method": "topk", "ratio": 1.5}, "communication.ratio=1.5: write a share of the elements"),
         ({"warmup_steps": -1}, "communication.warmup_steps=-1: write 0 or more"),

@@ -9,10 +9,11 @@ from typing import Literal, get_args
 
 from dtj_trainer.errors import ConfigError
 
-Method = Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk", "int8", "onebit"]
+Method = Literal["none", "auto", "fp16", "bf16", "powersgd", "topk", "randomk", "int8", "onebit"]
 METHODS: tuple[Method, ...] = get_args(Method)
-WITH_FEEDBACK: tuple[Method, ...] = ("powersgd", "topk", "randomk", "int8", "onebit")
+WITH_FEEDBACK: tuple[Method, ...] = ("auto", "powersgd", "topk", "randomk", "int8", "onebit")
 """Methods that keep for the next step what they have not sent."""
+AUTO_WARMUP_STEPS = 60
 FIRST_RATIO = 0.25
 """The ratio at which annealing begins, as in Deep Gradient Compression (Lin et al. 2018, section 3.3)."""
 
@@ -23,7 +24,8 @@ class CommunicationConfig:
     (error feedback), and add it to the next step's gradients."""
 
     method: Method = "none"
-    """none sends gradients as they are. fp16 and bf16 send half the bytes. powersgd sends two thin
+    """none sends gradients as they are. auto tries none, bf16 and powersgd in the first steps, logs their
+    times, and keeps the one that pays. fp16 and bf16 send half the bytes. powersgd sends two thin
     factors of each matrix, topk the largest elements, randomk random ones, int8 a byte and onebit a
     bit for each element."""
     rank: int = 8
@@ -31,7 +33,7 @@ class CommunicationConfig:
     ratio: float = 0.01
     """The share of elements that topk and randomk send."""
     warmup_steps: int = 0
-    """The first steps of a run, which send everything: gradients change most there."""
+    """The first steps of a run, which send everything: gradients change most there. auto: at least 60."""
     anneal_steps: int = 0
     """Steps after the warm-up in which the ratio of topk and randomk falls from 0.25 to `ratio`."""
     dense: list[str] = field(default_factory=list)
@@ -49,6 +51,11 @@ class CommunicationConfig:
         for name in ("warmup_steps", "anneal_steps", "min_elements"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"communication.{name}={getattr(self, name)}: write 0 or more")
+
+    @property
+    def plain_steps(self) -> int:
+        """The first steps of a run, which are not compressed."""
+        return max(self.warmup_steps, AUTO_WARMUP_STEPS) if self.method == "auto" else self.warmup_steps
 
     @property
     def keeps_residuals(self) -> bool:

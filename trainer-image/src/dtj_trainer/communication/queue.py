@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtj_trainer.communication.auto import CANDIDATES, MethodChoice
 from dtj_trainer.communication.compressor import Compressor, Item, Place, Waiting
 from dtj_trainer.communication.config import CommunicationConfig
 from dtj_trainer.communication.power_sgd import PowerSgd
@@ -46,6 +47,7 @@ class GradientQueue:
         self.group = group
         self.steps = 0
         """Steps done, all of the run's: the warm-up counts them."""
+        self._choice = MethodChoice(config.method, config.plain_steps, group)
         self._has_residual = False
         self._parameters = dict(named)
         self._order = {id(p): (place, name) for place, (name, p) in enumerate(named.items())}
@@ -59,11 +61,13 @@ class GradientQueue:
         self._futures: list[tuple[Arrived, torch.Tensor]] = []
         if self._compressor is not None:
             self._prepare(named, self._compressor)
+        if not self._items:
+            self._choice.candidates = tuple(each for each in CANDIDATES if each in CASTS)
 
     @property
     def compresses(self) -> bool:
         """Whether this step's gradients wait for the last bucket."""
-        return bool(self._items) and self.group.world_size > 1 and self.steps >= self.config.warmup_steps
+        return bool(self._items) and self.group.world_size > 1 and self._choice.at(self.steps) not in CASTS
 
     def wait_in(self, waiting: Waiting) -> None:
         """Counts the waits of compressed steps by a context of the caller."""
@@ -89,6 +93,8 @@ class GradientQueue:
             The bucket, once it has the mean over the ranks.
         """
         if not self.compresses and self.group.world_size > 1:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                self._flush(self._order[id(parameter)][1], gradient)
             return self._send(flat)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             place, name = self._order[id(parameter)]
@@ -109,8 +115,11 @@ class GradientQueue:
         A rank that is alone has nothing to send: its gradients get what its group had kept.
         """
         if self.group.world_size == 1:
-            self._flush()
+            for name in self._items:
+                # A model without DDP puts nothing, and its gradients are complete.
+                self._flush(name, self._compressed.get(name, self._parameters[name].grad))
         if self._compressor is not None and self._futures and self.compresses:
+            self._has_residual = True
             for name, gradient in self._compressed.items():
                 self._items[name].residual.add_(gradient)
             # By place: buckets of another size or order give the same bits.
@@ -118,14 +127,17 @@ class GradientQueue:
             whole = torch.cat([each.reshape(-1) for each in dense]).div_(self.group.world_size) if dense else None
             work = None if whole is None else dist.all_reduce(whole, async_op=True)
             gradients = [self._compressed[name] for name in self._items]
-            self._compressor.exchange(gradients, self.steps - self.config.warmup_steps)
+            self._compressor.exchange(gradients, max(0, self.steps - self.config.warmup_steps))
             if work is not None and whole is not None:
                 with self._compressor.waiting():
                     work.wait()
                 for gradient, mean in zip(dense, whole.split_with_sizes([each.numel() for each in dense]), strict=True):
                     gradient.copy_(mean.view(gradient.shape))
         futures, self._futures = self._futures, []
+        if not self.compresses:
+            self._has_residual = False
         self.discard()
+        self._choice.step_done(self.steps)
         self.steps += 1
         for future, flat in futures:
             future.set_result(flat)
@@ -138,14 +150,11 @@ class GradientQueue:
         self._futures.clear()
         return had
 
-    def _flush(self) -> None:
-        for name, item in self._items.items():
-            # A model without DDP puts nothing, and its gradients are complete.
-            gradient = self._compressed.get(name, self._parameters[name].grad)
-            if gradient is not None and self._has_residual:
-                gradient.add_(item.residual)
-                item.residual.zero_()
-        self._has_residual = False
+    def _flush(self, name: str, gradient: torch.Tensor | None) -> None:
+        """Adds what earlier steps have kept to a gradient that will be sent whole."""
+        if self._has_residual and name in self._items and gradient is not None:
+            gradient.add_(self._items[name].residual)
+            self._items[name].residual.zero_()
 
     def describe(self) -> str:
         """Returns what a step sends, in a sentence."""
@@ -155,7 +164,7 @@ class GradientQueue:
         kept = 4 * self._residual.numel()
         sent = self._compressor.sent_bytes(config.anneal_steps) + self._all_bytes - kept
         compressed = f"{len(self._items)} of {len(self._order)} parameters"
-        after = f", from step {config.warmup_steps} on" if config.warmup_steps else ""
+        after = f", from step {config.plain_steps} on" if config.plain_steps else ""
         return (
             f"{config.method}: {compressed} are compressed; a step sends {_megabytes(sent)} "
             f"of {_megabytes(self._all_bytes)}{after}; residuals take {_megabytes(kept)}"
@@ -166,12 +175,13 @@ class GradientQueue:
     def state_dict(self) -> dict[str, Any]:
         """Returns what is the same on all ranks."""
         own = self._compressor.state_dict() if self._compressor else {}
-        return {"steps": self.steps, "method": self.config.method, "compressor": own}
+        return {"steps": self.steps, "method": self.config.method, "compressor": own, **self._choice.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what `state_dict` returned. A run that resumes with another method keeps its number of steps."""
         self.steps = state["steps"]
         self._has_residual = True
+        self._choice.load_state_dict(state)
         if self._compressor is not None and state["method"] == self.config.method:
             self._compressor.load_state_dict(state["compressor"])
 
@@ -201,7 +211,7 @@ class GradientQueue:
             compressor.prepare(list(self._items.values()), self._residual)
 
     def _send(self, flat: torch.Tensor) -> Arrived:
-        dtype = CASTS.get(self.config.method)
+        dtype = CASTS.get(self._choice.at(self.steps))
         sent = (flat if dtype is None else flat.to(dtype)).div_(self.group.world_size)
         work = dist.all_reduce(sent, async_op=True)
         if work is None:
@@ -214,7 +224,7 @@ class GradientQueue:
 
 def _compressor(config: CommunicationConfig, group: Place) -> Compressor | None:
     match config.method:
-        case "powersgd":
+        case "powersgd" | "auto":
             return PowerSgd(group, config.rank)
         case "topk":
             return TopK(group, config)
