@@ -45,10 +45,10 @@ class Item:
 class Compressor(ABC):
     """Replaces the gradients of its items by the mean over the ranks of what each rank sends.
 
-    Before an exchange the residual holds this step's gradient and all that earlier steps have not sent; afterwards,
-    all that is still to be sent. Nothing is ever lost: over any number of steps, the sum of what arrived and the
-    mean of the residuals equal the mean gradients added up (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
-    All ranks get the same bits.
+    A rank sends this step's gradient and the residual, which is all that earlier steps have not sent. Afterwards the
+    residual is what is still to be sent. Nothing is ever lost: over any number of steps, the sum of what arrived and
+    the mean of the residuals equal the mean gradients added up (Karimireddy et al. 2019, "Error Feedback Fixes
+    SignSGD"). All ranks get the same bits.
     """
 
     def __init__(self, group: Place) -> None:
@@ -66,14 +66,27 @@ class Compressor(ABC):
         """Takes the items, once, in the order of the model's parameters."""
         self.items, self.flat = items, flat
 
+    def begin(self, items: Sequence[Item], gradients: Sequence[torch.Tensor]) -> None:
+        """Begins to send the items of one bucket, which all ranks fill in the same order; no residual changes yet."""
+        del items, gradients  # most methods send all items at once
+
+    def discard(self) -> None:
+        """Forgets what `begin` has begun: an exception has ended the backward."""
+        return
+
     @abstractmethod
     def exchange(self, gradients: Sequence[torch.Tensor], step: int) -> None:
-        """Sends the residual; a collective.
+        """Sends the gradients and the residuals of all items; a collective.
 
         Args:
             gradients: The gradient of each item, which is overwritten by what has arrived.
             step: The number of the step, counted from the first one that is compressed.
         """
+
+    def collect(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Adds the gradients to the residuals, which then hold all that is to be sent."""
+        for item, gradient in zip(self.items, gradients, strict=True):
+            item.residual.add_(gradient)
 
     @abstractmethod
     def sent_bytes(self, step: int) -> int:

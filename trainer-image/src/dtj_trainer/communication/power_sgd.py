@@ -2,14 +2,15 @@
 
 Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
 algorithm 1 with warm start. torch's hook does the same with one bucket; with more of them it starts collectives in
-the callbacks of others, whose order differs between ranks, and gloo aborts. Here a step has two collectives.
+the callbacks of others, whose order differs between ranks, and gloo aborts. Here the buckets' collectives follow one
+another, and one bucket is computed while another one is sent.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,19 @@ from dtj_trainer.communication.compressor import Compressor, Item, Place
 
 SMALLEST = 1e-12
 """Directions whose share of the squared length is below this are rounding errors."""
+BLOCK = 2**17
+"""Elements of a block of rows: half a megabyte, which the second cache of a core holds."""
+
+
+class _Bucket(NamedTuple):
+    """One bucket on its way."""
+
+    items: Sequence[Item]
+    gradients: Sequence[torch.Tensor]
+    """With the residual in them."""
+    factors: Sequence[torch.Tensor]
+    """P of each item, as rows."""
+    work: dist.Work | None
 
 
 class PowerSgd(Compressor):
@@ -26,9 +40,10 @@ class PowerSgd(Compressor):
     def __init__(self, group: Place, rank: int) -> None:
         super().__init__(group)
         self.rank = rank
-        self._p = self._q = torch.empty(0)
-        self._p_views: list[torch.Tensor] = []
-        self._q_views: list[torch.Tensor] = []
+        self._right: dict[str, torch.Tensor] = {}
+        """Q of each item, as rows, from which the next step begins."""
+        self._begun: list[_Bucket] = []
+        self._mean = torch.empty(0)
 
     def accepts(self, shape: torch.Size) -> bool:
         """Returns whether the factors have at most half the elements of the matrix."""
@@ -38,74 +53,122 @@ class PowerSgd(Compressor):
     def prepare(self, items: Sequence[Item], flat: torch.Tensor) -> None:
         """Draws the first right factors, the same ones on all ranks, by the names of the parameters."""
         super().prepare(items, flat)
-        shapes = [(item.shape[0], item.shape[1:].numel()) for item in items]
-        self._q = torch.empty(sum(self.rank * m for _, m in shapes), device=flat.device)
-        self._p_sizes = [self.rank * n for n, _ in shapes]
-        self._q_views = [
-            view.view(self.rank, m)
-            for view, (_, m) in zip(self._q.split_with_sizes([self.rank * m for _, m in shapes]), shapes, strict=True)
-        ]
-        for item, q in zip(items, self._q_views, strict=True):
-            q.copy_(_drawn(item.name, q.shape))
+        for item in items:
+            self._right[item.name] = self._drawn(item, item.name)
+
+    @torch.no_grad()
+    def begin(self, items: Sequence[Item], gradients: Sequence[torch.Tensor]) -> None:
+        """Sends P = M·Q of a bucket, while the backward pass computes the next one."""
+        sizes = [self.rank * item.shape[0] for item in items]
+        sent = torch.empty(sum(sizes), device=self.flat.device)
+        factors = [part.view(self.rank, -1) for part in sent.split_with_sizes(sizes)]
+        for item, gradient, p in zip(items, gradients, factors, strict=True):
+            matrix, right = _matrix(gradient), self._right[item.name]
+            for rows in _blocks(matrix):
+                matrix[rows].add_(item.matrix[rows])
+                torch.mm(right, matrix[rows].t(), out=p[:, rows])
+            _put_back(matrix, gradient)
+        self._begun.append(_Bucket(items, gradients, factors, dist.all_reduce(sent, async_op=True)))
+
+    def discard(self) -> None:
+        """Waits for what is on its way."""
+        for bucket in self._begun:
+            self._wait(bucket.work)
+        self._begun.clear()
 
     def exchange(self, gradients: Sequence[torch.Tensor], step: int) -> None:
-        """Sends P = M·Q, then Q = Mᵀ·P with orthonormal P; the gradient is P·Qᵀ."""
-        sent = torch.empty(sum(self._p_sizes), device=self.flat.device)
-        factors = [part.view(self.rank, -1) for part in sent.split_with_sizes(self._p_sizes)]
-        for item, q, p in zip(self.items, self._q_views, factors, strict=True):
-            torch.mm(q, item.matrix.t(), out=p)
-        with self.waiting():
-            dist.all_reduce(sent)
-        for item, q, p in zip(self.items, self._q_views, factors, strict=True):
-            orthonormalize(p)
-            torch.mm(p, item.matrix, out=q)
-        self._q.div_(self.group.world_size)
-        with self.waiting():
-            dist.all_reduce(self._q)
-        for item, gradient, q, p in zip(self.items, gradients, self._q_views, factors, strict=True):
-            if gradient.is_contiguous():
-                torch.mm(p.t(), q, out=gradient.view(item.matrix.shape))
-            else:
-                gradient.copy_(torch.mm(p.t(), q).view(item.shape))
-            item.residual.sub_(gradient)
-            _replace_lost(q, item.name, step)
+        """Sends Q = Mᵀ·P with orthonormal P of each bucket; the gradient is P·Qᵀ."""
+        begun, self._begun = self._begun, []
+        sending = []
+        for bucket in begun:
+            self._wait(bucket.work)
+            sizes = [self._right[item.name].numel() for item in bucket.items]
+            sent = torch.empty(sum(sizes), device=self.flat.device)
+            for item, gradient, p, q in zip(
+                bucket.items, bucket.gradients, bucket.factors, sent.split_with_sizes(sizes), strict=True
+            ):
+                orthonormalize(p)
+                self._right[item.name] = right = q.view(self.rank, -1)
+                torch.mm(p, _matrix(gradient), out=right)
+            sending.append(dist.all_reduce(sent.div_(self.group.world_size), async_op=True))
+        for bucket, work in zip(begun, sending, strict=True):
+            self._wait(work)
+            for item, gradient, p in zip(bucket.items, bucket.gradients, bucket.factors, strict=True):
+                matrix, right = _matrix(gradient), self._right[item.name]
+                for rows in _blocks(matrix):
+                    # One buffer for all blocks, because fresh memory costs a fault for each page.
+                    mean = self._mean_like(matrix[rows])
+                    torch.mm(p[:, rows].t(), right, out=mean)
+                    torch.sub(matrix[rows], mean, out=item.matrix[rows])
+                    matrix[rows].copy_(mean)
+                _put_back(matrix, gradient)
+                self._replace_lost(item, step)
 
     def sent_bytes(self, step: int) -> int:
         """Returns the bytes of both factors."""
-        return 4 * (sum(self._p_sizes) + self._q.numel())
+        return 4 * self.rank * sum(item.shape[0] + item.shape[1:].numel() for item in self.items)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the right factors, from which the next step begins."""
-        return {item.name: q.cpu().clone() for item, q in zip(self.items, self._q_views, strict=True)}
+        """Returns the right factors."""
+        return {name: q.cpu().clone() for name, q in self._right.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads the factors, but not those of another rank or of another model."""
-        for item, q in zip(self.items, self._q_views, strict=True):
-            saved = state.get(item.name)
+        for name, q in self._right.items():
+            saved = state.get(name)
             if saved is not None and saved.shape == q.shape:
-                q.copy_(saved)
+                self._right[name] = saved.to(q.device)
+
+    def _wait(self, work: dist.Work | None) -> None:
+        if work is not None:
+            with self.waiting():
+                work.wait()
+
+    def _mean_like(self, block: torch.Tensor) -> torch.Tensor:
+        if self._mean.numel() < block.numel() or self._mean.device != block.device:
+            self._mean = torch.empty(block.numel(), device=block.device)
+        return self._mean[: block.numel()].view(block.shape)
+
+    def _replace_lost(self, item: Item, step: int) -> None:
+        """Draws new rows for those that are zero, which power iteration can't leave."""
+        q = self._right[item.name]
+        lost = q.square().sum(1) == 0
+        if bool(lost.any()):
+            q[lost] = self._drawn(item, f"{item.name}/{step}")[lost]
+
+    def _drawn(self, item: Item, seed: str) -> torch.Tensor:
+        drawn = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+        return torch.randn(self.rank, item.shape[1:].numel(), generator=drawn).to(self.flat.device)
 
 
 def orthonormalize(rows: torch.Tensor) -> None:
     """Makes rows orthogonal and of length 1 in place; a row that depends on others becomes zero.
 
-    Two rounds with the eigenvectors of the small Gram matrix in float64: a product of thin matrices instead of a loop
-    over rows, which is what QR and Gram-Schmidt are on a CPU.
+    The eigenvectors of the small Gram matrix in float64 give the rows in two thin products, where QR and Gram-Schmidt
+    go row by row.
     """
-    for _ in range(2):
-        wide = rows.double()
-        values, vectors = torch.linalg.eigh(wide @ wide.t())
-        kept = values > SMALLEST * values[-1].clamp(min=torch.finfo(torch.float64).tiny)
-        scale = torch.where(kept, values.clamp(min=torch.finfo(torch.float64).tiny).rsqrt(), 0.0)
-        rows.copy_((scale.unsqueeze(1) * vectors.t()) @ wide)
+    wide = rows.double()
+    values, vectors = torch.linalg.eigh(wide @ wide.t())
+    tiny = torch.finfo(torch.float64).tiny
+    kept = values > SMALLEST * values[-1].clamp(min=tiny)
+    scale = torch.where(kept, values.clamp(min=tiny).rsqrt(), 0.0)
+    rows.copy_((scale.unsqueeze(1) * vectors.t()) @ wide)
 
 
-def _replace_lost(q: torch.Tensor, name: str, step: int) -> None:
-    """Draws new rows for those that are zero, which power iteration can't leave."""
-    lost = q.square().sum(1) == 0
-    if bool(lost.any()):
-        q[lost] = _drawn(f"{name}/{step}", q.shape).to(q.device)[lost]
+def _matrix(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient as a matrix: the first dimension by all others. A copy if it lies in another order."""
+    return gradient.reshape(gradient.shape[0], -1)
 
 
-def _drawn(name: str, shape: torch.Size) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+def _put_back(matrix: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Writes a matrix that `_matrix` had to copy back into the gradient."""
+    if matrix.data_ptr() != gradient.data_ptr():
+        gradient.copy_(matrix.view(gradient.shape))
+
+
+def _blocks(matrix: torch.Tensor) -> Iterator[slice]:
+    """Yields runs of rows that stay in a core's cache from one pass to the next; all rows on a GPU."""
+    n, m = matrix.shape
+    rows = n if matrix.is_cuda else max(1, BLOCK // m)
+    for first in range(0, n, rows):
+        yield slice(first, min(n, first + rows))

@@ -34,6 +34,7 @@ class Int8(_Quantized):
 
     def exchange(self, gradients: Sequence[torch.Tensor], step: int) -> None:
         """Sends each part to the rank that sums it, and the means to all ranks."""
+        self.collect(gradients)
         world, rank = self.group.world_size, self.group.rank
         whole = self._padded(world * STRETCH).view(-1, STRETCH)
         levels, scales = quantize(whole)
@@ -69,6 +70,7 @@ class OneBit(_Quantized):
 
     def exchange(self, gradients: Sequence[torch.Tensor], step: int) -> None:
         """Gathers the signs of all ranks, and takes the mean in the order of the ranks."""
+        self.collect(gradients)
         world = self.group.world_size
         whole = self._padded(STRETCH).view(-1, STRETCH)
         scales = whole.abs().mean(1)

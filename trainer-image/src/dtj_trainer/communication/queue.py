@@ -96,12 +96,16 @@ class GradientQueue:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 self._flush(self._order[id(parameter)][1], gradient)
             return self._send(flat)
+        begun: list[tuple[Item, torch.Tensor]] = []
         for parameter, gradient in zip(parameters, gradients, strict=True):
             place, name = self._order[id(parameter)]
             if name in self._items:
                 self._compressed[name] = gradient
+                begun.append((self._items[name], gradient))
             else:
                 self._dense.append((place, gradient))
+        if begun and self._compressor is not None and self.group.world_size > 1:
+            self._compressor.begin([item for item, _ in begun], [gradient for _, gradient in begun])
         if rest is not None:
             self._dense.append((len(self._order) + len(self._futures), rest))
         future: Arrived = torch.futures.Future(devices=[flat.device] if flat.is_cuda else None)
@@ -120,8 +124,6 @@ class GradientQueue:
                 self._flush(name, self._compressed.get(name, self._parameters[name].grad))
         if self._compressor is not None and self._futures and self.compresses:
             self._has_residual = True
-            for name, gradient in self._compressed.items():
-                self._items[name].residual.add_(gradient)
             # By place: buckets of another size or order give the same bits.
             dense = [gradient for _, gradient in sorted(self._dense, key=lambda each: each[0])]
             whole = torch.cat([each.reshape(-1) for each in dense]).div_(self.group.world_size) if dense else None
@@ -145,6 +147,8 @@ class GradientQueue:
     def discard(self) -> bool:
         """Forgets what has waited, and returns whether anything has: an exception has ended the backward."""
         had = bool(self._futures)
+        if had and self._compressor is not None:
+            self._compressor.discard()
         self._compressed.clear()
         self._dense.clear()
         self._futures.clear()

@@ -34,6 +34,7 @@ class TopK(Compressor):
 
     def exchange(self, gradients: Sequence[torch.Tensor], step: int) -> None:
         """Gathers the values and places of all ranks, and adds them up in the order of the ranks."""
+        self.collect(gradients)
         count, world = self.count(step), self.group.world_size
         places = largest(self.flat, count, step)
         values = torch.zeros(count, dtype=torch.bfloat16, device=self.flat.device)
@@ -77,6 +78,7 @@ class RandomK(Compressor):
 
     def exchange(self, gradients: Sequence[torch.Tensor], step: int) -> None:
         """Sends one random element of each stretch of equal length."""
+        self.collect(gradients)
         count = self.count(step)
         drawn = torch.rand(count, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         stretch = self.flat.numel() / count
