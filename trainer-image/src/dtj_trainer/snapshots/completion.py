@@ -6,7 +6,6 @@ counts on none, so the one before it stays: a restart would only repeat what wen
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from dtj_trainer.distributed.process_group import Group, new_gloo_group
 from dtj_trainer.snapshots import partner
+from dtj_trainer.snapshots.beside import BesideClock
 from dtj_trainer.snapshots.place import Place
 from dtj_trainer.snapshots.slot import HEADER_BYTES, Header, Slot, digest
 
@@ -41,6 +41,7 @@ class Done:
     problem: str
     """Why some rank has failed; "" if none has."""
     cpu_seconds: float
+    """Beside the training thread."""
     spoiled: bool = False
     """Whether some rank's weights are not finite, so that no rank keeps this snapshot."""
 
@@ -52,6 +53,7 @@ class Completion:
         """Takes the bytes that the pod's shared memory still has for partners' copies as `room`. A collective."""
         self.warning = ""
         """Why partners get no copies; empty once it is reported."""
+        self.beside = BesideClock()
         self._group, self._place, self._room = group, place, room
         self._process_group = new_gloo_group(group)
         self._paired = False
@@ -91,7 +93,7 @@ class Completion:
                 except OSError as e:
                     problem = f"rank {self._group.rank}, its partner's copy: {e}"
                 problem, _ = self._agree(problem)
-        return Done(problem, time.thread_time(), spoiled)
+        return Done(problem, self.beside.end(), spoiled)
 
     def _pair(self, mine: partner.Size) -> None:
         """Finds the partner, once it is known which ranks have the same data."""

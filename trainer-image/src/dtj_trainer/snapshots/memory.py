@@ -211,6 +211,7 @@ class MemorySnapshots:
             copied.record()
         self._interval.taken(step)
         self._measured = False
+        self._completion.beside.begin()
         self._task = BackgroundTask(partial(self._completion.finish, prepared, problem, copied), nice=WRITER_NICE)
         self._stall = time.perf_counter() - began - self._made_seconds + self._waited
         self._waited = 0.0
@@ -302,7 +303,7 @@ class MemorySnapshots:
                 done = self._task.result()
             except Exception:  # noqa: BLE001 - `_settle` handles it
                 return
-            # Where the training computes on the same cores, the thread takes from it.
+            # Where the training computes on the same cores, the threads beside it take from it.
             beside = done.cpu_seconds if self._group.device.type == "cpu" else 0.0
             self._interval.record_cost(self._stall + beside)
 
