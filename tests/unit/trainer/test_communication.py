@@ -11,9 +11,10 @@ import torch
 
 from dtj_trainer.communication import CommunicationConfig
 from dtj_trainer.communication.auto import CANDIDATES, SETTLING_STEPS, TRIED_STEPS, choose
+from dtj_trainer.communication.compressor import Item
 from dtj_trainer.communication.power_sgd import orthonormalize
 from dtj_trainer.communication.quantized import dequantize, pack_signs, quantize, unpack_signs
-from dtj_trainer.communication.sparse import largest, pack, packed_bytes, unpack
+from dtj_trainer.communication.sparse import TopK, largest, pack, packed_bytes, unpack
 from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.config_parser import build
@@ -192,6 +193,30 @@ def test_largest_elements_travel_with_their_places(elements: int) -> None:
     got, sent = unpack(message, count, elements)
     assert torch.equal(got, places)
     assert torch.equal(sent, values[: places.numel()])
+
+
+def test_one_pass_over_memory_selects_what_several_passes_select() -> None:
+    drawn = torch.Generator().manual_seed(4)
+    shapes = [torch.Size(shape) for shape in ((300, 700), (64, 64), (5, 90_000))]
+    offsets = [0, 210_000, 214_096]
+    flat = torch.randn(664_096, generator=drawn)
+    items = [
+        Item(str(shape), shape, offset, flat[offset : offset + shape.numel()].view(shape))
+        for shape, offset in zip(shapes, offsets, strict=True)
+    ]
+    gradients = [torch.randn(shape, generator=drawn) for shape in shapes]
+    expected = flat + torch.cat([gradient.reshape(-1) for gradient in gradients])
+    method = TopK(Alone(), CommunicationConfig(method="topk"))
+    method.prepare(items, flat)
+    for step in range(2):
+        places = method._select(gradients, 6641, step)
+        assert torch.equal(flat, expected)
+        assert torch.equal(places, largest(expected, 6641, step))
+        assert not any(gradient.any() for gradient in gradients), "the second step has only the residual"
+
+
+class Alone:
+    rank, world_size, device = 0, 1, torch.device("cpu")
 
 
 @pytest.mark.parametrize("fill", [0.0, 1.0])

@@ -34,9 +34,8 @@ class TopK(Compressor):
 
     def exchange(self, gradients: Sequence[torch.Tensor], step: int) -> None:
         """Gathers the values and places of all ranks, and adds them up in the order of the ranks."""
-        self.collect(gradients)
         count, world = self.count(step), self.group.world_size
-        places = largest(self.flat, count, step)
+        places = self._select(gradients, count, step)
         values = torch.zeros(count, dtype=torch.bfloat16, device=self.flat.device)
         values[: places.numel()] = self.flat[places]
         # bf16 has rounded them, and the rest stays here.
@@ -47,8 +46,6 @@ class TopK(Compressor):
             dist.all_gather_single(every, mine)
         received = [unpack(part, count, self.flat.numel()) for part in every.chunk(world)]
         starts = torch.tensor([item.offset for item in self.items])
-        for gradient in gradients:
-            gradient.zero_()
         for found, sent in received:
             bounds = [*torch.searchsorted(found.cpu(), starts).tolist(), found.numel()]
             share = sent.float().div_(world)
@@ -59,6 +56,39 @@ class TopK(Compressor):
                     flat.index_add_(0, found[first:last] - item.offset, share[first:last].to(gradient.dtype))
                     if not gradient.is_contiguous():
                         gradient.copy_(flat.view(gradient.shape))
+
+    def _select(self, gradients: Sequence[torch.Tensor], count: int, step: int) -> torch.Tensor:
+        """Adds the gradients to the residuals, zeroes them, and returns the places of the largest magnitudes.
+
+        On a CPU all of this is one pass over memory, block by block.
+        """
+        total = self.flat.numel()
+        if self.flat.is_cuda or total <= 4 * SAMPLED or not all(g.is_contiguous() for g in gradients):
+            self.collect(gradients)
+            for gradient in gradients:
+                gradient.zero_()
+            return largest(self.flat, count, step)
+        looked = sampled_places(total, step)
+        bounds = [*torch.searchsorted(looked, torch.tensor([item.offset for item in self.items])).tolist(), None]
+        flats = [gradient.view(-1) for gradient in gradients]
+        drawn = self.flat[looked]
+        for number, (item, flat) in enumerate(zip(self.items, flats, strict=True)):
+            own = slice(bounds[number], bounds[number + 1])
+            drawn[own] += flat[looked[own] - item.offset]
+        threshold = estimate(drawn.abs_(), count, total)
+        magnitudes, chosen = torch.empty(BLOCK), torch.empty(BLOCK, dtype=torch.bool)
+        found = []
+        for item, flat in zip(self.items, flats, strict=True):
+            for first in range(0, flat.numel(), BLOCK):
+                gradient = flat[first : first + BLOCK]
+                residual = self.flat[item.offset + first : item.offset + first + gradient.numel()]
+                residual.add_(gradient)
+                gradient.zero_()
+                size = torch.abs(residual, out=magnitudes[: gradient.numel()])
+                # NumPy's flatnonzero takes a sixth of the time of torch.nonzero.
+                mask = torch.ge(size, threshold, out=chosen[: gradient.numel()]).numpy()
+                found.append(torch.from_numpy(mask.nonzero()[0]).add_(item.offset + first))
+        return trimmed(self.flat, torch.cat(found), count)
 
     def sent_bytes(self, step: int) -> int:
         """Returns the bytes of values, places and counts of blocks."""
@@ -108,17 +138,33 @@ def largest(flat: torch.Tensor, count: int, step: int) -> torch.Tensor:
     magnitudes = flat.abs()
     if flat.is_cuda or flat.numel() <= 4 * SAMPLED:
         return magnitudes.topk(count, sorted=False).indices.sort().values
-    stride = flat.numel() // SAMPLED
-    sample = magnitudes[step % stride :: stride]
-    wanted = max(1, round(sample.numel() * count / flat.numel()))
-    threshold = sample.kthvalue(sample.numel() - wanted + 1).values
-    # NumPy's flatnonzero takes a sixth of the time of torch.nonzero.
-    chosen = magnitudes >= threshold if threshold > 0 else magnitudes > 0
-    places = torch.from_numpy(chosen.numpy().nonzero()[0])
-    if places.numel() > count:
-        kept = magnitudes[places].topk(count, sorted=False).indices.sort().values
-        places = places[kept]
-    return places
+    threshold = estimate(magnitudes[sampled_places(flat.numel(), step)], count, flat.numel())
+    return trimmed(flat, torch.from_numpy((magnitudes >= threshold).numpy().nonzero()[0]), count)
+
+
+def sampled_places(total: int, step: int) -> torch.Tensor:
+    """Returns about 40,000 places at equal distances, others in each step.
+
+    The distance is odd, so that all columns of a matrix are met, whose width is seldom odd.
+    """
+    stride = max(1, total // SAMPLED) | 1
+    return torch.arange(step % stride, total, stride)
+
+
+def estimate(sample: torch.Tensor, count: int, total: int) -> torch.Tensor:
+    """Returns the magnitude that about `count` of `total` elements have, by a sample of them.
+
+    Above zero, because elements that are zero need not be sent.
+    """
+    wanted = max(1, round(sample.numel() * count / total))
+    return sample.kthvalue(sample.numel() - wanted + 1).values.clamp_(min=torch.finfo(torch.float32).tiny)
+
+
+def trimmed(flat: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the `count` of some ascending places that have the largest magnitudes."""
+    if places.numel() <= count:
+        return places
+    return places[flat[places].abs().topk(count, sorted=False).indices.sort().values]
 
 
 def packed_bytes(count: int, elements: int) -> int:
