@@ -23,8 +23,8 @@ class CheckpointConfig:
     every_steps: int | None = None
     """None: as the agent's environment has it, else 50."""
     snapshot_every_steps: int | Literal["auto"] = "auto"
-    """Steps between two snapshots of the state in the pod's shared memory. auto: as often as 2 % of
-    the training's time allows, by what the last ones have cost; 0: none. Only under our agent."""
+    """Steps between two snapshots of the state in the pod's shared memory. auto: so often that it costs 2 % of
+    the training's time, by what the last ones have cost; 0: none. Only under our agent."""
     asynchronous: bool = True
     """False: the training thread waits until the checkpoint is committed."""
     retries: int = 2

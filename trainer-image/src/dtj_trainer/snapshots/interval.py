@@ -6,8 +6,9 @@ import math
 import statistics
 from collections import deque
 
-BUDGET = 0.02
-"""The share of the training's time that snapshots may take."""
+BUDGET = 0.015
+"""The share of the training's time that the measured cost may take. No clock shows the caches that a
+snapshot empties: with them it stays below 2 %."""
 MEASURED = 5
 """The newest costs that count; their median, because a busy machine makes one of them long."""
 
