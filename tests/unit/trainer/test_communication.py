@@ -231,8 +231,11 @@ def test_gradient_of_equal_elements_is_sent_too(fill: float) -> None:
 def test_rows_become_orthonormal_and_dependent_ones_zero(rank: int) -> None:
     drawn = torch.Generator().manual_seed(rank)
     rows = torch.randn(8, rank, generator=drawn) @ torch.randn(rank, 500, generator=drawn) * 1e-3
-    orthonormalize(rows)
-    gram = rows @ rows.t()
+    several = torch.stack([rows, torch.zeros_like(rows), rows.flip(0)])
+    orthonormalize(several)
+    assert not several[1].any()
+    gram = several[2] @ several[2].t()
+    assert torch.allclose(several[0].t() @ several[0], several[2].t() @ several[2], atol=1e-5), "one space"
     lengths = gram.diagonal().sort(descending=True).values
     assert torch.allclose(lengths[:rank], torch.ones(rank), atol=1e-5)
     assert torch.all(lengths[rank:] < 1e-5)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -82,12 +83,15 @@ class PowerSgd(Compressor):
         sending = []
         for bucket in begun:
             self._wait(bucket.work)
+            for _, alike in groupby(bucket.factors, key=lambda p: p.shape):
+                # Factors of one shape lie end to end.
+                first, *others = alike
+                orthonormalize(first.as_strided((1 + len(others), *first.shape), (first.numel(), first.shape[1], 1)))
             sizes = [self._right[item.name].numel() for item in bucket.items]
             sent = torch.empty(sum(sizes), device=self.flat.device)
             for item, gradient, p, q in zip(
                 bucket.items, bucket.gradients, bucket.factors, sent.split_with_sizes(sizes), strict=True
             ):
-                orthonormalize(p)
                 self._right[item.name] = right = q.view(self.rank, -1)
                 torch.mm(p, _matrix(gradient), out=right)
             sending.append(dist.all_reduce(sent.div_(self.group.world_size), async_op=True))
@@ -142,17 +146,17 @@ class PowerSgd(Compressor):
 
 
 def orthonormalize(rows: torch.Tensor) -> None:
-    """Makes rows orthogonal and of length 1 in place; a row that depends on others becomes zero.
+    """Makes the rows of each matrix orthogonal and of length 1 in place; a row that depends on others becomes zero.
 
     The eigenvectors of the small Gram matrix in float64 give the rows in two thin products, where QR and Gram-Schmidt
     go row by row.
     """
     wide = rows.double()
-    values, vectors = torch.linalg.eigh(wide @ wide.t())
+    values, vectors = torch.linalg.eigh(wide @ wide.mT)
     tiny = torch.finfo(torch.float64).tiny
-    kept = values > SMALLEST * values[-1].clamp(min=tiny)
+    kept = values > SMALLEST * values[..., -1:].clamp(min=tiny)
     scale = torch.where(kept, values.clamp(min=tiny).rsqrt(), 0.0)
-    rows.copy_((scale.unsqueeze(1) * vectors.t()) @ wide)
+    rows.copy_((scale.unsqueeze(-1) * vectors.mT) @ wide)
 
 
 def _matrix(gradient: torch.Tensor) -> torch.Tensor:
