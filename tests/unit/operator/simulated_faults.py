@@ -234,7 +234,9 @@ class Faults:
     def _recreate_job(self) -> None:
         """Replaces the job as `kubectl replace --force` does."""
         self.delete_job()
-        self._world.create_job_when_free()
+        # A second one that waited for the free name would wait while the job of the first lives.
+        if not self._world.is_recreating:
+            self._world.create_job_when_free()
 
     def take_name(self) -> None:
         """Creates a StatefulSet of the job's name that is not the job's, where the name is free."""

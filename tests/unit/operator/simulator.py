@@ -234,6 +234,8 @@ class World:
         self.start_operator()
         await self._pass(FAULT_SECONDS)
         self.faults.stop()
+        # Else the wish would meet the old job, and the new one would run.
+        await self._until("the job is recreated", lambda: not self.is_recreating)
         self.log_line(f"the faults stop; the user wants: {self.wish}")
         if self.wish == "delete":
             self.faults.delete_job()
