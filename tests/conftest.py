@@ -18,6 +18,7 @@ LONGEST = (
     "controlplane/test_failures.py",
     "controlplane/test_node.py",
     "controlplane/test_two_operators.py",
+    "trainer/test_communication.py",
     "trainer/test_kills.py",
     "trainer/test_rendezvous.py",
     "trainer/test_snapshot_recovery.py",
