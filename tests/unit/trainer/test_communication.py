@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dtj_trainer.config import TrainerConfig
 from dtj_trainer.config_parser import build
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import FsdpConfig, make
+from dtj_trainer.strategies.comm_hook import reject_sparse
 from tests.unit.trainer.ranks import finished
 from tests.unit.trainer.ranks_communication import BUCKETED, EXACT, OPTIONS, broken_off, flush, own_loop, run
 
@@ -240,6 +242,27 @@ def test_rows_become_orthonormal_and_dependent_ones_zero(rank: int) -> None:
     assert torch.allclose(lengths[:rank], torch.ones(rank), atol=1e-5)
     assert torch.all(lengths[rank:] < 1e-5)
     assert torch.allclose(gram, torch.diag(gram.diagonal()), atol=1e-5)
+
+
+def test_gradient_that_is_not_finite_is_sent_and_not_kept() -> None:
+    """Kept, it would stop a parameter for ever, and no loss would show it."""
+    flat = torch.randn(1_000_000, generator=torch.Generator().manual_seed(2))
+    flat[[7, 500_001]] = torch.tensor([math.nan, -math.inf])
+    assert {7, 500_001} <= set(largest(flat, 1000, step=0).tolist())
+    method = TopK(Alone(), CommunicationConfig(method="topk"))
+    method.prepare([Item("w", flat.shape, 0, flat)], flat)
+    assert {7, 500_001} <= set(method._select([torch.zeros_like(flat)], 1000, 0).tolist())
+    rows = torch.randn(2, 3, 50)
+    rows[1, 0, 9] = math.nan
+    orthonormalize(rows)
+    assert rows[0].isfinite().all()
+    assert rows[1].isnan().any()
+
+
+def test_sparse_gradients_under_ddp_are_rejected_by_the_name_of_the_module() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 4, sparse=True), torch.nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"sparse gradients of 0 under ddp: write sparse=False"):
+        reject_sparse(model)
 
 
 def test_levels_and_signs_are_as_near_as_their_digits() -> None:

@@ -149,10 +149,11 @@ def orthonormalize(rows: torch.Tensor) -> None:
     """Makes the rows of each matrix orthogonal and of length 1 in place; a row that depends on others becomes zero.
 
     The eigenvectors of the small Gram matrix in float64 give the rows in two thin products, where QR and Gram-Schmidt
-    go row by row.
+    go row by row. Rows that are not finite become NaN, so that the training reports them, as without compression.
     """
     wide = rows.double()
-    values, vectors = torch.linalg.eigh(wide @ wide.mT)
+    gram = (wide @ wide.mT).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # eigh would raise an error of its own
+    values, vectors = torch.linalg.eigh(gram)
     tiny = torch.finfo(torch.float64).tiny
     kept = values > SMALLEST * values[..., -1:].clamp(min=tiny)
     scale = torch.where(kept, values.clamp(min=tiny).rsqrt(), 0.0)

@@ -69,7 +69,7 @@ class GradientQueue:
         """Whether this step's gradients wait for the last bucket."""
         return bool(self._items) and self.group.world_size > 1 and self._choice.at(self.steps) not in CASTS
 
-    def wait_in(self, waiting: Waiting) -> None:
+    def count_waits(self, waiting: Waiting) -> None:
         """Counts the waits of compressed steps by a context of the caller."""
         if self._compressor is not None:
             self._compressor.waiting = waiting

@@ -86,7 +86,8 @@ class TopK(Compressor):
                 gradient.zero_()
                 size = torch.abs(residual, out=magnitudes[: gradient.numel()])
                 # NumPy's flatnonzero takes a sixth of the time of torch.nonzero.
-                mask = torch.ge(size, threshold, out=chosen[: gradient.numel()]).numpy()
+                # A NaN is not below the threshold, and must be sent: it would stay here unseen.
+                mask = torch.lt(size, threshold, out=chosen[: gradient.numel()]).logical_not_().numpy()
                 found.append(torch.from_numpy(mask.nonzero()[0]).add_(item.offset + first))
         return trimmed(self.flat, torch.cat(found), count)
 
@@ -139,7 +140,7 @@ def largest(flat: torch.Tensor, count: int, step: int) -> torch.Tensor:
     if flat.is_cuda or flat.numel() <= 4 * SAMPLED:
         return magnitudes.topk(count, sorted=False).indices.sort().values
     threshold = estimate(magnitudes[sampled_places(flat.numel(), step)], count, flat.numel())
-    return trimmed(flat, torch.from_numpy((magnitudes >= threshold).numpy().nonzero()[0]), count)
+    return trimmed(flat, torch.from_numpy((magnitudes < threshold).logical_not_().numpy().nonzero()[0]), count)
 
 
 def sampled_places(total: int, step: int) -> torch.Tensor:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.communication import CommunicationConfig, GradientQueue, make_queue
+from dtj_trainer.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,21 @@ def compress_gradients(model: DistributedDataParallel, config: CommunicationConf
 
     Returns the queue, which belongs to the state: `State(model=..., optimizer=..., communication=queue)`.
     """
+    reject_sparse(model.module)
     place = _DefaultGroup(dist.get_rank(), dist.get_world_size(), next(model.module.parameters()).device)
     queue = make_queue(model.module, place, config)
     model.register_comm_hook(queue, send_bucket)
     return queue
+
+
+def reject_sparse(model: nn.Module) -> None:
+    """Raises ConfigError for a module whose gradients DDP puts into a sparse bucket, which no method can send."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise ConfigError(
+                f"communication does not work with the sparse gradients of {name or 'the model'} under ddp: write "
+                "sparse=False there, strategy ddp_scratch, or communication.method: none"
+            )
 
 
 def send_bucket(queue: GradientQueue, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

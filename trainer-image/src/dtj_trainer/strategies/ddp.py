@@ -62,6 +62,9 @@ class Ddp:
         """
         model = model.to(group.device)
         if self.communication.method != "none":
+            from dtj_trainer.strategies import comm_hook  # imported only for compression
+
+            comm_hook.reject_sparse(model)
             self.queue = make_queue(model, group, self.communication)
         if group.world_size == 1:
             return model
@@ -78,9 +81,7 @@ class Ddp:
         if self.config.fixed_buckets:
             _fix_buckets(ddp)
         if self.queue is not None:
-            from dtj_trainer.strategies.comm_hook import send_bucket  # imported only for compression
-
-            ddp.register_comm_hook(self.queue, send_bucket)
+            ddp.register_comm_hook(self.queue, comm_hook.send_bucket)
         return ddp
 
     def accumulate(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:

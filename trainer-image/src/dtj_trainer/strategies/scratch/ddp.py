@@ -58,7 +58,7 @@ class ScratchDdpModel(ScratchModel):
         super().__init__(group)
         self._queue = queue
         if queue is not None:
-            queue.wait_in(self.comm_timer.waiting)
+            queue.count_waits(self.comm_timer.waiting)
         self.module = module
         self._world_size = group.world_size
         for tensor in (*module.parameters(), *module.buffers()):
