@@ -18,6 +18,7 @@ ADDRESSES = ("10.231.7.1", "10.231.7.2")
 DEVICE = "dtj-veth"
 PORT = 29571
 TIMEOUT = 1800.0
+COMMAND_TIMEOUT = 30.0
 
 
 @contextmanager
@@ -84,10 +85,11 @@ def sent_bytes() -> int:
 
 def _remove() -> None:
     for node in NODES:
-        subprocess.run(["ip", "netns", "delete", node], stderr=subprocess.DEVNULL, check=False)
+        command = ["ip", "netns", "delete", node]
+        subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=COMMAND_TIMEOUT)
 
 
 def _run(*command: str) -> None:
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_TIMEOUT)
     if found.returncode:
         raise RuntimeError(f"{' '.join(command)}: {found.stderr.strip()} (this benchmark needs root, ip and tc)")

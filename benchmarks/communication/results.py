@@ -36,20 +36,16 @@ TABLES = (
     }
     | {
         "bytes": Table(title="Bytes that a node sends in that step, headers included", unit="MB"),
-        "loss-300": Table(
-            title="Validation loss of the character GPT after 300 steps",
+    }
+    | {
+        f"loss-{steps}": Table(
+            title=f"Validation loss of the character GPT after {steps} steps",
             unit="nats",
             ratio="cost",
             beside={"*": PLAIN},
             target={"powersgd, rank 8": 1.01},
-        ),
-        "loss-900": Table(
-            title="The same after 900 steps",
-            unit="nats",
-            ratio="cost",
-            beside={"*": PLAIN},
-            target={"powersgd, rank 8": 1.01},
-        ),
+        )
+        for steps in (300, 900)
     }
 )
 REPORT = Report(Path(__file__).parent, TABLES)
