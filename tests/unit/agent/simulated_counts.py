@@ -24,13 +24,15 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
         recovery = recoveries.get(attempt + 1)
         # A pod that left before may be missed only now.
         alone = earlier <= {"worker"}
-        if alone and faults == {"worker"} and attempt in world.failed:
+        # A leader that dies before any member has heard of the next attempt takes the charge with it.
+        is_known = attempt + 1 in world.group
+        if alone and faults == {"worker"} and attempt in world.failed and is_known:
             surely += 1
             kind = recovery and (recovery["reason"], recovery["kind"], recovery["counted"])
             # A twin goes, and the pod that has replaced it joins, at any later time.
             kinds = ("InPlace", "Pod") if had_twin else ("InPlace",)
-            # A spare takes the place of a pod that is to move.
-            kinds += ("Spare",) if world.moves.are_possible else ()
+            # A spare takes the place of a pod that is to move, or that is beyond a smaller size.
+            kinds += ("Spare",) if world.moves.are_possible or world.sizes.are_scaled else ()
             if recovery and kind not in [("WorkerFailed", each, True) for each in kinds]:
                 world.fail(f"a worker of attempt {attempt} failed, but the recovery is {recovery}")
         if clean and faults and faults <= free and recovery and (recovery["kind"] == "InPlace" or recovery["counted"]):

@@ -79,6 +79,7 @@ def replace(world: World, pod: Pod) -> None:
 
 def remove(world: World, twin: Pod) -> None:
     """Removes the twin: its node has been cleaned up."""
+    note(world, "pod", twin)
     world.twins.remove(twin)
     world.blocked.discard(twin)
     twin.kill()

@@ -40,6 +40,7 @@ class Sizes:
         )
         self.are_partial = self._least < world.replicas
         """Whether an attempt may have fewer members than there are pods."""
+        self.are_scaled = elastic is not None and world.has_volume
         self._of_attempt: dict[int, int] = {}
 
     def _scale(self, generation: int) -> None:

@@ -332,15 +332,16 @@ class World(Network):
         if attempts or not self.sizes.started(attempt, ranks):
             self.fail(f"a start with attempts {attempt} {attempts} and ranks {ranks}")
         # A promise is lost with its pod's disk: the number of an attempt that reached no pod may be free again.
-        is_fenced = self.has_volume or (self.spec.spares == 0 and self.spec.elastic is None)
+        is_fenced = self.has_volume or (self.spec.spares == 0 and self.spec.elastic is None and self.replicas > 1)
         before = max(self.started if is_fenced else self.group, default=0)
         if attempt <= before:
             self.fail(f"attempt {attempt} after {before}")
         if self.has_volume and self.lease != attempt:
             self.fail(f"attempt {attempt} starts with lease {self.lease}")
         for effect in starts:
-            other = pod.conns[effect.conn].pod
-            if self.same_lives(pod.conns[effect.conn]) and any(w.exit_code is None for w in other.workers.values()):
+            link = pod.conns[effect.conn]
+            other = link.pod
+            if link.up and self.same_lives(link) and any(w.exit_code is None for w in other.workers.values()):
                 self.fail(f"attempt {attempt} starts while pod {other} still runs another")
         if self.outcomes:
             self.fail(f"attempt {attempt} starts after the outcome")
@@ -350,8 +351,7 @@ class World(Network):
         if self.outcomes and self.outcomes[0]["result"] == "Succeeded":
             restarts = self.outcomes[0]["restarts"]
             known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
-            # An attempt that only replaced pods have run is forgotten with them.
-            ran = [attempt for attempt, pods in self.ran.items() if any(not pod.is_twin for pod in pods)]
+            ran = [attempt for attempt, pods in self.ran.items() if self.is_remembered(attempt, pods)]
             # An attempt whose start reached only a leader that was cut off may be missing where others continue.
             least = 0 if self.sizes.are_partial else len(ran) - 1
             if not least <= known <= len(self.started) - 1:
@@ -360,6 +360,13 @@ class World(Network):
         spent = max((len(coordinator.history.spent) for coordinator in coordinators), default=0)
         if spent > self.spec.max_restarts:
             self.fail(f"{spent} restarts weigh on a budget of {self.spec.max_restarts}")
+
+    def is_remembered(self, attempt: int, pods: list[Pod]) -> bool:
+        """Returns whether the group must know of an attempt that `pods` have run."""
+        if any("twin" in kinds for number, kinds in self.faults.items() if number <= attempt):
+            # An attempt that reached only the new pod of an ordinal is forgotten where the old one leads the others.
+            return len(pods) > 1 and not any(pod.is_twin for pod in pods)
+        return True
 
     @property
     def is_over(self) -> bool:

@@ -73,7 +73,7 @@ def test_pod_that_is_alone_starts_if_nobody_has_outrun_it() -> None:
     harness = alone()
     lease(harness)
     assert started(harness) == [[3]]
-    assert not harness.coordinator.epoch.is_outrun(5)
+    assert not harness.coordinator.epoch.is_outrun(5, harness.now())
 
 
 def test_coordinator_that_has_started_an_attempt_steps_down_as_before() -> None:

@@ -30,8 +30,8 @@ from dtj_agent.group.history import History
 from dtj_agent.group.lease_request import LeaseRequest
 from dtj_agent.group.lifecycle import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, AttemptLifecycle
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
-from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
+from dtj_agent.group.witnesses import Witnesses
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import OperatorMessage
 
@@ -55,9 +55,10 @@ class Coordinator:
         self.roster = Roster(spec)
         self.lifecycle = AttemptLifecycle(spec, self.roster, history, self._outbox, now)
         self.policy = self.lifecycle.policy
-        self.formation = Formation(spec, self.roster, self._outbox, now)
+        witnesses = Witnesses(self.roster)
+        self.formation = Formation(spec, self.roster, witnesses, self._outbox, now)
         self.lease = LeaseRequest()
-        self.epoch = Epoch(self.roster, history)
+        self.epoch = Epoch(self.roster, witnesses, history, spec.attempt_floor)
         self._admission = Admission(spec, self.roster)
         self.hands_over = True
         """Whether this agent leaves a group that has started nothing to the lowest ordinal."""
@@ -115,9 +116,8 @@ class Coordinator:
         moving = self.lifecycle.moving.name(self.ordinal, now)
         if moving:
             held_back = "waiting for %s to be replaced on another node" % moving
-        elif self.epoch.is_outrun(self._known_attempt):
-            held_back = "attempt %d was started by pods that can't be reached from here" % self.epoch.taken
-        return self.formation.waiting(self.history, now) or self.lease.trouble or held_back
+        fence = self.epoch.waiting(self.history.attempt, now)
+        return self.formation.waiting(self.history, now) or self.lease.trouble or held_back or fence
 
     @property
     def released(self) -> bool:
@@ -152,7 +152,7 @@ class Coordinator:
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
             self._outbox.send(conn, self._history_message())
-            self.epoch.ask({hello["ordinal"]: self.peers[hello["ordinal"]]}, self._outbox)
+            self.epoch.joined(self.peers[hello["ordinal"]], self.history.attempt, self._outbox)
         self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.roster.pods))
         return self._advance(now)
 
@@ -184,10 +184,9 @@ class Coordinator:
             self.lifecycle.progressed(message["progress"], now)
         elif kind == "failed" and self.lifecycle.is_current(peer, message["attempt"]):
             self.lifecycle.workers_failed(peer, message["failures"], now)
-        elif kind == "promised" and message["attempt"] == self.epoch.asked:
+        elif kind == "promised" and self.epoch.promised(peer, message, self._known_attempt, self._outbox, now):
             taken = None if message["granted"] else max(message["known"], message["attempt"])
-            if taken is not None or self.epoch.promised(peer):
-                return self.lease_done(message["attempt"], taken, None, now)
+            return self.lease_done(message["attempt"], taken, None, now)
         return self._advance(now)
 
     def lease_done(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> List[Effect]:
@@ -236,6 +235,8 @@ class Coordinator:
         self.lifecycle.give_up_overdue(now)
         self.lifecycle.look_for_hang(now)
         self.lifecycle.look_for_stragglers(now)
+        if self.epoch.teach(self._known_attempt, self._outbox, now):
+            return self.lease_done(self.epoch.asked, None, None, now)
         return self._advance(now)
 
     def _step_down(self, why: str, theirs: Optional[History]) -> List[Effect]:
@@ -244,6 +245,7 @@ class Coordinator:
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:
         self.roster.remove(peer, now)
+        self.epoch.left(peer)
         if self.outcome is None:
             self._outbox.log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
             self.lifecycle.member_lost(peer, silence, now)
@@ -296,7 +298,7 @@ class Coordinator:
     def _settle(self, now: Now) -> None:
         failed = self.lifecycle.settle(now)
         if failed is not None:
-            self._fail(failed, now)
+            self._end(outcome.FAILED, failed.reason, failed.message, failed.failure, now)
         else:
             self.formation.settled(self.lifecycle.attempt.lost, now)
             self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
@@ -316,13 +318,15 @@ class Coordinator:
             # The coordinator was away when the last of them finished; their work is complete.
             self.lifecycle.attempt = Attempt(last, self.formation.members(self.history), self.spec.processes)
             return self._succeed(now)
-        # A coordinator that has started nothing may be one of two: all must have joined before it ends the job.
-        failed = self.lifecycle.charge_deferred(now) if self.epoch.number or whole else None
+        # A coordinator that has started nothing may be one of two: the others decide whether it may end the job.
+        is_sure = self.epoch.number > 0 or (whole and self.epoch.is_vouched(now))
+        failed = self.lifecycle.charge_deferred(now) if is_sure else None
         if failed is not None:
-            return self._fail(failed, now)
+            return self._end(outcome.FAILED, failed.reason, failed.message, failed.failure, now)
+        is_held_back = self.lifecycle.is_held_back(self.ordinal, now) or self.epoch.is_outrun(self.history.attempt, now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
-        elif not (self.lifecycle.is_held_back(self.ordinal, now) or self.epoch.is_outrun(self._known_attempt)):
+        elif not (is_held_back or (self.policy.deferred is not None and not is_sure)):
             self.lifecycle.gathering("rendezvous", now)
             if self.formation.is_variable and self.hands_over and not last and self.roster.first < self.ordinal:
                 # A leader that is in no attempt would be lost for nothing: a spare, a pod that is scaled away.
@@ -332,7 +336,7 @@ class Coordinator:
         speaks_for_all = not self.formation.is_variable or self.roster.is_majority(self.peers)
         if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
             text = "no attempt could start within %.0f s: %s" % (self.spec.rendezvous_timeout, self.phase_message(now))
-            self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
+            return self._end(outcome.FAILED, Reason.RENDEZVOUS_TIMEOUT, text, None, now)
         return None
 
     def _request_number(self, now: Now) -> None:
@@ -345,10 +349,10 @@ class Coordinator:
             self._outbox.write_lease(attempt)
         else:
             self.epoch.request(attempt)
-            self.epoch.ask(self.peers, self._outbox)
+            self.epoch.ask(self._outbox)
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
-        self.epoch.started(attempt)
+        self.epoch.started(attempt, chosen, self._outbox)
         self.formation.starting(chosen, self.lifecycle.due_recovery(now), self.history, now)
         self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
         self._sent_revision = self.history.revision
@@ -368,9 +372,6 @@ class Coordinator:
         text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
         self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
 
-    def _fail(self, why: Fail, now: Now) -> None:
-        self._end(outcome.FAILED, why.reason, why.message, why.failure, now)
-
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         """Ends the job, unless another coordinator continues it."""
         if self.epoch.later > self._reached:
@@ -383,8 +384,7 @@ class Coordinator:
     def _finish(self, final: Message) -> None:
         self.outcome = final
         self.lifecycle.finish(str(final.get("reason")))
-        details = tuple(final.get(key) for key in ("result", "reason", "message"))
-        self._outbox.log("the job is finished: %s, %s: %s" % details)
+        self._outbox.log("the job is finished: %s, %s: %s" % outcome.summary(final))
 
     def _adopt(self, hello: Message) -> None:
         """Takes over the outcome that a member holds, unless the job has continued after it."""
@@ -393,7 +393,7 @@ class Coordinator:
             if outcome.ended_attempt(final) < self._known_attempt:
                 # The history that the member is sent next makes it continue.
                 over = (hello["pod"], outcome.ended_attempt(final))
-                self._outbox.log("%s holds the outcome of attempt %d, which is over" % over)
-                return
+                return self._outbox.log("%s holds the outcome of attempt %d, which is over" % over)
             self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
             self._finish(final)
+        return None

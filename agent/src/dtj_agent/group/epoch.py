@@ -1,22 +1,25 @@
 """The right of a coordinator to start attempts: what fences it from another one. Pure.
 
 With a volume the lease grants each number to one coordinator. Without one a majority of the pods
-promises each number to one coordinator, and from then on follows no start below it.
+promises each number to one coordinator, and from then on follows no start below it. A promise holds
+as long as the link of its agent does.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Set
+from typing import List, Optional, Set
 
 from dtj_agent.group.effects import Outbox
 from dtj_agent.group.history import History
+from dtj_agent.group.messages import Message, Now
 from dtj_agent.group.roster import Peer, Roster
+from dtj_agent.group.witnesses import Witnesses
 
 
 class Epoch:
     """`number`: the first attempt that this coordinator has started; 0: none yet."""
 
-    def __init__(self, roster: Roster, history: History) -> None:
+    def __init__(self, roster: Roster, witnesses: Witnesses, history: History, floor: int) -> None:
         self.number = 0
         self.later = 0
         """The greatest attempt that another coordinator is known to have started."""
@@ -24,29 +27,47 @@ class Epoch:
         """The number that the members are asked to promise; 0: none."""
         self.taken = 0
         """The attempt that others have started meanwhile, as the lease shows; 0: none."""
+        self._floor = floor - 1
         self._copied = history.copy()
         """The history before this coordinator added to it."""
         self._roster = roster
+        self._witnesses = witnesses
         self._promises: Set[int] = set()
 
     def heard_of(self, attempt: int) -> None:
         self.later = max(self.later, attempt)
 
-    def started(self, attempt: int) -> None:
+    def started(self, attempt: int, members: List[Peer], outbox: Outbox) -> None:
+        is_first = self._witnesses.are_all_new
         self.number = self.number or attempt
+        for peer in members:
+            self._roster.taught(peer)
+        # Members remember by their start. The others have missed nothing if it is the first one.
+        self._teach(list(self._roster.forgetful.values()) if is_first else [], attempt, outbox)
 
     def lease_taken(self, attempt: Optional[int]) -> None:
         """Notes that the lease held `attempt` already, if it did, before this coordinator had started any."""
         if attempt is not None and not self.number:
             self.taken = attempt
 
-    def is_outrun(self, known: int) -> bool:
-        """Returns whether others, who are more, continue without this agent.
+    def is_outrun(self, attempt: int, now: Now) -> bool:
+        """Returns whether others, who are more, continue without this agent, or have ended the job.
 
-        A start here would take the lease from them, and break their training. `known`: the greatest
-        attempt that an agent here remembers.
+        A start here would take the lease from them, and break their training. `attempt`: the last
+        one of this coordinator's history.
         """
-        return self.taken > known and not self._roster.is_majority(self._roster.peers)
+        remembered = max(self._floor, attempt, self._roster.greatest_attempt)
+        return max(self.taken, self.later) > remembered and not self._witnesses.remember(self._roster.peers.keys(), now)
+
+    def is_vouched(self, now: Now) -> bool:
+        """Returns whether so many agents here remember the job that no others can have continued it."""
+        return self._witnesses.are_majority(self._roster.peers.keys(), now)
+
+    def waiting(self, attempt: int, now: Now) -> str:
+        """Returns what the right to start waits for; "" if nothing. `attempt`: as for `is_outrun`."""
+        if self.is_outrun(attempt, now):
+            return "attempt %d was started by pods that can't be reached from here" % max(self.taken, self.later)
+        return "" if self.is_vouched(now) else self._witnesses.waiting(now)
 
     def take_over(self, theirs: History, own: History) -> Optional[History]:
         """Returns the member's history to continue with, if it is newer than `own`; else None.
@@ -63,12 +84,50 @@ class Epoch:
     def request(self, attempt: int) -> None:
         self.asked, self._promises = attempt, set()
 
-    def ask(self, peers: Dict[int, Peer], outbox: Outbox) -> None:
-        """Asks these members to promise the number that is requested, if any is."""
-        for peer in peers.values() if self.asked else ():
+    def ask(self, outbox: Outbox) -> None:
+        """Asks all members to promise the number that is requested."""
+        for peer in self._roster.peers.values():
             outbox.send(peer.conn, {"type": "promise", "attempt": self.asked})
 
-    def promised(self, peer: Peer) -> bool:
-        """Returns whether the peer's promise makes a majority."""
-        self._promises.add(peer.ordinal)
-        return self._roster.is_majority(self._promises)
+    def joined(self, peer: Peer, attempt: int, outbox: Outbox) -> None:
+        """Asks a member that has joined for its promise, if a number is requested.
+
+        To teach one that remembers nothing, the others are asked for the last attempt's number once
+        more: their answers show at once that they have not gone to another coordinator.
+        """
+        if self.asked:
+            outbox.send(peer.conn, {"type": "promise", "attempt": self.asked})
+        if self.number and not peer.remembers:
+            for other in self._roster.peers.values():
+                if other.remembers:
+                    outbox.send(other.conn, {"type": "promise", "attempt": attempt})
+
+    def promised(self, peer: Peer, message: Message, known: int, outbox: Outbox, now: Now) -> bool:
+        """Returns whether the peer's answer decides on the number that is requested. `known`: as for `teach`."""
+        if message["attempt"] != self.asked:
+            self.teach(known, outbox, now)
+            return False
+        if message["granted"]:
+            self._promises.add(peer.ordinal)
+        return not message["granted"] or self._is_promised(now)
+
+    def _is_promised(self, now: Now) -> bool:
+        return self.asked > 0 and self._witnesses.are_majority(self._promises, now)
+
+    def left(self, peer: Peer) -> None:
+        self._promises.discard(peer.ordinal)
+
+    def teach(self, known: int, outbox: Outbox, now: Now) -> bool:
+        """Lets agents count that had lost their memory, once this coordinator surely leads a majority.
+
+        Returns whether a majority has promised the number that is requested: an agent that promised
+        earlier may count from now on. `known`: the greatest attempt that anybody here has heard of.
+        """
+        strangers = self._witnesses.to_teach() if self.number else []
+        self._teach(strangers, max(known, self._roster.greatest_promise), outbox)
+        return self._is_promised(now)
+
+    def _teach(self, peers: List[Peer], attempt: int, outbox: Outbox) -> None:
+        for peer in peers:
+            self._roster.taught(peer)
+            outbox.send(peer.conn, {"type": "remember", "attempt": attempt})

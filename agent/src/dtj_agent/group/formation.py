@@ -23,6 +23,7 @@ from dtj_agent.group.members import Members
 from dtj_agent.group.messages import DONE, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, SPARE, RecoveryTimer
 from dtj_agent.group.roster import Peer, Roster, listed
+from dtj_agent.group.witnesses import Witnesses
 from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import GroupSize
@@ -53,9 +54,10 @@ def startable(sizes: Sizes, free: int, is_over: bool) -> int:
 class Formation:
     """Sets the size of the group in `roster`, and keeps the times that this depends on."""
 
-    def __init__(self, spec: GroupSpec, roster: Roster, outbox: Outbox, now: Now) -> None:
+    def __init__(self, spec: GroupSpec, roster: Roster, witnesses: Witnesses, outbox: Outbox, now: Now) -> None:
         self._spec = spec
         self._roster = roster
+        self._witnesses = witnesses
         self._outbox = outbox
         self._short_since: Optional[float] = now.mono
         """Since when the group can't be as large as it was; None: it can."""
@@ -158,17 +160,21 @@ class Formation:
     def _may_decide(self, history: History, now: Now) -> bool:
         """Returns whether enough agents have joined to know the newest attempt, and that it has not succeeded.
 
-        Agents that were away then, and spares that were lost before, know neither.
+        Agents that were away then, and spares that were lost before, know neither. An agent whose
+        workers have completed the attempt may have missed that all the others have too.
         """
         pods, joined = self._roster.pods, len(self._roster.peers)
         # A pod that has been scaled away may still be there, and know more.
         if joined >= max(pods, self._spec.replicas + self._spec.spares):
             return True
         waited = now.mono - self._began
-        if 2 * joined <= pods:
+        if 2 * joined > pods and self._roster.has_broken(history.attempt):
+            return True
+        if 2 * joined <= pods or not self._witnesses.are_majority(self._roster.peers.keys(), now):
             # A lease fences the others, but holds no history.
             return self._spec.has_volume and (not self._is_new or waited >= names.FIRST_START_SECONDS)
-        return not self._is_new or waited >= names.TAKEOVER_SECONDS or self._roster.has_broken(history.attempt)
+        has_completed = self._roster.has_completed(history.attempt)
+        return not self._is_new or waited >= (names.FIRST_START_SECONDS if has_completed else names.TAKEOVER_SECONDS)
 
     def waiting(self, history: History, now: Now) -> str:
         """Returns which agents the group waits for, and how long an elastic group does; "" if none is missing."""

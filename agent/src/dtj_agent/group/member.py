@@ -123,6 +123,8 @@ class Member:
         """SIGTERM ended the previous agent of this pod while workers ran, and the pod stayed."""
         self.promised = int(saved.get("promised") or 0)
         """No start below this number is followed: a coordinator has been promised that."""
+        self.remembers = bool(saved.get("remembers", self.attempt > 0)) or final is not None
+        """Whether this pod has been part of the group (witnesses.py)."""
         self._led_by = int(saved.get("ledBy") or 0)
         """The ordinal that leads the attempt."""
         self.linked = False
@@ -176,7 +178,7 @@ class Member:
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
             "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
             "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
-            "promised": self.promised,
+            "promised": self.promised, "remembers": self.remembers,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
@@ -191,6 +193,9 @@ class Member:
             return self.learn(message["history"])
         if kind == "promise":
             return self._promise(message["attempt"])
+        if kind == "remember":
+            self.promised, self.remembers = max(self.promised, message["attempt"]), True
+            return [Save()]
         if kind == "beat" and isinstance(message.get("live"), dict):
             self.history.apply_live(message["live"])
         if kind == "beat" and message.get("stacks") == self.attempt and self.state == RUNNING:
@@ -280,6 +285,7 @@ class Member:
             "step": self._step,
             "terminated": self._left_work,
             "promised": self.promised,
+            "remembers": self.remembers,
             "ledBy": self._led_by,
             "history": self.history.to_json(),
         }
@@ -302,7 +308,7 @@ class Member:
             }
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
-        self.terminated = False
+        self.terminated, self.remembers = False, True
         self._led_by = int(number(message.get("leader")))
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])

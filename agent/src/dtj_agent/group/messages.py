@@ -4,12 +4,12 @@ A member dials the coordinator (election.py finds it; the one in the same proces
 `hello`. An agent that does not coordinate answers with `known`, and closes. Otherwise, from then on:
 
     member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, promised, beat
-    coordinator -> member   start, stop, finish, history, promise, beat
+    coordinator -> member   start, stop, finish, history, promise, remember, beat
     anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are
 
 A beat of a member may hold `attempt`, `ranks` (vitals.py), `stacks` (rank -> text) and `warming` (its
 warm process still imports); one of the coordinator may hold `stacks`, the attempt whose stacks it
-requests. Agents of older versions ignore these keys.
+requests. Agents of older versions ignore these keys. `remember` goes only to agents whose hello holds `remembers`.
 
 The coordinator's `start`, `history` and beats hold its `epoch` (election.py).
 
@@ -52,6 +52,7 @@ _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "finish": {"outcome": (dict,)},
     "history": {"history": (dict,)},
     "promise": {"attempt": _INT},
+    "remember": {"attempt": _INT},
     "promised": {"attempt": _INT, "granted": (bool,), "known": _INT},
     "failed": {"attempt": _INT, "failures": (list,)},
     "done": {"attempt": _INT, "port": _INT},

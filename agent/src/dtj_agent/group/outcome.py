@@ -6,7 +6,7 @@ The coordinator decides it once.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from dtj_agent.group.history import History, number
 from dtj_contract import names
@@ -63,6 +63,11 @@ def _earlier_failures(history: History, last: Optional[Dict[str, Any]]) -> List[
 def ended_attempt(outcome: Dict[str, Any]) -> int:
     """Returns the attempt that the outcome ends: an agent that knows a later one drops the outcome."""
     return int(number(outcome.get("attempt")))
+
+
+def summary(outcome: Dict[str, Any]) -> Tuple[object, object, object]:
+    """Returns result, reason and message."""
+    return outcome.get("result"), outcome.get("reason"), outcome.get("message")
 
 
 def exit_code(outcome: Dict[str, Any]) -> int:

@@ -38,7 +38,9 @@ class Peer:
         self.attempt: int = hello["attempt"]
         self.promised: int = hello.get("promised") or 0
         """The greatest attempt number that it has promised to a coordinator."""
-        self.heard = now.mono
+        self.remembers: bool = hello.get("remembers") is not False
+        """Whether it has kept its promises (witnesses.py). Agents of older versions do not report it."""
+        self.since = self.heard = now.mono
         self.index: Optional[PeerIndex] = None
         """The index of the roster that the peer is in."""
         self.warming = False
@@ -111,6 +113,8 @@ class Roster:
         self.peers: Dict[int, Peer] = {}
         self.without_outcome: Dict[int, Peer] = {}
         """The agents that were not sent the outcome yet, by ordinal."""
+        self.forgetful: Dict[int, Peer] = {}
+        """The agents that remember nothing, by ordinal."""
         self.greatest_attempt = 0
         """The greatest attempt that an agent was started for before it joined."""
         self.size = spec.replicas
@@ -135,10 +139,18 @@ class Roster:
         self.greatest_promise = max(self.greatest_promise, peer.promised)
         peer.index = self._index
         self._index.add(peer)
+        if not peer.remembers:
+            self.forgetful[peer.ordinal] = peer
+
+    def taught(self, peer: Peer) -> None:
+        """Notes that the agent remembers from now on."""
+        peer.remembers = True
+        self.forgetful.pop(peer.ordinal, None)
 
     def remove(self, peer: Peer, now: Now) -> None:
         del self.peers[peer.ordinal], self._by_conn[peer.conn]
         self.without_outcome.pop(peer.ordinal, None)
+        self.forgetful.pop(peer.ordinal, None)
         self._index.drop(peer)
         peer.index = None
         self._left[peer.ordinal] = now.mono
@@ -172,6 +184,10 @@ class Roster:
         """Returns whether the workers of any agent here were in `attempt` and have not completed it."""
         broken = (peer for state in (IDLE, STOPPING, STUCK) for peer in self.in_state(state).values())
         return attempt > 0 and any(peer.attempt == attempt for peer in broken)
+
+    def has_completed(self, attempt: int) -> bool:
+        """Returns whether the workers of any agent here have all ended `attempt` with 0."""
+        return attempt > 0 and any(peer.attempt == attempt for peer in self.in_state(DONE).values())
 
     @property
     def is_whole(self) -> bool:
