@@ -78,6 +78,14 @@ def test_outcome_of_an_earlier_attempt_is_ignored(begun: Any) -> None:
     assert "Failed" not in true_conditions(plan_after_outcome(None, last).status), "even if the agents do not answer"
 
 
+def test_attempts_before_a_suspension_supersede_no_outcome() -> None:
+    stored, child = started({"agent": {"startTime": NOW - 900.0, "attempt": 6, "ofEarlierRun": True}})
+    end = outcome("Failed", reason="RendezvousTimeout", attempt=5, startTime=None)
+    found = (*(pod(o) for o in range(2)), pod(2, containerStatuses=[container(restarts=1, last=ended(end, 1))]))
+    seen = Observed(stateful_set=child, service=service(), pods=found)
+    assert true_conditions(plan(stored, seen, NOW + 9, SETTINGS).status) == ["Failed"]
+
+
 def test_outcome_of_agents_that_crashed_before_any_attempt_counts() -> None:
     last = outcome("Failed", reason="RestartBudgetSpent", attempt=0, startTime=None)
     assert true_conditions(plan_after_outcome(None, last).status) == ["Failed"]

@@ -107,6 +107,15 @@ def test_job_that_has_run_does_not_fail_without_its_children(fact: str) -> None:
     assert failed(plan(stored, Observed(refusal="exceeded quota"), NOW + LIMIT * 2, SETTINGS)) == {}
 
 
+@pytest.mark.parametrize(("memory", "fails"), [
+    ({"startTime": NOW - 900.0, "attempt": 3, "ofEarlierRun": True}, True),
+    ({"startTime": NOW + 5.0, "attempt": 4}, False),
+], ids=["before a suspension", "in this run"])  # fmt: skip
+def test_only_an_attempt_of_this_run_ends_the_deadline(memory: Object, fails: bool) -> None:
+    late = look(made(0), pending(1), made(2), page=NO_ATTEMPT, status={"agent": memory})
+    assert bool(failed(late)) is fails
+
+
 def test_suspended_time_does_not_count() -> None:
     suspended = {
         "type": "Suspended",

@@ -117,6 +117,26 @@ def test_restart_counters_continue_after_a_suspension() -> None:
     assert world.status["restarts"] == {"total": 3, "inPlace": 3, "pod": 0, "counted": 3}
 
 
+def test_restarts_of_orphaned_pods_are_counted_once_when_they_are_adopted() -> None:
+    """Somebody deletes the StatefulSet with --cascade=orphan: its agents live through a suspension."""
+    world = running_world()
+    kept = agent(attempt=3, restarts={"inPlace": 2, "pod": 0, "counted": 2})
+    world.see(agent=kept)
+    world.settle(NOW + 51)
+    suspend(world, NOW + 60)
+    assert world.status["agent"]["ofEarlierRun"]
+    change(world, suspend=False)
+    world.settle(NOW + 70)
+    adopted = tuple(pod(o, owner=world.set_uid) for o in range(3))
+    world.see(pods=adopted, agent=kept)
+    world.settle(NOW + 80)
+    assert world.status["restarts"]["total"] == 2
+    assert "ofEarlierRun" not in world.status["agent"]
+    world.see(pods=adopted, agent=agent(attempt=4, restarts={"inPlace": 3, "pod": 0, "counted": 3}))
+    world.settle(NOW + 90)
+    assert world.status["restarts"]["total"] == 3
+
+
 def test_spec_changed_while_suspended_shapes_the_new_pods() -> None:
     world = running_world()
     suspend(world, NOW + 51)

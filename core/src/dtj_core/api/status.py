@@ -181,6 +181,8 @@ class AgentMemory(Model):
     """Highest attempt of that memory. Outcomes of earlier attempts no longer count."""
     event_time: float | None = None
     """Unix time of the newest agent event that became a Kubernetes event."""
+    of_earlier_run: bool | None = None
+    """The pods of that memory were removed, by a suspension for example."""
 
 
 class Status(Model):

@@ -19,7 +19,7 @@ from dtj_core.plan.model import Object
 from dtj_core.plan.progress import active_seconds
 
 # Fields that hold for one run of the pods.
-OF_A_RUN = ("startTime", "agent", "coordinator", "shrinkTime", "ownEvictions")
+OF_A_RUN = ("startTime", "coordinator", "shrinkTime", "ownEvictions")
 
 
 def has_started(status: Object) -> bool:
@@ -45,12 +45,25 @@ def has_children(status: Object) -> bool:
 
 
 def reset_between_runs(status: Object, job: Job, now: float) -> Object:
-    """Returns `status` with the deadline's clock stopped, and without the agents' memory and the pod's evictions."""
+    """Returns `status` with the deadline's clock stopped, and without the pod's evictions.
+
+    The agents' last report stays, because pods that somebody has orphaned keep it too: when they are
+    adopted, only the difference is added.
+    """
     active = active_seconds(status, now)
+    memory = status.get("agent")
     status = {key: value for key, value in status.items() if key not in OF_A_RUN}
     if active:
         status["activeSeconds"] = round(active, 3)
+    if memory is not None:
+        status["agent"] = memory | {"ofEarlierRun": True}
     return status | replica_counts(job, 0)
+
+
+def memory_of_run(status: Object) -> Object:
+    """Returns what the agents of this run of the pods last reported; empty if they have begun no attempt."""
+    memory: Object = status.get("agent") or {}
+    return {} if memory.get("ofEarlierRun") else memory
 
 
 def replica_counts(job: Job, ready: int, report: Report | None = None) -> Object:

@@ -35,7 +35,13 @@ from dtj_core.plan import (
 from dtj_core.plan.agent_report import Report, report_from_status
 from dtj_core.plan.conditions import Conditions, find_condition, is_finished, is_true, remove_condition
 from dtj_core.plan.job import Job
-from dtj_core.plan.job_status import has_started, is_stop_announced, replica_counts, reset_between_runs
+from dtj_core.plan.job_status import (
+    has_started,
+    is_stop_announced,
+    memory_of_run,
+    replica_counts,
+    reset_between_runs,
+)
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.status_throttle import throttle_status_writes
@@ -88,7 +94,7 @@ def _find_result(
 
     The report of its agents takes precedence over conclusions from pods.
     """
-    result = outcome.find_outcome(job, observed, status.get("agent") or {})
+    result = outcome.find_outcome(job, observed, memory_of_run(status))
     if result is None and observed.rejection is not None and not _has_ever_run(job, observed):
         result = JobResult(kind="Failed", reason=Reason.TEMPLATE_REJECTED, message=observed.rejection)
     if result is None and job.unreadable is None and not job.spec.suspend:

@@ -18,7 +18,7 @@ from dtj_contract.names import Reason
 from dtj_core.plan import children
 from dtj_core.plan.agent_report import Report
 from dtj_core.plan.job import Job
-from dtj_core.plan.job_status import has_started
+from dtj_core.plan.job_status import has_started, memory_of_run
 from dtj_core.plan.model import Object, Observed
 from dtj_core.plan.outcome import JobResult
 from dtj_core.plan.pod_waits import Cause
@@ -65,7 +65,7 @@ def deadline_exceeded(
 
 def _has_begun(job: Job, status: Object, report: Report | None) -> bool:
     """Returns whether the group has begun an attempt since the job was started or resumed."""
-    if has_started(job.status) or "startTime" in (status.get("agent") or {}):
+    if has_started(job.status) or "startTime" in memory_of_run(status):
         return True
     return report is not None and (report.start_time is not None or report.phase != agent_status.RENDEZVOUS)
 
