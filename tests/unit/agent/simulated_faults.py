@@ -23,6 +23,8 @@ def strike(world: World) -> None:
     if kind in ("pod", "leave", "twin") and (pod.is_twin or not others_know(world, pod)):
         # The last pod that remembers the job stays: a cluster's operator has read that memory.
         return
+    if kind in ("agent", "partition") and not may_be_away(world, pod):
+        return
     if kind == "twin" and not may_replace(world, pod):
         return
     note(world, kind, pod)
@@ -50,6 +52,15 @@ def strike(world: World) -> None:
             if other.link is not None and not world.reachable(other, other.link.hub):
                 world.cut(other.link)
         world.after(world.rng.uniform(0.1, 10.0), lambda: world.blocked.discard(pod))
+
+
+def may_be_away(world: World, pod: Pod) -> bool:
+    """Returns whether the others may continue without this pod, or wait for it.
+
+    Without a volume, pods that were all replaced look like a new job to each other.
+    """
+    is_fixed = world.spec.spares == 0 and world.spec.elastic is None
+    return world.has_volume or is_fixed or others_know(world, pod)
 
 
 def note(world: World, kind: str, pod: Pod) -> None:
@@ -88,6 +99,8 @@ def remove(world: World, twin: Pod) -> None:
 def others_know(world: World, pod: Pod) -> bool:
     """Returns whether the job's memory survives the loss of this pod's disk."""
     others = [other for other in world.pods if other is not pod and not other.leaving and not other.is_twin]
+    if not world.has_volume:
+        others = [other for other in others if other.alive and other not in world.blocked]
     if world.outcomes:
         return any(other.final is not None for other in others)
     return not world.started or any(other.saved.get("attempt") == max(world.started) for other in others)

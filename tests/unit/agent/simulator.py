@@ -111,7 +111,8 @@ class World(Network):
         """Returns whether the agent is gone between two effects of one decision."""
         if not pod.alive or pod.life != life:
             return True
-        if self.time < FAULT_SECONDS and not pod.leaving and self.rng.random() < 0.0005:
+        is_struck = self.time < FAULT_SECONDS and not pod.leaving and self.rng.random() < 0.0005
+        if is_struck and faults.may_be_away(self, pod):
             faults.note(self, "agent", pod)
             self.bring_back(pod, keep_disk=True)
             return True
@@ -298,7 +299,7 @@ class World(Network):
                     and faults.others_know(self, pod)
                     and self.rng.random() < 0.7
                 ):
-                    self.log_line(f"the operator replaces pod {pod}")
+                    faults.note(self, "pod", pod)  # by the operator
                     self.bring_back(pod, keep_disk=False)
                 elif self.rng.random() < 0.2:
                     for worker in held:

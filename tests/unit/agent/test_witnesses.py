@@ -54,7 +54,7 @@ def test_new_pod_counts_after_a_minute() -> None:
     assert started(harness) == [[0, 2]]
 
 
-def test_new_pods_start_the_first_attempt_at_once() -> None:
+def test_new_pods_start_the_first_attempt_although_a_spare_has_no_room() -> None:
     harness = CoordinatorHarness(2, spares=1, has_volume=False)
     for ordinal in (0, 1):
         harness.join(ordinal, **NEW)
@@ -229,6 +229,26 @@ def test_new_coordinator_waits_longer_where_the_others_are_new() -> None:
     assert harness.leases == []
     harness.wait(names.FIRST_START_SECONDS - names.TAKEOVER_SECONDS)
     assert harness.leases == [6]
+
+
+@pytest.mark.parametrize("returns", [True, False], ids=["others return", "nobody returns"])
+def test_leader_that_is_cut_off_ends_the_job_after_a_minute_only(returns: bool) -> None:
+    """The others may continue it, and know of no failure."""
+    harness = with_spare(2, 3, max_restarts=0)
+    for ordinal in (2, 3, 4):
+        harness.leave(ordinal)
+    harness.fail(0)
+    harness.stopped(0, 1)
+    assert harness.coordinator.outcome is None
+    assert harness.coordinator.phase_message(harness.now()) == "the job fails in 60 s, unless other pods continue it"
+    harness.wait(names.FIRST_START_SECONDS - 1)
+    assert (harness.coordinator.outcome, len(harness.coordinator.history.failures)) == (None, 1)
+    if returns:
+        harness.join(2, generation=1)
+    else:
+        harness.wait(1)
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
 @pytest.mark.parametrize(("saved", "final", "remembers"), [

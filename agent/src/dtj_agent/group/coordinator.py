@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from dtj_agent.group import outcome
+from dtj_agent.group import outcome, waiting
 from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
@@ -30,6 +30,7 @@ from dtj_agent.group.history import History
 from dtj_agent.group.lease_request import LeaseRequest
 from dtj_agent.group.lifecycle import PHASE_RENDEZVOUS, PHASE_RUNNING, PHASE_STOPPING, AttemptLifecycle
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, Message, Now
+from dtj_agent.group.restart_policy import Fail
 from dtj_agent.group.roster import Peer, Roster, listed
 from dtj_agent.group.witnesses import Witnesses
 from dtj_contract.names import Reason
@@ -65,6 +66,8 @@ class Coordinator:
         self._gathering_since = now.mono
         self._log_at = now.mono + LOG_SECONDS
         self._sent_revision = history.revision
+        self._failed: Optional[Fail] = None
+        """The failure that ends the job, unless others continue it."""
         self._send_after = now.mono
         """Monotonic time from which a change of the history is sent at once."""
         if final is not None:
@@ -106,25 +109,12 @@ class Coordinator:
 
     def phase_message(self, now: Now) -> str:
         """Returns what the group waits for; "" if it waits for nothing that has a name."""
-        if self.phase == PHASE_STOPPING:
-            pods = [peer.pod for peer in self.lifecycle.stopping]
-            return "waiting for the workers of %s to terminate" % listed(pods, len(pods)) if pods else ""
-        if self.phase != PHASE_RENDEZVOUS:
-            return ""
-        pause = self.policy.not_before - now.mono
-        held_back = "the next attempt starts in %.0f s" % pause if pause > 0 else ""
-        moving = self.lifecycle.moving.name(self.ordinal, now)
-        if moving:
-            held_back = "waiting for %s to be replaced on another node" % moving
-        fence = self.epoch.waiting(self.history.attempt, now)
-        return self.formation.waiting(self.history, now) or self.lease.trouble or held_back or fence
+        return waiting.describe(self, now)
 
     @property
     def released(self) -> bool:
         """Whether the outcome has reached every connected agent, so that this one may exit."""
-        own, finished = self.ordinal, self.roster.in_state(FINISHED)
-        waiting = len(self.peers) - len(finished) - (own in self.peers and own not in finished)
-        return self.outcome is not None and waiting == 0
+        return self.outcome is not None and self.roster.unfinished(self.ordinal) == 0
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -296,9 +286,9 @@ class Coordinator:
         return {"type": "history", "history": self.history.to_json(), "epoch": self.epoch.number}
 
     def _settle(self, now: Now) -> None:
-        failed = self.lifecycle.settle(now)
-        if failed is not None:
-            self._end(outcome.FAILED, failed.reason, failed.message, failed.failure, now)
+        self._failed = self._failed or self.lifecycle.settle(now)
+        if self._failed is not None:
+            self._fail(self._failed, now)
         else:
             self.formation.settled(self.lifecycle.attempt.lost, now)
             self._gathering_since, self._log_at = now.mono, now.mono + LOG_SECONDS
@@ -322,7 +312,7 @@ class Coordinator:
         is_sure = self.epoch.number > 0 or (whole and self.epoch.is_vouched(now))
         failed = self.lifecycle.charge_deferred(now) if is_sure else None
         if failed is not None:
-            return self._end(outcome.FAILED, failed.reason, failed.message, failed.failure, now)
+            return self._fail(failed, now)
         is_held_back = self.lifecycle.is_held_back(self.ordinal, now) or self.epoch.is_outrun(self.history.attempt, now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
@@ -371,6 +361,10 @@ class Coordinator:
         attempt = self.lifecycle.attempt
         text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
         self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
+
+    def _fail(self, why: Fail, now: Now) -> None:
+        if self.formation.may_end(now):
+            self._end(outcome.FAILED, why.reason, why.message, why.failure, now)
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         """Ends the job, unless another coordinator continues it."""

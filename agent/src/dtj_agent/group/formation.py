@@ -67,6 +67,8 @@ class Formation:
         self._has_waited = False
         """The next attempt could not start when its predecessor had ended."""
         self._wait_until = 0.0
+        self._end_at = 0.0
+        """When a failure ends the job although a majority is away; 0: no failure waits."""
         self._is_bound_explained = False
         self._ready_since: Dict[Peer, float] = {}
         """Agents that the running attempt could grow by, and since when."""
@@ -173,8 +175,24 @@ class Formation:
         if 2 * joined <= pods or not self._witnesses.are_majority(self._roster.peers.keys(), now):
             # A lease fences the others, but holds no history.
             return self._spec.has_volume and (not self._is_new or waited >= names.FIRST_START_SECONDS)
-        has_completed = self._roster.has_completed(history.attempt)
-        return not self._is_new or waited >= (names.FIRST_START_SECONDS if has_completed else names.TAKEOVER_SECONDS)
+        may_be_over = self._roster.has_completed(history.attempt)
+        return not self._is_new or waited >= (names.FIRST_START_SECONDS if may_be_over else names.TAKEOVER_SECONDS)
+
+    def may_end(self, now: Now) -> bool:
+        """Returns whether a failure may end the job now.
+
+        A leader that is cut off from a majority waits for a minute: the others may continue the job,
+        and it follows them as soon as it meets one.
+        """
+        if not self.is_variable or self._witnesses.are_majority(self._roster.peers.keys(), now):
+            return True
+        self._end_at = self._end_at or now.mono + names.FIRST_START_SECONDS
+        return now.mono >= self._end_at
+
+    def ending(self, now: Now) -> str:
+        """Returns that the job ends soon; "" if it does not."""
+        left = self._end_at - now.mono
+        return "the job fails in %.0f s, unless other pods continue it" % left if left > 0 else ""
 
     def waiting(self, history: History, now: Now) -> str:
         """Returns which agents the group waits for, and how long an elastic group does; "" if none is missing."""
@@ -210,6 +228,7 @@ class Formation:
             history.event("Warning" if len(after) < wanted else "Normal", Reason.GROUP_SHRUNK, text, now.wall)
         history.members = Members.of(after)
         self._is_new = False
+        self._end_at = 0.0
         self._short_since, self._has_waited, self._due_since = None, False, None
         self._ready_since = {}
 

@@ -9,7 +9,7 @@ from typing import Collection, Dict, List, Optional
 
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.members import Members
-from dtj_agent.group.messages import DONE, IDLE, STOPPING, STUCK, Message, Now
+from dtj_agent.group.messages import DONE, FINISHED, IDLE, STOPPING, STUCK, Message, Now
 
 MAX_NAMED = 8
 """Pods that a message lists by name."""
@@ -158,6 +158,11 @@ class Roster:
     def left_at(self, ordinal: int, now: Now) -> float:
         """Returns the monotonic time at which an agent left; now if it is still there."""
         return now.mono if ordinal in self.peers else self._left.get(ordinal, now.mono)
+
+    def unfinished(self, but: int) -> int:
+        """Returns the number of agents, but for one ordinal, that have not confirmed the outcome."""
+        finished = self.in_state(FINISHED)
+        return len(self.peers) - len(finished) - (but in self.peers and but not in finished)
 
     def by_conn(self, conn: int) -> Optional[Peer]:
         return self._by_conn.get(conn)
