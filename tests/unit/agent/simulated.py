@@ -82,11 +82,13 @@ class Pod:
         self.coordinator: Coordinator | None = None
         self.conns: dict[int, Link] = {}
         self.leaving = False
+        self.is_gone = False
+        """The agent has exited; what it has sent is still on its way."""
 
     def boot(self) -> None:
         world = self.world
         self.life += 1
-        self.alive, self.leaving, self.link, self.conns = True, False, None, {}
+        self.alive, self.leaving, self.is_gone, self.link, self.conns = True, False, False, None, {}
         me = Identity(
             UID,
             self.ordinal,

@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tests.unit.agent.simulated import Pod
     from tests.unit.agent.simulator import World
 
 
@@ -40,3 +41,11 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
     at_most = sum(kind not in free for kinds in world.faults.values() for kind in kinds)
     if not surely <= final["restarts"]["counted"] <= at_most:
         world.fail(f"{surely} to {at_most} restarts cost budget, but {final['restarts']['counted']} are counted")
+
+
+def is_remembered(world: World, attempt: int, pods: list[Pod]) -> bool:
+    """Returns whether the group must know of an attempt that `pods` have run."""
+    if any("twin" in kinds for number, kinds in world.faults.items() if number <= attempt):
+        # An attempt that reached only the new pod of an ordinal is forgotten where the old one leads the others.
+        return len(pods) > 1 and not any(pod.is_twin for pod in pods)
+    return True

@@ -37,7 +37,7 @@ from dtj_contract import names
 from tests.unit.agent import simulated_faults as faults
 from tests.unit.agent.lease_volume import DictFolder, Died
 from tests.unit.agent.simulated import UID, Network, Pod, Worker
-from tests.unit.agent.simulated_counts import check_counted
+from tests.unit.agent.simulated_counts import check_counted, is_remembered
 from tests.unit.agent.simulated_faults import FAULT_SECONDS
 from tests.unit.agent.simulated_moves import Moves
 from tests.unit.agent.simulated_sizes import Sizes
@@ -81,6 +81,8 @@ class World(Network):
     # --- effects --------------------------------------------------------------------------------------------------
 
     def coordinator_does(self, pod: Pod, effects: list[coordinator_effects.Effect]) -> None:
+        if pod.is_gone:
+            return
         self.moves.look(pod)
         starts = [e for e in effects if isinstance(e, coordinator_effects.Send) and e.message["type"] == "start"]
         if starts:
@@ -196,6 +198,7 @@ class World(Network):
             self.after(0.02, pod.life_of(lambda: self.exit(pod, code, deadline)))
             return
         self.log_line(f"pod {pod}: the agent exits with {code}")
+        pod.is_gone = True
         if any(worker.exit_code is None and not worker.held for worker in pod.workers.values()):
             self.fail(f"pod {pod}: the agent exits while workers run")
 
@@ -352,7 +355,7 @@ class World(Network):
         if self.outcomes and self.outcomes[0]["result"] == "Succeeded":
             restarts = self.outcomes[0]["restarts"]
             known = restarts["inPlace"] + restarts["pod"]  # a started attempt may have reached no pod
-            ran = [attempt for attempt, pods in self.ran.items() if self.is_remembered(attempt, pods)]
+            ran = [attempt for attempt, pods in self.ran.items() if is_remembered(self, attempt, pods)]
             # An attempt whose start reached only a leader that was cut off may be missing where others continue.
             least = 0 if self.sizes.are_partial else len(ran) - 1
             if not least <= known <= len(self.started) - 1:
@@ -361,13 +364,6 @@ class World(Network):
         spent = max((len(coordinator.history.spent) for coordinator in coordinators), default=0)
         if spent > self.spec.max_restarts:
             self.fail(f"{spent} restarts weigh on a budget of {self.spec.max_restarts}")
-
-    def is_remembered(self, attempt: int, pods: list[Pod]) -> bool:
-        """Returns whether the group must know of an attempt that `pods` have run."""
-        if any("twin" in kinds for number, kinds in self.faults.items() if number <= attempt):
-            # An attempt that reached only the new pod of an ordinal is forgotten where the old one leads the others.
-            return len(pods) > 1 and not any(pod.is_twin for pod in pods)
-        return True
 
     @property
     def is_over(self) -> bool:

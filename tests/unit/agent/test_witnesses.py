@@ -251,6 +251,19 @@ def test_leader_that_is_cut_off_ends_the_job_after_a_minute_only(returns: bool) 
     assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
+def test_new_leader_ends_the_job_after_ten_seconds_unless_all_pods_are_there() -> None:
+    """An attempt that the others know nothing of may have started on the pod that is away."""
+    harness = CoordinatorHarness(2, spares=1, history=past(2), has_volume=True, max_restarts=0)
+    join(harness, 1)
+    broke = {"attempt": 5, "silence": 0.1, "ago": 0.1, "step": None, "leader": 1}
+    harness.join(0, attempt=5, history=past(2).to_json(), crashed=True, interrupted=broke)
+    harness.wait(names.CRASH_CAUSE_SECONDS)
+    assert harness.coordinator.outcome is None
+    harness.wait(names.TAKEOVER_SECONDS)
+    assert harness.coordinator.outcome is not None
+    assert harness.leases == []
+
+
 @pytest.mark.parametrize(("saved", "final", "remembers"), [
     ({}, None, False),
     ({"attempt": 0, "promised": 3}, None, False),

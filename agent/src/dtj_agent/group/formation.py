@@ -181,12 +181,17 @@ class Formation:
     def may_end(self, now: Now) -> bool:
         """Returns whether a failure may end the job now.
 
-        A leader that is cut off from a majority waits for a minute: the others may continue the job,
-        and it follows them as soon as it meets one.
+        A leader that is cut off from a majority waits for a minute, and one that has started nothing
+        for ten seconds: others may continue the job, and it follows them as soon as it meets one.
         """
-        if not self.is_variable or self._witnesses.are_majority(self._roster.peers.keys(), now):
+        peers = self._roster.peers
+        if not self.is_variable or len(peers) >= self._roster.pods:
             return True
-        self._end_at = self._end_at or now.mono + names.FIRST_START_SECONDS
+        is_cut_off = not self._witnesses.are_majority(peers.keys(), now)
+        if not is_cut_off and not self._is_new:
+            return True
+        seconds = names.FIRST_START_SECONDS if is_cut_off else names.TAKEOVER_SECONDS
+        self._end_at = self._end_at or now.mono + seconds
         return now.mono >= self._end_at
 
     def ending(self, now: Now) -> str:
