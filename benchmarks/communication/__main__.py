@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.communication import link, loss, speed
-from benchmarks.communication.results import LINKS, REPORT, TABLES
+from benchmarks.communication.results import AGAIN, INTERLEAVED, LINKS, REPORT, TABLES
 from benchmarks.report import Rows, circumstances, render
 from benchmarks.trainer.group import run
 
-ALL = ["speed", "loss-300", "loss-900"]
+ALL = ["speed", "levels", "loss-300", "loss-900"]
 
 
 def main() -> int:
@@ -37,6 +37,11 @@ def main() -> int:
                 with link.link(mbit):
                     found = link.run("benchmarks.communication.speed:measure", args.trials, speed.ARMS)
                 _keep(args.out, {f"speed-{mbit}": found["ms"], f"share-{mbit}": found["ms"], "bytes": found["MB"]}, how)
+        elif what == "levels":
+            how = circumstances(args.trials, "gloo, 4 ranks on 2 nodes, a core for each node")
+            for mbit in LINKS:
+                with link.link(mbit):
+                    _keep(args.out, {f"levels-{mbit}": _levels(args.trials)}, how)
         else:
             steps, seeds = int(what.removeprefix("loss-")), list(range(args.seeds))
             names = args.arm or list(loss.ARMS)
@@ -44,6 +49,13 @@ def main() -> int:
             kept = _kept(args.out, what) if args.arm else {}
             _keep(args.out, {what: kept | run(2, loss.measure, steps, seeds, names, timeout=6 * 3600)}, how)
     return 0
+
+
+def _levels(trials: int) -> Rows:
+    work, arms = "benchmarks.communication.speed:measure", [speed.CEILING, speed.DDP]
+    rows: Rows = link.run(work, trials, [*arms, "bf16", *speed.LEVELS], local=2)["ms"]
+    interleaved: Rows = link.run(work, trials, [speed.DDP], local=2, interleaved=True)["ms"]
+    return rows | {INTERLEAVED: interleaved[speed.DDP], AGAIN: rows["hierarchical"]}
 
 
 def _kept(out: Path | None, key: str) -> Rows:

@@ -46,19 +46,22 @@ def link(mbit: int) -> Iterator[None]:
         _remove()
 
 
-def run(work: str, *arguments: Any) -> Any:
-    """Runs the function `MODULE:NAME` on a rank in each node, one core each. Returns rank 0's result.
+def run(work: str, *arguments: Any, local: int = 1, interleaved: bool = False) -> Any:
+    """Runs the function `MODULE:NAME` on `local` ranks in each node, a core for each node. Returns rank 0's result.
 
-    Call it within `link`. Raises RuntimeError with the output of a rank that fails.
+    Call it within `link`. `interleaved`: consecutive ranks are on different nodes. Raises RuntimeError with the
+    output of a rank that fails.
     """
     with tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder:
-        outputs, processes = [Path(folder) / f"rank-{rank}.txt" for rank in range(2)], []
-        for rank, node in enumerate(NODES):
+        world = local * len(NODES)
+        outputs, processes = [Path(folder) / f"rank-{rank}.txt" for rank in range(world)], []
+        for rank in range(world):
+            node, within = (rank % len(NODES), rank // len(NODES)) if interleaved else divmod(rank, local)
             place = {
-                "RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank,
+                "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": within, "LOCAL_WORLD_SIZE": local, "GROUP_RANK": node,
                 "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": 1,
             }  # fmt: skip
-            own = ["ip", "netns", "exec", node, "taskset", "-c", str(rank % (os.cpu_count() or 1))]
+            own = ["ip", "netns", "exec", NODES[node], "taskset", "-c", str(node % (os.cpu_count() or 1))]
             module = [sys.executable, "-m", "benchmarks.communication.rank", work, json.dumps(arguments), folder]
             environment = os.environ | {name: str(value) for name, value in place.items()}
             with outputs[rank].open("w") as out:

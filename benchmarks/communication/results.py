@@ -13,6 +13,13 @@ LINKS = {
     1000: {"powersgd, rank 8": 5, "topk, 1 %": 4.5, "bf16": 1.7},
 }
 """The targets by the rate of the link in Mbit/s."""
+INTERLEAVED = "torch DDP, ranks alternate between the nodes"
+AGAIN = "hierarchical, beside alternating ranks"
+LEVELS = {
+    200: {"hierarchical": 1.4, "hierarchical, bf16 between the nodes": 2.5, AGAIN: 2.6},
+    1000: {"hierarchical": 1.1},
+}
+"""The targets of four ranks on two nodes, by the rate of the link in Mbit/s."""
 TABLES = (
     {
         f"speed-{mbit}": Table(
@@ -33,6 +40,16 @@ TABLES = (
             target={"powersgd, rank 8": 0.4, "topk, 1 %": 0.32},
         )
         for mbit in LINKS
+    }
+    | {
+        f"levels-{mbit}": Table(
+            title=f"That step on two nodes of two ranks, {mbit} Mbit/s",
+            unit="ms",
+            ratio="throughput",
+            beside={AGAIN: INTERLEAVED, "*": DDP},
+            target=targets,
+        )
+        for mbit, targets in LEVELS.items()
     }
     | {
         "bytes": Table(title="Bytes that a node sends in that step, headers included", unit="MB"),

@@ -43,6 +43,11 @@ OURS: dict[str, dict[str, Any]] = {
 }
 SCRATCH = "powersgd, rank 8, ddp_scratch"
 ARMS = [CEILING, *TORCH, *OURS, SCRATCH]
+LEVELS: dict[str, dict[str, Any]] = {
+    "hierarchical": {"hierarchical": True},
+    "hierarchical, bf16 between the nodes": {"hierarchical": True, "method": "bf16"},
+}
+"""Ways of four ranks on two nodes."""
 
 
 def _torch_power_sgd(ddp: DistributedDataParallel, rank: int) -> None:
@@ -90,7 +95,7 @@ def arm(name: str, group: Group) -> Arm:
         TORCH[name](ddp)
         return Arm(ddp)
     config = DdpScratchConfig() if name == SCRATCH else DdpConfig()
-    options = OURS[name.removesuffix(", ddp_scratch")]
+    options = (OURS | LEVELS)[name.removesuffix(", ddp_scratch")]
     strategy = make(config, None, CommunicationConfig(**options))
     return Arm(strategy.wrap(net(), group), strategy)
 

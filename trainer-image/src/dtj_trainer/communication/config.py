@@ -41,7 +41,17 @@ class CommunicationConfig:
     min_elements: int = 1024
     """Smaller parameters, and those with one dimension, are always sent as they are."""
 
+    hierarchical: bool = False
+    """Whether gradients are added up within each node first, so that less crosses the links between the
+    nodes; with method none, and with fp16 and bf16, which then cast only between the nodes. For gloo and
+    several ranks on each of several nodes."""
+
     def __post_init__(self) -> None:
+        if self.hierarchical and self.method not in ("none", "fp16", "bf16"):
+            raise ConfigError(
+                f"communication.hierarchical does not work with communication.method={self.method}: "
+                "write none, fp16 or bf16, or hierarchical: false"
+            )
         if self.method not in METHODS:
             raise ConfigError(f"communication.method={self.method!r}: write one of {', '.join(METHODS)}")
         if self.rank < 1:
@@ -56,6 +66,11 @@ class CommunicationConfig:
     def plain_steps(self) -> int:
         """The first steps of a run, which are not compressed."""
         return max(self.warmup_steps, AUTO_WARMUP_STEPS) if self.method == "auto" else self.warmup_steps
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether gradients are sent as the strategy itself would."""
+        return self.method == "none" and not self.hierarchical
 
     @property
     def keeps_residuals(self) -> bool:

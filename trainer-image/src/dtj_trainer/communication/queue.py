@@ -17,6 +17,7 @@ from torch import nn
 from dtj_trainer.communication.auto import CANDIDATES, MethodChoice
 from dtj_trainer.communication.compressor import Compressor, Item, Place, Waiting
 from dtj_trainer.communication.config import CommunicationConfig
+from dtj_trainer.communication.hierarchy import Hierarchy, levels
 from dtj_trainer.communication.power_sgd import PowerSgd
 from dtj_trainer.communication.quantized import Int8, OneBit
 from dtj_trainer.communication.sparse import RandomK, TopK
@@ -30,7 +31,7 @@ def make_queue(model: nn.Module, group: Place, config: CommunicationConfig) -> G
     """Returns the queue of a model on its device, and logs what it sends."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     queue = GradientQueue(named, group, config)
-    if group.rank == 0 and config.method != "none":
+    if group.rank == 0 and not config.is_plain:
         log.info("communication %s", queue.describe())
     return queue
 
@@ -52,6 +53,8 @@ class GradientQueue:
         self._parameters = dict(named)
         self._order = {id(p): (place, name) for place, (name, p) in enumerate(named.items())}
         self._compressor = _compressor(config, group)
+        has_levels = config.hierarchical and levels(group) > 1
+        self._hierarchy = Hierarchy(group, CASTS[config.method]) if has_levels else None
         self._items: dict[str, Item] = {}
         self._residual = torch.empty(0)
         self._all_bytes = sum(p.numel() * p.element_size() for p in named.values())
@@ -69,8 +72,15 @@ class GradientQueue:
         """Whether this step's gradients wait for the last bucket."""
         return bool(self._items) and self.group.world_size > 1 and self._choice.at(self.steps) not in CASTS
 
+    @property
+    def defers(self) -> bool:
+        """Whether this step's gradients arrive at `finish` only."""
+        return self.compresses or self._hierarchy is not None
+
     def count_waits(self, waiting: Waiting) -> None:
-        """Counts the waits of compressed steps by a context of the caller."""
+        """Counts the waits for gradients that are deferred by a context of the caller."""
+        if self._hierarchy is not None:
+            self._hierarchy.waiting = waiting
         if self._compressor is not None:
             self._compressor.waiting = waiting
 
@@ -95,7 +105,7 @@ class GradientQueue:
         if not self.compresses and self.group.world_size > 1:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 self._flush(self._order[id(parameter)][1], gradient)
-            return self._send(flat)
+            return self._send(flat) if self._hierarchy is None else self._hierarchy.put(flat)
         begun: list[tuple[Item, torch.Tensor]] = []
         for parameter, gradient in zip(parameters, gradients, strict=True):
             place, name = self._order[id(parameter)]
@@ -135,6 +145,8 @@ class GradientQueue:
                     work.wait()
                 for gradient, mean in zip(dense, whole.split_with_sizes([each.numel() for each in dense]), strict=True):
                     gradient.copy_(mean.view(gradient.shape))
+        if self._hierarchy is not None:
+            self._hierarchy.finish()
         futures, self._futures = self._futures, []
         if not self.compresses:
             self._has_residual = False
@@ -146,7 +158,7 @@ class GradientQueue:
 
     def discard(self) -> bool:
         """Forgets what has waited, and returns whether anything has: an exception has ended the backward."""
-        had = bool(self._futures)
+        had = bool(self._futures) or (self._hierarchy is not None and self._hierarchy.discard())
         if had and self._compressor is not None:
             self._compressor.discard()
         self._compressed.clear()
@@ -163,6 +175,8 @@ class GradientQueue:
     def describe(self) -> str:
         """Returns what a step sends, in a sentence."""
         config = self.config
+        if config.hierarchical:
+            return self._describe_levels()
         if self._compressor is None:
             return f"{config.method}: a step sends {_megabytes(self._all_bytes // 2)} of {_megabytes(self._all_bytes)}"
         kept = 4 * self._residual.numel()
@@ -173,6 +187,14 @@ class GradientQueue:
             f"{config.method}: {compressed} are compressed; a step sends {_megabytes(sent)} "
             f"of {_megabytes(self._all_bytes)}{after}; residuals take {_megabytes(kept)}"
         )
+
+    def _describe_levels(self) -> str:
+        local, world = self.group.local_world_size, self.group.world_size
+        if self._hierarchy is None:
+            return f"{self.config.method}: {local} of {world} ranks are on each node, so that there is no hierarchy"
+        size = self._all_bytes // (1 if self.config.method == "none" else 2)
+        others = world // local - 1
+        return f"{self.config.method}: {local} ranks of a node send {_megabytes(size)} in a step to {others} others"
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Group:
     checkpoint: dist.ProcessGroup
     owns_default: bool
     """Whether `open` made the default group, so that `close` destroys it."""
+    local_rank: int = 0
     timeout: timedelta = DEFAULT_TIMEOUT
 
     @classmethod
@@ -74,6 +75,7 @@ class Group:
         group = cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
+            local_rank=env.local_rank,
             local_world_size=env.local_world_size,
             device=device,
             backend=backend,

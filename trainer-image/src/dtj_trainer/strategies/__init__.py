@@ -38,11 +38,12 @@ def make(
 
     `pattern` names the blocks of a model (blocks.py). Raises ConfigError if the strategy can't send less.
     """
-    method = communication.method if communication is not None else "none"
-    if method != "none" and not isinstance(config, (DdpConfig, DdpScratchConfig)):
+    is_plain = communication is None or communication.is_plain
+    if communication is not None and not is_plain and not isinstance(config, (DdpConfig, DdpScratchConfig)):
+        field = "hierarchical: true" if communication.hierarchical else f"method={communication.method}"
         raise ConfigError(
-            f"communication.method={method} does not work with strategy {name_of(config)}: "
-            "write strategy ddp or ddp_scratch, or communication.method: none"
+            f"communication.{field} does not work with strategy {name_of(config)}: "
+            "write strategy ddp or ddp_scratch, or communication.method: none without hierarchical"
         )
     match config:
         case DdpConfig():

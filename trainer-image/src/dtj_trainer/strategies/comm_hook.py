@@ -12,6 +12,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.communication import CommunicationConfig, GradientQueue, make_queue
+from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 
 
@@ -19,6 +20,8 @@ from dtj_trainer.errors import ConfigError
 class _DefaultGroup:
     rank: int
     world_size: int
+    local_rank: int
+    local_world_size: int
     device: torch.device
 
 
@@ -28,7 +31,9 @@ def compress_gradients(model: DistributedDataParallel, config: CommunicationConf
     Returns the queue, which belongs to the state: `State(model=..., optimizer=..., communication=queue)`.
     """
     reject_sparse(model.module)
-    place = _DefaultGroup(dist.get_rank(), dist.get_world_size(), next(model.module.parameters()).device)
+    env = WorkerEnv.read()
+    device = next(model.module.parameters()).device
+    place = _DefaultGroup(dist.get_rank(), dist.get_world_size(), env.local_rank, env.local_world_size, device)
     queue = make_queue(model.module, place, config)
     model.register_comm_hook(queue, send_bucket)
     return queue

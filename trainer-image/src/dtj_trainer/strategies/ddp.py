@@ -61,7 +61,7 @@ class Ddp:
         A single rank keeps the plain model.
         """
         model = model.to(group.device)
-        if self.communication.method != "none":
+        if not self.communication.is_plain:
             from dtj_trainer.strategies import comm_hook  # imported only for compression
 
             comm_hook.reject_sparse(model)

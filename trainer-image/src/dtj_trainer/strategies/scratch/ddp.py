@@ -102,7 +102,7 @@ class ScratchDdpModel(ScratchModel):
                 bucket.work = dist.all_reduce(bucket.flat, async_op=True)
             else:
                 bucket.work = self._queue.put(bucket.parameters, bucket.views, bucket.flat, bucket.marks)
-            if self._queue is None or not self._queue.compresses:
+            if self._queue is None or not self._queue.defers:
                 self.comm_timer.track(bucket.work)
             self._next += 1
 
@@ -184,7 +184,7 @@ class DdpScratch(ScratchStrategy[ScratchDdpModel]):
     def wrap(self, model: nn.Module, group: Group) -> ScratchDdpModel:
         """Moves the model to the group's device and buckets its gradients."""
         model = model.to(group.device)
-        if self.communication.method != "none":
+        if not self.communication.is_plain:
             self.queue = make_queue(model, group, self.communication)
         return ScratchDdpModel(model, group, self.config.bucket_cap_mb, self.queue)
 
