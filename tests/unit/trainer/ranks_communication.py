@@ -13,7 +13,7 @@ from torch import nn
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.communication import CommunicationConfig, GradientQueue
-from dtj_trainer.communication.config import WITH_FEEDBACK
+from dtj_trainer.communication.config import WITH_FEEDBACK, LayerRule
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.process_group import Group
@@ -30,7 +30,9 @@ EXACT = [method for method in WITH_FEEDBACK if method != "auto"]
 """auto sends some steps in bf16, which rounds."""
 BUCKETED = {"ddp": DdpConfig(bucket_cap_mb=0.05), "ddp_scratch": DdpScratchConfig(bucket_cap_mb=0.05)}
 """Buckets of three matrices, so that a step has several."""
-OPTIONS: dict[str, Any] = {"rank": 2, "ratio": 0.05, "min_elements": 256}
+OPTIONS: dict[str, Any] = {
+    "rank": 2, "ratio": 0.05, "min_elements": 256, "rules": [LayerRule(names="3.*", rank=5)],
+}  # fmt: skip
 
 
 def net() -> nn.Sequential:

@@ -13,7 +13,7 @@ import torch
 from dtj_trainer.communication import CommunicationConfig
 from dtj_trainer.communication.auto import CANDIDATES, SETTLING_STEPS, TRIED_STEPS, choose
 from dtj_trainer.communication.compressor import Item
-from dtj_trainer.communication.power_sgd import orthonormalize
+from dtj_trainer.communication.power_sgd import PowerSgd, orthonormalize
 from dtj_trainer.communication.quantized import dequantize, pack_signs, quantize, unpack_signs
 from dtj_trainer.communication.sparse import TopK, largest, pack, packed_bytes, unpack
 from dtj_trainer.components.precision import PrecisionConfig
@@ -149,6 +149,11 @@ def test_candidate_that_changes_more_must_be_worth_it(milliseconds: tuple[float,
     [
         ({"method": "zip"}, "communication.method='zip': write none or auto or fp16 or bf16 or powersgd"),
         ({"method": "powersgd", "rank": 0}, "communication.rank=0: write 1 or more"),
+        ({"rules": [{"names": "*.qkv.*", "rank": 0}]}, "rank=0 of '*.qkv.*': write 1 or more"),
+        (
+            {"rules": [{"name": "*.qkv.*", "rank": 4}]},
+            "communication.rules[0].name: no such field; did you mean names?",
+        ),
         ({"method": "topk", "ratio": 1.5}, "communication.ratio=1.5: write a share of the elements"),
         ({"warmup_steps": -1}, "communication.warmup_steps=-1: write 0 or more"),
         ({"ratoi": 1}, "communication.ratoi: no such field; did you mean ratio?"),
@@ -169,6 +174,25 @@ def test_combination_that_can_not_work_is_rejected() -> None:
         )
     with pytest.raises(ConfigError, match=r"strategy.comm_hook is communication.method now"):
         build(TrainerConfig, {"steps": 1, "strategy": {"kind": "ddp", "comm_hook": "bf16"}})
+
+
+def test_first_rule_that_matches_a_name_sets_its_rank() -> None:
+    rules = [{"names": "blocks.0.*", "rank": 2}, {"names": "*.qkv.*", "rank": 16}]
+    config = build(CommunicationConfig, {"method": "powersgd", "rules": rules})
+    names = ("blocks.0.qkv.weight", "blocks.1.qkv.weight", "blocks.1.up.weight")
+    assert [config.rank_of(name) for name in names] == [2, 16, 8]
+    method = PowerSgd(Alone(), config)
+    shapes = {"blocks.0.qkv.weight": (64, 64), "blocks.1.qkv.weight": (64, 64), "blocks.1.up.weight": (64, 32)}
+    assert [method.accepts(name, torch.Size(shape)) for name, shape in shapes.items()] == [True, True, True]
+    assert not method.accepts("blocks.2.qkv.weight", torch.Size((63, 64))), "16 are too many for a gain"
+    flat = torch.zeros(64 * 64 * 2 + 64 * 32)
+    items, offset = [], 0
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        items.append(Item(name, torch.Size(shape), offset, flat[offset : offset + size].view(shape)))
+        offset += size
+    method.prepare(items, flat)
+    assert method.sent_bytes(0) == 4 * (2 * 128 + 16 * 128 + 8 * 96)
 
 
 def test_ratio_falls_from_a_quarter_to_its_value() -> None:
@@ -218,7 +242,7 @@ def test_one_pass_over_memory_selects_what_several_passes_select() -> None:
 
 
 class Alone:
-    rank, world_size, device = 0, 1, torch.device("cpu")
+    rank, world_size, local_rank, local_world_size, device = 0, 1, 0, 1, torch.device("cpu")
 
 
 @pytest.mark.parametrize("fill", [0.0, 1.0])

@@ -62,8 +62,8 @@ class Compressor(ABC):
         self.flat = torch.empty(0)
         """The residual of all items, fp32."""
 
-    def accepts(self, shape: torch.Size) -> bool:
-        """Returns whether a parameter of this shape gets smaller."""
+    def accepts(self, name: str, shape: torch.Size) -> bool:
+        """Returns whether a parameter of this name and shape gets smaller."""
         return True
 
     def prepare(self, items: Sequence[Item], flat: torch.Tensor) -> None:

@@ -19,6 +19,20 @@ FIRST_RATIO = 0.25
 
 
 @dataclass(kw_only=True, slots=True)
+class LayerRule:
+    """The rank of the parameters that a pattern of names matches."""
+
+    names: str
+    """A pattern such as *.attention.*"""
+    rank: int
+    """The rank of powersgd's factors of these parameters."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"communication.rules: rank={self.rank} of {self.names!r}: write 1 or more")
+
+
+@dataclass(kw_only=True, slots=True)
 class CommunicationConfig:
     """How gradients are sent. The methods other than casts keep on each rank what they have not sent
     (error feedback), and add it to the next step's gradients."""
@@ -30,6 +44,8 @@ class CommunicationConfig:
     bit for each element."""
     rank: int = 8
     """The rank of powersgd's factors."""
+    rules: list[LayerRule] = field(default_factory=list)
+    """Other ranks for some parameters; the first rule that matches a name holds."""
     ratio: float = 0.01
     """The share of elements that topk and randomk send."""
     warmup_steps: int = 0
@@ -80,6 +96,10 @@ class CommunicationConfig:
     def is_dense(self, name: str) -> bool:
         """Returns whether a pattern of `dense` matches the parameter's name."""
         return any(fnmatchcase(name, pattern) for pattern in self.dense)
+
+    def rank_of(self, name: str) -> int:
+        """Returns the rank of the factors of the parameter."""
+        return next((rule.rank for rule in self.rules if fnmatchcase(name, rule.names)), self.rank)
 
     def ratio_at(self, step: int) -> float:
         """Returns the share of elements to send in a step, counted from the end of the warm-up.

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dtj_trainer.communication.compressor import Compressor, Item, Place
+from dtj_trainer.communication.config import CommunicationConfig
 
 SMALLEST = 1e-12
 """Directions whose share of the squared length is below this are rounding errors."""
@@ -38,18 +39,18 @@ class _Bucket(NamedTuple):
 class PowerSgd(Compressor):
     """Factors lie as rows, (rank, n) and (rank, m): products with MKL are up to ten times slower with thin columns."""
 
-    def __init__(self, group: Place, rank: int) -> None:
+    def __init__(self, group: Place, config: CommunicationConfig) -> None:
         super().__init__(group)
-        self.rank = rank
+        self._config = config
         self._right: dict[str, torch.Tensor] = {}
         """Q of each item, as rows, from which the next step begins."""
         self._begun: list[_Bucket] = []
         self._mean = torch.empty(0)
 
-    def accepts(self, shape: torch.Size) -> bool:
+    def accepts(self, name: str, shape: torch.Size) -> bool:
         """Returns whether the factors have at most half the elements of the matrix."""
         n, m = shape[0], shape[1:].numel()
-        return 2 * self.rank * (n + m) <= n * m
+        return 2 * self._config.rank_of(name) * (n + m) <= n * m
 
     def prepare(self, items: Sequence[Item], flat: torch.Tensor) -> None:
         """Draws the first right factors, the same ones on all ranks, by the names of the parameters."""
@@ -60,9 +61,10 @@ class PowerSgd(Compressor):
     @torch.no_grad()
     def begin(self, items: Sequence[Item], gradients: Sequence[torch.Tensor]) -> None:
         """Sends P = M·Q of a bucket, while the backward pass computes the next one."""
-        sizes = [self.rank * item.shape[0] for item in items]
+        sizes = [self._rank(item) * item.shape[0] for item in items]
         sent = torch.empty(sum(sizes), device=self.flat.device)
-        factors = [part.view(self.rank, -1) for part in sent.split_with_sizes(sizes)]
+        parts = zip(items, sent.split_with_sizes(sizes), strict=True)
+        factors = [part.view(self._rank(item), -1) for item, part in parts]
         for item, gradient, p in zip(items, gradients, factors, strict=True):
             matrix, right = _matrix(gradient), self._right[item.name]
             for rows in _blocks(matrix):
@@ -92,7 +94,7 @@ class PowerSgd(Compressor):
             for item, gradient, p, q in zip(
                 bucket.items, bucket.gradients, bucket.factors, sent.split_with_sizes(sizes), strict=True
             ):
-                self._right[item.name] = right = q.view(self.rank, -1)
+                self._right[item.name] = right = q.view(self._rank(item), -1)
                 torch.mm(p, _matrix(gradient), out=right)
             sending.append(dist.all_reduce(sent.div_(self.group.world_size), async_op=True))
         for bucket, work in zip(begun, sending, strict=True):
@@ -110,7 +112,7 @@ class PowerSgd(Compressor):
 
     def sent_bytes(self, step: int) -> int:
         """Returns the bytes of both factors."""
-        return 4 * self.rank * sum(item.shape[0] + item.shape[1:].numel() for item in self.items)
+        return 4 * sum(self._rank(item) * (item.shape[0] + item.shape[1:].numel()) for item in self.items)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the right factors."""
@@ -122,6 +124,9 @@ class PowerSgd(Compressor):
             saved = state.get(name)
             if saved is not None and saved.shape == q.shape:
                 self._right[name] = saved.to(q.device)
+
+    def _rank(self, item: Item) -> int:
+        return self._right[item.name].shape[0]
 
     def _wait(self, work: dist.Work | None) -> None:
         if work is not None:
@@ -142,7 +147,8 @@ class PowerSgd(Compressor):
 
     def _drawn(self, item: Item, seed: str) -> torch.Tensor:
         drawn = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
-        return torch.randn(self.rank, item.shape[1:].numel(), generator=drawn).to(self.flat.device)
+        shape = (self._config.rank_of(item.name), item.shape[1:].numel())
+        return torch.randn(shape, generator=drawn).to(self.flat.device)
 
 
 def orthonormalize(rows: torch.Tensor) -> None:

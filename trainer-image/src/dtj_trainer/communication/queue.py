@@ -225,7 +225,7 @@ class GradientQueue:
             and p.numel() >= self.config.min_elements
             and p.dtype == torch.float32
             and not self.config.is_dense(name)
-            and compressor.accepts(p.shape)
+            and compressor.accepts(name, p.shape)
         ]
         self._residual = torch.zeros(sum(p.numel() for _, p in accepted), device=self.group.device)
         offset = 0
@@ -251,7 +251,7 @@ class GradientQueue:
 def _compressor(config: CommunicationConfig, group: Place) -> Compressor | None:
     match config.method:
         case "powersgd" | "auto":
-            return PowerSgd(group, config.rank)
+            return PowerSgd(group, config)
         case "topk":
             return TopK(group, config)
         case "randomk":
