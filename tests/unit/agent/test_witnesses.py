@@ -264,6 +264,41 @@ def test_new_leader_ends_the_job_after_ten_seconds_unless_all_pods_are_there() -
     assert harness.leases == []
 
 
+def ended(harness: CoordinatorHarness) -> list[int]:
+    return [ordinal for ordinal, _ in harness.messages("finish")]
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False], ids=["another pod confirms", "the leader is cut off"])
+def test_failure_ends_on_the_pod_of_the_leader_last(is_confirmed: bool) -> None:
+    """A leader that is cut off just then would have ended a job that the others continue."""
+    harness = with_spare(2, 1, max_restarts=0)
+    harness.fail(1)
+    harness.stopped(0, 1)
+    assert sorted(ended(harness)) == [1, 2]
+    if is_confirmed:
+        harness.receive(2, "finished")
+    else:
+        harness.leave(1)
+        harness.leave(2)
+        harness.wait(names.FIRST_START_SECONDS - 1)
+        assert 0 not in ended(harness)
+        harness.wait(1)
+    assert ended(harness).count(0) == 1
+
+
+def test_success_and_the_failure_of_a_fixed_group_end_everywhere_at_once() -> None:
+    fixed = CoordinatorHarness(2, max_restarts=0)
+    for ordinal in (0, 1):
+        fixed.join(ordinal)
+    fixed.fail(1)
+    fixed.stopped(0, 1)
+    assert sorted(ended(fixed)) == [0, 1]
+    spared = with_spare(2, 1)
+    for ordinal in (0, 1):
+        spared.receive(ordinal, "done", attempt=1, port=21000)
+    assert sorted(ended(spared)) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("saved", "final", "remembers"), [
     ({}, None, False),
     ({"attempt": 0, "promised": 3}, None, False),

@@ -166,6 +166,7 @@ class Coordinator:
             self.lifecycle.member_leaving(peer, float(message["grace"]), now)
         elif kind == "finished":
             peer.state = FINISHED
+            self.formation.confirmed(peer.ordinal)
         elif kind == "beat" and self.lifecycle.is_current(peer, message.get("attempt", 0)):
             self.lifecycle.heard(peer, message, now)
         elif kind in ("stuck", "stopped", "done") and message["attempt"] == peer.attempt:
@@ -266,9 +267,12 @@ class Coordinator:
         if self.phase == PHASE_RENDEZVOUS:
             self._gather(now)
         if self.outcome is not None:
-            if self.roster.without_outcome:
-                self._send_all(self.roster.without_outcome, {"type": "finish", "outcome": self.outcome})
-                self.roster.without_outcome.clear()
+            # This agent's own copy is written last: it could end a job that the others continue.
+            own = None if self.formation.is_confirmed(self.ordinal, now) else self.ordinal
+            told = {at: peer for at, peer in self.roster.without_outcome.items() if at != own}
+            self._send_all(told, {"type": "finish", "outcome": self.outcome})
+            for at in told:
+                del self.roster.without_outcome[at]
         elif now.mono >= self._send_after:
             self._send_history(now)
         return self._outbox.take()
@@ -364,6 +368,7 @@ class Coordinator:
 
     def _fail(self, why: Fail, now: Now) -> None:
         if self.formation.may_end(now):
+            self.formation.ended(now)
             self._end(outcome.FAILED, why.reason, why.message, why.failure, now)
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:

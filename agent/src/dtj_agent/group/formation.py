@@ -13,7 +13,7 @@ where the script writes any.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
@@ -69,6 +69,10 @@ class Formation:
         self._wait_until = 0.0
         self._end_at = 0.0
         """When a failure ends the job although a majority is away; 0: no failure waits."""
+        self._confirm_by = 0.0
+        """Until when a failure that has ended the job waits for confirmations."""
+        self._confirmed: Set[int] = set()
+        """The ordinals that hold the outcome."""
         self._is_bound_explained = False
         self._ready_since: Dict[Peer, float] = {}
         """Agents that the running attempt could grow by, and since when."""
@@ -193,6 +197,18 @@ class Formation:
         seconds = names.FIRST_START_SECONDS if is_cut_off else names.TAKEOVER_SECONDS
         self._end_at = self._end_at or now.mono + seconds
         return now.mono >= self._end_at
+
+    def ended(self, now: Now) -> None:
+        """Notes that the job fails, which a majority must confirm, if one is there."""
+        if self.is_variable and self._witnesses.are_majority(self._roster.peers.keys(), now):
+            self._confirm_by = now.mono + names.FIRST_START_SECONDS
+
+    def confirmed(self, ordinal: int) -> None:
+        self._confirmed.add(ordinal)
+
+    def is_confirmed(self, leader: int, now: Now) -> bool:
+        """Returns whether the end of the job holds also if this leader is cut off from now on."""
+        return now.mono >= self._confirm_by or self._roster.is_majority(self._confirmed | {leader})
 
     def ending(self, now: Now) -> str:
         """Returns that the job ends soon; "" if it does not."""
