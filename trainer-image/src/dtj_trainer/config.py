@@ -16,7 +16,7 @@ from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import StateConfig
-from dtj_trainer.strategies import DdpConfig, FsdpScratchConfig, StrategyConfig
+from dtj_trainer.strategies import DdpConfig, FsdpScratchConfig, LocalSgdConfig, StrategyConfig
 from dtj_trainer.telemetry.sinks import TelemetryConfig
 
 
@@ -92,9 +92,19 @@ class TrainerConfig:
             )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
+        if isinstance(self.strategy, LocalSgdConfig):
+            self._check_local_sgd()
         if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):
             raise ConfigError("ema_decay does not work with strategy fsdp_scratch: write strategy fsdp")
         if not self.optimizer.decay_vectors and isinstance(self.strategy, FsdpScratchConfig):
             raise ConfigError(
                 "optimizer.decay_vectors: false does not work with strategy fsdp_scratch: write strategy fsdp"
+            )
+
+    def _check_local_sgd(self) -> None:
+        if self.ema_decay is not None:
+            raise ConfigError("ema_decay does not work with strategy local_sgd, whose ranks differ: leave it out")
+        if self.state.checkpoint.snapshot_every_steps not in ("auto", 0):
+            raise ConfigError(
+                "checkpoint.snapshot_every_steps does not work with strategy local_sgd, whose ranks differ: write 0"
             )

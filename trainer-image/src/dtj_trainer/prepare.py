@@ -110,9 +110,13 @@ def prepare(
     saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
     queue: GradientQueue | None = getattr(strategy, "queue", None)
     kept = queue if config.communication.keeps_residuals else None
-    optional = {"ema": ema, "early_stop": early_stop, "communication": kept}
+    local = strategy if isinstance(strategy, strategies.LocalSgd) else None
+    optional = {"ema": ema, "early_stop": early_stop, "communication": kept, "local_sgd": local}
     saved |= {name: value for name, value in optional.items() if value is not None}
-    state = State.attach(config.state, env, group, **saved)
+    settings = config.state
+    if local is not None:  # between two exchanges a snapshot would be one rank's own
+        settings = replace(settings, checkpoint=replace(settings.checkpoint, snapshot_every_steps=0))
+    state = State.attach(settings, env, group, **saved)
     run: Run
 
     def start(state: State) -> None:

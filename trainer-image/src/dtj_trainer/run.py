@@ -26,7 +26,7 @@ from dtj_trainer.distributed.buffer_broadcast import broadcast_buffers
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import State
-from dtj_trainer.strategies import Strategy
+from dtj_trainer.strategies import LocalSgd, Strategy
 from dtj_trainer.task import Data, Loss
 from dtj_trainer.telemetry.meter import Meter
 from dtj_trainer.telemetry.own_time import OwnTime
@@ -111,6 +111,8 @@ class Run:
                 if self.config.clip_norm:
                     metrics["grad_norm"] = self.strategy.clip(self.model, self.config.clip_norm)
                 self.optimizer.step()
+                if isinstance(self.strategy, LocalSgd):
+                    self.strategy.step_done(self.optimizer)
                 if self.ema:
                     self.ema.update()
             self.strategy.zero_grad(self.model, self.optimizer)
@@ -165,11 +167,17 @@ class Run:
         return means
 
     def _validated(self, data: Data, measure: Measure) -> dict[str, float]:
+        self.settle()
         # Validate the same running statistics that a checkpoint holds: rank 0's.
         broadcast_buffers(self.model, self.group)
         with self.ema.applied() if self.ema else nullcontext():
             size = self.partition.largest
             return evaluate(self.model, data, measure, group=self.group, batch_size=size)
+
+    def settle(self) -> None:
+        """Gives all ranks the same weights, where a strategy lets them differ; a collective."""
+        if isinstance(self.strategy, LocalSgd):
+            self.strategy.exchange()
 
     def check_early_stop(self, step: int, validated: Mapping[str, float]) -> None:
         """Ends the run after this step if too many validations at the interval had no new best."""

@@ -129,6 +129,7 @@ class Trainer:
                 state.report(samples=run.order.size)
             if after_step:
                 after_step(step)
+        run.settle()
         return Result(step=state.step, loss=mean_loss, validation=validated or run.validate())
 
     def close(self) -> None:

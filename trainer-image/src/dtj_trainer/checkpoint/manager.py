@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from dtj_contract import names
 from dtj_trainer.checkpoint.config import CheckpointConfig
@@ -14,6 +15,14 @@ from dtj_trainer.checkpoint.write import SaveResult
 from dtj_trainer.errors import CheckpointError, LeaseLost
 from dtj_trainer.snapshots.choice import Volume
 from dtj_trainer.telemetry.progress import ProgressReporter
+
+
+@runtime_checkable
+class PreparesSaves(Protocol):
+    """A part that all ranks prepare together before each save."""
+
+    def before_save(self) -> None:
+        """Brings the parts into the state to save; a collective."""
 
 
 class CheckpointManager:
@@ -35,6 +44,7 @@ class CheckpointManager:
         """Step of the newest checkpoint on the volume."""
         self._config, self._parts, self._every = config, parts, every
         self._first_rank, self._progress, self._notify = first_rank, progress, notify
+        self._preparing = [part for part in parts.values() if isinstance(part, PreparesSaves)]
         self._stall = 0.0
         self._failures = 0
         self._warned_slow = False
@@ -105,6 +115,8 @@ class CheckpointManager:
                 return
             self._warned_slow = False
             self._check_metric(metrics)
+            for part in self._preparing:
+                part.before_save()
             self.store.save(step, CheckpointState(self._parts), {k: v for k, v in metrics.items() if math.isfinite(v)})
             self._stall += self.store.stall_seconds
 

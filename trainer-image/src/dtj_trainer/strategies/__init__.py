@@ -12,10 +12,13 @@ from dtj_trainer.strategies.blocks import blocks, describe_blocks
 from dtj_trainer.strategies.ddp import Ddp, DdpConfig
 from dtj_trainer.strategies.fsdp import Fsdp, FsdpConfig, HsdpConfig
 from dtj_trainer.strategies.initial_weights import check_not_meta, shapes
+from dtj_trainer.strategies.local_sgd import LocalSgd, LocalSgdConfig
 from dtj_trainer.strategies.scratch.ddp import DdpScratch, DdpScratchConfig
 from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, FsdpScratchConfig
 
-StrategyConfig = DdpConfig | FsdpConfig | HsdpConfig | DdpScratchConfig | FsdpScratchConfig | AutoConfig
+StrategyConfig = (
+    DdpConfig | FsdpConfig | HsdpConfig | DdpScratchConfig | FsdpScratchConfig | LocalSgdConfig | AutoConfig
+)
 KINDS: dict[str, type[StrategyConfig]] = {
     "auto": AutoConfig,
     "ddp": DdpConfig,
@@ -23,6 +26,7 @@ KINDS: dict[str, type[StrategyConfig]] = {
     "hsdp": HsdpConfig,
     "ddp_scratch": DdpScratchConfig,
     "fsdp_scratch": FsdpScratchConfig,
+    "local_sgd": LocalSgdConfig,
 }
 
 
@@ -54,12 +58,14 @@ def make(
             return DdpScratch(config, communication)
         case FsdpScratchConfig():
             return FsdpScratch(config, pattern)
+        case LocalSgdConfig():
+            return LocalSgd(config)
         case AutoConfig():
             raise ValueError("auto is not a strategy: call auto.choose first")
 
 
 __all__ = [
     "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
-    "HsdpConfig", "ModelFacts", "Strategy", "StrategyConfig", "blocks", "check_not_meta", "choose", "describe_blocks",
-    "make", "name_of", "shapes", "tensor_bytes",
+    "HsdpConfig", "LocalSgd", "LocalSgdConfig", "ModelFacts", "Strategy", "StrategyConfig", "blocks", "check_not_meta",
+    "choose", "describe_blocks", "make", "name_of", "shapes", "tensor_bytes",
 ]  # fmt: skip
