@@ -64,7 +64,7 @@ def exchange(out: str) -> None:
     outer = Loop(group, LocalSgdConfig(every=2, outer_lr=0.7, outer_momentum=0.9))
     for loop in (ddp, each, third, outer):
         loop.steps(7)
-    # The same by hand: each rank's own two steps, then the outer step.
+    # Each rank's own two steps, then the outer step, by hand.
     anchor = torch.cat([p.detach().reshape(-1) for p in net().parameters()])
     momentum, expected = torch.zeros_like(anchor), net()
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)

@@ -269,9 +269,9 @@ class Coordinator:
         if self.outcome is not None:
             # This agent's own copy is written last: it could end a job that the others continue.
             own = None if self.formation.is_confirmed(self.ordinal, now) else self.ordinal
-            told = {at: peer for at, peer in self.roster.without_outcome.items() if at != own}
-            self._send_all(told, {"type": "finish", "outcome": self.outcome})
-            for at in told:
+            informed = {at: peer for at, peer in self.roster.without_outcome.items() if at != own}
+            self._send_all(informed, {"type": "finish", "outcome": self.outcome})
+            for at in informed:
                 del self.roster.without_outcome[at]
         elif now.mono >= self._send_after:
             self._send_history(now)

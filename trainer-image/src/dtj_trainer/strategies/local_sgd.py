@@ -83,7 +83,7 @@ class LocalSgd:
         return model
 
     def accumulate(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """Does nothing: no gradient is sent."""
+        """Sends no gradients; keeps the first weights of this process for the outer steps."""
         del model, last
         if self._anchors is None and not self.config.is_mean:
             # Only now has a resumed run loaded its weights.
@@ -91,7 +91,7 @@ class LocalSgd:
         return nullcontext()
 
     def finish(self, model: nn.Module) -> None:
-        """Does nothing: each rank's optimizer takes this rank's gradients."""
+        """Leaves the gradients as they are: each rank's optimizer takes its own."""
         del model
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
