@@ -346,6 +346,7 @@ class Coordinator:
             self.epoch.ask(self._outbox)
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
+        self._failed = None
         self.epoch.started(attempt, chosen, self._outbox)
         self.formation.starting(chosen, self.lifecycle.due_recovery(now), self.history, now)
         self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
