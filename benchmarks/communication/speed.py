@@ -36,6 +36,7 @@ OURS: dict[str, dict[str, Any]] = {
     "powersgd, rank 1": {"method": "powersgd", "rank": 1},
     "powersgd, rank 4": {"method": "powersgd", "rank": 4},
     "powersgd, rank 8": {"method": "powersgd", "rank": 8},
+    "powersgd, rank 12": {"method": "powersgd", "rank": 12},
     "topk, 1 %": {"method": "topk"},
     "randomk, 1 %": {"method": "randomk"},
     "int8": {"method": "int8"},
