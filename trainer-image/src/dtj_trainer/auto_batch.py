@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 def optimizer_copies(config: TrainerConfig) -> int:
     """Returns how many tensors per parameter the optimizer's state, averaged weights and residuals take."""
-    own = {"adamw": 2, "sgd": 1 if config.optimizer.momentum else 0}[config.optimizer.name]
+    own = config.optimizer.moments
     return own + (config.ema_decay is not None) + config.communication.keeps_residuals
 
 

@@ -90,6 +90,8 @@ class TrainerConfig:
                 f"communication.method={self.communication.method} does not work with precision fp16, whose loss scale "
                 "changes under what is kept: write precision bf16"
             )
+        if self.communication.noise_scale and self.precision.dtype == "fp16":
+            raise ConfigError("communication.noise_scale does not work with precision fp16, whose gradients are scaled")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
         if isinstance(self.strategy, LocalSgdConfig):

@@ -21,6 +21,7 @@ from dtj_trainer.components.compile import compile_forward
 from dtj_trainer.components.early_stopping import EarlyStop
 from dtj_trainer.components.elastic import RateRule, shard_size
 from dtj_trainer.components.ema import Ema
+from dtj_trainer.components.noise_scale import NoiseScale
 from dtj_trainer.components.optimizer import check_element_wise, make_optimizer
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
@@ -154,6 +155,7 @@ def prepare(
             measures=group.world_size > 1
             and isinstance(strategy_config, (strategies.DdpConfig, strategies.DdpScratchConfig)),
         ),
+        noise=NoiseScale(group) if config.communication.noise_scale and group.world_size > 1 else None,
         profiler=ProfilerWindow(config.telemetry.profile, group.rank),
     )
     return run
@@ -232,7 +234,7 @@ def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> St
     facts = strategies.ModelFacts(
         parameters=sum(p.numel() for p in model.parameters()),
         parameter_bytes=strategies.tensor_bytes(model),
-        optimizer_bytes_per_parameter=8 if config.optimizer.name == "adamw" else 4,
+        optimizer_bytes_per_parameter=4 * max(1, config.optimizer.moments),
         device_bytes=int(smallest),
         world_size=group.world_size,
         local_world_size=group.local_world_size,

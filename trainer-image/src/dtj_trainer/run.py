@@ -13,9 +13,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from dtj_trainer.communication import GradientQueue
 from dtj_trainer.components.batch_size import is_out_of_memory, out_of_memory
 from dtj_trainer.components.early_stopping import EarlyStop
 from dtj_trainer.components.ema import Ema
+from dtj_trainer.components.noise_scale import NoiseScale
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.components.validation import Measure, evaluate
 from dtj_trainer.config import TrainerConfig
@@ -65,6 +67,7 @@ class Run:
     measure: Measure | None
     meter: Meter
     own_time: OwnTime
+    noise: NoiseScale | None
     profiler: ProfilerWindow
 
     @property
@@ -108,6 +111,8 @@ class Run:
             with _named_out_of_memory(step, fixed_size=self.config.micro_batch_size != "auto"):
                 local_loss = self.forward_backward(micro_batches)
             if self.precision.unscale(self.model, self.optimizer):
+                if self.noise is not None and self.state.will_log:
+                    metrics |= self._noise_scale()
                 if self.config.clip_norm:
                     metrics["grad_norm"] = self.strategy.clip(self.model, self.config.clip_norm)
                 self.optimizer.step()
@@ -121,6 +126,13 @@ class Run:
         self.meter.step_done()
         self.state.own_seconds = self.own_time.step_done()
         return local_loss, metrics
+
+    def _noise_scale(self) -> dict[str, float]:
+        queue: GradientQueue = self.strategy.queue  # type: ignore[attr-defined]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        assert self.noise is not None
+        scale = self.noise.update(queue.own_square, norm, self.order.size)
+        return {} if scale is None else {"gradient_noise_scale": scale}
 
     def forward_backward(self, micro_batches: MicroBatches) -> torch.Tensor:
         """Accumulates the gradients of this rank's micro-batches.

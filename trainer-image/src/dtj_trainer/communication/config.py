@@ -62,6 +62,10 @@ class CommunicationConfig:
     nodes; with method none, and with fp16 and bf16, which then cast only between the nodes. For gloo and
     several ranks on each of several nodes."""
 
+    noise_scale: bool = False
+    """Whether logged steps report gradient_noise_scale, the batch size up to which more samples in a step
+    save about as many steps: for several ranks, at the cost of a pass over the gradients."""
+
     def __post_init__(self) -> None:
         if self.hierarchical and self.method not in ("none", "fp16", "bf16"):
             raise ConfigError(
@@ -85,8 +89,8 @@ class CommunicationConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether gradients are sent as the strategy itself would."""
-        return self.method == "none" and not self.hierarchical
+        """Whether the strategy itself sends the gradients."""
+        return self.method == "none" and not self.hierarchical and not self.noise_scale
 
     @property
     def keeps_residuals(self) -> bool:

@@ -31,7 +31,7 @@ def make_queue(model: nn.Module, group: Place, config: CommunicationConfig) -> G
     """Returns the queue of a model on its device, and logs what it sends."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     queue = GradientQueue(named, group, config)
-    if group.rank == 0 and not config.is_plain:
+    if group.rank == 0 and (config.method != "none" or config.hierarchical):
         log.info("communication %s", queue.describe())
     return queue
 
@@ -48,6 +48,9 @@ class GradientQueue:
         self.group = group
         self.steps = 0
         """Steps done, all of the run's: the warm-up counts them."""
+        self.own_square = torch.zeros((), device=group.device)
+        """The squared length of this rank's gradient of the last step, if it is measured."""
+        self._own_square = torch.zeros((), device=group.device)
         self._choice = MethodChoice(config.method, config.plain_steps, group)
         self._has_residual = False
         self._parameters = dict(named)
@@ -102,6 +105,8 @@ class GradientQueue:
         Returns:
             The bucket, once it has the mean over the ranks.
         """
+        if self.config.noise_scale:
+            self._own_square += torch.nn.utils.get_total_norm(list(gradients)).square()
         if not self.compresses and self.group.world_size > 1:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 self._flush(self._order[id(parameter)][1], gradient)
@@ -147,6 +152,7 @@ class GradientQueue:
                     gradient.copy_(mean.view(gradient.shape))
         if self._hierarchy is not None:
             self._hierarchy.finish()
+        self.own_square, self._own_square = self._own_square, torch.zeros_like(self._own_square)
         futures, self._futures = self._futures, []
         if not self.compresses:
             self._has_residual = False
@@ -164,6 +170,7 @@ class GradientQueue:
         self._compressed.clear()
         self._dense.clear()
         self._futures.clear()
+        self._own_square.zero_()
         return had
 
     def _flush(self, name: str, gradient: torch.Tensor | None) -> None:

@@ -8,19 +8,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dtj_trainer.components.large_batch import Lamb, Lars
 from dtj_trainer.errors import ConfigError
+
+NAMES = ("adamw", "sgd", "lamb", "lars")
 
 
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
-    """Options of torch.optim, under their own names."""
+    """Options of torch.optim, under their own names, and of LAMB and LARS."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "sgd", "lamb", "lars"] = "adamw"
+    """lamb and lars scale each layer's step by the norm of its weights, for batches of thousands of samples."""
     lr: float = 1e-3
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.9
-    """Used by sgd only."""
+    """Used by sgd and lars only."""
+    trust: float = 0.001
+    """Used by lars only: the share of a layer's weights that a step with lr 1 may change."""
     fused: bool | None = None
     """One kernel for the whole update; None: only on a GPU."""
     decay_vectors: bool = True
@@ -28,8 +34,12 @@ class OptimizerConfig:
     usual for language models."""
 
     def __post_init__(self) -> None:
-        if self.name not in ("adamw", "sgd"):
-            raise ConfigError(f"optimizer.name={self.name!r}: write adamw or sgd")
+        if self.name not in NAMES:
+            raise ConfigError(f"optimizer.name={self.name!r}: write {' or '.join(NAMES)}")
+        if self.trust <= 0:
+            raise ConfigError(f"optimizer.trust={self.trust}: write a share above 0, such as 0.001")
+        if self.fused and self.name in ("lamb", "lars"):
+            raise ConfigError(f"optimizer.fused: {self.name} has no fused kernel: leave it out")
         if self.lr <= 0:
             raise ConfigError(f"optimizer.lr={self.lr}: write a rate above 0")
         if self.weight_decay < 0:
@@ -39,6 +49,11 @@ class OptimizerConfig:
         if self.momentum < 0:
             raise ConfigError(f"optimizer.momentum={self.momentum}: write 0 or more")
         self.betas = (float(self.betas[0]), float(self.betas[1]))  # YAML has lists
+
+    @property
+    def moments(self) -> int:
+        """The numbers that the optimizer keeps for each parameter."""
+        return 2 if self.name in ("adamw", "lamb") else 1 if self.momentum or self.name == "lars" else 0
 
 
 TENSOR_WISE = {
@@ -70,6 +85,12 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         ]
     groups = [g for g in groups if g["params"]]
     fused = config.fused if config.fused is not None else all(p.device.type == "cuda" for p in wanted)
+    if config.name == "lars":
+        return Lars(
+            groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, trust=config.trust
+        )
+    if config.name == "lamb":
+        return Lamb(groups, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     if config.name == "sgd":
         return torch.optim.SGD(
             groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused

@@ -44,10 +44,11 @@ def make(
     """
     is_plain = communication is None or communication.is_plain
     if communication is not None and not is_plain and not isinstance(config, (DdpConfig, DdpScratchConfig)):
-        field = "hierarchical: true" if communication.hierarchical else f"method={communication.method}"
+        field = "hierarchical: true" if communication.hierarchical else "noise_scale: true"
+        field = field if communication.method == "none" else f"method={communication.method}"
         raise ConfigError(
             f"communication.{field} does not work with strategy {name_of(config)}: "
-            "write strategy ddp or ddp_scratch, or communication.method: none without hierarchical"
+            "write strategy ddp or ddp_scratch, or leave communication out"
         )
     match config:
         case DdpConfig():
