@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from dtj_trainer.communication import CommunicationConfig
@@ -57,6 +58,11 @@ class TrainerConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    init_from: Path | None = None
+    """Weights to begin with: a checkpoint or a job's folder, a .safetensors, .pt or .pth file, or a folder of
+    .safetensors files. A run that resumes has its own."""
+    init_partial: bool = False
+    """Load what fits of `init_from` by name and shape, and log the rest."""
     strategy: StrategyConfig = field(default_factory=DdpConfig)
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     elastic: ElasticConfig = field(default_factory=ElasticConfig)

@@ -14,6 +14,7 @@ from torch import nn
 from dtj_trainer import strategies
 from dtj_trainer.auto_batch import find_micro_batch_size
 from dtj_trainer.checkpoint import rng
+from dtj_trainer.checkpoint.weights import load_weights
 from dtj_trainer.communication import GradientQueue
 from dtj_trainer.components import lr_schedule
 from dtj_trainer.components.activation_checkpoint import checkpoint_activations
@@ -78,6 +79,8 @@ def prepare(
     # from_pretrained returns a model in eval(). A module in eval() of a model in train() stays.
     if not model.training:
         model.train()
+    if config.init_from is not None:
+        load_weights(model, config.init_from, partial=config.init_partial)
     strategy_config = decide_strategy(model, config, group)
     if env.elastic:
         strategy_config = fit_shards(strategy_config, group)

@@ -24,6 +24,20 @@ def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
     """
     if out.suffix not in (".safetensors", ".pt", ".pth"):
         raise ConfigError(f"{out.name}: write a name that ends in .safetensors, .pt or .pth")
+    step, state = read_part(checkpoint, part)
+    temporary = out.with_name(out.name + ".part")
+    if out.suffix == ".safetensors":
+        from safetensors.torch import save_file  # imported only for this format
+
+        save_file(state, temporary, metadata={"step": str(step)})
+    else:
+        torch.save(state, temporary)
+    temporary.rename(out)
+    return len(state)
+
+
+def read_part(checkpoint: Path, part: str = "model") -> tuple[int, dict[str, torch.Tensor]]:
+    """Returns the step of a checkpoint, and the whole tensors of one part of it. Raises as `export` does."""
     found = _find(checkpoint)
     folder.verify(found, found.manifest.files)
     reader = FileSystemReader(found.path)
@@ -35,16 +49,7 @@ def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
     if not flat:
         raise ConfigError(f"{found.path.name} has no part {part!r}")
     load(flat, storage_reader=reader, no_dist=True)
-    state = {key.removeprefix(f"{part}."): tensor for key, tensor in flat.items()}
-    temporary = out.with_name(out.name + ".part")
-    if out.suffix == ".safetensors":
-        from safetensors.torch import save_file  # imported only for this format
-
-        save_file(state, temporary, metadata={"step": str(found.step)})
-    else:
-        torch.save(state, temporary)
-    temporary.rename(out)
-    return len(state)
+    return found.step, {key.removeprefix(f"{part}."): tensor for key, tensor in flat.items()}
 
 
 def _find(path: Path) -> folder.CommittedCheckpoint:

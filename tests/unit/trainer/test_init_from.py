@@ -1,0 +1,119 @@
+"""A run can begin with weights of a checkpoint or of another program's file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dtj_trainer.checkpoint.weights import load_weights
+from dtj_trainer.errors import CheckpointInvalid, ConfigError
+from tests.unit.trainer.ranks import finished
+from tests.unit.trainer.ranks_init_from import begin
+
+pytestmark = pytest.mark.torch
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def is_alike(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_runs_begin_where_another_one_ended(tmp_path: Path) -> None:
+    finished(2, begin, tmp_path, str(tmp_path))
+    results = json.loads((tmp_path / "out.json").read_text())
+    begun = [results[f"{strategy} {source}"][0] for strategy in ("ddp", "fsdp") for source in ("checkpoint", "file")]
+    assert begun == pytest.approx([begun[0]] * 4, rel=1e-6)
+    assert begun[0] < results["trained"][-1] < results["fresh"][0], "the loss continues to fall"
+    assert len(results["resumed"]) == 2, "a run that resumes has its own weights and steps"
+
+
+@pytest.mark.parametrize("kind", ["x.safetensors", "x.pt", "nested.pt", "ddp.pth", "compiled.pt", "folder", "index"])
+def test_files_of_other_programs_are_read(tmp_path: Path, kind: str) -> None:
+    source, path = net(), tmp_path / kind
+    state = source.state_dict()
+    if kind == "x.safetensors":
+        save_file(state, path)
+    elif kind in ("folder", "index"):
+        path.mkdir()
+        names = sorted(state)
+        parts = {"a.safetensors": names[:2], "b.safetensors": names[2:]}
+        for file, part in parts.items():
+            save_file({name: state[name] for name in part}, path / file)
+        if kind == "index":
+            save_file({"left": torch.zeros(1)}, path / "old.safetensors")
+            places = {name: file for file, part in parts.items() for name in part}
+            (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    else:
+        prefix = {"ddp.pth": "module.", "compiled.pt": "_orig_mod."}.get(kind, "")
+        state = {f"{prefix}{name}": tensor for name, tensor in state.items()}
+        torch.save({"model": state, "step": 3} if kind == "nested.pt" else state, path)
+    found = net()
+    load_weights(found, path)
+    assert is_alike(found, source)
+
+
+def test_tied_weight_may_have_one_name(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    source, found = tied(), tied()
+    save_file({"0.weight": source.state_dict()["0.weight"]}, tmp_path / "x.safetensors")
+    load_weights(found, tmp_path / "x.safetensors")
+    assert is_alike(found, source)
+
+
+def test_weights_that_do_not_fit_are_named_or_left_out(tmp_path: Path) -> None:
+    state = net().state_dict() | {"head.weight": torch.zeros(1), "1.weight": torch.zeros(9, 4)}
+    del state["0.bias"]
+    torch.save(state, tmp_path / "x.pt")
+    found = net()
+    bias = found[0].bias.detach().clone()
+    with pytest.raises(ConfigError) as error:
+        load_weights(found, tmp_path / "x.pt")
+    message = "it has no weights for 0.bias; other shapes of 1.weight; unknown weights head.weight: write a file of"
+    assert message in str(error.value)
+    assert "or init_partial: true to load what fits" in str(error.value)
+    load_weights(found, tmp_path / "x.pt", partial=True)
+    assert torch.equal(found[0].weight, state["0.weight"])
+    assert torch.equal(found[0].bias, bias)
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("gone.pt", None, "there is no such file or folder"),
+    ("x.gguf", b"x", "write a checkpoint's folder, or a .safetensors, .pt or .pth file"),
+    ("torn.pt", b"PK\x03\x04torn", "it can't be read"),
+    ("old.pt", b"torn", "it can't be read"),
+    ("torn.safetensors", b"torn", "it can't be read"),
+    ("x.pt", {"step": 3}, "it holds no state dict of tensors"),
+    ("y.pt", {"other": torch.zeros(1)}, "unknown weights other"),
+])  # fmt: skip
+def test_file_that_is_no_model_is_rejected(tmp_path: Path, name: str, content: object, message: str) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    for partial in (False, True):
+        with pytest.raises(ConfigError) as error:
+            load_weights(net(), path, partial=partial)
+        assert message in str(error.value)
+        assert str(path) in str(error.value)
+
+
+def test_folder_without_a_checkpoint_and_a_meta_model_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointInvalid, match="is not a checkpoint and holds none"):
+        load_weights(net(), tmp_path)
+    with torch.device("meta"):
+        model = net()
+    with pytest.raises(ConfigError, match="meta device"):
+        load_weights(model, tmp_path)
