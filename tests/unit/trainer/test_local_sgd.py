@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.config_parser import build
 from dtj_trainer.errors import ConfigError
+from dtj_trainer.strategies import local_sgd
 from tests.unit.trainer.ranks import finished
 from tests.unit.trainer.ranks_local_sgd import exchange, run
 
@@ -48,6 +50,13 @@ def test_validation_sees_one_model(tmp_path: Path) -> None:
     one, other = outcomes(tmp_path / "out", 2)
     assert one["validated"] == other["validated"]
     assert len({tuple(each) for each in one["validated"]}) == 2, "at step 4 and at the end"
+
+
+def test_exchange_goes_in_buckets_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_sgd, "BUCKET_ELEMENTS", 10)
+    sizes = [(4, torch.float32), (6, torch.float32), (1, torch.float32), (3, torch.bfloat16), (50, torch.bfloat16)]
+    found = local_sgd._buckets([torch.zeros(size, dtype=dtype) for size, dtype in sizes])
+    assert [[tensor.numel() for tensor in bucket] for bucket in found] == [[4, 6], [1], [3], [50]]
 
 
 def test_rank_that_is_alone_trains_as_without(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import argparse
 import importlib
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -121,7 +122,9 @@ def guarded(main: Callable[[], int]) -> int:
 
     An error that no restart can cure is printed as one line and returns EXIT_NO_RESTART (93).
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    line = f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr)
     try:
         return main()
     except (ConfigError, RankMismatch, CheckpointInvalid) as e:

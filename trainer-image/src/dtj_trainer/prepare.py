@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dtj_trainer import strategies
 from dtj_trainer.auto_batch import find_micro_batch_size
@@ -101,14 +103,7 @@ def prepare(
     optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
     if isinstance(strategy_config, strategies.FsdpScratchConfig):
         check_element_wise(optimizer)
-    scheduler = lr_schedule.make_schedule(
-        optimizer,
-        config.schedule,
-        total_steps,
-        order,
-        by_samples=config.epochs is not None,
-        rate_rule=rate_rule(config, env),
-    )
+    scheduler = make_scheduler(task, optimizer, config, env, order, total_steps)
     early_stop = EarlyStop(config.early_stop) if config.early_stop else None
     ema = Ema(model, config.ema_decay) if config.ema_decay else None
     saved = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": order, "precision": precision}
@@ -162,6 +157,30 @@ def prepare(
         profiler=ProfilerWindow(config.telemetry.profile, group.rank),
     )
     return run
+
+
+def make_scheduler(
+    task: Task,
+    optimizer: Optimizer,
+    config: TrainerConfig,
+    env: WorkerEnv,
+    order: DataOrder | StreamOrder,
+    total_steps: int,
+) -> LRScheduler:
+    """Returns the task's own scheduler, or the one of the config."""
+    if task.scheduler is None:
+        by_samples, rule = config.epochs is not None, rate_rule(config, env)
+        return lr_schedule.make_schedule(
+            optimizer, config.schedule, total_steps, order, by_samples=by_samples, rate_rule=rule
+        )
+    if config.schedule != lr_schedule.ScheduleConfig():
+        raise ConfigError("fit has a scheduler of its own, and the config a schedule: leave one of them out")
+    own: object = task.scheduler(optimizer, total_steps)
+    if not isinstance(own, LRScheduler) or isinstance(own, ReduceLROnPlateau):
+        raise ConfigError(
+            f"scheduler gave a {type(own).__name__}: return a torch.optim.lr_scheduler that is stepped without a metric"
+        )
+    return own
 
 
 def check_arguments(task: Task, config: TrainerConfig) -> None:
@@ -292,7 +311,8 @@ def _start(run: Run, state: State, on_start: Callable[[State], None] | None) -> 
     order = run.order
     rank_bounds(order.size, run.group.rank, run.group.world_size)
     if order.batch_rule == "PerRank":
-        lr_schedule.set_rates(run.optimizer, run.scheduler)
+        if isinstance(run.scheduler, lr_schedule.BatchSchedule):
+            lr_schedule.set_rates(run.optimizer, run.scheduler)
         if isinstance(order, DataOrder) and run.config.epochs is not None:
             state.end_at(state.step + order.steps_for(run.config.epochs))
     # Ranks that were seeded alike build the same model, and must draw different numbers afterwards.

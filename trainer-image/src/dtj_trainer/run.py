@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from dtj_trainer.communication import GradientQueue
 from dtj_trainer.components.batch_size import is_out_of_memory, out_of_memory
@@ -56,7 +56,7 @@ class Run:
     strategy: Strategy[Any]
     loss: Loss
     optimizer: Optimizer
-    scheduler: LambdaLR
+    scheduler: LRScheduler
     precision: Precision
     ema: Ema | None
     early_stop: EarlyStop | None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from dtj_trainer.components.validation import Measure
 from dtj_trainer.data.loader import StreamData
@@ -30,6 +31,7 @@ class Task:
     validation: Data | None = None
     measure: Measure | None = None
     optimizer: Callable[[nn.Module], Optimizer] | None = None
+    scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
     flops_per_sample: float | None = None
     tokens_per_sample: int | None = None
 

@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from dtj_trainer.components.compile import check_compiler
 from dtj_trainer.components.validation import Measure
@@ -77,6 +78,7 @@ class Trainer:
         validation: Data | None = None,
         measure: Measure | None = None,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
         after_step: Callable[[int], None] | None = None,
         sinks: Sequence[Sink] = (),
         flops_per_sample: float | None = None,
@@ -95,6 +97,8 @@ class Trainer:
             optimizer: `optimizer(model)` returns an optimizer to use instead of `config.optimizer`,
                 made of the parameters of the model as the strategy has wrapped it (with
                 fsdp_scratch those are flat shards).
+            scheduler: `scheduler(optimizer, steps)` returns a scheduler to use instead of
+                `config.schedule`, which is stepped after each optimizer step; steps: of the run.
             after_step: `after_step(step)` is called at the end of each step.
             sinks: Further places for rank 0's records.
             flops_per_sample: FLOPs of forward and backward, for MFU.
@@ -107,6 +111,7 @@ class Trainer:
             validation=validation,
             measure=measure,
             optimizer=optimizer,
+            scheduler=scheduler,
             flops_per_sample=flops_per_sample,
             tokens_per_sample=tokens_per_sample,
         )

@@ -61,6 +61,10 @@ def batch_factor(global_batch_size: int, config: ScheduleConfig) -> float:
     return ratio if config.batch_rule == "linear" else math.sqrt(ratio)
 
 
+class BatchSchedule(LambdaLR):
+    """The schedule of a config: its rates follow from the batch, which a resumed run may have changed."""
+
+
 def make_schedule(
     optimizer: Optimizer,
     config: ScheduleConfig,
@@ -69,7 +73,7 @@ def make_schedule(
     *,
     by_samples: bool = False,
     rate_rule: RateRule = "Keep",
-) -> LambdaLR:
+) -> BatchSchedule:
     """Returns a torch scheduler. Call its step() after each optimizer step, once the order has advanced.
 
     Args:
@@ -89,10 +93,10 @@ def make_schedule(
         at = order.position / order.global_batch_size if by_samples else step
         return scale * rate_factor(order.growth, rate_rule) * factor(at, total, config)
 
-    return LambdaLR(optimizer, rate)
+    return BatchSchedule(optimizer, rate)
 
 
-def set_rates(optimizer: Optimizer, scheduler: LambdaLR) -> None:
+def set_rates(optimizer: Optimizer, scheduler: BatchSchedule) -> None:
     """Sets the rates of the next step by the present batch: those in a checkpoint are of the batch before."""
     shapes = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     rates = [base * rate(scheduler.last_epoch) for base, rate in shapes]

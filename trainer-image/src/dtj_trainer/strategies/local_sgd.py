@@ -23,6 +23,9 @@ from dtj_trainer.distributed.comm_timer import CommStats
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 
+BUCKET_ELEMENTS = 1 << 24
+"""An exchange copies so many elements at once, so that it needs little memory of its own."""
+
 
 @dataclass(kw_only=True, slots=True)
 class LocalSgdConfig:
@@ -151,8 +154,7 @@ class LocalSgd:
         self._anchors = None
 
     def _average(self, tensors: list[torch.Tensor]) -> None:
-        for dtype in sorted({each.dtype for each in tensors}, key=str):
-            alike = [each for each in tensors if each.dtype == dtype]
+        for alike in _buckets(tensors):
             whole = torch.cat([each.reshape(-1) for each in alike])
             dist.all_reduce(whole.div_(self._world_size))
             for each, mean in zip(alike, whole.split_with_sizes([t.numel() for t in alike]), strict=True):
@@ -165,3 +167,17 @@ class LocalSgd:
             for _, value in sorted(states.get(parameter, {}).items()):
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point():
                     yield value
+
+
+def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yields runs of tensors of one type, in order, each as large as a bucket unless one tensor is larger."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (tensor.dtype != bucket[0].dtype or size + tensor.numel() > BUCKET_ELEMENTS):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
