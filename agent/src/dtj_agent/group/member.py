@@ -178,9 +178,9 @@ class Member:
         return {
             "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
-            "state": self.state, "attempt": self.attempt, "history": self.history.to_json(),
+            "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome or self.held,
             "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
-            "outcome": self.outcome or self.held, "promised": self.promised, "remembers": self.remembers,
+            "promised": self.promised, "remembers": self.remembers,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
