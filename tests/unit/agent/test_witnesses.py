@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtj_agent.group.member import Finish, Identity, Member, Save, SendToCoordinator
+from dtj_agent.group.member import Identity, Member, Save
 from dtj_agent.group.messages import Now
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
@@ -265,7 +265,7 @@ def test_new_leader_ends_the_job_after_ten_seconds_unless_all_pods_are_there() -
 
 
 def ended(harness: CoordinatorHarness) -> list[int]:
-    return [ordinal for ordinal, message in harness.messages("finish") if not message.get("held")]
+    return [ordinal for ordinal, _ in harness.messages("finish")]
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False], ids=["another pod confirms", "the leader is cut off"])
@@ -274,8 +274,6 @@ def test_failure_ends_on_the_pod_of_the_leader_last(is_confirmed: bool) -> None:
     harness = with_spare(2, 1, max_restarts=0)
     harness.fail(1)
     harness.stopped(0, 1)
-    assert [(ordinal, message.get("held")) for ordinal, message in harness.messages("finish")] == [(0, True)]
-    harness.receive(0, "holds")
     assert sorted(ended(harness)) == [1, 2]
     if is_confirmed:
         harness.receive(2, "finished")
@@ -318,37 +316,6 @@ def test_member_remembers_once_it_is_started() -> None:
     one = _member({})
     one.received(START, Now(0.0, 0.0))
     assert (one.saved()["remembers"], one.hello(Now(0.0, 0.0))["remembers"]) == (True, True)
-
-
-FAILED = {"uid": "uid", "attempt": 5, "result": "Failed", "reason": "RestartBudgetSpent"}
-
-
-def test_outcome_that_is_held_survives_the_agent_and_ends_no_pod() -> None:
-    one = _member({"attempt": 5, "remembers": True})
-    answer = SendToCoordinator({"type": "holds"})
-    assert one.received({"type": "finish", "outcome": FAILED, "held": True}, Now(0.0, 0.0)) == [Save(), answer]
-    assert one.state == "idle"
-    again = _member(one.saved())
-    assert (again.state, again.hello(Now(0.0, 0.0))["outcome"]) == ("idle", FAILED)
-    effects = again.received({"type": "finish", "outcome": FAILED}, Now(0.0, 0.0))
-    assert Finish(FAILED) in effects
-
-
-@pytest.mark.parametrize("kind", ["start", "history"])
-def test_outcome_that_is_held_ends_with_a_later_attempt(kind: str) -> None:
-    one = _member({"attempt": 2, "remembers": True, "held": {**FAILED, "attempt": 2}})
-    later = past(2)
-    later.attempt = 3
-    one.received({**START, "history": later.to_json()} if kind == "start" else
-                 {"type": "history", "history": later.to_json()}, Now(0.0, 0.0))  # fmt: skip
-    assert (one.hello(Now(0.0, 0.0))["outcome"], one.saved()["held"]) == (None, None)
-
-
-def test_new_leader_adopts_an_outcome_that_is_held() -> None:
-    harness = after_a_loss(has_volume=True)
-    harness.join(1, attempt=5, history=past(2).to_json(), outcome=FAILED)
-    assert harness.coordinator.outcome == FAILED
-    assert sorted(ended(harness)) == [0, 1]
 
 
 def test_member_that_is_taught_keeps_it() -> None:

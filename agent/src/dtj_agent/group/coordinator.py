@@ -167,8 +167,6 @@ class Coordinator:
         elif kind == "finished":
             peer.state = FINISHED
             self.formation.confirmed(peer.ordinal)
-        elif kind == "holds" and peer.ordinal == self.ordinal:
-            self.formation.is_held = True
         elif kind == "beat" and self.lifecycle.is_current(peer, message.get("attempt", 0)):
             self.lifecycle.heard(peer, message, now)
         elif kind in ("stuck", "stopped", "done") and message["attempt"] == peer.attempt:
@@ -269,7 +267,9 @@ class Coordinator:
         if self.phase == PHASE_RENDEZVOUS:
             self._gather(now)
         if self.outcome is not None:
-            informed = self.formation.to_inform(self.ordinal, now)
+            # This agent's own copy is written last: it could end a job that the others continue.
+            own = None if self.formation.is_confirmed(self.ordinal, now) else self.ordinal
+            informed = {at: peer for at, peer in self.roster.without_outcome.items() if at != own}
             self._send_all(informed, {"type": "finish", "outcome": self.outcome})
             for at in informed:
                 del self.roster.without_outcome[at]
@@ -369,8 +369,8 @@ class Coordinator:
 
     def _fail(self, why: Fail, now: Now) -> None:
         if self.formation.may_end(now):
+            self.formation.ended(now)
             self._end(outcome.FAILED, why.reason, why.message, why.failure, now)
-            self.formation.hold(self.outcome, self.ordinal, now)
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
         """Ends the job, unless another coordinator continues it."""

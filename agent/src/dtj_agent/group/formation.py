@@ -20,7 +20,7 @@ from dtj_agent.group.effects import Outbox
 from dtj_agent.group.group_spec import GroupSpec
 from dtj_agent.group.history import History
 from dtj_agent.group.members import Members
-from dtj_agent.group.messages import DONE, Message, Now
+from dtj_agent.group.messages import DONE, Now
 from dtj_agent.group.recovery_timer import IN_PLACE, POD, SPARE, RecoveryTimer
 from dtj_agent.group.roster import Peer, Roster, listed
 from dtj_agent.group.witnesses import Witnesses
@@ -71,8 +71,6 @@ class Formation:
         """When a failure ends the job although a majority is away; 0: no failure waits."""
         self._confirm_by = 0.0
         """Until when a failure that has ended the job waits for confirmations."""
-        self.is_held = False
-        """The leader's own pod has stored the outcome."""
         self._confirmed: Set[int] = set()
         """The ordinals that hold the outcome."""
         self._is_bound_explained = False
@@ -200,32 +198,16 @@ class Formation:
         self._end_at = self._end_at or now.mono + seconds
         return now.mono >= self._end_at
 
-    def hold(self, final: Optional[Message], leader: int, now: Now) -> None:
-        """Lets the leader's own pod store the outcome of a failed job, which a majority must confirm, if one is there.
-
-        `final`: None if others have continued the job.
-        """
-        own = self._roster.peers.get(leader)
-        is_majority = self.is_variable and self._witnesses.are_majority(self._roster.peers.keys(), now)
-        if is_majority and own is not None and final is not None:
+    def ended(self, now: Now) -> None:
+        """Notes that the job fails, which a majority must confirm, if one is there."""
+        if self.is_variable and self._witnesses.are_majority(self._roster.peers.keys(), now):
             self._confirm_by = now.mono + names.FIRST_START_SECONDS
-            self._outbox.send(own.conn, {"type": "finish", "outcome": final, "held": True})
 
     def confirmed(self, ordinal: int) -> None:
         self._confirmed.add(ordinal)
 
-    def to_inform(self, leader: int, now: Now) -> Dict[int, Peer]:
-        """Returns the agents, by ordinal, that the outcome may be sent to now.
-
-        A failure is first held by the leader's own pod, so that it survives the leader's agent, then
-        sent to the others. The leader's own pod ends last: it could end a job that the others continue.
-        """
-        waiting = self._roster.without_outcome
-        if leader not in self._roster.peers or self._is_confirmed(leader, now):
-            return dict(waiting)
-        return {ordinal: peer for ordinal, peer in waiting.items() if ordinal != leader} if self.is_held else {}
-
-    def _is_confirmed(self, leader: int, now: Now) -> bool:
+    def is_confirmed(self, leader: int, now: Now) -> bool:
+        """Returns whether the end of the job holds also if this leader is cut off from now on."""
         return now.mono >= self._confirm_by or self._roster.is_majority(self._confirmed | {leader})
 
     def ending(self, now: Now) -> str:

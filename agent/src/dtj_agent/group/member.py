@@ -125,8 +125,6 @@ class Member:
         """No start below this number is followed: a coordinator has been promised that."""
         self.remembers = bool(saved.get("remembers", self.attempt > 0)) or final is not None
         """Whether this pod has been part of the group (witnesses.py)."""
-        self.held: Optional[Message] = saved.get("held")
-        """An outcome that the leader in this pod has decided, and that no other pod may have heard of."""
         self._led_by = int(saved.get("ledBy") or 0)
         """The ordinal that leads the attempt."""
         self.linked = False
@@ -178,7 +176,7 @@ class Member:
         return {
             "type": "hello", "version": PROTOCOL_VERSION, "uid": me.uid, "ordinal": me.ordinal,
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
-            "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome or self.held,
+            "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
             "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
             "promised": self.promised, "remembers": self.remembers,
         }  # fmt: skip
@@ -189,9 +187,6 @@ class Member:
             return self._start(message)
         if kind == "stop":
             return self._stop_asked(message, now)
-        if kind == "finish" and message.get("held") is True and self.outcome is None:
-            self.held = message["outcome"]
-            return [Save(), SendToCoordinator({"type": "holds"})]
         if kind == "finish":
             return self._finish(message["outcome"], now)
         if kind == "history":
@@ -291,7 +286,6 @@ class Member:
             "terminated": self._left_work,
             "promised": self.promised,
             "remembers": self.remembers,
-            "held": self.held,
             "ledBy": self._led_by,
             "history": self.history.to_json(),
         }
@@ -306,11 +300,15 @@ class Member:
                 return [Log(why)]  # the connection's end is the answer
             # This should be impossible. If it happens, the others must not wait for this pod's
             # ranks.
-            code = diagnosis.EXEC_NO_RESOURCES
-            evidence = {"rank": message["nodeRank"], "exitCode": code, "logTail": why, "oom": False}
+            evidence = {
+                "rank": message["nodeRank"],
+                "exitCode": diagnosis.EXEC_NO_RESOURCES,
+                "logTail": why,
+                "oom": False,
+            }
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
-        self.terminated, self.remembers, self.held = False, True, None
+        self.terminated, self.remembers = False, True
         self._led_by = int(number(message.get("leader")))
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])
@@ -365,8 +363,6 @@ class Member:
         if not theirs.newer_than(self.history):
             return []
         self.history = theirs
-        if outcome.ended_attempt(self.held or {}) < theirs.attempt:
-            self.held = None
         if self.outcome is None or outcome.ended_attempt(self.outcome) >= theirs.attempt:
             return [Save()]
         text = "dropped the outcome of attempt %d: attempt %d has started" % (

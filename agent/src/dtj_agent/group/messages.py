@@ -3,7 +3,7 @@
 A member dials the coordinator (election.py finds it; the one in the same process too) and sends
 `hello`. An agent that does not coordinate answers with `known`, and closes. Otherwise, from then on:
 
-    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, holds, finished, promised, beat
+    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, promised, beat
     coordinator -> member   start, stop, finish, history, promise, remember, beat
     anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are
 
@@ -62,7 +62,6 @@ _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "event": {"event": (dict,)},
     "leaving": {"grace": (int, float)},
     "finished": {},
-    "holds": {},
     "beat": {},
 }  # fmt: skip
 
