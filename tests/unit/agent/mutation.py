@@ -8,6 +8,7 @@ that runs out of CPU time hangs, which counts as found.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import inspect
 import itertools
@@ -27,6 +28,8 @@ LIST = Path(__file__).with_name("mutations.toml")
 GROUP = "dtj_agent.group."
 CPU_SECONDS = 30
 """A child that takes longer hangs: all unit tests and seeds take a few seconds."""
+WALL_SECONDS = 600
+"""A child that takes longer stands still, which is an error of the run and finds nothing."""
 MODULES = (
     "coordinator", "attempt_number", "member", "group_edges", "coordinator_history", "stuck", "restart_policy",
     "progress", "diagnosis", "saves", "failures", "effect_order", "connection_losses", "coordinator_work", "hang_watch",
@@ -185,6 +188,10 @@ def attempt(
     child = os.fork()
     if child == 0:
         try:
+            # Finalizers of the parent's objects would wait for its threads, which the child does not have.
+            gc.freeze()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(WALL_SECONDS)
             # CPU time, not wall time: a busy machine hangs nobody.
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
