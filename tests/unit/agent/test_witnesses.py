@@ -103,6 +103,21 @@ def test_leader_teaches_a_new_pod_once_a_majority_was_heard_after_it_had_joined(
     assert harness.coordinator.peers[2].remembers
 
 
+def test_many_new_pods_cost_no_message_each_to_all_others() -> None:
+    """The heartbeats of the next two seconds teach them."""
+    harness = with_spare(5, 2)
+    for ordinal in (5, 6):
+        harness.leave(ordinal)
+    harness.wait(1)
+    for ordinal in (5, 6):
+        harness.join(ordinal, generation=1, incarnation="new", **NEW)
+    assert len(harness.messages("promise")) == 5, "for the first one only"
+    harness.time += 0.001
+    beats(harness, 0, 1, 2, 3)
+    harness.wait(1)
+    assert sorted(taught(harness)) == [(5, 1), (6, 1)]
+
+
 def test_new_pods_do_not_teach_each_other() -> None:
     harness = with_spare(2, 3)
     for ordinal in (2, 3, 4):

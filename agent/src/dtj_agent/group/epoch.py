@@ -93,11 +93,12 @@ class Epoch:
         """Asks a member that has joined for its promise, if a number is requested.
 
         To teach one that remembers nothing, the others are asked for the last attempt's number once
-        more: their answers show at once that they have not gone to another coordinator.
+        more: their answers show at once that they have not gone to another coordinator. Several are
+        taught by `tick`, or the work of a large group that loses many pods would grow with their square.
         """
         if self.asked:
             outbox.send(peer.conn, {"type": "promise", "attempt": self.asked})
-        if self.number and not peer.remembers:
+        if self.number and not peer.remembers and len(self._roster.forgetful) == 1:
             for other in self._roster.peers.values():
                 if other.remembers:
                     outbox.send(other.conn, {"type": "promise", "attempt": attempt})
@@ -105,7 +106,8 @@ class Epoch:
     def promised(self, peer: Peer, message: Message, known: int, outbox: Outbox, now: Now) -> bool:
         """Returns whether the peer's answer decides on the number that is requested. `known`: as for `teach`."""
         if message["attempt"] != self.asked:
-            self.teach(known, outbox, now)
+            if len(self._roster.forgetful) == 1:
+                self.teach(known, outbox, now)
             return False
         if message["granted"]:
             self._promises.add(peer.ordinal)

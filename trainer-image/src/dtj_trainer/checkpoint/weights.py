@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dtj_trainer.checkpoint import folder
 from dtj_trainer.checkpoint.export import read_part
 from dtj_trainer.errors import ConfigError
 
@@ -62,7 +63,9 @@ def load_weights(model: nn.Module, path: Path, *, partial: bool = False) -> None
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     if path.is_dir():
-        files = _safetensors_of(path)
+        # A job's folder may hold exports, too.
+        is_ours = (path / "manifest.json").is_file() or any(folder.committed(path))
+        files = [] if is_ours else _safetensors_of(path)
         return {name: tensor for file in files for name, tensor in _read(file).items()} if files else read_part(path)[1]
     if not path.is_file():
         raise ConfigError(f"init_from={path}: there is no such file or folder")
@@ -88,10 +91,10 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     return loaded
 
 
-def _safetensors_of(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file():
-        return [folder / name for name in sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))]
-    return sorted(folder.glob("*.safetensors"))
+def _safetensors_of(path: Path) -> list[Path]:
+    if (path / INDEX).is_file():
+        return [path / name for name in sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))]
+    return sorted(path.glob("*.safetensors"))
 
 
 def _without_prefix(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
