@@ -63,6 +63,18 @@ def test_new_pods_start_the_first_attempt_although_a_spare_has_no_room() -> None
     assert all(peer.remembers for peer in harness.coordinator.peers.values())
 
 
+@pytest.mark.parametrize("past_of_one", [{"promised": 5}, {"history": past(2).to_json()}], ids=["promise", "history"])
+def test_pods_that_remember_nothing_wait_if_one_has_heard_of_an_attempt(past_of_one: dict[str, object]) -> None:
+    """The others, which are away, have started it, and may have ended the job."""
+    harness = CoordinatorHarness(2, spares=1, has_volume=False)
+    harness.join(0, **NEW, **past_of_one)
+    harness.join(2, **NEW)
+    harness.wait(names.FIRST_START_SECONDS - 1)
+    assert started(harness) == []
+    harness.wait(1)
+    assert started(harness) == [[0, 2]]
+
+
 def test_promise_ends_with_the_link_of_its_agent() -> None:
     harness = CoordinatorHarness(3, has_volume=False)
     harness.promises = False
@@ -244,74 +256,6 @@ def test_new_coordinator_waits_longer_where_the_others_are_new() -> None:
     assert harness.leases == []
     harness.wait(names.FIRST_START_SECONDS - names.TAKEOVER_SECONDS)
     assert harness.leases == [6]
-
-
-@pytest.mark.parametrize("returns", [True, False], ids=["others return", "nobody returns"])
-def test_leader_that_is_cut_off_ends_the_job_after_a_minute_only(returns: bool) -> None:
-    """The others may continue it, and know of no failure."""
-    harness = with_spare(2, 3, max_restarts=0)
-    for ordinal in (2, 3, 4):
-        harness.leave(ordinal)
-    harness.fail(0)
-    harness.stopped(0, 1)
-    assert harness.coordinator.outcome is None
-    assert harness.coordinator.phase_message(harness.now()) == "the job fails in 60 s, unless other pods continue it"
-    harness.wait(names.FIRST_START_SECONDS - 1)
-    assert (harness.coordinator.outcome, len(harness.coordinator.history.failures)) == (None, 1)
-    if returns:
-        harness.join(2, generation=1)
-    else:
-        harness.wait(1)
-    assert harness.coordinator.outcome is not None
-    assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
-
-
-def test_new_leader_ends_the_job_after_ten_seconds_unless_all_pods_are_there() -> None:
-    """An attempt that the others know nothing of may have started on the pod that is away."""
-    harness = CoordinatorHarness(2, spares=1, history=past(2), has_volume=True, max_restarts=0)
-    join(harness, 1)
-    broke = {"attempt": 5, "silence": 0.1, "ago": 0.1, "step": None, "leader": 1}
-    harness.join(0, attempt=5, history=past(2).to_json(), crashed=True, interrupted=broke)
-    harness.wait(names.CRASH_CAUSE_SECONDS)
-    assert harness.coordinator.outcome is None
-    harness.wait(names.TAKEOVER_SECONDS)
-    assert harness.coordinator.outcome is not None
-    assert harness.leases == []
-
-
-def ended(harness: CoordinatorHarness) -> list[int]:
-    return [ordinal for ordinal, _ in harness.messages("finish")]
-
-
-@pytest.mark.parametrize("is_confirmed", [True, False], ids=["another pod confirms", "the leader is cut off"])
-def test_failure_ends_on_the_pod_of_the_leader_last(is_confirmed: bool) -> None:
-    """A leader that is cut off just then would have ended a job that the others continue."""
-    harness = with_spare(2, 1, max_restarts=0)
-    harness.fail(1)
-    harness.stopped(0, 1)
-    assert sorted(ended(harness)) == [1, 2]
-    if is_confirmed:
-        harness.receive(2, "finished")
-    else:
-        harness.leave(1)
-        harness.leave(2)
-        harness.wait(names.FIRST_START_SECONDS - 1)
-        assert 0 not in ended(harness)
-        harness.wait(1)
-    assert ended(harness).count(0) == 1
-
-
-def test_success_and_the_failure_of_a_fixed_group_end_everywhere_at_once() -> None:
-    fixed = CoordinatorHarness(2, max_restarts=0)
-    for ordinal in (0, 1):
-        fixed.join(ordinal)
-    fixed.fail(1)
-    fixed.stopped(0, 1)
-    assert sorted(ended(fixed)) == [0, 1]
-    spared = with_spare(2, 1)
-    for ordinal in (0, 1):
-        spared.receive(ordinal, "done", attempt=1, port=21000)
-    assert sorted(ended(spared)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("saved", "final", "remembers"), [

@@ -22,6 +22,7 @@ from dtj_agent.group import outcome, waiting
 from dtj_agent.group.admission import Admission
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Effect, Outbox
+from dtj_agent.group.ending import Ending
 from dtj_agent.group.epoch import Epoch
 from dtj_agent.group.formation import Formation
 from dtj_agent.group.goodput import GoodputTracker
@@ -58,6 +59,7 @@ class Coordinator:
         self.policy = self.lifecycle.policy
         witnesses = Witnesses(self.roster)
         self.formation = Formation(spec, self.roster, witnesses, self._outbox, now)
+        self.ending = Ending(spec, self.formation, self.roster, witnesses, self._outbox)
         self.lease = LeaseRequest()
         self.epoch = Epoch(self.roster, witnesses, history, spec.attempt_floor)
         self._admission = Admission(spec, self.roster)
@@ -138,7 +140,9 @@ class Coordinator:
         if newer is not None:
             self.lifecycle.continue_from(newer)
         self.roster.add(Peer(conn, hello, now))
-        self._adopt(hello)
+        final = self.ending.met(hello, self._known_attempt) if self.outcome is None else None
+        if final is not None:
+            self._finish(final)
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
             self._outbox.send(conn, self._history_message())
@@ -164,9 +168,11 @@ class Coordinator:
             self.goodput.event(message["event"], now)
         elif kind == "leaving":
             self.lifecycle.member_leaving(peer, float(message["grace"]), now)
+        elif kind == "holds":
+            self.ending.is_held_by(peer.ordinal)
         elif kind == "finished":
             peer.state = FINISHED
-            self.formation.confirmed(peer.ordinal)
+            self.ending.is_held_by(peer.ordinal)
         elif kind == "beat" and self.lifecycle.is_current(peer, message.get("attempt", 0)):
             self.lifecycle.heard(peer, message, now)
         elif kind in ("stuck", "stopped", "done") and message["attempt"] == peer.attempt:
@@ -267,12 +273,7 @@ class Coordinator:
         if self.phase == PHASE_RENDEZVOUS:
             self._gather(now)
         if self.outcome is not None:
-            # This agent's own copy is written last: it could end a job that the others continue.
-            own = None if self.formation.is_confirmed(self.ordinal, now) else self.ordinal
-            informed = {at: peer for at, peer in self.roster.without_outcome.items() if at != own}
-            self._send_all(informed, {"type": "finish", "outcome": self.outcome})
-            for at in informed:
-                del self.roster.without_outcome[at]
+            self.ending.inform(self.outcome, now)
         elif now.mono >= self._send_after:
             self._send_history(now)
         return self._outbox.take()
@@ -308,6 +309,9 @@ class Coordinator:
         self.formation.gather(self.history, now)
         whole = self.roster.is_whole
         last = self.history.attempt
+        found = self.ending.found(self._known_attempt)
+        if found is not None:
+            return self._decide(found, now) if self.ending.may_end(now) else None
         if last and self.formation.have_done(self.history):
             # The coordinator was away when the last of them finished; their work is complete.
             self.lifecycle.attempt = Attempt(last, self.formation.members(self.history), self.spec.processes)
@@ -348,6 +352,7 @@ class Coordinator:
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         self._failed = None
         self.epoch.started(attempt, chosen, self._outbox)
+        self.ending.started()
         self.formation.starting(chosen, self.lifecycle.due_recovery(now), self.history, now)
         self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
         self._sent_revision = self.history.revision
@@ -368,8 +373,7 @@ class Coordinator:
         self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
 
     def _fail(self, why: Fail, now: Now) -> None:
-        if self.formation.may_end(now):
-            self.formation.ended(now)
+        if self.ending.may_end(now):
             self._end(outcome.FAILED, why.reason, why.message, why.failure, now)
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
@@ -379,21 +383,15 @@ class Coordinator:
             return
         self.lifecycle.ended(result == outcome.SUCCEEDED, now)
         uid, floor = self.spec.uid, self.spec.attempt_floor
-        self._finish(outcome.build(uid, result, reason, message, failure, self.history, now.wall, floor))
+        self._decide(outcome.build(uid, result, reason, message, failure, self.history, now.wall, floor), now)
+
+    def _decide(self, final: Message, now: Now) -> None:
+        """Ends the job, by the outcome that an agent here holds already if one does."""
+        final = self.ending.found(self._known_attempt) or final
+        self._finish(final)
+        self.ending.decided(final, now)
 
     def _finish(self, final: Message) -> None:
         self.outcome = final
         self.lifecycle.finish(str(final.get("reason")))
         self._outbox.log("the job is finished: %s, %s: %s" % outcome.summary(final))
-
-    def _adopt(self, hello: Message) -> None:
-        """Takes over the outcome that a member holds, unless the job has continued after it."""
-        final = hello.get("outcome")
-        if self.outcome is None and isinstance(final, dict) and final.get("uid") == self.spec.uid:
-            if outcome.ended_attempt(final) < self._known_attempt:
-                # The history that the member is sent next makes it continue.
-                over = (hello["pod"], outcome.ended_attempt(final))
-                return self._outbox.log("%s holds the outcome of attempt %d, which is over" % over)
-            self._outbox.log("%s already holds the outcome %s" % (hello["pod"], final.get("result")))
-            self._finish(final)
-        return None

@@ -13,7 +13,7 @@ where the script writes any.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from dtj_agent.group.attempt import Attempt
 from dtj_agent.group.effects import Outbox
@@ -62,17 +62,11 @@ class Formation:
         self._short_since: Optional[float] = now.mono
         """Since when the group can't be as large as it was; None: it can."""
         self._began = now.mono
-        self._is_new = True
+        self.is_new = True
         """This coordinator has started no attempt."""
         self._has_waited = False
         """The next attempt could not start when its predecessor had ended."""
         self._wait_until = 0.0
-        self._end_at = 0.0
-        """When a failure ends the job although a majority is away; 0: no failure waits."""
-        self._confirm_by = 0.0
-        """Until when a failure that has ended the job waits for confirmations."""
-        self._confirmed: Set[int] = set()
-        """The ordinals that hold the outcome."""
         self._is_bound_explained = False
         self._ready_since: Dict[Peer, float] = {}
         """Agents that the running attempt could grow by, and since when."""
@@ -178,42 +172,9 @@ class Formation:
             return True
         if 2 * joined <= pods or not self._witnesses.are_majority(self._roster.peers.keys(), now):
             # A lease fences the others, but holds no history.
-            return self._spec.has_volume and (not self._is_new or waited >= names.FIRST_START_SECONDS)
+            return self._spec.has_volume and (not self.is_new or waited >= names.FIRST_START_SECONDS)
         may_be_over = self._roster.has_completed(history.attempt)
-        return not self._is_new or waited >= (names.FIRST_START_SECONDS if may_be_over else names.TAKEOVER_SECONDS)
-
-    def may_end(self, now: Now) -> bool:
-        """Returns whether a failure may end the job now.
-
-        A leader that is cut off from a majority waits for a minute, and one that has started nothing
-        for ten seconds: others may continue the job, and it follows them as soon as it meets one.
-        """
-        peers = self._roster.peers
-        if not self.is_variable or len(peers) >= self._roster.pods:
-            return True
-        is_cut_off = not self._witnesses.are_majority(peers.keys(), now)
-        if not is_cut_off and not self._is_new:
-            return True
-        seconds = names.FIRST_START_SECONDS if is_cut_off else names.TAKEOVER_SECONDS
-        self._end_at = self._end_at or now.mono + seconds
-        return now.mono >= self._end_at
-
-    def ended(self, now: Now) -> None:
-        """Notes that the job fails, which a majority must confirm, if one is there."""
-        if self.is_variable and self._witnesses.are_majority(self._roster.peers.keys(), now):
-            self._confirm_by = now.mono + names.FIRST_START_SECONDS
-
-    def confirmed(self, ordinal: int) -> None:
-        self._confirmed.add(ordinal)
-
-    def is_confirmed(self, leader: int, now: Now) -> bool:
-        """Returns whether the end of the job holds also if this leader is cut off from now on."""
-        return now.mono >= self._confirm_by or self._roster.is_majority(self._confirmed | {leader})
-
-    def ending(self, now: Now) -> str:
-        """Returns that the job ends soon; "" if it does not."""
-        left = self._end_at - now.mono
-        return "the job fails in %.0f s, unless other pods continue it" % left if left > 0 else ""
+        return not self.is_new or waited >= (names.FIRST_START_SECONDS if may_be_over else names.TAKEOVER_SECONDS)
 
     def waiting(self, history: History, now: Now) -> str:
         """Returns which agents the group waits for, and how long an elastic group does; "" if none is missing."""
@@ -235,7 +196,7 @@ class Formation:
             text = "%s, warm and idle until now, took the place of %s" % (came, went)
             history.event("Normal", Reason.SPARE_USED, text, now.wall)
             # A new coordinator gathers for a moment in any case.
-            has_waited = now.mono >= self._began + names.READY_SECONDS if self._is_new else self._has_waited
+            has_waited = now.mono >= self._began + names.READY_SECONDS if self.is_new else self._has_waited
             if not has_waited and len(after) >= len(before):
                 recovery.kind = SPARE
         if recovery is not None and before:
@@ -248,8 +209,7 @@ class Formation:
             text = "the group trains with %d pods instead of %d%s" % (len(after), len(before) or wanted, without)
             history.event("Warning" if len(after) < wanted else "Normal", Reason.GROUP_SHRUNK, text, now.wall)
         history.members = Members.of(after)
-        self._is_new = False
-        self._end_at = 0.0
+        self.is_new = False
         self._short_since, self._has_waited, self._due_since = None, False, None
         self._ready_since = {}
 

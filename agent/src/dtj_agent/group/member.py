@@ -125,6 +125,8 @@ class Member:
         """No start below this number is followed: a coordinator has been promised that."""
         self.remembers = bool(saved.get("remembers", self.attempt > 0)) or final is not None
         """Whether this pod has been part of the group (witnesses.py)."""
+        self.held: Optional[Message] = saved.get("held")
+        """An outcome that ends the job as soon as a majority holds it (ending.py)."""
         self._led_by = int(saved.get("ledBy") or 0)
         """The ordinal that leads the attempt."""
         self.linked = False
@@ -178,7 +180,7 @@ class Member:
             "incarnation": me.incarnation, "pod": me.pod, "node": me.node, "address": me.address, "port": self.port,
             "state": self.state, "attempt": self.attempt, "history": self.history.to_json(), "outcome": self.outcome,
             "crashed": self.crashed, "terminated": self.terminated, "interrupted": interrupted,
-            "promised": self.promised, "remembers": self.remembers,
+            "promised": self.promised, "remembers": self.remembers, "held": self.held,
         }  # fmt: skip
 
     def received(self, message: Message, now: Now) -> List[Effect]:
@@ -187,6 +189,8 @@ class Member:
             return self._start(message)
         if kind == "stop":
             return self._stop_asked(message, now)
+        if kind == "hold":
+            return self._hold(message["outcome"])
         if kind == "finish":
             return self._finish(message["outcome"], now)
         if kind == "history":
@@ -243,10 +247,8 @@ class Member:
             return []
         self.state = DONE if self._all_succeeded else IDLE
         answer = "done" if self._all_succeeded else "stopped"
-        effects: List[Effect] = [
-            SendToCoordinator({"type": answer, "attempt": self.attempt, "port": self.port}),
-            Save(),
-        ]
+        report = SendToCoordinator({"type": answer, "attempt": self.attempt, "port": self.port})
+        effects: List[Effect] = [report, Save()]
         if self._pending_outcome is not None:
             return effects + self._finish(self._pending_outcome, now)
         return effects + ([Exit(names.EXIT_TERMINATED)] if self.leaving else [])
@@ -286,6 +288,7 @@ class Member:
             "terminated": self._left_work,
             "promised": self.promised,
             "remembers": self.remembers,
+            "held": self.held,
             "ledBy": self._led_by,
             "history": self.history.to_json(),
         }
@@ -298,24 +301,17 @@ class Member:
             why = "attempt %d is not started: this pod is %s, at attempt %d" % (attempt, self.state, self.attempt)
             if self.leaving:
                 return [Log(why)]  # the connection's end is the answer
-            # This should be impossible. If it happens, the others must not wait for this pod's
-            # ranks.
-            evidence = {
-                "rank": message["nodeRank"],
-                "exitCode": diagnosis.EXEC_NO_RESOURCES,
-                "logTail": why,
-                "oom": False,
-            }
+            # This should be impossible. If it happens, the others must not wait for this pod's ranks.
+            code = diagnosis.EXEC_NO_RESOURCES
+            evidence = {"rank": message["nodeRank"], "exitCode": code, "logTail": why, "oom": False}
             return [Log(why), SendToCoordinator({"type": "failed", "attempt": attempt, "failures": [evidence]})]
         self.attempt, self.state, self.crashed = attempt, RUNNING, False
-        self.terminated, self.remembers = False, True
+        self.terminated, self.remembers, self.held = False, True, None
         self._led_by = int(number(message.get("leader")))
         self._broken_at, self._all_succeeded, self._step = None, False, None
         self.history = History.from_json(message["history"])
-        return [
-            Save(),
-            Spawn(attempt, message["nodeRank"], message["nodes"], message["masterAddr"], message["masterPort"]),
-        ]
+        nodes = message["nodeRank"], message["nodes"]
+        return [Save(), Spawn(attempt, *nodes, message["masterAddr"], message["masterPort"])]
 
     def _promise(self, attempt: int) -> List[Effect]:
         """Promises to follow no start below `attempt`, unless that number or a greater one is known here."""
@@ -363,27 +359,35 @@ class Member:
         if not theirs.newer_than(self.history):
             return []
         self.history = theirs
+        if outcome.ended_attempt(self.held or {}) < theirs.attempt:
+            self.held = None
         if self.outcome is None or outcome.ended_attempt(self.outcome) >= theirs.attempt:
             return [Save()]
-        text = "dropped the outcome of attempt %d: attempt %d has started" % (
-            outcome.ended_attempt(self.outcome),
-            theirs.attempt,
-        )
+        over = outcome.ended_attempt(self.outcome), theirs.attempt
+        text = "dropped the outcome of attempt %d: attempt %d has started" % over
         self.state, self.outcome = IDLE, None
-        return [
-            Log(text),
-            Forget(),
-            Save(),
-            SendToCoordinator({"type": "stopped", "attempt": self.attempt, "port": self.port}),
-        ]
+        stopped = SendToCoordinator({"type": "stopped", "attempt": self.attempt, "port": self.port})
+        return [Log(text), Forget(), Save(), stopped]
 
-    def _finish(self, final: Message, now: Now) -> List[Effect]:
+    def _hold(self, final: Message) -> List[Effect]:
+        """Stores an outcome that does not end this pod yet."""
+        known = self._known_end(final)
+        if not known:
+            self.held = final
+        return known or [Save(), SendToCoordinator({"type": "holds"})]
+
+    def _known_end(self, final: Message) -> List[Effect]:
+        """Returns the answer to an outcome that is known here, or that a replaced coordinator sends; else none."""
         if self.state == FINISHED:
             return [SendToCoordinator({"type": "finished"})]
-        if outcome.ended_attempt(final) < self.known_attempt:
-            # The coordinator was replaced and does not know it.
-            text = "dropped the outcome of attempt %d: a later attempt has started"
-            return [Log(text % outcome.ended_attempt(final))]
+        if outcome.ended_attempt(final) >= self.known_attempt:
+            return []
+        return [Log("dropped the outcome of attempt %d: a later attempt has started" % outcome.ended_attempt(final))]
+
+    def _finish(self, final: Message, now: Now) -> List[Effect]:
+        known = self._known_end(final)
+        if known:
+            return known
         if self.state in (RUNNING, STOPPING):
             self._pending_outcome = final
             grace = self.identity.stop_grace
@@ -391,6 +395,6 @@ class Member:
         # The container of stuck workers can't end, and its termination message can't be read:
         # /status shows the outcome.
         stays = self.state == STUCK
-        self.state, self.outcome, self._pending_outcome = FINISHED, final, None
+        self.state, self.outcome, self._pending_outcome, self.held = FINISHED, final, None, None
         effects: List[Effect] = [Finish(final), Save(), SendToCoordinator({"type": "finished"})]
         return effects if stays else [*effects, Exit(outcome.exit_code(final))]

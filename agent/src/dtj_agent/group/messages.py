@@ -3,8 +3,8 @@
 A member dials the coordinator (election.py finds it; the one in the same process too) and sends
 `hello`. An agent that does not coordinate answers with `known`, and closes. Otherwise, from then on:
 
-    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, finished, promised, beat
-    coordinator -> member   start, stop, finish, history, promise, remember, beat
+    member -> coordinator   failed, done, stopped, stuck, progress, event, leaving, holds, finished, promised, beat
+    coordinator -> member   start, stop, hold, finish, history, promise, remember, beat
     anyone -> anyone        announce, answered by `known`: where an agent and the coordinator are
 
 A beat of a member may hold `attempt`, `ranks` (vitals.py), `stacks` (rank -> text) and `warming` (its
@@ -49,6 +49,7 @@ _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "start": {"attempt": _INT, "nodeRank": _INT, "nodes": _INT, "masterAddr": (str,), "masterPort": _INT,
               "history": (dict,)},
     "stop": {"attempt": _INT, "grace": (int, float)},
+    "hold": {"outcome": (dict,)},
     "finish": {"outcome": (dict,)},
     "history": {"history": (dict,)},
     "promise": {"attempt": _INT},
@@ -61,6 +62,7 @@ _REQUIRED: Dict[str, Dict[str, Tuple[type, ...]]] = {
     "progress": {"attempt": _INT, "progress": (dict,)},
     "event": {"event": (dict,)},
     "leaving": {"grace": (int, float)},
+    "holds": {},
     "finished": {},
     "beat": {},
 }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Collection, Dict, List, Optional
 
 from dtj_agent.group.group_spec import GroupSpec
+from dtj_agent.group.history import number
 from dtj_agent.group.members import Members
 from dtj_agent.group.messages import DONE, FINISHED, IDLE, STOPPING, STUCK, Message, Now
 
@@ -38,6 +39,8 @@ class Peer:
         self.attempt: int = hello["attempt"]
         self.promised: int = hello.get("promised") or 0
         """The greatest attempt number that it has promised to a coordinator."""
+        self.has_past = self.promised > 0 or number(hello["history"].get("attempt")) > 0
+        """Whether it knew before it joined that somebody has started an attempt, or was about to."""
         self.remembers: bool = hello.get("remembers") is not False
         """Whether it has kept its promises (witnesses.py). Agents of older versions do not report it."""
         self.since = self.heard = now.mono
@@ -115,6 +118,8 @@ class Roster:
         """The agents that were not sent the outcome yet, by ordinal."""
         self.forgetful: Dict[int, Peer] = {}
         """The agents that remember nothing, by ordinal."""
+        self.has_past = False
+        """Whether any agent that has joined knew that the job has a past."""
         self.greatest_attempt = 0
         """The greatest attempt that an agent was started for before it joined."""
         self.size = spec.replicas
@@ -135,6 +140,7 @@ class Roster:
 
     def add(self, peer: Peer) -> None:
         self.peers[peer.ordinal] = self.without_outcome[peer.ordinal] = self._by_conn[peer.conn] = peer
+        self.has_past = self.has_past or peer.has_past
         self.greatest_attempt = max(self.greatest_attempt, peer.attempt)
         self.greatest_promise = max(self.greatest_promise, peer.promised)
         peer.index = self._index

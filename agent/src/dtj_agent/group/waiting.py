@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def describe(group: Coordinator, now: Now) -> str:
     """Returns the most important thing that the group waits for; "" if it waits for nothing that has a name."""
-    ending = group.formation.ending(now)
+    ending = group.ending.describe(now)
     if group.phase == PHASE_STOPPING:
         pods = [peer.pod for peer in group.lifecycle.stopping]
         return "waiting for the workers of %s to terminate" % listed(pods, len(pods)) if pods else ending

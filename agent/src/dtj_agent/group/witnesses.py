@@ -4,7 +4,7 @@ A pod that was replaced has lost its promises with its disk. If it counted towar
 every other, two majorities could share just this ordinal, and promise one number twice. One of these
 must hold before it counts:
 
-    all pods are here, or nobody remembers anything, as at the first start
+    all pods are here, or nobody remembers or has heard anything, as at the first start
     a leader has taught it, because a majority of the others was heard after it had joined
     a minute has passed since it joined, so that a group that has lost its memory is not lost too
 
@@ -29,8 +29,8 @@ class Witnesses:
 
     @property
     def are_all_new(self) -> bool:
-        """Whether nobody here remembers anything."""
-        return len(self._roster.forgetful) == len(self._roster.peers)
+        """Whether nobody here remembers anything, or has heard of a past of the job."""
+        return len(self._roster.forgetful) == len(self._roster.peers) and not self._roster.has_past
 
     def are_majority(self, ordinals: AbstractSet[int], now: Now) -> bool:
         """Returns whether those of `ordinals` that can vouch are a majority of the job's pods."""

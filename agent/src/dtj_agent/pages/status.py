@@ -33,9 +33,10 @@ def coordinator_status(
         for _, peer in sorted(coordinator.peers.items())
     ]
     productive = coordinator.goodput.productive_seconds(now)
+    final = coordinator.outcome if coordinator.ending.is_certain(now) else None
     return _page(
         settings, coordinator.history, coordinator.phase, coordinator.phase_reason, coordinator.phase_message(now),
-        coordinator.waiting_for, members, productive, coordinator.outcome, leader,
+        coordinator.waiting_for, members, productive, final, leader,
         coordinator.goodput.steps_unknown(now), coordinator.lifecycle.stragglers(), coordinator.size,
     )  # fmt: skip
 
