@@ -64,6 +64,7 @@ class Agent:
         self.workers.on_reports = self._send_reports
         self.workers.on_store_failed = self._on_store_failed
         self.workers.watch.on_stopped = self._send_beat
+        self.workers.on_warm = self._send_beat  # a group that can grow waits for it
         self.member.port = self.workers.port
         self.server = AgentServer(
             loop,
@@ -77,7 +78,7 @@ class Agent:
 
         resolver = Resolver(loop)
         self._link = CoordinatorLink(loop, resolver, settings.secret, self.log)
-        self._link.on_open = lambda: self._do(self.member.connected(self._now()))
+        self._link.on_open = self._on_linked
         self._link.on_closed = lambda silence: self._do(self.member.disconnected(silence, self._now()))
         self.leadership = Leadership(
             loop,
@@ -188,6 +189,10 @@ class Agent:
         messages = self.workers.take_reports() if self._link.is_open else []
         self._do([member.SendToCoordinator(message) for message in messages])
         return bool(messages)
+
+    def _on_linked(self) -> None:
+        self._do(self.member.connected(self._now()))
+        self._send_beat()
 
     def _send_beat(self) -> None:
         """Sends a heartbeat, with the vitals of the ranks that run."""

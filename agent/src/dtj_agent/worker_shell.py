@@ -26,7 +26,7 @@ from dtj_contract import names
 class WorkerShell:
     """Calls back: `on_exit` with the workers that ended, `on_gone` once none is left after `stop`,
     `on_stuck` with why SIGKILL does not end them, `on_reports` when reports are urgent,
-    `on_store_failed` with why there is no store.
+    `on_store_failed` with why there is no store, `on_warm` when workers can be forked, or never will.
     """
 
     def __init__(self, loop: Loop, settings: AgentSettings, environ: Mapping[str, str], output: PodOutput) -> None:
@@ -35,6 +35,7 @@ class WorkerShell:
         self.on_stuck: Callable[[str], None] = lambda text: None
         self.on_reports: Callable[[], object] = lambda: None
         self.on_store_failed: Callable[[str], None] = lambda why: None
+        self.on_warm: Callable[[], None] = lambda: None
         self._loop = loop
         self._settings = settings
         self._environ = dict(environ)
@@ -58,6 +59,7 @@ class WorkerShell:
         self._store = StoreHost(loop, kept, self._supervisor.spared)
         self._warm = self._warm_process(output)
         self._start = WorkerStart(loop, self._supervisor, self._warm, self._log)
+        self._start.on_warm = lambda: self.on_warm()
         self._store.on_failed = self._fail_store
         self._store.on_ended = lambda code: self._log(
             "the rendezvous store ended without being stopped (wait status %d)" % code

@@ -172,8 +172,8 @@ STUCK_SECONDS = 30.0
 FIRST_START_SECONDS = 60.0
 # For which a new coordinator waits for the pods that may know a later attempt, or its success.
 TAKEOVER_SECONDS = 10.0
-# For which an agent has been ready before a running group grows by it.
-READY_SECONDS = 2.0
+# For which an agent has been ready before a running group grows by it: its first heartbeat follows its hello.
+READY_SECONDS = 0.5
 GROW_SECONDS = 600.0  # longest wait of a growth for the next checkpoint
 SCALE_DOWN_SECONDS = 30.0  # longest wait of a smaller size for the next checkpoint
 RESIZE_SECONDS = 60.0  # between two growths

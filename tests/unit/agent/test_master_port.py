@@ -55,7 +55,9 @@ print("result", json.dumps(answer("failed")), flush=True)
 """
 
 
-def run(script: str, folder: Path) -> list[Any]:
+def run(
+    script: str, folder: Path, worker: tuple[str, ...] = ("-c", "import time; time.sleep(1e9)"), **changes: str
+) -> list[Any]:
     """Runs a script with one agent, and returns its results."""
     (folder / "key").write_text(KEY + "\n")
     environ = {
@@ -63,10 +65,9 @@ def run(script: str, folder: Path) -> list[Any]:
         names.ENV_PROCESSES_PER_POD: "2", names.ENV_PEERS: "127.0.0.1:1", names.ENV_LISTEN: "127.0.0.1:0",
         names.ENV_POD_IP: "127.0.0.1", names.ENV_SECRET_FILE: str(folder / "key"),
         names.ENV_STATE_DIR: str(folder / "state"), names.ENV_TERMINATION_LOG: str(folder / "termination"),
-        names.ENV_WARM_WORKERS: names.WARM_NEVER, names.ENV_DIE_WITH_PARENT: str(os.getpid()),
+        names.ENV_WARM_WORKERS: names.WARM_NEVER, names.ENV_DIE_WITH_PARENT: str(os.getpid()), **changes,
     }  # fmt: skip
-    worker = [sys.executable, "-c", "import time; time.sleep(1e9)"]
-    command = [sys.executable, "-c", f"{PROLOGUE}{script}os._exit(0)\n", *worker]
+    command = [sys.executable, "-c", f"{PROLOGUE}{script}os._exit(0)\n", sys.executable, *worker]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.removeprefix("result ") for line in done.stdout.splitlines() if line.startswith("result ")]

@@ -51,6 +51,8 @@ class WorkerStart:
         self._gates: Dict[int, _Gate] = {}
         self._timer: Optional[Timer] = None
         self._logged_why = ""
+        self.on_warm: Callable[[], None] = lambda: None
+        """Called when the warm process has become ready, unusable or off."""
         supervisor.before_strangers = self._read_gates
         if warm is not None:
             warm.on_change = self._on_change
@@ -99,6 +101,7 @@ class WorkerStart:
                 self._fork(self._environments)
             else:
                 self._plainly(self._environments, warm.why)
+        self.on_warm()
 
     def _waited_too_long(self) -> None:
         self._waits = False
