@@ -18,6 +18,7 @@ from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
+from dtj_trainer.errors import TrainerError
 from dtj_trainer.examples import gpt
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, make
@@ -182,6 +183,21 @@ def own_loop(directory: str, options: dict[str, Any], until: int, out: str) -> N
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps({"weights": fingerprint_of(model), "residuals": _sums(queue)}))
     state.close()
+    dist.destroy_process_group()
+
+
+def other_options(out: str) -> None:
+    """Compresses with another rank of the factors on each rank, then under a group of its own."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    found = []
+    for rank_of_factors, group in ((4 + rank, None), (4, dist.new_group(backend="gloo"))):
+        model = nn.parallel.DistributedDataParallel(net(), process_group=group)
+        try:
+            compress_gradients(model, CommunicationConfig(method="powersgd", rank=rank_of_factors))
+        except TrainerError as error:
+            found.append(f"{type(error).__name__}: {error}")
+    Path(f"{out}-{rank}").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 

@@ -23,7 +23,16 @@ from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import FsdpConfig, make
 from dtj_trainer.strategies.comm_hook import reject_sparse
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.ranks_communication import BUCKETED, EXACT, OPTIONS, broken_off, flush, own_loop, run
+from tests.unit.trainer.ranks_communication import (
+    BUCKETED,
+    EXACT,
+    OPTIONS,
+    broken_off,
+    flush,
+    other_options,
+    own_loop,
+    run,
+)
 
 pytestmark = pytest.mark.torch
 OTHERS = [("ddp", "powersgd"), ("ddp", "topk"), ("ddp_scratch", "int8"), ("ddp_scratch", "onebit"), ("ddp", "randomk")]
@@ -31,6 +40,14 @@ OTHERS = [("ddp", "powersgd"), ("ddp", "topk"), ("ddp_scratch", "int8"), ("ddp_s
 
 def outcomes(out: Path, world: int) -> list[dict[str, Any]]:
     return [json.loads(Path(f"{out}-{rank}").read_text()) for rank in range(world)]
+
+
+def test_loops_with_different_options_fail_before_the_first_step(tmp_path: Path) -> None:
+    """Ranks that send different sizes would wait for each other until the timeout of their group."""
+    finished(2, other_options, tmp_path, str(tmp_path / "out"))
+    for different, grouped in outcomes(tmp_path / "out", 2):
+        assert different.endswith(": rank 1 has communication.rank=5, rank 0 has communication.rank=4"), different
+        assert grouped.startswith("ConfigError: compress_gradients sends to all ranks")
 
 
 @pytest.mark.parametrize(("world", "steps"), [(2, 50), (3, 10)])

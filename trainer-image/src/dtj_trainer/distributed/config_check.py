@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,16 @@ def startup_facts(config: Any, group: Group, env: WorkerEnv, checkpoint: Checkpo
 
 
 def check(facts: Mapping[str, str], group: Group) -> None:
-    """Compares this rank's facts with those of all others; a collective.
+    """Compares this rank's facts with those of all others; a collective. Raises as `compare` does."""
+    compare(group.all_objects(dict(facts)))
 
-    Raises RankMismatch on every rank, with the first difference of each rank that differs from rank
-    0.
+
+def compare(everyone: Sequence[Mapping[str, str]]) -> None:
+    """Compares the facts of all ranks, in rank order.
+
+    Raises RankMismatch with the first difference of each rank that differs from rank 0.
     """
-    first, *others = group.all_objects(dict(facts))
+    first, *others = everyone
     found = []
     for rank, theirs in enumerate(others, start=1):
         different = [k for k in sorted(first.keys() | theirs.keys()) if first.get(k) != theirs.get(k)]

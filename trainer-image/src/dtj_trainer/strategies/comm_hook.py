@@ -4,6 +4,7 @@ This module has no postponed annotations, because DDP reads a hook's annotations
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.communication import CommunicationConfig, GradientQueue, make_queue
+from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError
 
@@ -26,11 +28,18 @@ class _DefaultGroup:
 
 
 def compress_gradients(model: DistributedDataParallel, config: CommunicationConfig) -> GradientQueue:
-    """Makes DDP send its gradients as `config` describes; for a loop of your own, before its first step.
+    """Makes DDP send its gradients as `config` describes; for a loop of your own, before its first step. A collective.
 
     Returns the queue, which belongs to the state: `State(model=..., optimizer=..., communication=queue)`.
+    Raises ConfigError for a model that can't be sent so, and RankMismatch if the options of the ranks differ.
     """
     reject_sparse(model.module)
+    if model.process_group is not dist.group.WORLD:
+        raise ConfigError("compress_gradients sends to all ranks: make the model without process_group=")
+    # Ranks that send different sizes would wait for each other until the timeout.
+    options: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(options, config_check.flatten(config, "communication."))
+    config_check.compare(options)
     env = WorkerEnv.read()
     device = next(model.module.parameters()).device
     place = _DefaultGroup(dist.get_rank(), dist.get_world_size(), env.local_rank, env.local_world_size, device)
