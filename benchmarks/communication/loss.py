@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dtj_trainer.communication import CommunicationConfig
-from dtj_trainer.communication.config import WITH_FEEDBACK, Method
+from dtj_trainer.communication.config import Method
 from dtj_trainer.components.lr_schedule import ScheduleConfig
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
@@ -18,30 +18,28 @@ from dtj_trainer.state import StateConfig
 from dtj_trainer.strategies import LocalSgdConfig
 from dtj_trainer.trainer import Trainer
 
-PLAIN = "none"
+PLAIN, DEFAULT = "none", "powersgd, rank 12"
 
 
 def _sent(method: Method, **options: Any) -> dict[str, Any]:
-    """Returns an arm that compresses; methods with a residual begin after 60 plain steps."""
-    later = {"warmup_steps": 60} if method in WITH_FEEDBACK and method != "int8" else {}
-    return {"communication": CommunicationConfig(method=method, **(later | options))}
+    """Returns an arm that compresses, by the defaults but for `options`."""
+    return {"communication": CommunicationConfig(method=method, **options)}
 
 
-_EMBEDDINGS: dict[str, Any] = {"dense": ["token.*", "place.*"]}
-"""The head shares its weight with the embedding of the tokens."""
-_ANNEALED = _EMBEDDINGS | {"anneal_steps": 120}
+_EARLY: dict[str, Any] = {"warmup_steps": 60, "dense_embeddings": False}
+"""The defaults before they were chosen by the loss."""
 ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "bf16": _sent("bf16"),
     "int8": _sent("int8"),
-    "powersgd, rank 8": _sent("powersgd"),
-    "powersgd, rank 8, dense embeddings": _sent("powersgd", **_EMBEDDINGS),
-    "powersgd, rank 12, dense embeddings": _sent("powersgd", rank=12, **_EMBEDDINGS),
-    "powersgd, rank 16, dense embeddings": _sent("powersgd", rank=16, **_EMBEDDINGS),
+    DEFAULT: _sent("powersgd"),
+    "powersgd, rank 16": _sent("powersgd", rank=16),
+    "powersgd, rank 8": _sent("powersgd", rank=8),
+    "powersgd, rank 8, 60 plain steps, embeddings too": _sent("powersgd", rank=8, **_EARLY),
     "powersgd, rank 1": _sent("powersgd", rank=1),
     "topk, 1 %": _sent("topk"),
-    "topk, 1 %, annealed, dense embeddings": _sent("topk", **_ANNEALED),
-    "topk, 10 %, annealed, dense embeddings": _sent("topk", ratio=0.1, **_ANNEALED),
+    "topk, 1 %, annealed": _sent("topk", anneal_steps=120),
+    "topk, 10 %, annealed": _sent("topk", ratio=0.1, anneal_steps=120),
     "randomk, 1 %": _sent("randomk"),
     "onebit": _sent("onebit"),
     "local_sgd, every 8": {"strategy": LocalSgdConfig(every=8)},

@@ -97,7 +97,7 @@ def arm(name: str, group: Group) -> Arm:
         return Arm(ddp)
     config = DdpScratchConfig() if name == SCRATCH else DdpConfig()
     options = (OURS | LEVELS)[name.removesuffix(", ddp_scratch")]
-    strategy = make(config, None, CommunicationConfig(**options))
+    strategy = make(config, None, CommunicationConfig(warmup_steps=0, **options))
     return Arm(strategy.wrap(net(), group), strategy)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from dtj_trainer.communication import CommunicationConfig
+from dtj_trainer.communication import CommunicationConfig, make_queue
 from dtj_trainer.communication.auto import CANDIDATES, SETTLING_STEPS, TRIED_STEPS, choose
 from dtj_trainer.communication.compressor import Item
 from dtj_trainer.communication.power_sgd import PowerSgd, orthonormalize
@@ -193,9 +194,42 @@ def test_combination_that_can_not_work_is_rejected() -> None:
         build(TrainerConfig, {"steps": 1, "strategy": {"kind": "ddp", "comm_hook": "bf16"}})
 
 
+class Tied(nn.Module):
+    """An embedding whose table is the head's weight too, beside a layer and a bag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 100, bias=False)
+        self.tokens = nn.Embedding(100, 64)
+        self.head.weight = self.tokens.weight
+        self.bag = nn.EmbeddingBag(100, 64)
+
+
+@pytest.mark.parametrize(("dense", "compressed"), [
+    ({}, ["layer.weight"]),
+    ({"dense_embeddings": False}, ["bag.weight", "head.weight", "layer.weight"]),
+    ({"dense": ["layer.*"]}, []),
+])  # fmt: skip
+def test_embeddings_are_sent_as_they_are_under_whatever_name(dense: dict[str, Any], compressed: list[str]) -> None:
+    queue = make_queue(Tied(), Alone(), CommunicationConfig(method="topk", **dense))
+    assert sorted(queue.rank_tensors()) == compressed
+
+
+@pytest.mark.parametrize(("options", "plain_steps"), [
+    ({"method": "none"}, 0), ({"method": "bf16"}, 0), ({"method": "int8"}, 0), ({"method": "powersgd"}, 100),
+    ({"method": "topk"}, 100), ({"method": "onebit", "warmup_steps": 0}, 0), ({"method": "auto"}, 100),
+    ({"method": "auto", "warmup_steps": 300}, 300),
+])  # fmt: skip
+def test_methods_that_keep_most_of_a_gradient_begin_after_100_plain_steps(
+    options: dict[str, Any], plain_steps: int
+) -> None:
+    assert CommunicationConfig(**options).plain_steps == plain_steps
+
+
 def test_first_rule_that_matches_a_name_sets_its_rank() -> None:
     rules = [{"names": "blocks.0.*", "rank": 2}, {"names": "*.qkv.*", "rank": 16}]
-    config = build(CommunicationConfig, {"method": "powersgd", "rules": rules})
+    config = build(CommunicationConfig, {"method": "powersgd", "rank": 8, "rules": rules})
     names = ("blocks.0.qkv.weight", "blocks.1.qkv.weight", "blocks.1.up.weight")
     assert [config.rank_of(name) for name in names] == [2, 16, 8]
     method = PowerSgd(Alone(), config)

@@ -13,7 +13,8 @@ Method = Literal["none", "auto", "fp16", "bf16", "powersgd", "topk", "randomk", 
 METHODS: tuple[Method, ...] = get_args(Method)
 WITH_FEEDBACK: tuple[Method, ...] = ("auto", "powersgd", "topk", "randomk", "int8", "onebit")
 """Methods that keep for the next step what they have not sent."""
-AUTO_WARMUP_STEPS = 60
+WARMUP_STEPS = 100
+"""The default of the methods whose ranks keep most of a gradient for later."""
 FIRST_RATIO = 0.25
 """The ratio at which annealing begins, as in Deep Gradient Compression (Lin et al. 2018, section 3.3)."""
 
@@ -42,18 +43,21 @@ class CommunicationConfig:
     times, and keeps the one that pays. fp16 and bf16 send half the bytes. powersgd sends two thin
     factors of each matrix, topk the largest elements, randomk random ones, int8 a byte and onebit a
     bit for each element."""
-    rank: int = 8
+    rank: int = 12
     """The rank of powersgd's factors."""
     rules: list[LayerRule] = field(default_factory=list)
     """Other ranks for some parameters; the first rule that matches a name holds."""
     ratio: float = 0.01
     """The share of elements that topk and randomk send."""
-    warmup_steps: int = 0
-    """The first steps of a run, which send everything: gradients change most there. auto: at least 60."""
+    warmup_steps: int | None = None
+    """The first steps of a run, which send everything: gradients change most there. Default: 100 with
+    powersgd, topk, randomk and onebit, else 0. auto: at least 100, which send bf16 once powersgd is chosen."""
     anneal_steps: int = 0
     """Steps after the warm-up in which the ratio of topk and randomk falls from 0.25 to `ratio`."""
     dense: list[str] = field(default_factory=list)
-    """Patterns of names of parameters that are always sent as they are, such as *embed* or head.*"""
+    """Patterns of names of parameters that are always sent as they are, such as head.*"""
+    dense_embeddings: bool = True
+    """Whether the parameters of embeddings are too: few of their rows have a gradient in a step."""
     min_elements: int = 1024
     """Smaller parameters, and those with one dimension, are always sent as they are."""
 
@@ -79,13 +83,17 @@ class CommunicationConfig:
         if not 0 < self.ratio <= 1:
             raise ConfigError(f"communication.ratio={self.ratio}: write a share of the elements, above 0 and at most 1")
         for name in ("warmup_steps", "anneal_steps", "min_elements"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"communication.{name}={getattr(self, name)}: write 0 or more")
 
     @property
     def plain_steps(self) -> int:
         """The first steps of a run, which are not compressed."""
-        return max(self.warmup_steps, AUTO_WARMUP_STEPS) if self.method == "auto" else self.warmup_steps
+        if self.method == "auto":
+            return max(self.warmup_steps or 0, WARMUP_STEPS)
+        if self.warmup_steps is None:
+            return WARMUP_STEPS if self.keeps_residuals and self.method != "int8" else 0
+        return self.warmup_steps
 
     @property
     def is_plain(self) -> bool:

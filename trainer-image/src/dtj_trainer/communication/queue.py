@@ -7,7 +7,7 @@ same on all ranks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,10 @@ Arrived = torch.futures.Future[torch.Tensor]
 def make_queue(model: nn.Module, group: Place, config: CommunicationConfig) -> GradientQueue:
     """Returns the queue of a model on its device, and logs what it sends."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    queue = GradientQueue(named, group, config)
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+    embeddings = {id(p) for table in tables for p in table.parameters()} if config.dense_embeddings else set()
+    dense = {name for name, p in named.items() if config.is_dense(name) or id(p) in embeddings}
+    queue = GradientQueue(named, group, config, dense)
     if group.rank == 0 and (config.method != "none" or config.hierarchical):
         log.info("communication %s", queue.describe())
     return queue
@@ -43,7 +46,10 @@ class GradientQueue:
     rank's residuals by the names of the parameters.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], group: Place, config: CommunicationConfig) -> None:
+    def __init__(
+        self, named: Mapping[str, nn.Parameter], group: Place, config: CommunicationConfig, dense: Collection[str] = ()
+    ) -> None:
+        """Takes the parameters by name; the names in `dense` are never compressed."""
         self.config = config
         self.group = group
         self.steps = 0
@@ -66,7 +72,8 @@ class GradientQueue:
         self._dense: list[tuple[int, torch.Tensor]] = []
         self._futures: list[tuple[Arrived, torch.Tensor]] = []
         if self._compressor is not None:
-            self._prepare(named, self._compressor)
+            compressible = {name: p for name, p in named.items() if name not in dense}
+            self._prepare(compressible, self._compressor)
         if not self._items:
             self._choice.candidates = tuple(each for each in CANDIDATES if each in CASTS)
 
@@ -144,7 +151,7 @@ class GradientQueue:
             whole = torch.cat([each.reshape(-1) for each in dense]).div_(self.group.world_size) if dense else None
             work = None if whole is None else dist.all_reduce(whole, async_op=True)
             gradients = [self._compressed[name] for name in self._items]
-            self._compressor.exchange(gradients, max(0, self.steps - self.config.warmup_steps))
+            self._compressor.exchange(gradients, max(0, self.steps - self.config.plain_steps))
             if work is not None and whole is not None:
                 with self._compressor.waiting():
                     work.wait()
@@ -231,7 +238,6 @@ class GradientQueue:
             if p.dim() > 1
             and p.numel() >= self.config.min_elements
             and p.dtype == torch.float32
-            and not self.config.is_dense(name)
             and compressor.accepts(name, p.shape)
         ]
         self._residual = torch.zeros(sum(p.numel() for _, p in accepted), device=self.group.device)
