@@ -134,7 +134,8 @@ class Checks:
         uid = "" if job is None else job["metadata"]["uid"]
         # People who orphan a job's pods keep them.
         owned = [pod for pod in api.of(POD.plural) if owner_uids(pod) or is_pod_of(pod, uid)]
-        pods = [*api.of(STATEFUL_SET.plural), *owned]
+        foreign = None if self._world.foreign is None else self._world.foreign["metadata"]["uid"]
+        pods = [*(each for each in api.of(STATEFUL_SET.plural) if each["metadata"]["uid"] != foreign), *owned]
         if job is None:
             return not self._world.is_recreating and not pods and not api.of(SERVICE.plural) and not api.of("secrets")
         status = job.get("status", {})
