@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.communication import link, loss, speed
+from benchmarks.communication import choice, link, loss, speed
 from benchmarks.communication.results import AGAIN, INTERLEAVED, LINKS, REPORT, TABLES
 from benchmarks.report import Rows, circumstances, render
 from benchmarks.trainer.group import run
 
-ALL = ["speed", "levels", "loss-300", "loss-900"]
+ALL = ["speed", "levels", "auto", "loss-300", "loss-900"]
 
 
 def main() -> int:
@@ -42,6 +42,13 @@ def main() -> int:
             for mbit in LINKS:
                 with link.link(mbit):
                     _keep(args.out, {f"levels-{mbit}": _levels(args.trials)}, how)
+        elif what == "auto":
+            how = circumstances(args.trials, "gloo, 2 ranks on 2 nodes, a core each")
+            for mbit in choice.LINKS:
+                with link.link(mbit):
+                    found = link.run("benchmarks.communication.choice:measure", args.trials)
+                chosen = ", ".join(f"{method} for the {model}" for model, method in found["chosen"].items())
+                _keep(args.out, {f"auto-{mbit}": found["ms"]}, f"{how} auto chose {chosen}.")
         else:
             steps, seeds = int(what.removeprefix("loss-")), list(range(args.seeds))
             names = args.arm or list(loss.ARMS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.communication import choice
 from benchmarks.communication.loss import DEFAULT, PLAIN
 from benchmarks.communication.speed import CEILING, DDP
 from benchmarks.report import Report, Table
@@ -50,6 +51,16 @@ TABLES = (
             target=targets,
         )
         for mbit, targets in LEVELS.items()
+    }
+    | {
+        f"auto-{mbit}": Table(
+            title=f"Three models with each method, and with the one that auto has chosen, {mbit} Mbit/s",
+            unit="ms",
+            ratio="throughput",
+            beside={f"{model}, {choice.AUTO}": f"{model}, {choice.BEST}" for model in choice.MODELS},
+            target={f"{model}, {choice.AUTO}": 0.95 for model in choice.MODELS},
+        )
+        for mbit in choice.LINKS
     }
     | {
         "bytes": Table(title="Bytes that a node sends in that step, headers included", unit="MB"),
