@@ -14,7 +14,7 @@ from benchmarks.communication.results import AGAIN, INTERLEAVED, LINKS, REPORT, 
 from benchmarks.report import Rows, circumstances, render
 from benchmarks.trainer.group import run
 
-ALL = ["speed", "levels", "auto", "loss-300", "loss-900"]
+ALL = ["speed", "levels", "buckets", "auto", "loss-300", "loss-900"]
 
 
 def main() -> int:
@@ -42,6 +42,11 @@ def main() -> int:
             for mbit in LINKS:
                 with link.link(mbit):
                     _keep(args.out, {f"levels-{mbit}": _levels(args.trials)}, how)
+        elif what == "buckets":
+            how = circumstances(args.trials, "gloo, 4 ranks on 2 nodes, a core for each node")
+            with link.link(200):
+                found = link.run("benchmarks.communication.buckets:measure", args.trials, local=2)
+            _keep(args.out, {"buckets-200": found}, how)
         elif what == "auto":
             how = circumstances(args.trials, "gloo, 2 ranks on 2 nodes, a core each")
             for mbit in choice.LINKS:
