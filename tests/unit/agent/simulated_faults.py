@@ -100,7 +100,10 @@ def others_know(world: World, pod: Pod) -> bool:
     """Returns whether the job's memory survives the loss of this pod's disk."""
     others = [other for other in world.pods if other is not pod and not other.leaving and not other.is_twin]
     if not world.has_volume:
-        others = [other for other in others if other.alive and other not in world.blocked]
+        # A pod whose predecessor lives on may be taken for it.
+        twins = {twin.ordinal for twin in world.twins}
+        reachable = [other for other in others if other.alive and other not in world.blocked]
+        others = [other for other in reachable if other.ordinal not in twins]
     if world.outcomes:
         return any(other.final is not None for other in others)
     return not world.started or any(other.saved.get("attempt") == max(world.started) for other in others)
