@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_trainer.errors import SinkError
 from dtj_trainer.examples.gpt import Gpt, GptConfig
-from dtj_trainer.telemetry.meter import summary
+from dtj_trainer.telemetry.meter import Rates, summary
 from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Console, JsonLines, Record
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
@@ -165,16 +165,18 @@ NAN = math.nan
 #      loss step data compute checkpoint communication exposed evaluation memory gpu
 FIRST = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0, NAN]
 OTHER = [0.5, 2.0, 0.1, 0.5, 0.1, 1.5, 1.2, 0.0, 300.0, NAN]
+RATES = Rates(units={"tokens": 128, "images": 2}, flops=1e9, peak=4e9, single_rank=5.0)
 
 
 def test_rate_window_follows_from_what_the_ranks_measured() -> None:
-    window = summary(torch.tensor([FIRST, OTHER], dtype=torch.float64), 16, tokens=128, flops=1e9, peak=4e9)
+    window = summary(torch.tensor([FIRST, OTHER], dtype=torch.float64), 16, RATES)
     assert window.loss == 1.5, "each rank's loss is its part of the mean"
     expected = {
         "step_seconds": 2.0, "data_seconds": 0.1, "compute_seconds": 0.75, "checkpoint_seconds": 0.1,
         "communication_seconds": 1.25, "exposed_seconds": 0.85, "communication_share": 0.425, "overlap": 0.32,
         "imbalance": 1.1 / 0.85 - 1, "slowest_rank": 0, "memory_bytes": 300.0,
         "tokens_per_second": 128 * 16 / 2.0, "mfu": 1e9 * 16 / 2.0 / 2 / 4e9,
+        "images_per_second": 2 * 16 / 2.0, "scaling_efficiency": 16 / 2.0 / (2 * 5.0),
     }  # fmt: skip
     assert window.metrics == pytest.approx(expected)
     assert window.per_rank["exposed_seconds"] == [0.5, 1.2]
@@ -182,7 +184,7 @@ def test_rate_window_follows_from_what_the_ranks_measured() -> None:
 
 def test_unmeasured_metrics_are_left_out_and_nothing_is_divided_by_zero() -> None:
     row = [0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0, 1.0, 0.5]
-    window = summary(torch.tensor([row], dtype=torch.float64), 16, tokens=128, flops=1e9, peak=4e9)
+    window = summary(torch.tensor([row], dtype=torch.float64), 16, RATES)
     parts = {f"{part}_seconds": 0.0 for part in ("step", "data", "compute", "checkpoint")}
     assert window.metrics == parts | {
         "imbalance": 0.0,

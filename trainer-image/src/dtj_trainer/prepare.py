@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -30,7 +31,7 @@ from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.loader import BatchPartition, LoaderConfig, StreamData, StreamOrder, batches
 from dtj_trainer.data.order import DataOrder, rank_bounds
-from dtj_trainer.data.source import check_data
+from dtj_trainer.data.source import check_data, fetch
 from dtj_trainer.data.step_size import BatchRule
 from dtj_trainer.distributed import config_check
 from dtj_trainer.distributed.device_memory import device_bytes
@@ -41,6 +42,8 @@ from dtj_trainer.run import Run, ranked_by_validation
 from dtj_trainer.state import State
 from dtj_trainer.strategies import StrategyConfig
 from dtj_trainer.task import Data, Task, scalar_loss
+from dtj_trainer.telemetry.flops import try_count_flops
+from dtj_trainer.telemetry.gpu import peak_flops
 from dtj_trainer.telemetry.meter import Meter
 from dtj_trainer.telemetry.own_time import OwnTime
 from dtj_trainer.telemetry.profiler import ProfilerWindow
@@ -95,6 +98,8 @@ def prepare(
         micro_batch_size = find_micro_batch_size(
             model, share, loss, config=config, strategy=strategy_config, group=group, precision=precision
         )
+    # Before blocks are recomputed or compiled: MFU counts the work of the model, and no work done twice.
+    flops = count_task_flops(task, loss, config, group)
     checkpoint_activations(found, config.recompute)
     compile_forward(model, config.compile, strategy_config, config.blocks)
     strategy = strategies.make(strategy_config, config.blocks, config.communication)
@@ -144,9 +149,10 @@ def prepare(
         measure=task.measure,
         meter=Meter(
             group,
-            flops_per_sample=task.flops_per_sample,
-            tokens_per_sample=task.tokens_per_sample,
+            flops_per_sample=flops,
+            units_per_sample={"tokens": task.tokens_per_sample, "images": task.images_per_sample},
             peak=config.telemetry.peak_flops,
+            single_rank_rate=config.telemetry.single_rank_samples_per_second,
         ),
         own_time=OwnTime(
             group.device,
@@ -193,6 +199,8 @@ def check_arguments(task: Task, config: TrainerConfig) -> None:
         raise ConfigError(
             "pass both validation=, a data set, and measure=, a function that gives means over a batch of it"
         )
+    if task.flops_per_sample == "auto" and isinstance(task.data, StreamData):
+        raise ConfigError("flops_per_sample='auto' needs a data set: for a stream write the number of FLOPs")
     if task.validation is None and config.early_stop:
         raise ConfigError("early_stop needs a validation: pass validation= and measure=, or leave early_stop out")
     if task.validation is None and ranked_by_validation(config):
@@ -281,6 +289,21 @@ def find_blocks(model: nn.Module, config: TrainerConfig, group: Group) -> list[n
     if group.rank == 0:
         log.info("%s: %s", type(model).__name__, strategies.describe_blocks(found))
     return found
+
+
+def count_task_flops(
+    task: Task, loss: Callable[[nn.Module, Any], torch.Tensor], config: TrainerConfig, group: Group
+) -> float | None:
+    """Returns the FLOPs of one sample: the task's number, or a count where the device's peak is known."""
+    if task.flops_per_sample != "auto":
+        return task.flops_per_sample
+    if isinstance(task.data, StreamData) or not (config.telemetry.peak_flops or peak_flops(group.device)):
+        return None
+    samples = min(2, len(task.data))  # BatchNorm takes no single sample
+    random_state = rng.capture()
+    batch = fetch(task.data, np.arange(samples, dtype=np.int64))
+    rng.restore(random_state)
+    return try_count_flops(task.model, loss, batch, samples)
 
 
 def _first_share(data: Data | StreamData, order: DataOrder | StreamOrder, config: TrainerConfig, group: Group) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,8 @@ from dtj_trainer.errors import ConfigError
 Data = MapDataset | BatchDataset
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 """(model, batch) -> mean loss over the batch."""
+Flops = float | Literal["auto"]
+"""FLOPs of forward and backward of one sample; auto: counted by the Trainer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +34,9 @@ class Task:
     measure: Measure | None = None
     optimizer: Callable[[nn.Module], Optimizer] | None = None
     scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
-    flops_per_sample: float | None = None
-    tokens_per_sample: int | None = None
+    flops_per_sample: Flops | None = None
+    tokens_per_sample: float | None = None
+    images_per_sample: float | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Returns the fields by name, for `trainer.fit(**task.arguments())`."""

@@ -26,7 +26,7 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.prepare import batch_rule, prepare
 from dtj_trainer.state import State
-from dtj_trainer.task import Data, Loss, Task
+from dtj_trainer.task import Data, Flops, Loss, Task
 from dtj_trainer.telemetry.record import Sink
 
 
@@ -81,8 +81,9 @@ class Trainer:
         scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
         after_step: Callable[[int], None] | None = None,
         sinks: Sequence[Sink] = (),
-        flops_per_sample: float | None = None,
-        tokens_per_sample: int | None = None,
+        flops_per_sample: Flops | None = None,
+        tokens_per_sample: float | None = None,
+        images_per_sample: float | None = None,
     ) -> Result:
         """Trains to the end. Raises Stopped after SIGTERM.
 
@@ -101,8 +102,10 @@ class Trainer:
                 `config.schedule`, which is stepped after each optimizer step; steps: of the run.
             after_step: `after_step(step)` is called at the end of each step.
             sinks: Further places for rank 0's records.
-            flops_per_sample: FLOPs of forward and backward, for MFU.
-            tokens_per_sample: Tokens of one sample, for tokens/s.
+            flops_per_sample: FLOPs of forward and backward, for MFU. auto: counted by one pass on
+                torch's meta device, where the device's peak is known.
+            tokens_per_sample: Tokens of one sample, on average and without padding, for tokens/s.
+            images_per_sample: Images of one sample, for images/s.
         """
         task = Task(
             model=model,
@@ -114,6 +117,7 @@ class Trainer:
             scheduler=scheduler,
             flops_per_sample=flops_per_sample,
             tokens_per_sample=tokens_per_sample,
+            images_per_sample=images_per_sample,
         )
         run = prepare(task, self.config, self.group, self.env, sinks=sinks, on_start=self.on_start)
         self.state = state = run.state

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,12 +30,30 @@ class Meter:
     """
 
     def __init__(
-        self, group: Group, *, flops_per_sample: float | None, tokens_per_sample: int | None, peak: float | None
+        self,
+        group: Group,
+        *,
+        flops_per_sample: float | None,
+        units_per_sample: Mapping[str, float | None],
+        peak: float | None,
+        single_rank_rate: float | None = None,
     ) -> None:
+        """Begins a window. Values that are None have no metric.
+
+        Args:
+            group: All ranks of the run.
+            flops_per_sample: FLOPs of forward and backward.
+            units_per_sample: By a unit's name (tokens, images), its number in a sample.
+            peak: FLOP/s of one rank's device; None: that of a known GPU.
+            single_rank_rate: Samples/s of a run of one rank.
+        """
         self._group = group
-        self._flops = flops_per_sample
-        self._tokens = tokens_per_sample
-        self._peak = peak or peak_flops(group.device)
+        self._rates = Rates(
+            units={name: number for name, number in units_per_sample.items() if number},
+            flops=flops_per_sample,
+            peak=peak or peak_flops(group.device),
+            single_rank=single_rank_rate,
+        )
         self._gpu = GpuMeter(group.device)
         self._seconds = dict.fromkeys((*SECTIONS, "evaluation"), 0.0)
         self._steps = 0
@@ -87,21 +105,34 @@ class Meter:
         rows = self._group.gather(torch.tensor(row, dtype=torch.float64))
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._steps, self._since = 0, now
-        return summary(rows, samples_per_step, tokens=self._tokens, flops=self._flops, peak=self._peak)
+        return summary(rows, samples_per_step, self._rates)
 
 
-def summary(
-    rows: torch.Tensor,
-    samples_per_step: int,
-    *,
-    tokens: int | None = None,
-    flops: float | None = None,
-    peak: float | None = None,
-) -> RateWindow:
-    """Returns what follows from the rows of all ranks for the group (pure).
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Constants of a run, by which a rate in samples/s becomes the units of the field."""
 
-    `tokens` and `flops` are of one sample; `peak` is the FLOP/s of one rank.
-    """
+    units: Mapping[str, float] = field(default_factory=dict)
+    """By a unit's name, its number in a sample."""
+    flops: float | None = None
+    """FLOPs of forward and backward of one sample."""
+    peak: float | None = None
+    """FLOP/s of one rank's device."""
+    single_rank: float | None = None
+    """Samples/s of a run of one rank."""
+
+    def metrics(self, samples_per_second: float, world_size: int) -> dict[str, float]:
+        """Returns the rate of all ranks in each unit, MFU (PaLM, appendix B) and scaling efficiency."""
+        found = {f"{name}_per_second": number * samples_per_second for name, number in self.units.items()}
+        if self.flops and self.peak:
+            found["mfu"] = self.flops * samples_per_second / (self.peak * world_size)
+        if self.single_rank:
+            found["scaling_efficiency"] = samples_per_second / (self.single_rank * world_size)
+        return found
+
+
+def summary(rows: torch.Tensor, samples_per_step: int, rates: Rates) -> RateWindow:
+    """Returns what follows from the rows of all ranks for the group (pure)."""
     by_rank = {name: rows[:, i].tolist() for i, name in enumerate(_FIELDS)}
     mean = dict(zip(_FIELDS, rows.mean(0).tolist(), strict=True))
     # Time of a rank's own work, without waits for other ranks: the rank with the most keeps the
@@ -126,11 +157,7 @@ def summary(
     if not math.isnan(mean["gpu"]):
         metrics["gpu_utilization"] = mean["gpu"]
     if mean["step"] > 0:
-        samples_per_second = samples_per_step / mean["step"]
-        if tokens:
-            metrics["tokens_per_second"] = tokens * samples_per_second
-        if flops and peak:
-            metrics["mfu"] = flops * samples_per_second / (peak * len(rows))
+        metrics |= rates.metrics(samples_per_step / mean["step"], len(rows))
     # Summed in rank order, so that the loss is the same number on every rank and in every run.
     loss = float(rows[:, 0].sum())
     return RateWindow(loss=loss, metrics=metrics, per_rank={f"{name}_seconds": by_rank[name] for name in measured})

@@ -68,7 +68,10 @@ class Console:
     Losses and accuracies are exact repr.
     """
 
-    SHOWN = ("step", "epoch", "loss", "accuracy", "lr", "grad_norm", "samples_per_second", "tokens_per_second", "mfu")
+    SHOWN = (
+        "step", "epoch", "loss", "accuracy", "lr", "grad_norm", "samples_per_second", "tokens_per_second",
+        "images_per_second", "mfu", "scaling_efficiency",
+    )  # fmt: skip
 
     def write(self, record: Record) -> None:
         """Writes to stdout and flushes, because the agent reads lines."""

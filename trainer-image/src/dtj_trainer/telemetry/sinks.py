@@ -42,6 +42,8 @@ class TelemetryConfig:
     mlflow_experiment: str = "default"
     peak_flops: float | None = None
     """Peak FLOP/s of one rank's device, for MFU; None: that of a common GPU, else no MFU."""
+    single_rank_samples_per_second: float | None = None
+    """Rate of a run of one rank on the same device, for scaling_efficiency; None: no such metric."""
     profile: ProfileConfig | None = None
 
     def __post_init__(self) -> None:
@@ -49,6 +51,12 @@ class TelemetryConfig:
             raise ConfigError(f"telemetry.mlflow={self.mlflow!r}: write sqlite:////path/mlflow.db or http(s)://server")
         if self.peak_flops is not None and self.peak_flops <= 0:
             raise ConfigError(f"telemetry.peak_flops={self.peak_flops}: write FLOP/s above 0, or leave it out")
+        rate = self.single_rank_samples_per_second
+        if rate is not None and rate <= 0:
+            raise ConfigError(
+                f"telemetry.single_rank_samples_per_second={rate}: write samples/s above 0, as a run of one rank has "
+                "logged them, or leave it out"
+            )
 
 
 @dataclass(kw_only=True, slots=True)
