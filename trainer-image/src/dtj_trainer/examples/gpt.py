@@ -2,14 +2,16 @@
 
 python -m dtj_trainer.examples.gpt --steps 300
 torchrun --nproc-per-node 2 -m dtj_trainer.examples.gpt --width 384 --checkpoint-dir /tmp/gpt
+torchrun --nproc-per-node 8 -m dtj_trainer.cli --config examples/trainer/gpt-124m.yaml
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -43,6 +45,15 @@ class GptConfig:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ConfigError(f"width={self.width} must be a multiple of heads={self.heads}")
+
+
+SIZES = {
+    "tiny": GptConfig(),
+    # GPT-2 small and medium (Radford et al. 2019). Characters use a few rows of the vocabulary, which
+    # is padded to a multiple of 128.
+    "124m": GptConfig(vocabulary=50304, block=1024, layers=12, heads=12, width=768),
+    "355m": GptConfig(vocabulary=50304, block=1024, layers=24, heads=16, width=1024),
+}
 
 
 class Block(nn.Module):
@@ -91,6 +102,18 @@ class Gpt(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
         self.head.weight = self.token.weight
 
+    def materialize(self) -> None:
+        """Creates the weights of a model that was built on the meta device, and draws each of them once."""
+        self.to_empty(device="cpu")
+        self.head.weight = self.token.weight
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif isinstance(module, (nn.Linear, nn.Embedding)) and module is not self.head:
+                nn.init.normal_(module.weight, std=0.02)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Maps (batch, time) tokens to (batch, time, vocabulary) logits."""
         x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
@@ -106,6 +129,20 @@ class Gpt(nn.Module):
         """
         parameters = sum(p.numel() for p in self.parameters()) - self.place.weight.numel()
         return 6.0 * parameters + 12.0 * self.config.layers * self.config.width * self.config.block
+
+
+def build(config: GptConfig, *, meta: bool = False) -> Gpt:
+    """Returns a model of which each weight is drawn once, where `Gpt(config)` draws most of them twice.
+
+    Args:
+        config: The size.
+        meta: Keep the model on the meta device, without weights.
+    """
+    with torch.device("meta"):
+        model = Gpt(config)
+    if not meta:
+        model.materialize()
+    return model
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -125,17 +162,20 @@ def measure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Mappi
 
 
 def task(
-    block: int = 128,
-    layers: int = 4,
-    heads: int = 4,
-    width: int = 128,
-    dropout: float = 0.0,
+    size: str = "tiny",
+    block: int | None = None,
+    layers: int | None = None,
+    heads: int | None = None,
+    width: int | None = None,
+    dropout: float | None = None,
     characters: int = 4_000_000,
     data: str | None = None,
+    meta: bool = False,
 ) -> Task:
     """Builds the task that dtj-train finds as `task: dtj_trainer.examples.gpt:task`.
 
     Args:
+        size: tiny, 124m or 355m; the next five change a part of it.
         block: Characters of context.
         layers: Blocks of the model.
         heads: Attention heads.
@@ -143,17 +183,23 @@ def task(
         dropout: Probability, after attention and MLP.
         characters: How much of the standard library to read.
         data: Folder of the token file.
+        meta: Only rank 0 has weights, and sends them to the others: for fsdp and hsdp.
     """
+    if size not in SIZES:
+        raise ConfigError(f"arguments.size={size!r}: write {', '.join(SIZES)}")
+    changes = {"block": block, "layers": layers, "heads": heads, "width": width, "dropout": dropout}
+    config = replace(SIZES[size], **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
     path = token_file(Path(data or DATA) / f"tokens-{characters}.bin", characters)
-    model = Gpt(GptConfig(block=block, layers=layers, heads=heads, width=width, dropout=dropout))
+    absent = meta and os.environ.get("RANK", "0") != "0"
+    model = Gpt(config) if size == "tiny" and not absent else build(config, meta=absent)
     return Task(
         model=model,
-        data=TokenData(path, block, stop=0.98),
+        data=TokenData(path, config.block, stop=0.98),
         loss=loss,
-        validation=TokenData(path, block, start=0.98),
+        validation=TokenData(path, config.block, start=0.98),
         measure=measure,
-        tokens_per_sample=block,
-        flops_per_sample=model.flops_per_token() * block,
+        tokens_per_sample=config.block,
+        flops_per_sample=model.flops_per_token() * config.block,
     )
 
 
@@ -162,10 +208,11 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m dtj_trainer.examples.gpt", description=(__doc__ or "").splitlines()[0])
     p.add_argument("--steps", type=int, default=300)
     p.add_argument("--batch-size", type=int, default=32, help="sequences per step over all ranks together")
-    p.add_argument("--block", type=int, default=128)
-    p.add_argument("--layers", type=int, default=4)
-    p.add_argument("--heads", type=int, default=4)
-    p.add_argument("--width", type=int, default=128)
+    p.add_argument("--size", choices=SIZES, default="tiny", help="the next four change a part of it [%(default)s]")
+    p.add_argument("--block", type=int)
+    p.add_argument("--layers", type=int)
+    p.add_argument("--heads", type=int)
+    p.add_argument("--width", type=int)
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--characters", type=int, default=4_000_000, help="how much of the standard library to read")
@@ -180,6 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     torch.manual_seed(args.seed)
     gpt = task(
+        size=args.size,
         block=args.block,
         layers=args.layers,
         heads=args.heads,
