@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of all verbs."""
     top = _Parser(prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster.")
     top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=argparse.ArgumentParser)
+    verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=_Verb)
     _run(verbs)
     _scale(verbs)
     _submit(verbs)
@@ -81,10 +81,34 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+class _Verb(argparse.ArgumentParser):
+    """Keeps what follows `--` as the command of a verb that takes one, and parses no flag of it."""
+
+    takes_command = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses the arguments before `--`."""
+        own = list(sys.argv[1:] if args is None else args)
+        if not self.takes_command:
+            return super().parse_known_args(own, namespace)
+        at = own.index("--") if "--" in own else len(own)
+        flags, rest = super().parse_known_args(own[:at], namespace)
+        flags.script = own[at + 1 :] if at < len(own) else None
+        return flags, rest
+
+
 def _one_file(flags: argparse.Namespace, commands: argparse.ArgumentParser) -> None:
     """Accepts `dtj run job.yaml` and `dtj run -f job.yaml` alike, for every verb that takes a file."""
-    if (flags.file is None) == (flags.filename is None):
-        commands.error("give one FILE: job.yaml, or - for standard input")
+    given = [name for name in (flags.file, flags.filename) if name is not None]
+    if getattr(flags, "script", None) is not None:
+        if given:
+            commands.error(f"{given[0]} and --: give a FILE, or a script after --, and not both")
+        return
+    if len(given) != 1:
+        script = ", or a script after --: dtj run -- train.py" if "script" in flags else ""
+        commands.error(f"give one FILE: job.yaml, or - for standard input{script}")
     flags.file = flags.filename = flags.file or flags.filename
 
 
@@ -107,15 +131,19 @@ class _Version(argparse.Action):
 Verbs = argparse._SubParsersAction  # argparse has no public name for it
 
 
-def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _run(verbs: Verbs[_Verb]) -> None:
     run = verbs.add_parser(
         "run",
         help="run a job on this machine, without a cluster",
         description="Run a job on this machine: with the planner and agents of a cluster, and pods as process groups "
         "on loopback. Exit code: 0 Complete, 1 Failed, 2 bad input, 130 after Ctrl-C (once: graceful stop; twice: "
         "immediate stop).",
+        usage="dtj run [flags] FILE\n       dtj run [flags] [--nproc N] [--nnodes M] [--backend B] [--name NAME] -- "
+        "train.py --its-args",
     )
+    run.takes_command = True
     _file_argument(run)
+    _script_flags(run)
     run.add_argument(
         "--kill",
         action="append",
@@ -147,12 +175,31 @@ def _run(verbs: Verbs[argparse.ArgumentParser]) -> None:
         help="print lines instead of the live table (the default where output is no terminal)",
     )
     run.add_argument(
-        "-o", "--output", choices=["json"], help="json: print the job with its status to standard output at the end"
+        "-o",
+        "--output",
+        choices=["json", "yaml"],
+        help="print the job with its status to standard output at the end; with --dry-run the job alone [yaml]",
     )
+    run.add_argument("--dry-run", action="store_true", help="check the job and print it; start nothing")
     run.set_defaults(command=_late("dtj.local.command", "command"))
 
 
-def _scale(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _script_flags(run: argparse.ArgumentParser) -> None:
+    script = run.add_argument_group(
+        "a script without a job file", "dtj run -- train.py --lr 0.1, or -- python train.py, or -- -m package.module"
+    )
+    script.add_argument(
+        "--nproc",
+        "--nproc-per-node",
+        metavar="N",
+        help="ranks of a pod: a number, gpu, cpu or auto, as with torchrun [the number of GPUs; without any, 1]",
+    )
+    script.add_argument("--nnodes", metavar="M", help="number of pods [1]")
+    script.add_argument("--backend", metavar="B", help="gloo or nccl [nccl on a machine with an NVIDIA GPU]")
+    script.add_argument("--name", metavar="NAME", help="of the job and of its folder of checkpoints [the script's]")
+
+
+def _scale(verbs: Verbs[_Verb]) -> None:
     scale = verbs.add_parser(
         "scale",
         description="Change the number of pods of an elastic job that `dtj run` runs, within elastic.minReplicas and "
@@ -171,7 +218,7 @@ def _cluster_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-n", "--namespace", metavar="NAME", help="namespace [that of the context]")
 
 
-def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _submit(verbs: Verbs[_Verb]) -> None:
     submit = verbs.add_parser(
         "submit",
         description="Create or update every job of a file by server-side apply, if all of them are valid. "
@@ -185,7 +232,7 @@ def _submit(verbs: Verbs[argparse.ArgumentParser]) -> None:
     submit.set_defaults(command=_late("dtj.cluster.verbs", "submit"))
 
 
-def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _get(verbs: Verbs[_Verb]) -> None:
     get = verbs.add_parser(
         "get",
         description="List the jobs of a namespace, or show one, with kubectl's columns; -o wide adds reason and loss.",
@@ -198,7 +245,7 @@ def _get(verbs: Verbs[argparse.ArgumentParser]) -> None:
     get.set_defaults(command=_late("dtj.cluster.verbs", "get"))
 
 
-def _logs(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _logs(verbs: Verbs[_Verb]) -> None:
     logs = verbs.add_parser(
         "logs",
         description="Show the output of a job's workers, each line with its pod in front, or the failure evidence "
@@ -218,7 +265,7 @@ def _logs(verbs: Verbs[argparse.ArgumentParser]) -> None:
     logs.set_defaults(command=_late("dtj.cluster.logs", "logs"))
 
 
-def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _wait(verbs: Verbs[_Verb]) -> None:
     wait = verbs.add_parser(
         "wait",
         help="wait until a job has a condition",
@@ -238,7 +285,7 @@ def _wait(verbs: Verbs[argparse.ArgumentParser]) -> None:
     wait.set_defaults(command=_late("dtj.cluster.wait", "wait"))
 
 
-def _report(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _report(verbs: Verbs[_Verb]) -> None:
     report = verbs.add_parser(
         "report",
         description="Draw a job's timeline by rank (loading, steps that count, steps lost, stop, hang), its loss by "
@@ -258,7 +305,7 @@ def _report(verbs: Verbs[argparse.ArgumentParser]) -> None:
     report.set_defaults(command=_late("dtj.report.command", "command"))
 
 
-def _delete(verbs: Verbs[argparse.ArgumentParser]) -> None:
+def _delete(verbs: Verbs[_Verb]) -> None:
     delete = verbs.add_parser(
         "delete",
         description="Delete a job and wait until its pods are gone; its checkpoints are kept. "

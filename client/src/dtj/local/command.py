@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
-from dtj import jobfile
+from dtj import jobfile, script_job
 from dtj.errors import InputError, LocalRunError
 from dtj.local import container, faults, pods, processes, run, template, volumes
 from dtj.local.log_tail import LogTail
@@ -36,26 +37,43 @@ NVIDIA = Path("/dev/nvidiactl")  # exists only with the driver
 
 
 def command(flags: argparse.Namespace) -> int:
-    """Runs the job of `flags.file`. Raises DtjError."""
-    processes.require_linux()
-    written = jobfile.load_one(flags.file)
-    model = jobfile.check(written, flags.file)
-    template.check(written["spec"].get("template"), flags.file)
+    """Runs the job of `flags.file`, or of the script `flags.script`. Raises DtjError."""
+    if not flags.dry_run:
+        processes.require_linux()
+    written = _written(flags)
+    origin = flags.file or "dtj run"
+    model = jobfile.check(written, origin)
+    template.check(written["spec"].get("template"), origin)
+    if flags.dry_run:
+        print(_printed(written, flags.output or "yaml"))
+        return 0
     if model.spec.suspend:
-        raise InputError(f"{flags.file}: spec.suspend: the job would never start; set it to false to run the job here")
+        raise InputError(f"{origin}: spec.suspend: the job would never start; set it to false to run the job here")
     if accelerator := model.spec.undecided_accelerator:
-        raise InputError(
-            f"{flags.file}: spec.template requests {accelerator}: set spec.processesPerPod and spec.backend"
-        )
-    volumes.plain(f"{flags.file}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
+        raise InputError(f"{origin}: spec.template requests {accelerator}: set spec.processesPerPod and spec.backend")
+    volumes.plain(f"{origin}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
     if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
-        volumes.plain(f"{flags.file}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
+        volumes.plain(f"{origin}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
     requested = [faults.parse(text) for text in flags.kill]
     spec = model.spec
     faults.check(requested, replicas=spec.replicas, processes_per_pod=spec.processes, spares=spec.spares)
     job = admitted(written)
     with tempfile.TemporaryDirectory(prefix="dtj-") as scratch:
         return _run(job, model, requested, _host(job, flags, Path(scratch)), flags)
+
+
+def _written(flags: argparse.Namespace) -> Object:
+    """Returns the job of the file, or the one that the flags and the script describe."""
+    own = {flag: getattr(flags, flag) for flag in script_job.FIELDS}
+    if flags.script is None:
+        script_job.reject_script_flags(own)
+        return jobfile.load_one(flags.file)
+    run_of_script = script_job.ScriptRun(command=flags.script, **own)
+    return script_job.job(run_of_script, script_job.Machine.read(), here=not flags.dry_run)
+
+
+def _printed(value: Object, form: str) -> str:
+    return json.dumps(value, indent=2) if form == "json" else yaml.safe_dump(value, sort_keys=False).rstrip()
 
 
 def _run(
@@ -69,7 +87,7 @@ def _run(
         model.spec, job["metadata"]["namespace"], job["metadata"]["name"], host.volumes_dir
     )
 
-    stream = sys.stderr if flags.output == "json" else sys.stdout
+    stream = sys.stderr if flags.output else sys.stdout
     console = Console(file=stream)
     # A dumb terminal can't redraw in place.
     plain = flags.plain or not console.is_terminal or console.is_dumb_terminal
@@ -100,14 +118,14 @@ def _run(
         print(line, file=stream)
     if advice := _advice(job, host):
         print(f"  advice       {advice}", file=stream)
-    if flags.output == "json":
+    if flags.output:
         run_report = {
             "exitCode": code,
             "seconds": round(seconds, 3),
             "directory": str(host.run_dir),
             "checkpoints": str(checkpoints) if checkpoints else None,
         }
-        print(json.dumps({**job, "run": run_report}, indent=2))
+        print(_printed({**job, "run": run_report}, flags.output))
     return code
 
 
