@@ -35,7 +35,7 @@ def test_two_ranks_learn_the_digits_to_95_percent(tmp_path: Path, model: str, ep
     }
     parts = {f"{p}_seconds" for p in ("step", "data", "compute", "checkpoint", "communication", "exposed")}
     assert last.keys() >= parts | {"communication_share", "slowest_rank"}
-    assert {k: len(v) for k, v in last["per_rank"].items()} == dict.fromkeys(parts, 2)
+    assert {k: len(v) for k, v in last["per_rank"].items()} == dict.fromkeys({*parts, "memory_bytes"}, 2)
     assert last["data_seconds"] + last["compute_seconds"] + last["exposed_seconds"] <= last["step_seconds"]
 
 

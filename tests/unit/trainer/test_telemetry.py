@@ -162,9 +162,9 @@ def test_report_never_blocks_and_an_event_arrives_once_the_agent_listens(tmp_pat
 
 
 NAN = math.nan
-#      loss step data compute checkpoint communication exposed evaluation memory gpu
-FIRST = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0, NAN]
-OTHER = [0.5, 2.0, 0.1, 0.5, 0.1, 1.5, 1.2, 0.0, 300.0, NAN]
+#      loss step data compute checkpoint communication exposed evaluation memory gpu gpu_memory
+FIRST = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0, NAN, NAN]
+OTHER = [0.5, 2.0, 0.1, 0.5, 0.1, 1.5, 1.2, 0.0, 300.0, NAN, NAN]
 RATES = Rates(units={"tokens": 128, "images": 2}, flops=1e9, peak=4e9, single_rank=5.0)
 
 
@@ -180,10 +180,12 @@ def test_rate_window_follows_from_what_the_ranks_measured() -> None:
     }  # fmt: skip
     assert window.metrics == pytest.approx(expected)
     assert window.per_rank["exposed_seconds"] == [0.5, 1.2]
+    assert window.per_rank["memory_bytes"] == [100.0, 300.0]
+    assert not any("gpu" in name for name in window.per_rank)
 
 
 def test_unmeasured_metrics_are_left_out_and_nothing_is_divided_by_zero() -> None:
-    row = [0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0, 1.0, 0.5]
+    row = [0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0, 1.0, 0.5, 8.0]
     window = summary(torch.tensor([row], dtype=torch.float64), 16, RATES)
     parts = {f"{part}_seconds": 0.0 for part in ("step", "data", "compute", "checkpoint")}
     assert window.metrics == parts | {
@@ -191,6 +193,7 @@ def test_unmeasured_metrics_are_left_out_and_nothing_is_divided_by_zero() -> Non
         "slowest_rank": 0.0,
         "memory_bytes": 1.0,
         "gpu_utilization": 0.5,
+        "gpu_memory_bytes": 8.0,
     }
 
 

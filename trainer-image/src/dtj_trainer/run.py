@@ -36,7 +36,7 @@ from dtj_trainer.telemetry.profiler import ProfilerWindow
 
 OPTIONAL_METRICS = {
     "grad_norm", "evaluation_seconds", "communication_seconds", "communication_share", "exposed_seconds", "overlap",
-    "gpu_utilization",
+    "gpu_utilization", "gpu_memory_bytes",
 }  # fmt: skip
 """Metrics that a step may lack, because its gradients overflowed or nothing was measured."""
 MicroBatches = list[tuple[Any, int]]

@@ -5,6 +5,7 @@ A machine without GPU or library has no values, which is normal.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,8 +26,29 @@ def peak_flops(device: torch.device) -> float | None:
     return next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuReading:
+    """State of one device at one moment."""
+
+    utilization: float
+    """Share, 0 to 1, of the last sampling period (up to a second) with a kernel running."""
+    memory: float
+    """Bytes in use on the device, by all processes and the driver."""
+
+
+def read_gpu(nvml: Any, handle: Any) -> GpuReading | None:
+    """Returns the device's state by the calls of `nvml`; None if the driver rejects one of them."""
+    try:
+        return GpuReading(
+            utilization=float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100,
+            memory=float(nvml.nvmlDeviceGetMemoryInfo(handle).used),
+        )
+    except nvml.NVMLError:
+        return None
+
+
 class GpuMeter:
-    """Reads a device's utilization; None without the library, a driver or a GPU."""
+    """Reads the device of this rank; None without the library, a driver or a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
@@ -44,11 +66,6 @@ class GpuMeter:
         except pynvml.NVMLError:
             self._handle = None
 
-    def utilization(self) -> float | None:
-        """Returns the share, 0 to 1, of the last sampling period (up to a second) with a kernel running."""
-        if self._handle is None:
-            return None
-        try:
-            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100
-        except self._nvml.NVMLError:
-            return None
+    def read(self) -> GpuReading | None:
+        """Returns the device's state now."""
+        return None if self._handle is None else read_gpu(self._nvml, self._handle)

@@ -19,7 +19,7 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.telemetry.gpu import GpuMeter, peak_flops
 
 SECTIONS = ("data", "compute", "checkpoint")
-_FIELDS = ("loss", "step", *SECTIONS, "communication", "exposed", "evaluation", "memory", "gpu")
+_FIELDS = ("loss", "step", *SECTIONS, "communication", "exposed", "evaluation", "memory", "gpu", "gpu_memory")
 _NAN = float("nan")
 
 
@@ -91,7 +91,7 @@ class Meter:
         evaluation = self._seconds["evaluation"]
         exposed = min(communication.exposed, sections["compute"]) if communication else _NAN
         sections["compute"] -= exposed if communication else 0.0  # no second counts in two sections
-        gpu = self._gpu.utilization()
+        gpu = self._gpu.read()
         row = [
             local_loss,
             (now - self._since - evaluation) / steps,
@@ -100,7 +100,7 @@ class Meter:
             exposed,
             evaluation,
             float(peak_bytes(self._group.device)),
-            _NAN if gpu is None else gpu,
+            *((_NAN, _NAN) if gpu is None else (gpu.utilization, gpu.memory)),
         ]
         rows = self._group.gather(torch.tensor(row, dtype=torch.float64))
         self._seconds = dict.fromkeys(self._seconds, 0.0)
@@ -152,15 +152,18 @@ def summary(rows: torch.Tensor, samples_per_step: int, rates: Rates) -> RateWind
         metrics["exposed_seconds"] = mean["exposed"]
         metrics["communication_share"] = mean["exposed"] / mean["step"] if mean["step"] > 0 else 0.0
         metrics["overlap"] = max(0.0, 1 - mean["exposed"] / mean["communication"]) if mean["communication"] > 0 else 0.0
+    per_rank = {f"{name}_seconds": by_rank[name] for name in measured} | {"memory_bytes": by_rank["memory"]}
     if mean["evaluation"]:
         metrics["evaluation_seconds"] = mean["evaluation"]
-    if not math.isnan(mean["gpu"]):
+    if not math.isnan(mean["gpu"]):  # every rank has read its device
         metrics["gpu_utilization"] = mean["gpu"]
+        metrics["gpu_memory_bytes"] = max(by_rank["gpu_memory"])
+        per_rank |= {"gpu_utilization": by_rank["gpu"], "gpu_memory_bytes": by_rank["gpu_memory"]}
     if mean["step"] > 0:
         metrics |= rates.metrics(samples_per_step / mean["step"], len(rows))
     # Summed in rank order, so that the loss is the same number on every rank and in every run.
     loss = float(rows[:, 0].sum())
-    return RateWindow(loss=loss, metrics=metrics, per_rank={f"{name}_seconds": by_rank[name] for name in measured})
+    return RateWindow(loss=loss, metrics=metrics, per_rank=per_rank)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
