@@ -97,7 +97,7 @@ def task(model: str = "mlp") -> Task:
     if model not in MODELS:
         raise ConfigError(f"arguments.model={model!r}: write {' or '.join(sorted(MODELS))}")
     train, test = load()
-    return Task(model=MODELS[model](), data=train, loss=loss, validation=test, measure=measure)
+    return Task(model=MODELS[model](), data=train, loss=loss, validation=test, measure=measure, images_per_sample=1)
 
 
 def parser() -> argparse.ArgumentParser:
