@@ -3,8 +3,8 @@
 dtj-train --config examples/trainer/resnet.yaml
 torchrun --nproc-per-node 2 -m dtj_trainer.cli --config examples/trainer/resnet.yaml --arguments.depth 50
 
-Modules have torchvision's names, so that `init_from` also loads weights of torchvision's models, if
-`pixels` is above 64 and the number of classes agrees.
+Modules have torchvision's names. With `pixels` above 64, `init_from` and `init_partial: true` load the
+weights of a torchvision model, all but those of the head.
 """
 
 from __future__ import annotations
