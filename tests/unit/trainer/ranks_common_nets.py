@@ -18,7 +18,15 @@ from dtj_trainer.config import TrainerConfig
 from dtj_trainer.data.source import TensorData
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
-from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, make
+from dtj_trainer.strategies import (
+    DdpConfig,
+    DdpScratchConfig,
+    FsdpConfig,
+    FsdpScratchConfig,
+    Zero1Config,
+    Zero2Config,
+    make,
+)
 from dtj_trainer.strategies.scratch import flat_params
 from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
@@ -126,10 +134,14 @@ class LeftOut(Net):
 
 
 def left_out(out: str) -> None:
-    """Trains LeftOut by three strategies, with one and two micro-batches a step."""
+    """Trains LeftOut by five strategies, with one and two micro-batches a step."""
     group = Group.open(WorkerEnv.read())
     results = {}
-    for name, config in {"ddp": DdpConfig(find_unused_parameters=True), **{k: STRATEGIES[k] for k in SCRATCH}}.items():
+    for name, config in {
+        "ddp": DdpConfig(find_unused_parameters=True),
+        **{k: STRATEGIES[k] for k in SCRATCH},
+        **ZERO,
+    }.items():
         for micro in (1, 2):
             strategy = make(config)
             torch.manual_seed(1)
@@ -153,6 +165,7 @@ def left_out(out: str) -> None:
 
 
 SCRATCH = ("ddp_scratch", "fsdp_scratch")
+ZERO = {"zero1": Zero1Config(bucket_cap_mb=1e-4), "zero2": Zero2Config(bucket_cap_mb=1e-4)}
 
 
 def bytes_at_wrap(out: str) -> None:

@@ -34,6 +34,7 @@ MODES: dict[str, tuple[StrategyConfig, Recompute]] = {
     "fsdp": (STRATEGIES["fsdp"], "none"),
     "hsdp": (STRATEGIES["hsdp"], "none"),
     "fsdp_scratch": (STRATEGIES["fsdp_scratch"], "none"),
+    "zero2": (STRATEGIES["zero2"], "none"),
     "ddp, recompute": (STRATEGIES["ddp"], "selective"),
     "fsdp, recompute": (STRATEGIES["fsdp"], "block"),
     "fsdp_scratch, recompute": (STRATEGIES["fsdp_scratch"], "block"),

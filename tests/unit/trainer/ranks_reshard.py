@@ -23,6 +23,7 @@ from dtj_trainer.snapshots.restore import Restore
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies.fsdp import Fsdp, HsdpConfig
 from dtj_trainer.strategies.scratch.fsdp import FsdpScratch
+from dtj_trainer.strategies.scratch.zero import Zero, Zero2Config
 from tests.unit.trainer.ranks_snapshots import apart
 
 
@@ -78,13 +79,15 @@ def wrapped(strategy: str) -> nn.Module:
     group = Group.open(WorkerEnv.read())
     if strategy == "hsdp":
         return Fsdp(HsdpConfig(shard_size=2 if group.world_size % 2 == 0 else 1)).wrap(model, group)
+    if strategy == "zero2":
+        return Zero(Zero2Config(bucket_cap_mb=1e-4)).wrap(model, group)
     return FsdpScratch().wrap(model, group)
 
 
 def finish(strategy: str, model: nn.Module, output: torch.Tensor, step: int) -> None:
     """Sets gradients that are the same in any world."""
     (output * 0).sum().backward()
-    if strategy == "fsdp_scratch":
+    if strategy in ("fsdp_scratch", "zero2"):
         model.finish()
     for number, parameter in enumerate(p for p in model.parameters() if p.grad is not None):
         gradient = parameter.grad

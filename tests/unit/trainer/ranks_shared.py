@@ -32,7 +32,16 @@ from dtj_trainer.distributed.flat_shard import FlatShard
 from dtj_trainer.examples import gpt
 from dtj_trainer.examples.gpt import Gpt, GptConfig
 from dtj_trainer.state import State, StateConfig
-from dtj_trainer.strategies import AutoConfig, DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, HsdpConfig
+from dtj_trainer.strategies import (
+    AutoConfig,
+    DdpConfig,
+    DdpScratchConfig,
+    FsdpConfig,
+    FsdpScratchConfig,
+    HsdpConfig,
+    Zero1Config,
+    Zero2Config,
+)
 from dtj_trainer.strategies.scratch.ddp import ScratchDdpModel
 from dtj_trainer.telemetry.record import Record
 from dtj_trainer.trainer import Trainer
@@ -54,6 +63,9 @@ STRATEGIES = {
     "hsdp": HsdpConfig(),
     "fsdp_scratch": FsdpScratchConfig(),
     "fsdp_scratch offload": FsdpScratchConfig(cpu_offload=True),
+    "fsdp_scratch optimizer offload": FsdpScratchConfig(cpu_offload="optimizer"),
+    "zero1": Zero1Config(bucket_cap_mb=0.01),
+    "zero2": Zero2Config(bucket_cap_mb=0.01),
 }
 
 

@@ -86,7 +86,7 @@ def train(out: str, strategy: str, directory: str | None, steps: int, options: d
     config = TrainerConfig(
         steps=steps,
         global_batch_size=8,
-        ema_decay=None if strategy == "fsdp_scratch" else 0.9,
+        ema_decay=None if strategy in ("fsdp_scratch", "zero1") else 0.9,
         optimizer=OptimizerConfig(lr=0.01),
         strategy=build(KINDS[strategy], {k: v for k, v in options.items() if k != "communication"}, "strategy."),
         communication=CommunicationConfig(**options.get("communication", {})),

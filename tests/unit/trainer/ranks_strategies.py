@@ -20,13 +20,26 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.examples import gpt
 from dtj_trainer.state import StateConfig
-from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, make
+from dtj_trainer.strategies import (
+    DdpConfig,
+    DdpScratchConfig,
+    FsdpConfig,
+    FsdpScratchConfig,
+    Zero1Config,
+    Zero2Config,
+    make,
+)
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import NETS, WIDTH, Net, RecomputesTwice
 from tests.unit.trainer.ranks import Records
 from tests.unit.trainer.ranks_shared import STRATEGIES, tiny_gpt, tokens
 
-SCRATCH = {"ddp_scratch": DdpScratchConfig(bucket_cap_mb=1e-4), "fsdp_scratch": FsdpScratchConfig()}
+SCRATCH = {
+    "ddp_scratch": DdpScratchConfig(bucket_cap_mb=1e-4),
+    "fsdp_scratch": FsdpScratchConfig(),
+    "zero1": Zero1Config(bucket_cap_mb=1e-4),
+    "zero2": Zero2Config(bucket_cap_mb=1e-4),
+}
 TORCH = {"ddp": DdpConfig(find_unused_parameters=True), "fsdp": FsdpConfig()}
 
 

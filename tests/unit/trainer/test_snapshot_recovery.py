@@ -49,6 +49,7 @@ CASES: list[tuple[str, dict[str, Any], int, int, str]] = [
     ("ddp", {"communication": RESIDUALS}, 2, 1, "a replica's memory"),
     ("fsdp", {}, 2, 1, "a partner's memory"),
     ("fsdp_scratch", {}, 2, 1, "a partner's memory"),
+    ("zero1", {}, 2, 1, "a partner's memory"),
     ("hsdp", {"shard_size": 2}, 4, 2, "a replica's memory"),
 ]
 

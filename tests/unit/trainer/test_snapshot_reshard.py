@@ -31,7 +31,7 @@ def digests(output: str) -> dict[tuple[str, int], str]:
     return {(when, int(step)): text for when, step, text in re.findall(r"(loaded|last) (\d+) ([0-9a-f]{64})", output)}
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "fsdp_scratch", "hsdp"])
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp_scratch", "hsdp", "zero2"])
 def test_sharded_state_is_divided_among_two_and_then_three_ranks(tmp_path: Path, job: str, strategy: str) -> None:
     """Four pods, of which the upper half is lost, two, and three."""
     env = {"DTJ_JOB_UID": job}

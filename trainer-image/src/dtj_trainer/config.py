@@ -17,7 +17,7 @@ from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.data.loader import LoaderConfig
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.state import StateConfig
-from dtj_trainer.strategies import DdpConfig, FsdpScratchConfig, LocalSgdConfig, StrategyConfig
+from dtj_trainer.strategies import FLAT, DdpConfig, LocalSgdConfig, StrategyConfig, name_of
 from dtj_trainer.telemetry.sinks import TelemetryConfig
 
 
@@ -102,11 +102,16 @@ class TrainerConfig:
             raise ConfigError(f"ema_decay={self.ema_decay}: write a number between 0 and 1, such as 0.999")
         if isinstance(self.strategy, LocalSgdConfig):
             self._check_local_sgd()
-        if self.ema_decay is not None and isinstance(self.strategy, FsdpScratchConfig):
-            raise ConfigError("ema_decay does not work with strategy fsdp_scratch: write strategy fsdp")
-        if not self.optimizer.decay_vectors and isinstance(self.strategy, FsdpScratchConfig):
+        if isinstance(self.strategy, FLAT):
+            self._check_flat(name_of(self.strategy))
+
+    def _check_flat(self, strategy: str) -> None:
+        instead = "fsdp" if strategy == "fsdp_scratch" else "ddp or fsdp"
+        if self.ema_decay is not None:
+            raise ConfigError(f"ema_decay does not work with strategy {strategy}: write strategy {instead}")
+        if not self.optimizer.decay_vectors:
             raise ConfigError(
-                "optimizer.decay_vectors: false does not work with strategy fsdp_scratch: write strategy fsdp"
+                f"optimizer.decay_vectors: false does not work with strategy {strategy}: write strategy {instead}"
             )
 
     def _check_local_sgd(self) -> None:

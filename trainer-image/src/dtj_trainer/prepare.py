@@ -106,8 +106,8 @@ def prepare(
     config_check.check(strategies.shapes(model), group)
     model = strategy.wrap(model, group)
     optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)
-    if isinstance(strategy_config, strategies.FsdpScratchConfig):
-        check_element_wise(optimizer)
+    if isinstance(strategy_config, strategies.FLAT):
+        check_element_wise(optimizer, strategies.name_of(strategy_config))
     scheduler = make_scheduler(task, optimizer, config, env, order, total_steps)
     early_stop = EarlyStop(config.early_stop) if config.early_stop else None
     ema = Ema(model, config.ema_decay) if config.ema_decay else None

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, StrategyConfig, blocks
+from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, StrategyConfig, Zero1Config, blocks
 from dtj_trainer.torch_private import set_compiler
 
 Compile = bool | Literal["inductor", "aot_eager"]
@@ -80,7 +80,7 @@ def compile_forward(model: nn.Module, wanted: Compile, strategy: StrategyConfig,
     """
     if wanted is False:
         return
-    whole_on_each_rank = isinstance(strategy, (DdpConfig, DdpScratchConfig))
+    whole_on_each_rank = isinstance(strategy, (DdpConfig, DdpScratchConfig, Zero1Config))
     modules = blocks(model, pattern) if not (whole_on_each_rank and isinstance(model, nn.Sequential)) else []
     small = isinstance(strategy, DdpConfig) and strategy.bucket_cap_mb < FIRST_BUCKET_MB
     # torch counts graphs by code, which blocks share. Each block needs a graph if its forward reads

@@ -63,13 +63,13 @@ TENSOR_WISE = {
 """Optimizer classes that compute with whole tensors: their norms, rows and columns."""
 
 
-def check_element_wise(optimizer: torch.optim.Optimizer) -> None:
+def check_element_wise(optimizer: torch.optim.Optimizer, strategy: str) -> None:
     """Raises ConfigError for an optimizer that would silently train differently on flat shards of tensors."""
     for kind in type(optimizer).__mro__:
         if kind.__name__ in TENSOR_WISE:
             raise ConfigError(
                 f"optimizer {type(optimizer).__name__} computes with whole tensors (their norms, rows or columns), and "
-                "strategy fsdp_scratch has flat shards of them: write strategy ddp, or fsdp if the optimizer takes "
+                f"strategy {strategy} has flat shards of them: write strategy ddp, or fsdp if the optimizer takes "
                 "DTensors"
             )
 

@@ -15,9 +15,18 @@ from dtj_trainer.strategies.initial_weights import check_not_meta, shapes
 from dtj_trainer.strategies.local_sgd import LocalSgd, LocalSgdConfig
 from dtj_trainer.strategies.scratch.ddp import DdpScratch, DdpScratchConfig
 from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, FsdpScratchConfig
+from dtj_trainer.strategies.scratch.zero import Zero, Zero1Config, Zero2Config
 
 StrategyConfig = (
-    DdpConfig | FsdpConfig | HsdpConfig | DdpScratchConfig | FsdpScratchConfig | LocalSgdConfig | AutoConfig
+    DdpConfig
+    | FsdpConfig
+    | HsdpConfig
+    | DdpScratchConfig
+    | FsdpScratchConfig
+    | Zero1Config
+    | Zero2Config
+    | LocalSgdConfig
+    | AutoConfig
 )
 KINDS: dict[str, type[StrategyConfig]] = {
     "auto": AutoConfig,
@@ -26,8 +35,13 @@ KINDS: dict[str, type[StrategyConfig]] = {
     "hsdp": HsdpConfig,
     "ddp_scratch": DdpScratchConfig,
     "fsdp_scratch": FsdpScratchConfig,
+    "zero1": Zero1Config,
+    "zero2": Zero2Config,
     "local_sgd": LocalSgdConfig,
 }
+
+FLAT = (FsdpScratchConfig, Zero1Config)
+"""Configs of the strategies whose optimizer has flat shards, which are no parameters of the module."""
 
 
 def name_of(config: StrategyConfig) -> str:
@@ -59,6 +73,8 @@ def make(
             return DdpScratch(config, communication)
         case FsdpScratchConfig():
             return FsdpScratch(config, pattern)
+        case Zero1Config():
+            return Zero(config)
         case LocalSgdConfig():
             return LocalSgd(config)
         case AutoConfig():
@@ -66,7 +82,7 @@ def make(
 
 
 __all__ = [
-    "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
-    "HsdpConfig", "LocalSgd", "LocalSgdConfig", "ModelFacts", "Strategy", "StrategyConfig", "blocks", "check_not_meta",
-    "choose", "describe_blocks", "make", "name_of", "shapes", "tensor_bytes",
+    "FLAT", "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
+    "HsdpConfig", "LocalSgd", "LocalSgdConfig", "ModelFacts", "Strategy", "StrategyConfig", "Zero1Config",
+    "Zero2Config", "blocks", "check_not_meta", "choose", "describe_blocks", "make", "name_of", "shapes", "tensor_bytes",
 ]  # fmt: skip

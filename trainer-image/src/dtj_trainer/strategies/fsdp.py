@@ -20,6 +20,7 @@ from dtj_trainer.distributed.comm_timer import CommStats, CommTimer
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.blocks import blocks
+from dtj_trainer.strategies.cpu_offload import CpuOffload, check_cpu_offload
 from dtj_trainer.strategies.initial_weights import WeightBroadcast
 from dtj_trainer.torch_private import DefaultAllGather, DefaultReduceScatter
 
@@ -36,7 +37,9 @@ class FsdpConfig:
     param_dtype: Dtype = "fp32"
     """The type in which weights are gathered and computed; the shards and the optimizer stay in fp32."""
     reduce_dtype: Dtype = "fp32"
-    cpu_offload: bool = False
+    cpu_offload: CpuOffload = False
+    """True or all: parameters, gradients and optimizer state live in host memory, by torch's
+    CPUOffloadPolicy, which moves them together."""
     reduce_every_micro_batch: bool = False
     """False: an accumulated step sends gradients once, and keeps them whole on each rank until
     then, as many bytes as the model in fp32. True: each micro-batch sends them, and each rank keeps
@@ -46,6 +49,12 @@ class FsdpConfig:
         for field in ("param_dtype", "reduce_dtype"):
             if getattr(self, field) not in DTYPES:
                 raise ConfigError(f"strategy.{field}={getattr(self, field)!r}: write fp32, bf16 or fp16")
+        check_cpu_offload(self.cpu_offload)
+        if self.cpu_offload == "optimizer":
+            raise ConfigError(
+                "strategy.cpu_offload='optimizer': torch's CPUOffloadPolicy moves parameters, gradients and optimizer "
+                "state together; write cpu_offload: all, or strategy fsdp_scratch"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

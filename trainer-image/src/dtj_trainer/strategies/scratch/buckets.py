@@ -75,11 +75,11 @@ def split_views(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[tor
     return out
 
 
-def make_buckets(parameters: Sequence[nn.Parameter], cap_bytes: int) -> list[Bucket]:
-    """Returns buckets of up to `cap_bytes`.
+def bucketed(parameters: Sequence[nn.Parameter], cap_bytes: int) -> list[list[nn.Parameter]]:
+    """Returns parameters in lists of up to `cap_bytes`.
 
-    The buckets are in reverse order, about the order in which backward computes the gradients. A bucket
-    has one dtype and device. A parameter that is bigger than the cap has a bucket for itself.
+    The lists are in reverse order, about the order in which backward computes the gradients. A list
+    has one dtype and device. A parameter that is bigger than the cap has a list for itself.
     """
     groups: list[list[nn.Parameter]] = []
     size = 0
@@ -91,8 +91,13 @@ def make_buckets(parameters: Sequence[nn.Parameter], cap_bytes: int) -> list[Buc
             size = 0
         groups[-1].append(parameter)
         size += own
+    return groups
+
+
+def make_buckets(parameters: Sequence[nn.Parameter], cap_bytes: int) -> list[Bucket]:
+    """Returns a bucket for each list of `bucketed`."""
     out = []
-    for group in groups:
+    for group in bucketed(parameters, cap_bytes):
         flat = torch.zeros(sum(p.numel() for p in group) + len(group), dtype=group[0].dtype, device=group[0].device)
         out.append(Bucket(group, flat, split_views(flat, group)))
     return out

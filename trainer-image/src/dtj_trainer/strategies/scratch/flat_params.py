@@ -17,6 +17,7 @@ from torch import nn
 from dtj_trainer.distributed.comm_timer import CommTimer
 from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.strategies.cpu_offload import Offload, to_host
 from dtj_trainer.strategies.scratch.buckets import split_views
 
 
@@ -30,13 +31,13 @@ class FlatParamGroup:
         group: Group,
         comm_timer: CommTimer,
         *,
-        reduce_group: dist.ProcessGroup | None,
-        offload: bool,
+        reduce_group: dist.ProcessGroup | None = None,
+        offload: Offload = "none",
     ) -> None:
         """Takes the parameters from where they are, and keeps this rank's shard of them.
 
-        The parameters are usually in host memory. Gradients use `reduce_group`: they leave in an order of
-        their own, so they can't share a process group with the weights.
+        The parameters are usually in host memory. Gradients use `reduce_group` (None: the group of the
+        weights): if they leave in an order of their own, they can't share a process group with the weights.
         """
         self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
         size = sum(p.numel() for p in parameters)
@@ -46,8 +47,14 @@ class FlatParamGroup:
             view.copy_(parameter.detach())
             parameter.data = view
         dist.broadcast(self.full, src=0)  # all ranks start from rank 0's weights
-        own = self.full.chunk(group.world_size)[group.rank].clone()
-        self.shard = nn.Parameter(own.cpu() if offload else own)
+        self._offload: Offload = offload
+        own = self.full.chunk(group.world_size)[group.rank]
+        self.shard = self._make_shard(own)
+        self._on_device = own.clone() if offload == "optimizer" else None
+        """The shard that is gathered, where the optimizer's own is in host memory."""
+        self._on_device_is_old = False
+        self._gradient_on_device: torch.Tensor | None = None
+        """The gradient of the shard, of the micro-batches so far."""
         self.gradient: torch.Tensor | None = None
         self.used = set[int]()
         """Indexes of the parameters that got a gradient in this step, in any micro-batch."""
@@ -63,12 +70,22 @@ class FlatParamGroup:
         # Free now, and not at the end of the first step: the next group takes the memory.
         self.free()
 
+    def _make_shard(self, own: torch.Tensor) -> nn.Parameter:
+        """Returns the parameter that the optimizer gets; `own` is this rank's part of the whole weights."""
+        return nn.Parameter(own.clone() if self._offload == "none" else to_host(own))
+
     def gather(self) -> None:
         """Starts to gather the whole weights, unless they are here or on the way."""
         if self._whole or self._gathering is not None:
             return
         self.full.untyped_storage().resize_(self.padded * self.full.element_size())
-        mine = self.shard.detach().to(self.full.device)
+        if self._on_device is None:
+            mine = self.shard.detach().to(self.full.device, non_blocking=True)
+        else:
+            mine = self._on_device
+            if self._on_device_is_old:
+                mine.copy_(self.shard.detach(), non_blocking=True)
+                self._on_device_is_old = False
         self._gathering = dist.all_gather_single(self.full, mine, async_op=True)
         self.comm_timer.track(self._gathering)
 
@@ -90,16 +107,32 @@ class FlatParamGroup:
             self.full.untyped_storage().resize_(0)
             self._whole = False
 
+    def shard_changes(self) -> None:
+        """Drops what was gathered or copied from the shard, because a step or a load changes the shard."""
+        self.free()
+        self._on_device_is_old = True
+
+    def begin_step(self) -> None:
+        """Drops all gradients, also those of a step that an exception ended, and what was gathered before."""
+        self.discard_gradients()
+        self._gradient_on_device = None
+        self.sent = False
+        self.used.clear()
+        self.shard_changes()
+
     def begin_backward(self) -> None:
         """Makes the parameters' gradients views into one flat buffer, into which autograd adds."""
         # A block that is called twice is recomputed (reentrantly) for each call.
         if self._scattering is not None:
             self.end_backward()
         if self.gradient is None:
-            self.gradient = torch.zeros_like(self.full)
+            self.gradient = self._new_gradient()
             for parameter, view in zip(self.parameters, split_views(self.gradient, self.parameters), strict=True):
                 parameter.grad = view
         self.waiting = len(self.parameters)
+
+    def _new_gradient(self) -> torch.Tensor:
+        return torch.zeros(self.padded, dtype=self.full.dtype, device=self.full.device)
 
     def scatter(self) -> None:
         """Starts to send each shard of the gradient to its owner, added up over the ranks."""
@@ -127,14 +160,29 @@ class FlatParamGroup:
             work, mine = self._scattering
             with self.comm_timer.waiting():
                 work.wait()
-            mine = mine.to(self.shard.device)
-            self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
+            self._keep(mine)
             self.discard_gradients()
+
+    def _keep(self, mine: torch.Tensor) -> None:
+        """Adds the gradient of one micro-batch to that of the step."""
+        if self._offload == "optimizer":
+            before = self._gradient_on_device
+            self._gradient_on_device = mine if before is None else before + mine
+        elif self._offload == "all":
+            # The copy of an earlier micro-batch has arrived when this one, which blocks, returns.
+            self.shard.grad = to_host(mine) if self.shard.grad is None else self.shard.grad + mine.cpu()
+        else:
+            self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
+
+    def deliver_gradient(self) -> None:
+        """Moves the step's gradient to where the optimizer is. The copy may still be under way (`wait_for_host`)."""
+        if self._gradient_on_device is not None:
+            self.shard.grad, self._gradient_on_device = to_host(self._gradient_on_device), None
 
     def contribute_zeros(self) -> None:
         """Prepares a gradient of zeros if this rank has none to send: another rank has one."""
         if not self.sent and self.gradient is None:
-            self.gradient = torch.zeros(self.padded, dtype=self.full.dtype, device=self.full.device)
+            self.gradient = self._new_gradient()
 
     def discard_gradients(self) -> None:
         """Drops all that is left of a backward, also of one that an exception ended."""

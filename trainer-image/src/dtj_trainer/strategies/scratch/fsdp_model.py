@@ -17,47 +17,31 @@ whole on each rank.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
-from dtj_trainer.distributed.flat_shard import StateDict
 from dtj_trainer.distributed.process_group import Group
-from dtj_trainer.strategies.initial_weights import move_unsharded, new_world_group
-from dtj_trainer.strategies.scratch.base import ScratchModel
+from dtj_trainer.strategies.cpu_offload import Offload, wait_for_host
+from dtj_trainer.strategies.initial_weights import new_world_group
 from dtj_trainer.strategies.scratch.call_order import CallOrder
 from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup, parameters_by_module
-from dtj_trainer.strategies.scratch.fsdp_state import ShardedState
 from dtj_trainer.strategies.scratch.hooks import on_gradient, on_output_gradient
 from dtj_trainer.strategies.scratch.reduce_queue import ReduceQueue
+from dtj_trainer.strategies.scratch.sharded_model import ShardedModel
 from dtj_trainer.torch_private import in_backward
 
-log = logging.getLogger(__name__)
 
-
-class ScratchFsdpModel(ScratchModel):
+class ScratchFsdpModel(ShardedModel):
     """A sharded module. Its `parameters()` are the shards: an optimizer gets those."""
 
-    def __init__(self, module: nn.Module, group: Group, blocks: Sequence[nn.Module], *, offload: bool) -> None:
-        super().__init__(group)
-        self.inner = (module,)  # in a tuple: not a submodule
-        self.flat_groups: list[FlatParamGroup] = []
-        self._group = group
-        move_unsharded(module, group.device)
-        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
-        persistent = module.state_dict().keys()  # other buffers are in no checkpoint
-        unsharded = frozen | {n: b for n, b in module.named_buffers() if n in persistent}
-        for tensor in (*frozen.values(), *module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
-        names = {id(p): n for n, p in module.named_parameters()}
-        every = module.named_parameters(remove_duplicate=False)
-        aliases = {n: names[id(p)] for n, p in every if n != names[id(p)]}  # shared weights have several names
+    def __init__(self, module: nn.Module, group: Group, blocks: Sequence[nn.Module], *, offload: Offload) -> None:
+        super().__init__(module, group)
+        flat_groups: list[FlatParamGroup] = []
+        names, self._offload = self.names, offload
         self._stages: list[list[FlatParamGroup]] = []
         reduce_group = new_world_group()
         for place, own in parameters_by_module(module, blocks):
@@ -74,14 +58,13 @@ class ScratchFsdpModel(ScratchModel):
             elif stage:
                 self._stages.append(stage)
                 self._install(place, len(self._stages) - 1)
-            self.flat_groups += stage
-        self.shards = nn.ParameterList([g.shard for g in self.flat_groups])
-        self._state = ShardedState(self.flat_groups, unsharded, aliases)
+            flat_groups += stage
+        self.set_groups(flat_groups)
+        wait_for_host(group.device, offload=offload)
         self._calls = CallOrder(len(self._stages))
         self._reduce_queue = ReduceQueue()
         self._uneven = set[int]()
         """Stages that some ranks have called in this step and others have not."""
-        self._warned = False
 
     def _install(self, block: nn.Module, number: int) -> None:
         stage = self._stages[number]
@@ -181,38 +164,25 @@ class ScratchFsdpModel(ScratchModel):
         self._agree_on_calls()
         return out
 
-    def train(self, mode: bool = True) -> ScratchFsdpModel:
-        """Passes the mode on to the module, which is not registered here."""
-        super().train(mode)
-        self.inner[0].train(mode)
-        return self
-
-    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
-        """Yields this model and the module's own submodules."""
-        yield self
-        yield from self.inner[0].modules(remove_duplicate)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields the module's buffers."""
-        return self.inner[0].named_buffers(*args, **kwargs)
-
     def finish(self) -> None:
         """Waits until all gradients are with their owners. Afterwards no group is whole."""
-        used = self._used_anywhere()
+        used = self.used_anywhere()
         with self.comm_timer.counting():
             # The rest of the queue leaves first, as on other ranks.
             for flat_group in dict.fromkeys((*self._reduce_queue.pending, *self.flat_groups)):
                 if used[flat_group]:
                     flat_group.contribute_zeros()
                 flat_group.end_backward()
-                flat_group.free()
+                flat_group.deliver_gradient()
+                flat_group.shard_changes()
+            wait_for_host(self._group.device, offload=self._offload)
         self._begin_step()
         self.comm_timer.step_done()
 
     def discard_gradients(self) -> None:
         """Drops all that is left of a backward that an exception ended."""
         for flat_group in self.flat_groups:
-            flat_group.discard_gradients()
+            flat_group.begin_step()
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -221,54 +191,3 @@ class ScratchFsdpModel(ScratchModel):
         for flat_group in self.flat_groups:
             flat_group.sent = False
             flat_group.used.clear()
-
-    def _used_anywhere(self) -> dict[FlatParamGroup, bool]:
-        """Returns whether some rank has a gradient for a group.
-
-        Warns once of parameters that only count as zero.
-        """
-        flags = [index in g.used for g in self.flat_groups for index in range(len(g.parameters))]
-        anywhere = iter(self._group.gather(torch.tensor(flags, dtype=torch.uint8)).amax(0).tolist())
-        used = {g: [bool(next(anywhere)) for _ in g.parameters] for g in self.flat_groups}
-        if not self._warned:
-            partly = [pair for g, row in used.items() if any(row) for pair in zip(g.names, row, strict=True)]
-            if unused := [name for name, is_used in partly if not is_used]:
-                self._warned = True
-                names = ", ".join(unused[:3])
-                log.warning("no gradient for %s: it counts as zero, which AdamW decays; write strategy fsdp", names)
-        return {flat_group: any(row) for flat_group, row in used.items()}
-
-    @property
-    def shard_place(self) -> tuple[int, int]:
-        """How many shards there are, and which of them this rank holds."""
-        return self._group.world_size, self._group.rank
-
-    def shard_runs(self) -> dict[int, tuple[int, int]]:
-        """Returns where each shard begins in its group, and the elements of the group, by the shard's id."""
-        rank = self._group.rank
-        return {id(g.shard): (rank * g.shard.numel(), sum(p.numel() for p in g.parameters)) for g in self.flat_groups}
-
-    def unregistered_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the parameters that are not trained: each rank holds them whole."""
-        return {n: p for n, p in self.inner[0].named_parameters() if not p.requires_grad}
-
-    def discard_gathered(self) -> None:
-        """Frees what a validation before the first step has gathered: the shards are about to change."""
-        for flat_group in self.flat_groups:
-            flat_group.free()
-
-    def portable_state_dict(self) -> StateDict:
-        """Returns the module's state in shards."""
-        return self._state.model()
-
-    def load_portable_state_dict(self, state: StateDict) -> None:
-        """Loads what `portable_state_dict` returned."""
-        self._state.load_model(state)
-
-    def portable_optimizer_state(self, optimizer: Optimizer) -> StateDict:
-        """Returns the optimizer's state in shards."""
-        return self._state.optimizer(optimizer)
-
-    def load_portable_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
-        """Loads what `portable_optimizer_state` returned."""
-        self._state.load_optimizer(optimizer, state)

@@ -40,7 +40,7 @@ class ShardedState:
         """Loads what `model` returned: each rank keeps its shards."""
         with torch.no_grad():
             for flat_group in self._flat_groups:
-                flat_group.free()
+                flat_group.shard_changes()
                 flat_group.load_flat_shards(flat_group.shard.detach(), state)
             for name, tensor in self._unsharded.items():
                 tensor.copy_(state[name])

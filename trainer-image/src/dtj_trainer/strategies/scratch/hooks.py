@@ -16,6 +16,11 @@ def on_gradient(parameter: nn.Parameter, then: Callable[[torch.Tensor], None]) -
     parameter.register_post_accumulate_grad_hook(then)  # type: ignore[no-untyped-call]
 
 
+def before_gradient(parameter: nn.Parameter, then: Callable[[torch.Tensor], None]) -> None:
+    """Calls `then` in each backward, just before the parameter's gradient is added to what it has."""
+    parameter.register_hook(then)  # type: ignore[no-untyped-call]
+
+
 def on_output_gradient(output: Any, then: Callable[[torch.Tensor], None]) -> None:
     """Calls `then` when the first gradient of a forward's output arrives.
 

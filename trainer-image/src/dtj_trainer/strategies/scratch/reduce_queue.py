@@ -8,13 +8,15 @@ from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup
 
 
 class ReduceQueue:
-    """Sends a gradient when it is complete and all before it have left.
+    """Sends a gradient when it is complete and all before it have left."""
 
-    Whole gradients of at most two groups are in memory: those in flight, and those that are
-    computed meanwhile.
-    """
+    def __init__(self, *, bounded: bool = True) -> None:
+        """Begins empty.
 
-    def __init__(self) -> None:
+        `bounded`: whole gradients of at most two groups are in memory, those in flight and those
+        that are computed meanwhile. Otherwise any number is in flight.
+        """
+        self._bounded = bounded
         self.pending: list[FlatParamGroup] = []
         """Groups whose gradients have not left, in their order."""
         self._complete = set[FlatParamGroup]()
@@ -36,5 +38,5 @@ class ReduceQueue:
             self._complete.remove(leaving)
             leaving.scatter()
             before, self._in_flight = self._in_flight, leaving
-            if before is not None and before is not leaving:
+            if self._bounded and before is not None and before is not leaving:
                 before.wait_scattered()
