@@ -49,6 +49,15 @@ from tests.unit.trainer.ranks import finished, ranks
         ({"steps": 1, "global_batch_size": 0}, "global_batch_size=0: write 1 or more"),
         ({"steps": 1, "seed": -1}, "seed=-1: write a number from 0"),
         ({"steps": 1, "early_stop": 3}, "early_stop=3: write a mapping of fields"),
+        (
+            {"steps": 1, "strategy": {"kind": "fsdp", "cpu_offload": "optimizer"}},
+            "write cpu_offload: all, or strategy fsdp_scratch",
+        ),
+        (
+            {"steps": 1, "strategy": {"kind": "fsdp_scratch", "cpu_offload": "weights"}},
+            "strategy.cpu_offload='weights': write true or false or optimizer or all",
+        ),
+        ({"steps": 1, "activation_offload": True, "compile": True}, "activation_offload does not work with compile"),
         ({"steps": 1, "recompute": "all"}, "recompute='all': write none or block or selective"),
         ({"steps": 1, "data": {"workers": -1}}, "data.workers=-1: write 0 or more"),
         ({"steps": 1, "ema_decay": 2}, "ema_decay=2.0: write a number between 0 and 1"),

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from dtj_trainer import strategies
 from dtj_trainer.checkpoint import rng
 from dtj_trainer.components.activation_checkpoint import checkpoint_activations
+from dtj_trainer.components.activation_offload import offload_activations
 from dtj_trainer.components.batch_size import fits, largest_that_fits, with_headroom
 from dtj_trainer.components.precision import Precision
 from dtj_trainer.config import TrainerConfig
@@ -131,7 +132,10 @@ class _Trial:
     def step(self, n: int) -> None:
         """Takes one step with micro-batches of `n` samples."""
         copied = copy.deepcopy(self.model)
-        checkpoint_activations(strategies.blocks(copied, self.config.blocks), self.config.recompute)
+        blocks = strategies.blocks(copied, self.config.blocks)
+        checkpoint_activations(blocks, self.config.recompute)
+        if self.config.activation_offload:
+            offload_activations(blocks, self.group.device)
         with fake_process_group(self.group.world_size):
             tried = strategies.make(self.strategy, self.config.blocks)
             wrapped = tried.wrap(copied, self._silent_group())

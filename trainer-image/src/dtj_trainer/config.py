@@ -45,6 +45,8 @@ class TrainerConfig:
     pattern of module names, such as encoder.layer.*; None: the repeated modules, which the log
     names."""
     recompute: Recompute = "none"
+    activation_offload: bool = False
+    """Keep in host memory what the backward of each block needs, beside `recompute`. On a CPU nothing is moved."""
     compile: Compile = False
     """torch.compile, block by block. True is inductor, which needs a C++ compiler in the image."""
     ema_decay: float | None = None
@@ -89,6 +91,10 @@ class TrainerConfig:
             raise ConfigError(f"recompute={self.recompute!r}: write none, block or selective")
         if not isinstance(self.compile, bool) and self.compile not in ("inductor", "aot_eager"):
             raise ConfigError(f"compile={self.compile!r}: write true, false, inductor or aot_eager")
+        if self.activation_offload and self.compile is not False:
+            raise ConfigError(
+                "activation_offload does not work with compile, whose graphs choose what is kept: write compile: false"
+            )
         if self.early_stop and self.validate_every_steps is None:
             raise ConfigError("early_stop counts validations: write validate_every_steps too")
         if self.communication.keeps_residuals and self.precision.dtype == "fp16":

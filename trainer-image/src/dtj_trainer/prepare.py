@@ -21,6 +21,7 @@ from dtj_trainer.checkpoint.weights import load_weights
 from dtj_trainer.communication import GradientQueue
 from dtj_trainer.components import lr_schedule
 from dtj_trainer.components.activation_checkpoint import checkpoint_activations
+from dtj_trainer.components.activation_offload import offload_activations
 from dtj_trainer.components.compile import compile_forward
 from dtj_trainer.components.early_stopping import EarlyStop
 from dtj_trainer.components.elastic import RateRule, shard_size
@@ -101,6 +102,8 @@ def prepare(
     # Before blocks are recomputed or compiled: MFU counts the work of the model, and no work done twice.
     flops = count_task_flops(task, loss, config, group)
     checkpoint_activations(found, config.recompute)
+    if config.activation_offload:
+        offload_activations(found, group.device)
     compile_forward(model, config.compile, strategy_config, config.blocks)
     strategy = strategies.make(strategy_config, config.blocks, config.communication)
     config_check.check(strategies.shapes(model), group)
@@ -278,13 +281,18 @@ def decide_strategy(model: nn.Module, config: TrainerConfig, group: Group) -> St
 def find_blocks(model: nn.Module, config: TrainerConfig, group: Group) -> list[nn.Module]:
     """Returns the modules that are sharded, compiled and recomputed one by one.
 
-    Raises ConfigError if `recompute` needs some and the model has none.
+    Raises ConfigError if `recompute` or `activation_offload` needs some and the model has none.
     """
     found = strategies.blocks(model, config.blocks)
     if config.recompute != "none" and not found:
         raise ConfigError(
             f"recompute={config.recompute}: {type(model).__name__} has no repeated modules that could be recomputed; "
             "write blocks: with the name of a class of its modules, or recompute: none"
+        )
+    if config.activation_offload and not found:
+        raise ConfigError(
+            f"activation_offload: {type(model).__name__} has no repeated modules whose activations could be moved; "
+            "write blocks: with the name of a class of its modules, or activation_offload: false"
         )
     if group.rank == 0:
         log.info("%s: %s", type(model).__name__, strategies.describe_blocks(found))
