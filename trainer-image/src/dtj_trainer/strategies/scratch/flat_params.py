@@ -131,6 +131,10 @@ class FlatParamGroup:
                 parameter.grad = view
         self.waiting = len(self.parameters)
 
+    def _room_for_own(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns where this rank's part of the mean of `gradient` goes."""
+        return gradient.new_empty(self.padded // self._world_size)
+
     def _new_gradient(self) -> torch.Tensor:
         return torch.zeros(self.padded, dtype=self.full.dtype, device=self.full.device)
 
@@ -139,7 +143,7 @@ class FlatParamGroup:
         if self.gradient is None or self._scattering is not None:
             return
         self.gradient.div_(self._world_size)
-        mine = torch.empty(self.padded // self._world_size, dtype=self.full.dtype, device=self.full.device)
+        mine = self._room_for_own(self.gradient)
         work = dist.reduce_scatter_single(mine, self.gradient, group=self._reduce_group, async_op=True)
         if work is None:
             raise RuntimeError("reduce_scatter(async_op=True) returned no handle: this rank is not in the group")
@@ -191,6 +195,12 @@ class FlatParamGroup:
         self._scattering = self.gradient = None
         for parameter in self.parameters:
             parameter.grad = None
+
+    def held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Returns the tensors that the group holds now: those of weights, and those of gradients."""
+        weights = [self.full, self.shard.detach(), self._on_device]
+        gradients = [self.gradient, self.shard.grad, self._gradient_on_device]
+        return [t for t in weights if t is not None], [t for t in gradients if t is not None]
 
     def flat_shards(self, mine: torch.Tensor) -> dict[str, FlatShard | torch.Tensor]:
         """Returns this rank's shard of each parameter as it lies in `mine`.

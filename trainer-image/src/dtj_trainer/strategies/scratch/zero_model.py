@@ -65,8 +65,21 @@ class WholeParamGroup(FlatParamGroup):
             self.wait()
         self._whole = False
 
+    def _room_for_own(self, gradient: torch.Tensor) -> torch.Tensor:
+        # In place, as gloo and NCCL allow it: the buffer stays anyway.
+        return super()._room_for_own(gradient) if self._kept is None else gradient.chunk(self._world_size)[self._rank]
+
     def _new_gradient(self) -> torch.Tensor:
-        return super()._new_gradient() if self._kept is None else self._kept.zero_()
+        if self._kept is None:
+            return super()._new_gradient()
+        if self.shard.grad is not None:  # a view into the buffer, of an earlier backward of this step
+            self.shard.grad = self.shard.grad.clone()
+        return self._kept.zero_()
+
+    def held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Returns the tensors of weights, and those of gradients with the buffer that is kept for them."""
+        weights, gradients = super().held()
+        return weights, gradients if self._kept is None else [*gradients, self._kept]
 
     def prepare_rest(self) -> None:
         """Prepares the gradients that have come, or zeros, to be sent."""
