@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.report import Rows, circumstances, render
-from benchmarks.trainer import checkpoint, memory, snapshots, throughput
+from benchmarks.trainer import checkpoint, memory, snapshots, tensor_bytes, throughput
 from benchmarks.trainer.arms import ARMS, installed
 from benchmarks.trainer.group import run
 from benchmarks.trainer.results import REPORT
 
-ALL = ["throughput", "memory", "checkpoint", "snapshots", "overhead"]
-# Each trial starts 9 fresh groups; trials differ by a few MB.
+ALL = ["throughput", "memory", "bytes", "checkpoint", "snapshots", "overhead"]
+# Each trial starts a fresh group for each arm; trials differ by a few MB.
 MEMORY_TRIALS = 3
 
 
@@ -27,6 +27,9 @@ def measure(what: str, world: int, trials: int, volume: str | None) -> Iterator[
             peaks, states = memory.measure(world, trials)
             yield "memory-peak", peaks
             yield "memory-state", states
+        case "bytes":
+            for kind, rows in run(world, tensor_bytes.measure).items():
+                yield f"bytes-{kind}", rows
         case "checkpoint":
             stalls, steps = run(world, checkpoint.measure, trials, volume)
             yield "stall", stalls
@@ -62,7 +65,8 @@ def main() -> int:
     if left_out:
         print(f"{', '.join(left_out)}: not installed here; `make benchmark-trainer` has them\n")
     for what in args.what or ALL:
-        trials = min(args.trials, MEMORY_TRIALS) if what == "memory" else args.trials
+        limits = {"memory": MEMORY_TRIALS, "bytes": 1}
+        trials = min(args.trials, limits.get(what, args.trials))
         how = circumstances(trials, f"gloo, {args.world} ranks")
         for key, rows in measure(what, args.world, trials, args.volume):
             print(render(REPORT.tables[key], rows, how), flush=True)

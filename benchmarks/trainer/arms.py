@@ -17,13 +17,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.trainer.workloads import GPT, LOG_EVERY, LR, Run, Workload
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.state import State, StateConfig
-from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, FsdpConfig, FsdpScratchConfig, StrategyConfig, blocks
+from dtj_trainer.strategies import (
+    DdpConfig,
+    DdpScratchConfig,
+    FsdpConfig,
+    FsdpScratchConfig,
+    StrategyConfig,
+    Zero1Config,
+    Zero2Config,
+    blocks,
+)
 from dtj_trainer.trainer import Trainer
 
 Arm = Callable[[Trainer, Workload], Run]
@@ -53,6 +63,20 @@ def tuned(trainer: Trainer, workload: Workload) -> Run:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        run.after_step(step)
+    return run
+
+
+def zero(trainer: Trainer, workload: Workload) -> Run:
+    """Trains with a DDP loop whose optimizer is torch's ZeroRedundancyOptimizer, as its documentation does."""
+    run = Run(workload, trainer)
+    model = DistributedDataParallel(run.model)
+    run.optimizer = optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=LR)
+    for step in range(workload.total):
+        loss = run.loss(model, run.batch(step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
         run.after_step(step)
     return run
 
@@ -165,6 +189,7 @@ def lightning(trainer: Trainer, workload: Workload) -> Run:
 
 
 BARE_DDP, TUNED_DDP, BARE_FSDP = "bare DDP loop", "bare DDP loop, tuned", "bare `fully_shard` loop"
+BARE_ZERO = "bare DDP loop, `ZeroRedundancyOptimizer`"
 ARMS: dict[str, Arm] = {
     BARE_DDP: lambda t, w: bare(DistributedDataParallel, t, w),
     TUNED_DDP: tuned,
@@ -173,10 +198,23 @@ ARMS: dict[str, Arm] = {
     "Trainer, `ddp_scratch`": lambda t, w: ours(DdpScratchConfig(), t, w),
     "Accelerate, DDP": accelerate,
     "Lightning, DDP": lightning,
+    BARE_ZERO: zero,
+    "Trainer, `zero1`": lambda t, w: ours(Zero1Config(), t, w),
+    "Trainer, `zero2`": lambda t, w: ours(Zero2Config(), t, w),
     BARE_FSDP: lambda t, w: bare(sharded, t, w),
     "Trainer, `fsdp`": lambda t, w: ours(FsdpConfig(), t, w),
     "Trainer, `fsdp_scratch`": lambda t, w: ours(FsdpScratchConfig(), t, w),
 }
+SMALL_BUCKETS = "Trainer, `zero2`, `bucket_cap_mb: 5`"
+MEMORY_ONLY: dict[str, Arm] = {
+    SMALL_BUCKETS: lambda t, w: ours(Zero2Config(bucket_cap_mb=5), t, w),
+    "Trainer, `fsdp`, `cpu_offload: all`": lambda t, w: ours(FsdpConfig(cpu_offload="all"), t, w),
+    "Trainer, `fsdp_scratch`, `cpu_offload: all`": lambda t, w: ours(FsdpScratchConfig(cpu_offload="all"), t, w),
+    "Trainer, `fsdp_scratch`, `cpu_offload: optimizer`": lambda t, w: ours(
+        FsdpScratchConfig(cpu_offload="optimizer"), t, w
+    ),
+}
+"""Arms that are compared by memory only."""
 OPTIONAL = {"Accelerate, DDP": "accelerate", "Lightning, DDP": "lightning"}
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from benchmarks.report import Report, Table
 from benchmarks.trainer import checkpoint, snapshots
-from benchmarks.trainer.arms import BARE_DDP, BARE_FSDP, TUNED_DDP
+from benchmarks.trainer.arms import BARE_DDP, BARE_FSDP, BARE_ZERO, MEMORY_ONLY, SMALL_BUCKETS, TUNED_DDP
 
 _BESIDE = {"*": BARE_DDP, "Trainer, `fsdp`": BARE_FSDP, "Trainer, `fsdp_scratch`": BARE_FSDP, BARE_FSDP: BARE_FSDP}
+_OFFLOADED = dict.fromkeys((name for name in MEMORY_ONLY if name != SMALL_BUCKETS), BARE_FSDP)
 _FAIR = _BESIDE | {"Trainer, `ddp`": TUNED_DDP, "Trainer, `ddp_scratch`": TUNED_DDP}
 """The Trainer's targets compare it with a loop that is tuned like the Trainer, not with torch's defaults."""
 _GLOO = (
@@ -21,6 +22,12 @@ _THROUGHPUT = {
     "Trainer, `ddp_scratch`": 0.95,
     "Trainer, `fsdp`": 0.99,
     "Trainer, `fsdp_scratch`": 0.9,
+}
+_COUNTED = "Exact; on a CPU the arms with offload have their tensors in the same memory."
+_BYTES = {
+    **_FAIR,
+    **_OFFLOADED,
+    **dict.fromkeys((BARE_ZERO, "Trainer, `zero1`", "Trainer, `zero2`", SMALL_BUCKETS), BARE_ZERO),
 }
 OURS = "ours, asynchronous"
 TABLES = {
@@ -44,8 +51,8 @@ TABLES = {
         title="Peak memory of a rank over a run of that MLP",
         unit="MB",
         ratio="cost",
-        beside=_BESIDE,
-        note="Fresh processes.",
+        beside=_BESIDE | _OFFLOADED,
+        note="Fresh processes. On a CPU the arms with offload have their tensors in the same memory.",
     ),
     "memory-state": Table(
         title="Weights and optimizer state of that peak, which stay between steps",
@@ -53,6 +60,22 @@ TABLES = {
         ratio="cost",
         beside={"*": BARE_DDP},
     ),
+    "bytes-parameters": Table(
+        title="Tensors of a rank by kind, after the optimizer's step of that MLP: parameters",
+        unit="MB",
+        ratio="cost",
+        beside=_BYTES,
+        note=_COUNTED,
+    ),
+    "bytes-gradients": Table(
+        title="Gradients, with the buffers that are kept for them",
+        unit="MB",
+        ratio="cost",
+        beside=_BYTES,
+        note="torch's DDP has buckets beside them in C++, which this count does not see, unless gradients are views.",
+    ),
+    "bytes-optimizer": Table(title="Optimizer state", unit="MB", ratio="cost", beside=_BYTES, note=_COUNTED),
+    "bytes-sum": Table(title="The sum of these", unit="MB", ratio="cost", beside=_BYTES, note=_COUNTED),
     "snapshots-small": Table(
         title="A step of an MLP with 0.8 MB of state, with memory snapshots",
         unit="ms",

@@ -76,7 +76,8 @@ def mlp(width: int, steps: int) -> Workload:
 
 GPT = Workload(model=_gpt, data=_tokens, loss=gpt.loss, batch=8, steps=40)
 """0.8 M parameters: a step takes some tens of milliseconds on one core, so that the overhead of a library shows."""
-MLP = mlp(1774, steps=12)
+MLP_WIDTH = 1774
+MLP = mlp(MLP_WIDTH, steps=12)
 """12.6 M parameters: a step sends 50 MB of gradients, so that bucketing and overlap show."""
 
 

@@ -24,13 +24,13 @@ def of_shards(out: str) -> None:
         for each in (False, True):
             for offload in (False, True, "all", "optimizer"):
                 strategy = FsdpScratchConfig(cpu_offload=offload, reduce_every_micro_batch=each)  # type: ignore[arg-type]
-                losses, _ = trained(trainer, strategy=strategy)
+                losses, _ = trained(trainer, strategy=strategy, steps=3)
                 model = trainer.state.objects["model"]
                 assert isinstance(model, ScratchFsdpModel)
                 apart = [g._on_device is not None for g in model.flat_groups]
                 results[f"{offload} {each}"] = [losses, apart]
         for offload in (False, True, "all"):
-            losses, _ = trained(trainer, strategy=FsdpConfig(cpu_offload=offload))  # type: ignore[arg-type]
+            losses, _ = trained(trainer, strategy=FsdpConfig(cpu_offload=offload), steps=3)  # type: ignore[arg-type]
             results[f"fsdp {offload}"] = [losses, []]
         if trainer.group.rank == 0:
             Path(out).write_text(json.dumps(results))
@@ -56,7 +56,7 @@ def of_activations(out: str) -> None:
                 for offload in (False, True):
                     moved = 0
                     losses, _ = trained(
-                        trainer, strategy=strategy, recompute=recompute, activation_offload=offload, steps=3
+                        trainer, strategy=strategy, recompute=recompute, activation_offload=offload, steps=2
                     )
                     runs.append([losses, moved])
                 results[f"{name} {recompute}"] = runs
