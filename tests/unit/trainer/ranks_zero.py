@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtj_trainer.checkpoint.config import CheckpointConfig
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.config import TrainerConfig
@@ -124,3 +125,19 @@ def elements(model: ZeroModel, trainer: Trainer) -> dict[str, int]:
         "shards": sum(p.grad.numel() for p in model.parameters() if p.grad is not None),
         "moments": sum(t.numel() for t in moments),
     }
+
+
+def ended(out: str, folder: str) -> None:
+    """Resumes a run that has no step left, with another module; writes digests of all ranks, before and after."""
+    results = []
+    with Trainer(TrainerConfig(steps=1)) as trainer:
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            trainer.config = TrainerConfig(
+                steps=2, global_batch_size=4, strategy=Zero1Config(),
+                state=StateConfig(checkpoint=CheckpointConfig(directory=Path(folder))),
+            )  # fmt: skip
+            trainer.fit(Net(), numbers(16), loss=square_error)
+            results.append(trainer.group.all_objects(digest(trainer)))
+        if trainer.group.rank == 0:
+            Path(out).write_text(json.dumps(results))

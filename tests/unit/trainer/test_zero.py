@@ -16,7 +16,7 @@ from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import Zero1Config, make
 from tests.unit.trainer.ranks import finished
 from tests.unit.trainer.ranks_shared import stage
-from tests.unit.trainer.ranks_zero import same_bits, traffic
+from tests.unit.trainer.ranks_zero import ended, same_bits, traffic
 
 
 @pytest.mark.torch
@@ -64,6 +64,14 @@ def test_checkpoints_move_between_world_sizes_and_strategies(tmp_path: Path, str
     for before, after in itertools.pairwise(results):
         assert after["loaded"] == before["saved"], "model and optimizer, to the bit"
         assert after["loaded"] != after["saved"]
+
+
+@pytest.mark.torch
+def test_run_that_has_ended_resumes_with_whole_weights_on_each_rank(tmp_path: Path) -> None:
+    finished(2, ended, tmp_path, str(tmp_path / "out.json"), str(tmp_path / "checkpoints"))
+    before, after = json.loads((tmp_path / "out.json").read_text())
+    assert after == before
+    assert len(set(after)) == 1
 
 
 @pytest.mark.parametrize("kind", ["zero1", "zero2"])

@@ -349,6 +349,9 @@ def _start(run: Run, state: State, on_start: Callable[[State], None] | None) -> 
     # Ranks that were seeded alike build the same model, and must draw different numbers afterwards.
     if not state.step and state.group.rank:
         rng.seed_all((torch.initial_seed() + 1_000_003 * state.group.rank) % 2**63)
+    # A run that has ended already takes no step that would gather what was loaded.
+    if gather := getattr(run.model, "gather_weights", None):
+        gather()
     # The run had ended early, and was started again.
     if run.early_stop and run.early_stop.should_stop:
         state.end_at(state.step)

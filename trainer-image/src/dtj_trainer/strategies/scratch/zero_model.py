@@ -115,14 +115,14 @@ class ZeroModel(ShardedModel):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module. Buffers (running statistics) are rank 0's, as in torch's DDP."""
-        self._gather()
+        self.gather_weights()
         if self.training and self.synchronize:
             for buffer in self.inner[0].buffers():
                 with self.comm_timer.waiting():
                     dist.broadcast(buffer, src=0)
         return self.inner[0](*args, **kwargs)
 
-    def _gather(self) -> None:
+    def gather_weights(self) -> None:
         """Gathers the weights, if a step or a load has changed the shards; all buckets are on their way at once."""
         for bucket in self.buckets:
             bucket.gather()
@@ -180,7 +180,7 @@ class ZeroModel(ShardedModel):
         """Gathers the weights that the optimizer has changed, and drops what is left of a backward."""
         self._begin_step()
         with self.comm_timer.counting():
-            self._gather()
+            self.gather_weights()
 
     def _begin_step(self) -> None:
         for bucket in self.buckets:
