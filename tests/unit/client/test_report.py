@@ -385,7 +385,8 @@ def test_bad_arguments_are_named(
 
 
 def test_states_have_distinct_colours() -> None:
-    from dtj.report.svg import CLASSES, DARK, LIGHT
+    from dtj.report.shapes import DARK, LIGHT
+    from dtj.report.svg import CLASSES
 
     for theme in (LIGHT, DARK):
         assert len({theme[CLASSES[state]] for state in State}) == len(State)

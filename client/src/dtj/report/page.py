@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dtj.report.evidence import Evidence, Failure
-from dtj.report.svg import DARK, LIGHT, clean, headline, recovery_text, svg
+from dtj.report.shapes import clean, page_style
+from dtj.report.svg import headline, recovery_text, svg
 from dtj.report.timeline import Timeline
 
 
@@ -16,22 +17,11 @@ def page(facts: Evidence, line: Timeline) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         '<meta name="color-scheme" content="light dark"/>'
-        f"<title>{name}: {clean(facts.phase)}</title><style>{_style()}</style></head>"
+        f"<title>{name}: {clean(facts.phase)}</title><style>{page_style()}</style></head>"
     )
     body = [f"<h1>{name}</h1><p>{clean(headline(facts))}</p>", svg(facts, line), *_notes(facts), *_recoveries(facts),
             *_failures(facts)]  # fmt: skip
     return f"{head}\n<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
-
-
-def _style() -> str:
-    def colours(theme: dict[str, str]) -> str:
-        return f"body{{background:{theme['back']};color:{theme['text']}}}pre{{border-left:3px solid {theme['line']}}}"
-
-    return (
-        "body{font:15px/1.45 system-ui,sans-serif;margin:0}main{max-width:1040px;margin:0 auto;padding:16px}"
-        "svg{max-width:100%;height:auto}pre{overflow-x:auto;padding-left:12px;font-size:13px}"
-        f"{colours(LIGHT)}@media (prefers-color-scheme:dark){{{colours(DARK)}}}"
-    )
 
 
 def _notes(facts: Evidence) -> Iterator[str]:

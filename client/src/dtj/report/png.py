@@ -9,15 +9,16 @@ from typing import Any
 from dtj.errors import InputError
 from dtj.report.evidence import Evidence
 from dtj.report.scale import thinned, time_ticks
-from dtj.report.svg import CLASSES, LIGHT, POINTS, headline, recovery_text
+from dtj.report.shapes import LIGHT
+from dtj.report.svg import CLASSES, POINTS, headline, recovery_text
 from dtj.report.timeline import State, Timeline
 
 SHARE = 0.002
 """The least width of a span, as a share of the job."""
 
 
-def write_png(path: Path, facts: Evidence, line: Timeline) -> None:
-    """Draws the timeline. Raises InputError if matplotlib is not installed."""
+def load_pyplot(path: Path) -> Any:
+    """Returns matplotlib.pyplot to draw this file with. Raises InputError if matplotlib is not installed."""
     try:
         import matplotlib
 
@@ -28,6 +29,12 @@ def write_png(path: Path, facts: Evidence, line: Timeline) -> None:
             raise
         remedy = "install matplotlib there, or write .html or .svg, which need nothing"
         raise InputError(f"{path}: a PNG needs matplotlib, which {sys.executable} does not have: {remedy}") from error
+    return pyplot
+
+
+def write_png(path: Path, facts: Evidence, line: Timeline) -> None:
+    """Draws the timeline. Raises InputError if matplotlib is not installed."""
+    pyplot = load_pyplot(path)
     height = 1.6 + min(4.0, 0.25 * len(line.rows))
     figure, (ranks, loss) = pyplot.subplots(
         2, 1, figsize=(10, height + 2), dpi=100, sharex=True, height_ratios=[height, 2]

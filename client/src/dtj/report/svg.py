@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 from dtj import durations
 from dtj.report.evidence import Evidence, Recovery, Sample
 from dtj.report.scale import loss_axis, thinned, time_ticks
+from dtj.report.shapes import DARK, FONTS, LIGHT, box, clean, label, stroke
 from dtj.report.timeline import PHASES, Row, Span, State, Timeline, cause_of
 from dtj_contract import names
 
@@ -29,30 +29,16 @@ CLASSES = {
     State.LOAD: "load", State.STEPS: "steps", State.LOST: "lost", State.STALL: "stall", State.STOP: "stop",
     State.WAIT: "wait", State.DOWN: "down", State.UNKNOWN: "unknown",
 }  # fmt: skip
-LIGHT = {
-    "load": "#8fb7e8", "steps": "#2e9e63", "lost": "#e8913a", "stall": "#c9b8e8", "stop": "#9aa3ad", "wait": "#d5dae0",
-    "down": "#c0362c", "unknown": "#b0a890", "text": "#1d2329", "soft": "#5b6570", "line": "#d9dee3", "back": "#ffffff",
-}  # fmt: skip
-DARK = {
-    "load": "#3f6ea8", "steps": "#2f8f5c", "lost": "#d98327", "stall": "#7a64a8", "stop": "#6d7680", "wait": "#3b434c",
-    "down": "#e2574c", "unknown": "#7d765f", "text": "#e6eaee", "soft": "#9aa5b1", "line": "#333b44", "back": "#14181c",
-}  # fmt: skip
 PHASE_NAMES = {
     "detect": "noticed", "stop": "stopped", "schedule": "pods", "rendezvous": "rendezvous", "load": "load",
     "firstStep": "first step",
 }  # fmt: skip
-# Characters that no XML document may hold.
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def style() -> str:
     """Returns the colours, light and dark, and the fonts. Not all viewers of SVG know variables."""
-    fonts = (
-        "text{font:12px system-ui,sans-serif}.title{font-size:17px;font-weight:600}.end{text-anchor:end}"
-        ".mid{text-anchor:middle}.curve{fill:none;stroke-width:1.5}.gone{stroke-dasharray:4 3}"
-        ".mark{stroke-width:2;fill:none}"
-    )
-    return f"{_colours(LIGHT)}{fonts}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+    curves = ".curve{fill:none;stroke-width:1.5}.gone{stroke-dasharray:4 3}.mark{stroke-width:2;fill:none}"
+    return f"{_colours(LIGHT)}{FONTS}{curves}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
 
 
 def _colours(theme: dict[str, str]) -> str:
@@ -61,11 +47,6 @@ def _colours(theme: dict[str, str]) -> str:
         f"text{{fill:{theme['text']}}}{fills}.grid{{stroke:{theme['line']}}}.mark{{stroke:{theme['down']}}}"
         f".curve{{stroke:{theme['steps']}}}.curve.gone{{stroke:{theme['lost']}}}"
     )
-
-
-def clean(text: object) -> str:
-    """Returns text that XML and HTML can hold."""
-    return escape(_FORBIDDEN.sub("\ufffd", str(text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +66,13 @@ def svg(facts: Evidence, line: Timeline) -> str:
     axis = _Axis(facts.begin, facts.end)
     parts: list[str] = []
     y = 26.0
-    parts += [_text(LEFT, y, f"{facts.name}: {headline(facts)}", "title")]
+    parts += [label(LEFT, y, f"{facts.name}: {headline(facts)}", "title")]
     y += 14
     states = [state for state in State if any(span.state is state for row in line.rows for span in row.spans)]
     legend, y = _legend(states, y)
     parts += legend
     y += 18
-    parts += [_text(axis.x(at) + 2, y - 3, f"attempt {attempt}", "soft") for at, attempt in _apart(line, axis)]
+    parts += [label(axis.x(at) + 2, y - 3, f"attempt {attempt}", "soft") for at, attempt in _apart(line, axis)]
     drawn, y = _rows(facts, line, axis, y)
     parts += drawn
     parts += _time_axis(axis, y)
@@ -138,19 +119,6 @@ def recovery_text(recovery: Recovery) -> str:
     return f"attempt {recovery.attempt} after {cause}: {durations.format_duration(recovery.total)}, {lost}{source}"
 
 
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}"' + (f' class="{kind}"' if kind else "") + f">{clean(text)}</text>"
-
-
-def _rect(x: float, y: float, width: float, height: float, kind: str, title: str) -> str:
-    box = f'<rect class="{kind}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}">'
-    return f"{box}<title>{clean(title)}</title></rect>"
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
 def _legend(states: Sequence[State], y: float) -> tuple[list[str], float]:
     parts, x, y = [], LEFT, y + 6
     for state in states:
@@ -158,7 +126,7 @@ def _legend(states: Sequence[State], y: float) -> tuple[list[str], float]:
         if x + width > WIDTH:
             x, y = LEFT, y + 18
         parts.append(f'<rect class="{CLASSES[state]}" x="{x:.0f}" y="{y:.0f}" width="11" height="11" rx="2"/>')
-        parts.append(_text(x + 16, y + 10, state.value, "soft"))
+        parts.append(label(x + 16, y + 10, state.value, "soft"))
         x += width + 10
     return parts, y + 14
 
@@ -179,7 +147,7 @@ def _rows(facts: Evidence, line: Timeline, axis: _Axis, y: float) -> tuple[list[
     for row in line.rows:
         tops.update(dict.fromkeys(range(row.first, row.last + 1), y + (height - gap) / 2))
         if y - labelled >= LABEL_HEIGHT:
-            parts.append(_text(LEFT - 8, y + (height - gap) / 2 + 4, row.label, "end"))
+            parts.append(label(LEFT - 8, y + (height - gap) / 2 + 4, row.label, "end"))
             labelled = y
         parts += [_span(row, span, axis, y, height - gap, facts.begin) for span in _by_importance(row.spans)]
         y += height
@@ -208,7 +176,7 @@ def _span(row: Row, span: Span, axis: _Axis, y: float, height: float, zero: floa
     left, right = axis.x(span.begin), axis.x(span.end)
     took = durations.format_duration(span.end - span.begin)
     title = f"{row.label}, attempt {span.attempt}: {span.state.value}, {took} from {span.begin - zero:.1f} s"
-    return _rect(left, y, max(right - left, SHORTEST_PIXELS), max(height, 0.5), CLASSES[span.state], title)
+    return box(left, y, max(right - left, SHORTEST_PIXELS), max(height, 0.5), CLASSES[span.state], title)
 
 
 def _cross(x: float, y: float, title: str) -> str:
@@ -217,23 +185,23 @@ def _cross(x: float, y: float, title: str) -> str:
 
 
 def _time_axis(axis: _Axis, y: float) -> list[str]:
-    parts = [_line(LEFT, y + 2, WIDTH - RIGHT, y + 2, "grid")]
+    parts = [stroke(LEFT, y + 2, WIDTH - RIGHT, y + 2, "grid")]
     for at, text in time_ticks(axis.end - axis.begin):
         x = axis.x(axis.begin + at)
-        parts += [_line(x, y + 2, x, y + 6, "grid"), _text(x, y + 19, text, "soft mid")]
+        parts += [stroke(x, y + 2, x, y + 6, "grid"), label(x, y + 19, text, "soft mid")]
     return parts
 
 
 def _loss(facts: Evidence, line: Timeline, axis: _Axis, y: float) -> tuple[list[str], float]:
     known = [sample for sample in facts.samples if sample.loss is not None]
     if not known:
-        return [_text(LEFT, y + 12, "no loss was recorded", "soft")], y + 30
+        return [label(LEFT, y + 12, "no loss was recorded", "soft")], y + 30
     place, ticks = loss_axis([sample.loss for sample in known if sample.loss is not None])
     bottom = y + LOSS_HEIGHT
-    parts = [_text(LEFT - 8, y + 4, "loss", "end")]
+    parts = [label(LEFT - 8, y + 4, "loss", "end")]
     for at, text in ticks:
         level = bottom - at * (LOSS_HEIGHT - 14)
-        parts += [_line(LEFT, level, WIDTH - RIGHT, level, "grid"), _text(LEFT - 8, level + 4, text, "end soft")]
+        parts += [stroke(LEFT, level, WIDTH - RIGHT, level, "grid"), label(LEFT - 8, level + 4, text, "end soft")]
     lost = [span for span in line.rows[0].spans if span.state is State.LOST]
 
     def is_lost(sample: Sample) -> bool:
@@ -256,15 +224,15 @@ def _recoveries(facts: Evidence, y: float) -> tuple[list[str], float]:
     """Returns each recovery on an axis of its own, because most are too short for that of the job."""
     parts: list[str] = []
     for recovery in facts.recoveries:
-        parts.append(_text(LEFT, y + 10, recovery_text(recovery)))
+        parts.append(label(LEFT, y + 10, recovery_text(recovery)))
         x, full = LEFT, WIDTH - LEFT - RIGHT
         for phase, seconds in recovery.seconds.items():
             width = full * seconds / recovery.total if recovery.total else 0.0
             text = f"{PHASE_NAMES.get(phase, phase)} {durations.format_duration(seconds)}"
             if width >= 1:
-                parts.append(_rect(x, y + 16, width, 16, CLASSES[PHASES[phase]], text))
+                parts.append(box(x, y + 16, width, 16, CLASSES[PHASES[phase]], text))
             if width >= 7 * len(text):
-                parts.append(_text(x + 4, y + 28, text))
+                parts.append(label(x + 4, y + 28, text))
             x += width
         y += RECOVERY_HEIGHT
     return parts, y + 6
