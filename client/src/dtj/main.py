@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     _logs(verbs)
     _wait(verbs)
     _report(verbs)
+    _simulate(verbs)
     _delete(verbs)
     return top
 
@@ -303,6 +304,42 @@ def _report(verbs: Verbs[_Verb]) -> None:
     )
     _cluster_flags(report)
     report.set_defaults(command=_late("dtj.report.command", "command"))
+
+
+def _simulate(verbs: Verbs[_Verb]) -> None:
+    simulate = verbs.add_parser(
+        "simulate",
+        description="Model the time of a step, the efficiency and the goodput of N ranks from the profile of one rank "
+        "and from the latency and bandwidth of the links. No rank is started. Exit code: 0, 2 bad input.",
+        help="model how fast a training is with N ranks",
+    )
+    add = simulate.add_argument
+    add("--profile", required=True, metavar="FILE", help="by `python -m dtj_trainer.measure profile`, or by hand")
+    add("--ranks", default="1,2,4,8,...,64", metavar="N,N,...", help="such as 1,2,4,8,...,4096 [%(default)s]")
+    link = "RATE,LATENCY"
+    add("--link", required=True, metavar=link, help="between nodes: 25Gbit/s,50us, or a link.json of `measure link`")
+    add("--ranks-per-node", type=_natural, default=1, metavar="N", help="ranks that share a node and its NIC [1]")
+    add("--local-link", metavar=link, help="between two ranks of a node [as --link]")
+    add("--nodes-per-rack", type=_natural, metavar="N", help="further nodes are in further racks [one rack]")
+    add("--rack-link", metavar=link, help="between nodes of two racks, without --oversubscription [as --link]")
+    add("--oversubscription", default="1", metavar="X", help="between racks a node has 1/X of the bandwidth [1]")
+    add("--placement", choices=["contiguous", "interleaved"], default="contiguous",
+        help="whether ring neighbours share a node, or all ranks of a node its NIC [%(default)s]")  # fmt: skip
+    add("--collective", choices=["ring", "hierarchical", "sharded"], default="ring",
+        help="all-reduce, the same in two levels, or fsdp's gathers and scatter [%(default)s]")  # fmt: skip
+    add("--compression", metavar="X[,TIME]", help="send 1/X of the bytes, for TIME of CPU a step, such as 50,3ms")
+    add("--bucket-mb", metavar="MB", help="size of a bucket [that of the profile]")
+    add("--overlap", action=argparse.BooleanOptionalAction, default=True, help="send buckets during the backward pass")
+    add("--spread", metavar="TIME", help="standard deviation of a rank's own time in a step [that of the profile]")
+    add("--global-batch", metavar="N", help="samples of all ranks for the strong efficiency [those of the profile]")
+    add("--mtbf", metavar="TIME", help="between two failures of one node, such as 1000h; gives the goodput")
+    add("--recovery", metavar="TIME", help="from a failure to the next step")
+    add("--checkpoint", metavar="TIME", help="for which a save stops the steps")
+    add("--checkpoint-every", metavar="TIME", help="of steps between two saves [the best]")
+    add("--measured", action="append", default=[], metavar="N=TIME", help="a real step, shown beside; repeatable")
+    add("--page", metavar="FILE", help="also draw the curves: .html, .svg, or .png (needs matplotlib)")
+    add("-o", "--output", choices=["json"], help="print JSON instead of the table")
+    simulate.set_defaults(command=_late("dtj.simulate.command", "command"))
 
 
 def _delete(verbs: Verbs[_Verb]) -> None:

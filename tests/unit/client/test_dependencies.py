@@ -30,6 +30,7 @@ MODULES = (
     "dtj.cluster.verbs",
     "dtj.cluster.wait",
     "dtj.report.command",
+    "dtj.simulate.command",
     "kubernetes",
 )
 IMPORTED = f"""
@@ -131,7 +132,7 @@ def test_client_installs_neither_operator_nor_torch(environment: Path) -> None:
 
 def test_installed_client_prints_its_help(environment: Path) -> None:
     assert "submit" in run(environment / "dtj", "--help")
-    for verb in ("run", "submit", "get", "logs", "wait", "report", "delete"):
+    for verb in ("run", "submit", "get", "logs", "wait", "report", "simulate", "delete"):
         assert "usage: dtj" in run(environment / "dtj", verb, "--help")
 
 
