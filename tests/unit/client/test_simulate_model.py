@@ -147,6 +147,12 @@ def test_young_and_daly_give_the_intervals_by_hand() -> None:
     assert goodput.daly(2000, 1000) == 1000
 
 
+@pytest.mark.parametrize(("mtbf_hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
+def test_daly_gives_the_intervals_of_his_figures(mtbf_hours: float, minutes: float) -> None:
+    """Has the values of figures 3 to 5 of the paper, for a dump of 5 minutes."""
+    assert goodput.daly(5, 60 * mtbf_hours) == pytest.approx(minutes, abs=0.5 if minutes > 10 else 0.05)
+
+
 def test_goodput_is_best_at_dalys_interval() -> None:
     at = [goodput.goodput(factor * goodput.daly(5, 1000), 5, 30, 1000) for factor in (0.8, 1.0, 1.25)]
     assert max(at) == at[1]

@@ -2,7 +2,7 @@
 
 Sources: Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974): sqrt(2 d M).
 Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22 (2006): equations 20 (complete wall clock time) and 37 (optimum).
+Systems 22 (2006): the complete wall clock time, and its optimum.
 """
 
 from __future__ import annotations
