@@ -88,6 +88,11 @@ benchmark-communication: venv ## time compressed gradients on a shaped link (as 
 	@$(PY) -m benchmarks.communication --trials $(or $(TRIALS),10) --out benchmarks/communication/results.json
 	@$(PY) -m benchmarks.communication --render
 
+.PHONY: benchmark-simulation
+benchmark-simulation: venv ## compare `dtj simulate` with real steps on shaped links (as root); update its README (20 minutes)
+	@$(PY) -m benchmarks.simulation --trials $(or $(TRIALS),5) --out benchmarks/simulation/results.json
+	@$(PY) -m benchmarks.simulation --render
+
 .PHONY: benchmark-kind
 benchmark-kind: venv cluster-up deploy ## delete pods and stop nodes of a job on kind; update its README (25 minutes)
 	@$(PY) -m benchmarks.kind $(if $(TRIALS),--trials $(TRIALS)) --out benchmarks/kind/results.json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NODES = ("dtj-bench-a", "dtj-bench-b")
+NODES = (f"dtj-bench-{os.getpid()}-a", f"dtj-bench-{os.getpid()}-b")
+"""Two runs at the same time have nodes of their own."""
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
 DEVICE = "dtj-veth"
 PORT = 29571
@@ -46,17 +48,17 @@ def link(mbit: int) -> Iterator[None]:
         _remove()
 
 
-def run(work: str, *arguments: Any, local: int = 1, interleaved: bool = False) -> Any:
-    """Runs the function `MODULE:NAME` on `local` ranks in each node, a core for each node. Returns rank 0's result.
+def run(work: str, *arguments: Any, local: int = 1, nodes: int = len(NODES), interleaved: bool = False) -> Any:
+    """Runs the function `MODULE:NAME` on `local` ranks in each of `nodes`, a core for each. Returns rank 0's result.
 
     Call it within `link`. `interleaved`: consecutive ranks are on different nodes. Raises RuntimeError with the
     output of a rank that fails.
     """
     with tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder:
-        world = local * len(NODES)
+        world = local * nodes
         outputs, processes = [Path(folder) / f"rank-{rank}.txt" for rank in range(world)], []
         for rank in range(world):
-            node, within = (rank % len(NODES), rank // len(NODES)) if interleaved else divmod(rank, local)
+            node, within = (rank % nodes, rank // nodes) if interleaved else divmod(rank, local)
             place = {
                 "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": within, "LOCAL_WORLD_SIZE": local, "GROUP_RANK": node,
                 "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": 1,
@@ -87,7 +89,11 @@ def sent_bytes() -> int:
 
 
 def _remove() -> None:
-    for node in NODES:
+    """Removes our nodes, and those that a killed run has left."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    named = re.findall(r"^(dtj-bench-(\d+)-[ab])\b", listed, re.MULTILINE)
+    left = [node for node, process in named if not Path(f"/proc/{process}").exists()]
+    for node in [*NODES, *left]:
         command = ["ip", "netns", "delete", node]
         subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=COMMAND_TIMEOUT)
 
