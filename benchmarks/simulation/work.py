@@ -27,7 +27,7 @@ WIDTH, LAYERS, SAMPLES = 512, 8, 4
 FORWARD, BACKWARD = 0.002, 0.004
 """Seconds of a layer's pause in each pass."""
 BUCKET_MB = 2.0
-SETTLING, STEPS = 5, 20
+SETTLING, STEPS = 10, 20
 """Steps before those that are timed, and those of a trial."""
 
 

@@ -50,6 +50,13 @@ def test_torch_world_of_groups_has_the_private_field(name: str) -> None:
     assert callable(distributed_c10d._update_default_pg)
 
 
+def test_torch_has_a_world_of_groups_for_each_thread() -> None:
+    from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+    assert ThreadLocalWorld().default_pg is None
+    assert callable(torch._C._distributed_c10d._set_thread_isolation_mode)
+
+
 @pytest.mark.parametrize("name", ["__create_write_items__", "__create_chunk_list__"])
 def test_torch_checkpoints_ask_a_tensor_by_the_methods_that_part_has(name: str) -> None:
     assert hasattr(_Checkpointable, name)

@@ -57,6 +57,21 @@ def ddp_times(ddp: DistributedDataParallel) -> dict[str, Any]:
 
 
 @contextmanager
+def thread_worlds() -> Iterator[None]:
+    """Gives each thread that is started within a default group of its own, as torch's own tests do."""
+    from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+    world = distributed_c10d._world
+    distributed_c10d._world = ThreadLocalWorld()  # type: ignore[assignment, no-untyped-call]
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        distributed_c10d._world = world
+
+
+@contextmanager
 def fake_process_group(world_size: int) -> Iterator[None]:
     """Replaces torch's default group, and groups made from it, by groups that send nothing."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401 - registers the backend

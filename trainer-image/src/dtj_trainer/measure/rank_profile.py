@@ -28,7 +28,7 @@ from dtj_trainer.trainer import Trainer
 
 VERSION = 1
 """Of the file; `dtj simulate` reads it."""
-SETTLING_STEPS = 3
+SETTLING_STEPS = 10
 """The first steps allocate and compile."""
 SECTIONS = ("data", "forward", "backward", "optimizer")
 QUARTILES = 1.349
