@@ -7,7 +7,7 @@ the methods by which torch's checkpoints read the shards of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,12 +62,13 @@ def thread_worlds() -> Iterator[None]:
     from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
     world = distributed_c10d._world
-    distributed_c10d._world = ThreadLocalWorld()  # type: ignore[assignment, no-untyped-call]
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    distributed_c10d._world = ThreadLocalWorld()  # type: ignore[assignment]
+    isolate: Callable[[bool], None] = torch._C._distributed_c10d._set_thread_isolation_mode  # type: ignore[attr-defined]
+    isolate(True)
     try:
         yield
     finally:
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        isolate(False)
         distributed_c10d._world = world
 
 

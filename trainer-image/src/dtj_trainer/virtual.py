@@ -25,6 +25,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from dtj_trainer.cli import guarded, make_task
 from dtj_trainer.config import TrainerConfig
@@ -53,7 +54,7 @@ def run_ranks(ranks: int, work: Callable[[WorkerEnv], T]) -> list[T]:
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise ConfigError(f"--ranks {ranks}: write a number from 1 to {MOST_RANKS}")
-    store, ended = dist.HashStore(), queue.SimpleQueue[tuple[int, T | None, BaseException | None]]()
+    store, ended = HashStore(), queue.SimpleQueue[tuple[int, T | None, BaseException | None]]()
 
     def rank_main(rank: int) -> None:
         env = WorkerEnv(
