@@ -57,8 +57,8 @@ def notes(setup: Setup, *, local_given: bool) -> list[str]:
     origin = f"measured ({profile.measured})" if profile.measured else "not measured"
     out = [
         f"The profile of one rank is {origin}; a modelled row follows from it and from the links.",
-        f"weak: each rank has the profile's {profile.samples:g} samples. strong: all ranks together have "
-        f"{setup.global_batch or profile.samples:g} samples.",
+        f"weak: each rank has the profile's {profile.samples:.10g} samples. strong: all ranks together have "
+        f"{setup.global_batch or profile.samples:.10g} samples.",
     ]
     if network.ranks_per_node > 1 and not local_given:
         out.append("Without --local-link, the ranks of a node are as far from each other as the nodes are (--link).")
