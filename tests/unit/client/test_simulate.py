@@ -124,6 +124,7 @@ def test_forms_of_ranks_rates_and_durations() -> None:
             ["--no-overlap", "--collective", "sharded"],
             "--no-overlap: the model of --collective sharded always overlaps",
         ),
+        (["--placement", "interleaved", "--collective", "hierarchical"], "--placement interleaved: --collective hier"),
         (["--bucket-mb", "x"], "--bucket-mb x: write a number above 0, such as 25"),
         (["--spread", "1"], "--spread 1: write a duration with its unit"),
         (["--global-batch", "-1"], "--global-batch -1: write a number above 0, such as 8192"),

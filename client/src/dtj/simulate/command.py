@@ -52,6 +52,8 @@ def _setup(flags: argparse.Namespace) -> Setup:
             raise InputError("--compression: the model has none for --collective sharded; leave one of them out")
     if flags.collective == "sharded" and not flags.overlap:
         raise InputError("--no-overlap: the model of --collective sharded always overlaps; leave one of them out")
+    if flags.collective == "hierarchical" and flags.placement == "interleaved":
+        raise InputError("--placement interleaved: --collective hierarchical has no ring over all ranks; leave one out")
     batch = units.positive(flags.global_batch, "--global-batch", "8192") if flags.global_batch else None
     return Setup(
         profile=_profile(flags),
