@@ -27,7 +27,7 @@ from dtj_trainer.strategies import (
     Zero2Config,
     make,
 )
-from dtj_trainer.strategies.scratch import flat_params
+from dtj_trainer.strategies.scratch import flat_params, reduce_queue
 from dtj_trainer.strategies.scratch.fsdp_model import ScratchFsdpModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import WIDTH, Net
@@ -113,6 +113,20 @@ def recomputed(out: str) -> None:
     Path(out).write_text(json.dumps(called))
 
 
+class Partly(nn.Module):
+    """A block of which a rank computes only one half in every other forward; the other rank begins with the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.calls = int(os.environ["RANK"])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out: torch.Tensor = torch.tanh(self.always(x))
+        return out + self.sometimes(x) if self.calls % 2 else out
+
+
 class LeftOut(Net):
     """A model of which every rank leaves out another set of its five blocks in each forward, of all sizes."""
 
@@ -120,8 +134,7 @@ class LeftOut(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        kind = type(self.blocks[0])  # type: ignore[index]
-        self.blocks = nn.ModuleList(kind() for _ in range(5))
+        self.blocks = nn.ModuleList(Partly() for _ in range(5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.PLANS[self.steps % len(self.PLANS)][int(os.environ["RANK"])]
@@ -134,15 +147,17 @@ class LeftOut(Net):
 
 
 def left_out(out: str) -> None:
-    """Trains LeftOut by five strategies, with one and two micro-batches a step."""
+    """Trains LeftOut by six strategies, with one, two and three micro-batches a step."""
     group = Group.open(WorkerEnv.read())
+    reduce_queue.PATIENCE_SECONDS = 0.3
     results = {}
     for name, config in {
         "ddp": DdpConfig(find_unused_parameters=True),
         **{k: STRATEGIES[k] for k in SCRATCH},
         **ZERO,
+        "fsdp_scratch, every": FsdpScratchConfig(reduce_every_micro_batch=True),
     }.items():
-        for micro in (1, 2):
+        for micro in (1, 2, 3):
             strategy = make(config)
             torch.manual_seed(1)
             wrapped = strategy.wrap(LeftOut(), group)

@@ -7,6 +7,7 @@ place.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -19,6 +20,9 @@ from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.strategies.cpu_offload import Offload, to_host
 from dtj_trainer.strategies.scratch.buckets import split_views
+
+POLL_SECONDS = 0.0002
+"""Between two looks at a gradient that is on its way."""
 
 
 class FlatParamGroup:
@@ -167,6 +171,16 @@ class FlatParamGroup:
             self._keep(mine)
             self.discard_gradients()
 
+    def has_scattered(self, seconds: float) -> bool:
+        """Waits as `wait_scattered` does. Returns False if a gradient in host memory is on its way for longer."""
+        deadline = time.monotonic() + seconds
+        while self._scattering is not None and not self.full.is_cuda and not self._scattering[0].is_completed():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        self.wait_scattered()
+        return True
+
     def _keep(self, mine: torch.Tensor) -> None:
         """Adds the gradient of one micro-batch to that of the step."""
         if self._offload == "optimizer":
@@ -185,8 +199,16 @@ class FlatParamGroup:
 
     def contribute_zeros(self) -> None:
         """Prepares a gradient of zeros if this rank has none to send: another rank has one."""
-        if not self.sent and self.gradient is None:
+        if self._scattering is not None:
+            self.end_backward()  # that of an earlier micro-batch
+        if self.gradient is None:
             self.gradient = self._new_gradient()
+
+    def leave_out(self) -> None:
+        """Drops the gradient of the step, which is zero on all ranks, so that the optimizer skips it."""
+        self.wait_scattered()
+        self.discard_gradients()
+        self.shard.grad = self._gradient_on_device = None
 
     def discard_gradients(self) -> None:
         """Drops all that is left of a backward, also of one that an exception ended."""

@@ -5,6 +5,8 @@ The sharded model itself is in fsdp_model.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
@@ -50,6 +52,13 @@ class FsdpScratch(ShardedStrategy[ScratchFsdpModel]):
         """Shards the model, block by block."""
         offload = offload_of(self.config.cpu_offload)
         return ScratchFsdpModel(model, group, blocks(model, self._block_pattern), offload=offload)
+
+    @contextmanager
+    def accumulate(self, model: ScratchFsdpModel, last: bool) -> Iterator[None]:
+        """Wraps one micro-batch's forward and backward. Each one that sends, sends the same on all ranks."""
+        with super().accumulate(model, last):
+            yield
+            model.end_micro_batch()
 
     def zero_grad(self, model: ScratchFsdpModel, optimizer: Optimizer) -> None:
         """Clears gradients of the shards, and what is left of a backward that an exception ended."""

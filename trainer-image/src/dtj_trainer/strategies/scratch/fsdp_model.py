@@ -164,13 +164,30 @@ class ScratchFsdpModel(ShardedModel):
         self._agree_on_calls()
         return out
 
+    def end_micro_batch(self) -> None:
+        """Leaves all ranks with the same groups after a backward, whichever parameters of them each has used."""
+        if self.synchronize:
+            self.send_rest()
+        for number in range(len(self._stages)):
+            self._free(number)
+
+    def send_rest(self) -> None:
+        """Sends the gradients that lack a part: other ranks have it, and wait for this one."""
+        while self._reduce_queue.pending:
+            flat_group = self._reduce_queue.pending[0]
+            flat_group.contribute_zeros()
+            self._reduce_queue.add(flat_group)
+
     def finish(self) -> None:
         """Waits until all gradients are with their owners. Afterwards no group is whole."""
-        used = self.used_anywhere()
+        uneven = {flat_group for number in self._uneven for flat_group in self._stages[number]}
         with self.comm_timer.counting():
-            # The rest of the queue leaves first, as on other ranks.
-            for flat_group in dict.fromkeys((*self._reduce_queue.pending, *self.flat_groups)):
-                if used[flat_group]:
+            self.send_rest()
+            used = self.used_anywhere()
+            for flat_group in self.flat_groups:
+                if not used[flat_group]:
+                    flat_group.leave_out()
+                elif flat_group in uneven:
                     flat_group.contribute_zeros()
                 flat_group.end_backward()
                 flat_group.deliver_gradient()

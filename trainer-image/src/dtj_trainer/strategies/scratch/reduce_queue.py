@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup
 
+PATIENCE_SECONDS = 10.0
+"""For which a backward waits, in host memory, until a gradient has left. It waits in vain once in a run at most."""
+
 
 class ReduceQueue:
     """Sends a gradient when it is complete and all before it have left."""
@@ -14,7 +17,9 @@ class ReduceQueue:
         """Begins empty.
 
         `bounded`: whole gradients of at most two groups are in memory, those in flight and those
-        that are computed meanwhile. Otherwise any number is in flight.
+        that are computed meanwhile. Otherwise any number is in flight, and also once a gradient has
+        been in flight for `PATIENCE_SECONDS`: another rank may use fewer parameters of the group, send
+        it after its backward, and wait in its backward for weights of this rank.
         """
         self._bounded = bounded
         self.pending: list[FlatParamGroup] = []
@@ -39,4 +44,4 @@ class ReduceQueue:
             leaving.scatter()
             before, self._in_flight = self._in_flight, leaving
             if self._bounded and before is not None and before is not leaving:
-                before.wait_scattered()
+                self._bounded = before.has_scattered(PATIENCE_SECONDS)
