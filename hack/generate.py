@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Generates files from the API types (the CRD, its copy in the chart, the reference page) and from VERSION.
+"""Generates files from the API types (the CRD, its copy in the chart, the reference page), the tables of dtj convert
+(docs/migrate) and VERSION.
 
 python3 hack/generate.py            writes the files
 python3 hack/generate.py --check    writes nothing; exits 1 if a file is stale
@@ -12,8 +13,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "contract/src"), str(ROOT / "core/src")]  # no install needed
+SOURCES = ("contract/src", "core/src", "agent/src", "client/src")
+sys.path[:0] = [str(ROOT), *(str(ROOT / folder) for folder in SOURCES)]  # no install needed
 
+from dtj.convert import pages  # noqa: E402 (needs the path above)
 from dtj_core.api import crd, docs  # noqa: E402 (needs the path above)
 from hack.version import stamped  # noqa: E402
 
@@ -29,6 +32,7 @@ def outputs(chart_copy: Path) -> dict[Path, str]:
         ROOT / "crds" / f"{crd.NAME.partition('.')[2]}_{crd.NAME.partition('.')[0]}.yaml": definition,
         chart_copy: definition,
         ROOT / "docs/reference/api.md": docs.render(),
+        **{ROOT / "docs/migrate" / name: text for name, text in pages.render().items()},
         **stamped(),
     }
 

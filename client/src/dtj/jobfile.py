@@ -32,19 +32,27 @@ def load(path: str) -> list[Object]:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = [_as_stored(document) for document in yaml.load_all(text, _Loader) if document is not None]
+        documents = parse_documents(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = 1 + bytes(error.object)[: error.start].count(b"\n")
         raise InputError(f"{path}: not valid YAML: line {line} is not UTF-8") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML: {_place(error)}") from error
     for document in documents:
         _is_job(document, path)
     if not documents:
         raise InputError(f"{path}: empty; it must hold a {names.KIND}")
     return documents
+
+
+def parse_documents(text: str) -> list[Any]:
+    """Returns the documents of a YAML text, as the API server reads them. Raises InputError if it is no YAML."""
+    try:
+        return [_as_stored(document) for document in yaml.load_all(text, _Loader) if document is not None]
+    except yaml.YAMLError as error:
+        raise InputError(f"not valid YAML: {_place(error)}") from error
 
 
 def load_one(path: str) -> Object:

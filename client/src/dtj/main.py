@@ -27,6 +27,8 @@ SYNONYMS = {  # verbs of other tools
     "describe": "get NAME -o yaml",
     "status": "get NAME -o wide",
     "log": "logs",
+    "migrate": "convert",
+    "import": "convert",
 }
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 
@@ -59,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     _run(verbs)
     _scale(verbs)
     _submit(verbs)
+    _convert(verbs)
     _get(verbs)
     _logs(verbs)
     _wait(verbs)
@@ -231,6 +234,33 @@ def _submit(verbs: Verbs[_Verb]) -> None:
     submit.add_argument("--force-conflicts", action="store_true", help="take over fields that another manager owns")
     _cluster_flags(submit)
     submit.set_defaults(command=_late("dtj.cluster.verbs", "submit"))
+
+
+def _convert(verbs: Verbs[_Verb]) -> None:
+    convert = verbs.add_parser(
+        "convert",
+        usage="dtj convert [FLAGS] FILE | dtj convert [FLAGS] -- torchrun …",
+        description="Convert a PyTorchJob, a TrainJob with its runtime, an sbatch script or a torchrun command"
+        " line into "
+        "a job. The job goes to standard output; standard error has a line for everything that is carried over in "
+        "another form or not at all. Exit code: 0, 1 with --strict if something is not carried over, 2 bad input.",
+        help="convert a PyTorchJob, TrainJob, sbatch script or torchrun command into a job",
+    )
+    _file_argument(convert)
+    convert.add_argument("words", nargs="*", metavar="ARG", help=argparse.SUPPRESS)
+    convert.add_argument("-o", "--out", metavar="FILE", help="write the job to this file instead")
+    convert.add_argument("--comments", action="store_true", help="write the notes as comments above the job too")
+    convert.add_argument("--strict", action="store_true", help="exit with 1 if something is not carried over")
+    convert.add_argument("--image", help="container image, for a script or a command line")
+    convert.add_argument("--name", help="name of the job [that in the file, or the file's own]")
+    convert.add_argument(
+        "--command", dest="run", metavar="LINE", help="command of an image whose own the file does not name"
+    )
+    convert.add_argument("--gpus", type=_natural, metavar="N", help="GPUs of each pod, for a command line")
+    convert.add_argument(
+        "--runtime", action="append", default=[], metavar="FILE", help="runtime of a TrainJob; repeatable"
+    )
+    convert.set_defaults(command=_late("dtj.convert.command", "command"))
 
 
 def _get(verbs: Verbs[_Verb]) -> None:

@@ -1,0 +1,209 @@
+"""The flags of torchrun, accelerate launch and deepspeed, and what becomes of each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dtj.convert.fields import How
+
+RENDEZVOUS = "the agents of the pods find each other and set MASTER_ADDR, MASTER_PORT and RANK"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a launcher, with `_` for every `-` inside its name."""
+
+    name: str
+    how: How
+    text: str
+    bare: bool = False
+    """Whether the flag stands without a value."""
+    keep: bool = False
+    """Whether the launcher itself must run, because only the launcher acts on the flag."""
+    env: str = ""
+    """Variable of the workers that carries the value; a bare flag sets it to true."""
+
+
+NODES = Flag("nnodes", How.OTHER, "spec.replicas; MIN:MAX becomes spec.elastic {minReplicas, maxReplicas}")
+PROCESSES = Flag(
+    "nproc_per_node", How.OTHER, "spec.processesPerPod; auto and gpu are its default, one rank for each GPU"
+)
+RESTARTS = Flag("max_restarts", How.OTHER, "spec.restart.maxRestarts, counted within spec.restart.windowSeconds")
+MODULE = Flag("module", How.OTHER, "spec.entrypoint.module", bare=True)
+NO_PYTHON = Flag("no_python", How.OTHER, "the command of the container", bare=True)
+_LOGS = "the agent writes each rank's output to the pod's log: read it with dtj logs --rank N"
+
+TORCHRUN = (
+    NODES,
+    PROCESSES,
+    RESTARTS,
+    MODULE,
+    NO_PYTHON,
+    Flag("standalone", How.NOT_NEEDED, RENDEZVOUS, bare=True),
+    *(
+        Flag(name, How.NOT_NEEDED, RENDEZVOUS)
+        for name in (
+            "rdzv_backend",
+            "rdzv_endpoint",
+            "rdzv_id",
+            "rdzv_conf",
+            "node_rank",
+            "master_addr",
+            "master_port",
+            "local_addr",
+        )
+    ),
+    Flag("monitor_interval", How.NOT_NEEDED, "the agent notices the end of a process at once"),
+    Flag("start_method", How.NOT_NEEDED, "the agent starts or forks the ranks: spec.warmWorkers"),
+    Flag("role", How.NOT_NEEDED, "ROLE_NAME is default"),
+    Flag("run_path", How.NOT_CARRIED, "name the script itself", bare=True),
+    Flag("log_dir", How.NOT_CARRIED, _LOGS),
+    Flag("redirects", How.NOT_CARRIED, _LOGS),
+    Flag("tee", How.NOT_NEEDED, _LOGS),
+    Flag("local_ranks_filter", How.NOT_CARRIED, _LOGS),
+    Flag("logs_specs", How.NOT_CARRIED, _LOGS),
+    Flag("use_env", How.NOT_NEEDED, "ranks always read LOCAL_RANK from the environment", bare=True),
+    Flag("use_agent_store", How.NOT_NEEDED, "the agent serves the store"),
+    Flag("event_log_handler", How.NOT_CARRIED, "restarts are events of the job: kubectl describe"),
+    Flag("signals_to_handle", How.NOT_NEEDED, "the agent passes SIGTERM on"),
+    Flag("shutdown_timeout", How.NOT_CARRIED, "set spec.restart.stopGraceSeconds"),
+    Flag("numa_binding", How.NOT_CARRIED, "bind in the script, or with the kubelet's topology manager"),
+    Flag("virtual_local_rank", How.NOT_CARRIED, "set CUDA_VISIBLE_DEVICES in the script", bare=True),
+)
+
+_PLUGIN = "only the launcher acts on it, so accelerate launch stays: one launcher for each pod"
+ACCELERATE = (
+    Flag("num_processes", How.OTHER, "spec.processesPerPod, divided by the number of machines"),
+    Flag("num_machines", How.OTHER, "spec.replicas"),
+    RESTARTS,
+    MODULE,
+    NO_PYTHON,
+    Flag("multi_gpu", How.NOT_NEEDED, "more than one rank is multi-GPU", bare=True),
+    Flag("cpu", How.OTHER, "ACCELERATE_USE_CPU of the workers", bare=True, env="ACCELERATE_USE_CPU"),
+    Flag("mixed_precision", How.OTHER, "ACCELERATE_MIXED_PRECISION of the workers", env="ACCELERATE_MIXED_PRECISION"),
+    Flag("dynamo_backend", How.OTHER, "ACCELERATE_DYNAMO_BACKEND of the workers", env="ACCELERATE_DYNAMO_BACKEND"),
+    Flag(
+        "gradient_accumulation_steps",
+        How.OTHER,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS of the workers",
+        env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    ),
+    Flag("num_cpu_threads_per_process", How.OTHER, "OMP_NUM_THREADS of the workers", env="OMP_NUM_THREADS"),
+    *(
+        Flag(name, How.NOT_NEEDED, RENDEZVOUS)
+        for name in (
+            "machine_rank",
+            "main_process_ip",
+            "main_process_port",
+            "rdzv_backend",
+            "rdzv_conf",
+            "same_network",
+            "deepspeed_multinode_launcher",
+            "deepspeed_hostfile",
+        )
+    ),
+    Flag("config_file", How.OTHER, _PLUGIN, keep=True),
+    Flag("use_deepspeed", How.OTHER, _PLUGIN, bare=True, keep=True),
+    Flag("use_fsdp", How.OTHER, _PLUGIN, bare=True, keep=True),
+    Flag("use_megatron_lm", How.OTHER, _PLUGIN, bare=True, keep=True),
+    Flag("use_parallelism_config", How.OTHER, _PLUGIN, bare=True, keep=True),
+    Flag("gpu_ids", How.NOT_CARRIED, "a pod sees the GPUs that it requests"),
+    Flag("monitor_interval", How.NOT_NEEDED, "the agent notices the end of a process at once"),
+    Flag("debug", How.NOT_CARRIED, "set ACCELERATE_DEBUG_MODE in the container's env", bare=True),
+    Flag("quiet", How.NOT_NEEDED, "the agent prints no traceback of its own", bare=True),
+    Flag("role", How.NOT_NEEDED, "ROLE_NAME is default"),
+    Flag("tee", How.NOT_NEEDED, _LOGS),
+    Flag("log_dir", How.NOT_CARRIED, _LOGS),
+    Flag("tpu", How.REFUSED, "jobs run on GPUs or processors: remove it", bare=True),
+    Flag("use_xpu", How.NOT_CARRIED, "request the accelerator in the container's resources", bare=True),
+    Flag("enable_cpu_affinity", How.NOT_CARRIED, "bind in the script", bare=True),
+)
+
+DEEPSPEED = (
+    Flag("num_nodes", How.OTHER, "spec.replicas"),
+    Flag("num_gpus", How.OTHER, "spec.processesPerPod"),
+    MODULE,
+    NO_PYTHON,
+    *(
+        Flag(name, How.NOT_NEEDED, RENDEZVOUS)
+        for name in (
+            "hostfile",
+            "master_addr",
+            "master_port",
+            "node_rank",
+            "launcher",
+            "launcher_args",
+            "ssh_port",
+            "launcher_args",
+        )
+    ),
+    Flag("no_ssh", How.NOT_NEEDED, RENDEZVOUS, bare=True),
+    Flag("force_multi", How.NOT_NEEDED, RENDEZVOUS, bare=True),
+    Flag("no_local_rank", How.NOT_NEEDED, "ranks always read LOCAL_RANK from the environment", bare=True),
+    Flag("elastic_training", How.OTHER, "spec.elastic, with --min_elastic_nodes and --max_elastic_nodes", bare=True),
+    Flag("min_elastic_nodes", How.OTHER, "spec.elastic.minReplicas"),
+    Flag("max_elastic_nodes", How.OTHER, "spec.elastic.maxReplicas"),
+    Flag("include", How.NOT_CARRIED, "pods see the GPUs that they request: set the container's nvidia.com/gpu"),
+    Flag("exclude", How.NOT_CARRIED, "pods see the GPUs that they request: set the container's nvidia.com/gpu"),
+    Flag("bind_cores_to_rank", How.NOT_CARRIED, "bind in the script", bare=True),
+    Flag("bind_core_list", How.NOT_CARRIED, "bind in the script"),
+    Flag("autotuning", How.REFUSED, "run the autotuner by itself, and convert the job with its result"),
+    Flag("enable_each_rank_log", How.NOT_CARRIED, _LOGS),
+    Flag("save_pid", How.NOT_NEEDED, "the agent owns the processes", bare=True),
+)
+
+TABLES = {"torchrun": TORCHRUN, "accelerate launch": ACCELERATE, "deepspeed": DEEPSPEED}
+MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+ALIASES = {
+    "nproc": "nproc_per_node",
+    "H": "hostfile",
+    "i": "include",
+    "e": "exclude",
+    "r": "redirects",
+    "t": "tee",
+    "m": "module",
+    "multi-gpu": "multi_gpu",
+}
+
+
+def split(launcher: str, arguments: Sequence[str]) -> tuple[list[tuple[str, str, Flag | None]], list[str]]:
+    """Returns the launcher's own flags as (as written, value, flag), and the script with its arguments.
+
+    An unknown flag has no Flag. Its value is the next argument, unless that begins with `-` or is a Python file.
+    """
+    table = {flag.name: flag for flag in TABLES[launcher]}
+    own: list[tuple[str, str, Flag | None]] = []
+    rest = iter(range(len(arguments)))
+    for place in rest:
+        argument = arguments[place]
+        if not argument.startswith("-") or argument == "-":
+            return own, list(arguments[place:])
+        if argument == "--":
+            return own, list(arguments[place + 1 :])
+        option, equals, value = argument.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        flag = table.get(ALIASES.get(name, name))
+        following = arguments[place + 1] if place + 1 < len(arguments) else ""
+        takes = not flag.bare if flag else bool(following) and not following.startswith("-") and not _is_file(following)
+        if not equals and takes:
+            value = following
+            next(rest, None)
+        own.append((option, value, flag))
+    return own, []
+
+
+def _is_file(argument: str) -> bool:
+    return argument.endswith((".py", ".sh")) or "/" in argument
+
+
+def known() -> Iterator[tuple[str, Flag]]:
+    """Yields every launcher with each of its flags."""
+    for launcher, table in TABLES.items():
+        for flag in dict.fromkeys(table):
+            yield launcher, flag

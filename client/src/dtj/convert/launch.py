@@ -1,0 +1,277 @@
+"""Takes the launcher out of a command: torchrun, accelerate launch or deepspeed. Pure.
+
+The agent does a launcher's work, so the ranks run the script itself. A launcher that can't be taken out
+stays: the agent then starts one launcher for each pod, and leaves MASTER_PORT to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dtj.convert import flags, shell
+from dtj.convert.fields import Draft, How
+from dtj.errors import InputError
+from dtj_agent.workers.launchers import is_launcher
+from dtj_contract import names
+
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
+PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+OTHER_LAUNCHERS = {
+    "mpirun": "MPI starts the ranks by ssh",
+    "mpiexec": "MPI starts the ranks by ssh",
+    "horovodrun": "Horovod starts the ranks by ssh",
+    "ray": "Ray has a scheduler of its own",
+    "tune": "torchtune starts torchrun itself",
+    "composer": "Composer starts the ranks itself",
+    "colossalai": "ColossalAI starts the ranks by ssh",
+}
+AGENT_SETS = frozenset(names.TORCHRUN_ENV)
+# Variables of the environment that a launcher in the pod reads as its flags.
+EXPORTS = "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
+
+
+@dataclass
+class Launch:
+    """Command of every rank, and the numbers that the launcher's flags ask for."""
+
+    command: list[str]
+    launcher: str = ""
+    nodes: tuple[int, int] | None = None
+    """Least and greatest number of pods."""
+    processes: int | None = None
+    """Ranks in each pod; None: not in the command."""
+    total: int | None = None
+    """Ranks of all pods."""
+    max_restarts: int | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    directory: str = ""
+    """Directory that the shell changed to before."""
+    kept: bool = False
+    """Whether the launcher itself runs, once in each pod."""
+
+
+def unwrap(
+    command: Sequence[str], draft: Draft, where: str, values: shell.Values, processes: int | None = None
+) -> Launch:
+    """Returns the command of a rank. `where` is the command's place in the file, for notes.
+
+    `processes` is the number of ranks in each pod for a launcher that stays and names none.
+
+    Raises InputError for launchers that no agent replaces.
+    """
+    command = _without_prefix(command)
+    if not command:
+        raise InputError(f"{where}: no command follows")
+    program = os.path.basename(command[0])
+    if reason := OTHER_LAUNCHERS.get(program):
+        raise InputError(
+            f"{where}: {program} can't be converted, because {reason}: "
+            "write the command of one rank, such as python3 train.py"
+        )
+    if program in SHELLS:
+        return _in_shell(command, draft, where, values, processes)
+    launcher, arguments = _launcher(command)
+    if launcher:
+        return _unwrapped(launcher, arguments, draft, where, values)
+    if _detected(command):  # behind a prefix such as numactl
+        text = f"{_exports(processes)}; exec {shlex.join(command)}"
+        return _kept(["sh", "-c", text], draft, where, "a launcher that another program starts")
+    return Launch(command)
+
+
+def _without_prefix(command: Sequence[str]) -> list[str]:
+    """Returns the command behind `exec` and the like."""
+    found = list(command)
+    while found and os.path.basename(found[0]) in ("exec", "time", "nohup"):
+        found = found[1:]
+    return found
+
+
+def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
+    program = os.path.basename(command[0])
+    if PYTHON.fullmatch(program):
+        options = [argument for argument in command[1:3] if argument == "-u"]
+        rest = list(command[1 + len(options) :])
+        if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in flags.MODULES:
+            return flags.MODULES[rest[1]], rest[2:]
+        return "", []
+    if program == "accelerate" and command[1:2] == ["launch"]:
+        return "accelerate launch", list(command[2:])
+    if program == "accelerate-launch":
+        return "accelerate launch", list(command[1:])
+    return (program, list(command[1:])) if program in flags.TABLES else ("", [])
+
+
+def _detected(command: Sequence[str]) -> bool:
+    """Returns whether the agent will take the command for a launcher, without a look at files of this machine."""
+    if PYTHON.fullmatch(os.path.basename(command[0])):
+        return is_launcher(command)
+    return is_launcher([f"{' '.join(command)} "])
+
+
+def _unwrapped(launcher: str, arguments: Sequence[str], draft: Draft, where: str, values: shell.Values) -> Launch:
+    own, script = flags.split(launcher, [shell.expand_text(argument, values) for argument in arguments])
+    if not script:
+        raise InputError(f"{where}: {launcher} starts no script: write it behind the flags, as in {launcher} train.py")
+    launch = Launch([], launcher)
+    module = no_python = keep = False
+    limits: dict[str, int] = {}
+    for option, value, flag in own:
+        if flag is None:
+            draft.note(How.UNKNOWN, f"{where}: {option}", f"no flag of {launcher} that is known here; left out", value)
+            continue
+        if flag.how is How.REFUSED:
+            raise InputError(f"{where}: {launcher} {option}: {flag.text}")
+        draft.note(flag.how, f"{where}: {option}", flag.text, value)
+        module, no_python, keep = (
+            module or flag is flags.MODULE,
+            no_python or flag is flags.NO_PYTHON,
+            keep or flag.keep,
+        )
+        if flag.env:
+            launch.env[flag.env] = value or "true"
+        limits |= _numbers(flag.name, value, launch)
+    if limits:
+        launch.nodes = (limits.get("min", 1), limits.get("max", limits.get("min", 1)))
+    if launcher == "deepspeed" and not any(flag and flag.name == "no_local_rank" for _, _, flag in own):
+        draft.note(
+            How.NOT_CARRIED,
+            f"{where}: --local_rank",
+            "deepspeed passed it to the script: read LOCAL_RANK from the environment instead",
+        )
+    if keep:
+        return _kept_accelerate(own, script, launch, draft, where)
+    if no_python:
+        launch.command = script
+    else:
+        launch.command = ["python3", "-u", *(["-m"] if module else []), *script]
+    draft.note(How.NOT_NEEDED, f"{where}: {launcher}", "the agent starts the ranks itself")
+    return launch
+
+
+def _numbers(name: str, value: str, launch: Launch) -> dict[str, int]:
+    """Sets the numbers that a flag holds, and returns limits of an elastic DeepSpeed job."""
+    if name in ("nnodes", "num_machines", "num_nodes") and (match := re.fullmatch(r"(\d+)(?::(\d+))?", value)):
+        launch.nodes = (int(match[1]), int(match[2] or match[1]))
+    elif value.isdecimal():
+        number = int(value)
+        if name in ("nproc_per_node", "num_gpus"):
+            launch.processes = number
+        elif name == "num_processes":
+            launch.total = number
+        elif name == "max_restarts":
+            launch.max_restarts = number
+        elif name in ("min_elastic_nodes", "max_elastic_nodes"):
+            return {name[:3]: number}
+    return {}
+
+
+def _kept_accelerate(
+    own: Sequence[tuple[str, str, flags.Flag | None]], script: Sequence[str], launch: Launch, draft: Draft, where: str
+) -> Launch:
+    """Returns accelerate launch with the rendezvous of the pods, which overrides that of a configuration file."""
+    dropped = {flag.name for flag in flags.ACCELERATE if flag.text is flags.RENDEZVOUS} | {
+        "num_machines",
+        "num_processes",
+    }
+    kept = [
+        part
+        for option, value, flag in own
+        if flag is None or flag.name not in dropped
+        for part in ([option, value] if value else [option])
+    ]
+    rendezvous = (
+        "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR"
+        " --main_process_port $MASTER_PORT"
+    )
+    ranks = f" --num_processes {launch.total}" if launch.total else ""
+    text = f"exec accelerate launch {rendezvous}{ranks} {shlex.join([*kept, *script])}"
+    launch.command, launch.kept = ["sh", "-c", text], True
+    draft.note(How.OTHER, f"{where}: accelerate launch", "stays, with the rendezvous of the pods: one for each pod")
+    return launch
+
+
+def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Values, processes: int | None) -> Launch:
+    """Returns the launch of `sh -c TEXT`. Text that does more than to start a launcher stays as it is."""
+    place = next((at for at, token in enumerate(command[1:], 1) if re.fullmatch(r"-[a-z]*c", token)), 0)
+    if not place or place + 1 >= len(command):
+        return _shell_file(command, draft, where)
+    text = command[place + 1]
+    try:
+        steps = shell.commands(text)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from error
+    for step in steps:
+        program = os.path.basename(step.tokens[0].text)
+        if reason := OTHER_LAUNCHERS.get(program):
+            raise InputError(f"{where}: {program} can't be converted, because {reason}: write the command of one rank")
+    if not _detected(["sh", text]):
+        return Launch(list(command))
+    *before, last = steps
+    simple = all(shell.is_export(step) or step.tokens[0].text in ("set", "cd", "echo") for step in before)
+    if simple and not last.depth and not any(step.piped for step in steps):
+        known, directory, env = dict(values), "", {}
+        for step in before:
+            for name, token in shell.assignments(step):
+                known[name] = env[name] = shell.expand_text(token.text, known)
+            if step.tokens[0].text == "cd" and len(step.tokens) > 1:
+                directory = shell.expand_text(step.tokens[1].text, known)
+        arguments = shell.expand(last.tokens, known)
+        while arguments and (match := shell.ASSIGNMENT.fullmatch(arguments[0])):
+            env[match[1]] = match[2]
+            arguments = arguments[1:]
+        arguments = _without_prefix(arguments)
+        launcher, rest = _launcher(arguments) if arguments else ("", [])
+        _, script = flags.split(launcher, rest) if launcher else ([], [])
+        open_ends = [name for part in (*script, *env.values(), directory) for name in shell.unknown(part)]
+        if launcher and not open_ends:
+            launch = _unwrapped(launcher, rest, draft, where, known)
+            if launch.kept:
+                return launch
+            launch.env = {**env, **launch.env}
+            launch.directory = directory
+            draft.note(How.OTHER, where, "the shell around the launcher is gone; what it exported is in env")
+            return launch
+    return _kept(
+        [*command[:place], "-c", f"{_exports(processes)}\n{_kubelet_to_shell(text)}", *command[place + 2 :]],
+        draft,
+        where,
+        "shell text",
+    )
+
+
+def _shell_file(command: Sequence[str], draft: Draft, where: str) -> Launch:
+    draft.note(
+        How.OTHER,
+        where,
+        "runs as it is, once for each rank; if the shell script starts torchrun, set spec.processesPerPod to 1"
+        " and pass "
+        "--nnodes $WORLD_SIZE --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
+    )
+    return Launch(list(command))
+
+
+def _exports(processes: int | None) -> str:
+    return EXPORTS + (f" PET_NPROC_PER_NODE={processes}" if processes else "")
+
+
+def _kubelet_to_shell(text: str) -> str:
+    """Returns `text` with `$(RANK)` as `$RANK`: the agent sets such variables, so the kubelet does not know them."""
+    return re.sub(
+        r"\$\((PET_[A-Z_]+|[A-Z_]+)\)", lambda m: f"${m[1]}" if m[1] in AGENT_SETS or "PET" in m[1] else m[0], text
+    )
+
+
+def _kept(command: list[str], draft: Draft, where: str, why: str) -> Launch:
+    """Returns a launcher that stays in its command and reads the rendezvous from the environment."""
+    draft.note(
+        How.OTHER,
+        where,
+        f"{why} stays: the agent starts one launcher for each pod, and PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and"
+        " PET_MASTER_PORT give torchrun its place; flags in it that name nodes or an endpoint still decide",
+    )
+    return Launch(command, kept=True)

@@ -1,0 +1,125 @@
+"""Fields of a pod template, and where each of them is in our job. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from dtj.convert.fields import Draft, Field, How
+from dtj.errors import InputError
+from dtj_contract import names
+from dtj_core.api.v1alpha1 import GPUS
+from dtj_core.plan.model import Object
+
+KEPT = "spec.template"
+POD_FIELDS = (
+    Field("spec.containers[].image", How.SAME, "spec.image"),
+    Field(
+        "spec.containers[].command",
+        How.SAME,
+        "spec.entrypoint for `python3 SCRIPT` and `python3 -m MODULE`, without a launcher; else the command of"
+        " the container",
+    ),
+    Field("spec.containers[].args", How.SAME, "spec.entrypoint.args, behind those in command"),
+    Field(
+        "spec.containers[].resources.limits.nvidia.com/gpu",
+        How.SAME,
+        "the same place; also the default of spec.processesPerPod",
+    ),
+    Field("spec.containers[].name", How.SAME, "the same place; `trainer` if the pod has several containers"),
+    Field("spec.restartPolicy", How.NOT_NEEDED, "a failure restarts the group: spec.restart"),
+    Field("metadata.creationTimestamp", How.NOT_NEEDED, "the API server writes it"),
+    Field("metadata.**", How.SAME, "spec.template.metadata"),
+    Field(
+        "spec.**",
+        How.SAME,
+        "spec.template.spec, as written: env, envFrom, volumes, nodeSelector, tolerations, affinity, "
+        "imagePullSecrets, securityContext, serviceAccountName, initContainers, sidecars and all others",
+    ),
+)
+
+
+def take(template: Object, draft: Draft, where: str, preferred: Sequence[str]) -> tuple[Object, Object, str]:
+    """Returns a copy of a pod template as our job may hold it, its training container, and the container's place.
+
+    `preferred` holds names of the training container; an only container needs none of them.
+    Raises InputError if no container trains.
+    """
+    template = copy.deepcopy(template)
+    pod = _object(template.setdefault("spec", {}), f"{where}.spec")
+    containers = pod.get("containers") or []
+    if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers) or not containers:
+        raise InputError(f"{where}.spec.containers: write the container that trains")
+    chosen = next((at for name in preferred for at, one in enumerate(containers) if one.get("name") == name), 0)
+    if len(containers) > 1 and containers[chosen].get("name") not in (*preferred, names.CONTAINER):
+        raise InputError(
+            f"{where}.spec.containers: name the container that trains {preferred[0]!r}, because there are several"
+        )
+    place = f"{where}.spec.containers[{chosen}]"
+    container = containers[chosen]
+    if len(containers) > 1 and container["name"] != names.CONTAINER:
+        draft.note(How.OTHER, f"{place}.name", f"the name is now {names.CONTAINER!r}", container["name"])
+        container["name"] = names.CONTAINER
+    container.setdefault("name", names.CONTAINER)
+    if (policy := pod.pop("restartPolicy", None)) is not None:
+        draft.note(How.NOT_NEEDED, f"{where}.spec.restartPolicy", "a failure restarts the group: spec.restart", policy)
+    metadata = template.get("metadata") or {}
+    if "creationTimestamp" in metadata:
+        metadata.pop("creationTimestamp")
+        draft.note(How.NOT_NEEDED, f"{where}.metadata.creationTimestamp", "the API server writes it")
+    return template, container, place
+
+
+def tokens(container: Object, name: str, place: str) -> list[str]:
+    """Returns the command or args of a container. Raises InputError if they are no list of texts."""
+    value = container.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise InputError(
+            f'{place}.{name}: write a list of texts, such as ["python3", "train.py"], with numbers in quotes'
+        )
+    return list(value)
+
+
+def literal_env(container: Object) -> dict[str, str]:
+    """Returns the variables of a container whose value is in the file."""
+    env = container.get("env") or []
+    return {one["name"]: str(one["value"]) for one in env if isinstance(one, dict) and "value" in one and "name" in one}
+
+
+def gpus(container: Object) -> int:
+    """Returns the number of GPUs that a container requests."""
+    resources = container.get("resources") or {}
+    for kind in ("limits", "requests"):
+        for gpu in GPUS:
+            amount = str((resources.get(kind) or {}).get(gpu, ""))
+            if amount.isdecimal():
+                return int(amount)
+    return 0
+
+
+def finish(template: Object, container: Object, draft: Draft, place: str) -> None:
+    """Puts image and template into the job, without what is empty. `place` is that of the container in the file."""
+    if image := container.pop("image", None):
+        draft.put("spec.image", image)
+    for empty in [name for name, value in container.items() if value in (None, [], {}) and name != "name"]:
+        container.pop(empty)
+    pod = template["spec"]
+    if list(container) == ["name"] and len(pod["containers"]) == 1:
+        pod.pop("containers")
+        if container["name"] != names.CONTAINER:
+            draft.note(How.OTHER, f"{place}.name", f"the name is now {names.CONTAINER!r}", container["name"])
+    if not template.get("metadata"):
+        template.pop("metadata", None)
+    if not pod:
+        template.pop("spec")
+    if template:
+        draft.put("spec.template", template)
+
+
+def _object(value: Any, place: str) -> Object:
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: write an object, not {type(value).__name__}")
+    return value

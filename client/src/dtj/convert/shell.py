@@ -1,0 +1,300 @@
+"""Reads shell text: simple commands, and the values that can be known without running them. Pure.
+
+No shell is written here: text that needs one (a loop, a pipe, a command substitution) is recognised and
+left to the caller.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+LITERAL_DOLLAR = "\0"  # a `$` that the shell would not expand
+KEYWORDS = frozenset({"if", "for", "while", "until", "case", "function", "select", "{", "("})
+ENDS = frozenset({"fi", "done", "esac", "}", ")"})
+INSIDE = frozenset({"then", "do", "else", "elif"})
+_OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")", "\n")
+_NAME = r"[A-Za-z_]\w*"
+ASSIGNMENT = re.compile(rf"({_NAME})=(.*)", re.DOTALL)
+_REFERENCE = re.compile(
+    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME})(?:\[@\])?(?::?[-=](?P<default>[^}}]*))?}}"
+    rf"|(?P<bare>{_NAME}|[@*0-9]))"
+)
+_PRODUCT = re.compile(r"\s*\d+(?:\s*\*\s*\d+)*\s*")
+
+Values = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token before expansion, with LITERAL_DOLLAR for every `$` that stays."""
+
+    text: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command: its tokens, the first of its lines, and how many loops or conditions are around it."""
+
+    tokens: tuple[Token, ...]
+    line: int
+    depth: int
+    piped: bool = False
+    """Whether the command is a part of a pipe, or runs in the background."""
+
+    @property
+    def text(self) -> str:
+        """The command as a person would recognise it, with single spaces."""
+        return " ".join(token.text for token in self.tokens).replace(LITERAL_DOLLAR, "$")
+
+
+def commands(text: str) -> list[Command]:
+    """Returns the simple commands of a script, without comments and redirections.
+
+    Raises ValueError, which names the line, where a quotation has no end.
+    """
+    found: list[Command] = []
+    depth = 0
+    tokens: list[Token] = []
+    start = 1
+    for item, line in (*_lexemes(text), ("\n", 0)):
+        if isinstance(item, Token):
+            if not tokens:
+                start = line
+            tokens.append(item)
+            continue
+        if tokens:
+            head = tokens[0].text
+            if head in ENDS:
+                depth = max(0, depth - 1)
+                tokens = tokens[1:]
+            while tokens and tokens[0].text in INSIDE:
+                tokens = tokens[1:]
+            opens = bool(tokens) and tokens[0].text in KEYWORDS
+            if tokens:
+                after_pipe = bool(found) and found[-1].piped and found[-1].line == start
+                found.append(Command(tuple(_plain(tokens)), start, depth + opens, item in ("|", "&") or after_pipe))
+            depth += opens
+        if item == "(":
+            depth += 1
+        elif item == ")":
+            depth = max(0, depth - 1)
+        tokens = []
+    return [command for command in found if command.tokens]
+
+
+def expand(tokens: Sequence[Token], values: Values) -> list[str]:
+    """Returns the tokens with every known variable replaced.
+
+    An unknown variable stays as `$NAME`. An unquoted variable that is a token of its own may become several.
+    """
+    found: list[str] = []
+    for token in tokens:
+        text = expand_text(token.text, values)
+        whole = _REFERENCE.fullmatch(token.text)
+        array = bool(whole) and ("[@]" in token.text or token.text == "$@")
+        if whole and text != token.text and (array or not token.quoted):
+            found.extend(_split(text) if "$(" not in text else [text])
+        elif text or token.quoted or token.text == text:
+            found.append(text)
+    return [text.replace(LITERAL_DOLLAR, "$") for text in found]
+
+
+def unwrapped(tokens: Sequence[str]) -> list[str]:
+    """Returns the command behind `eval`."""
+    return _split(" ".join(tokens[1:])) if tokens[:1] == ["eval"] else list(tokens)
+
+
+def expand_text(text: str, values: Values) -> str:
+    """Returns `text` with every known variable replaced."""
+
+    def replacement(match: re.Match[str]) -> str:
+        if match["sum"] is not None:
+            product = re.sub(_NAME, lambda name: values.get(name[0], name[0]), match["sum"].replace("$", ""))
+            return str(_multiplied(product)) if _PRODUCT.fullmatch(product) else match[0]
+        name = match["kubelet"] or match["braced"] or match["bare"]
+        if name in values:
+            return values[name]
+        default = match["default"]
+        return match[0] if default is None or "$" in default else default
+
+    for _ in range(4):  # a value may name another variable
+        text, before = _REFERENCE.sub(replacement, text), text
+        if text == before:
+            break
+    return text
+
+
+def unknown(text: str) -> list[str]:
+    """Returns the names of variables and the substitutions that are left in an expanded text."""
+    found = [match["kubelet"] or match["braced"] or match["bare"] or match[0] for match in _REFERENCE.finditer(text)]
+    rest = _REFERENCE.sub("", text)
+    return list(dict.fromkeys([*found, *(["$(…)"] if "$(" in rest or "`" in rest else [])]))
+
+
+def for_kubelet(text: str) -> str:
+    """Returns `text` with `$(NAME)` for every variable that is left, which the kubelet expands where env has it."""
+    return _REFERENCE.sub(lambda match: f"$({name})" if (name := match["braced"] or match["bare"]) else match[0], text)
+
+
+def assignments(command: Command) -> Iterator[tuple[str, Token]]:
+    """Yields the variables that a command sets: `A=B`, `export A=B`, `declare -x A=B`; none for any other."""
+    tokens = list(command.tokens)
+    if tokens and tokens[0].text in ("export", "declare", "local", "readonly", "typeset"):
+        tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
+        tokens = [token for token in tokens if "=" in token.text]
+    pairs = [ASSIGNMENT.fullmatch(token.text) for token in tokens]
+    if tokens and all(pairs):
+        for token, pair in zip(tokens, pairs, strict=True):
+            if pair:
+                yield pair[1], Token(pair[2], token.quoted)
+
+
+def is_export(command: Command) -> bool:
+    """Returns whether the command only sets or exports variables."""
+    return bool(command.tokens) and (
+        command.tokens[0].text in ("export", "declare", "local", "readonly", "typeset")
+        or all(ASSIGNMENT.fullmatch(token.text) for token in command.tokens)
+    )
+
+
+def _multiplied(text: str) -> int:
+    product = 1
+    for factor in text.split("*"):
+        product *= int(factor)
+    return product
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _plain(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Yields the tokens without redirections (`> file`, `2>&1`)."""
+    skip = False
+    for token in tokens:
+        if skip:
+            skip = False
+        elif not token.quoted and (match := re.fullmatch(r"[\d&]*(?:>>?|<<?<?-?)(&?[^ ]*)", token.text)):
+            skip = not match[1]
+        else:
+            yield token
+
+
+def _lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
+    """Yields tokens and operators, each with its line."""
+    place, line = 0, 1
+    while place < len(text):
+        char = text[place]
+        if text.startswith("\\\n", place):
+            place, line = place + 2, line + 1
+        elif char == "#":
+            place = _end_of_line(text, place)
+        elif char in " \t\r":
+            place += 1
+        elif not text.startswith("&>", place) and (
+            operator := next((one for one in _OPERATORS if text.startswith(one, place)), None)
+        ):
+            yield operator, line
+            line += operator == "\n"
+            place += len(operator)
+        else:
+            token, after = _token(text, place, line)
+            yield token, line
+            line += text.count("\n", place, after)
+            place = after
+
+
+def _end_of_line(text: str, place: int) -> int:
+    end = text.find("\n", place)
+    return len(text) if end < 0 else end
+
+
+def _token(text: str, place: int, line: int) -> tuple[Token, int]:
+    """Returns the token that begins at `place`, and the place after it."""
+    parts: list[str] = []
+    quoted = False
+    begin = place
+    while place < len(text) and text[place] not in " \t\r\n;|)":
+        char = text[place]
+        if char == "&" and text[place - 1 : place] not in (">", "<") and text[place + 1 : place + 2] != ">":
+            break
+        if char == "(" and (place == begin or not parts or not parts[-1].endswith("=")):
+            break
+        if char == "\\":
+            escaped = text[place + 1 : place + 2]
+            parts.append({"\n": "", "$": LITERAL_DOLLAR}.get(escaped, escaped))
+            place += 2
+        elif char in "'\"":
+            inside, place = _quotation(text, place, line)
+            parts.append(inside)
+            quoted = True
+        elif char in "$`(":
+            end = _closing(text, place)
+            inside = text[place:end]
+            parts.append(_array(inside) if char == "(" else inside)
+            quoted = quoted or char == "("
+            place = end
+        else:
+            parts.append(char)
+            place += 1
+    if place == begin:  # a parenthesis with nothing in front
+        return Token(text[place]), place + 1
+    return Token("".join(parts), quoted), place
+
+
+def _array(text: str) -> str:
+    """Returns the elements of `(a "b c")` as one text that splits into the same elements."""
+    elements = [item for item, _ in _lexemes(text[1:-1]) if isinstance(item, Token)]
+    return " ".join(
+        shlex.quote(one.text) if one.quoted and not one.text.startswith("$") else one.text for one in elements
+    )
+
+
+def _quotation(text: str, place: int, line: int) -> tuple[str, int]:
+    """Returns the inside of the quotation that begins at `place`, and the place after it."""
+    mark = text[place]
+    parts: list[str] = []
+    at = place + 1
+    while at < len(text) and text[at] != mark:
+        char = text[at]
+        if mark == "'":
+            parts.append(LITERAL_DOLLAR if char == "$" else char)
+        elif char == "\\" and text[at + 1 : at + 2] in ("$", '"', "\\", "`", "\n"):
+            at += 1
+            parts.append({"\n": "", "$": LITERAL_DOLLAR}.get(text[at], text[at]))
+        elif text.startswith("$(", at):
+            end = _closing(text, at)
+            parts.append(text[at:end])
+            at = end
+            continue
+        else:
+            parts.append(char)
+        at += 1
+    if at >= len(text):
+        raise ValueError(f"line {line}: the quotation {mark} has no end")
+    return "".join(parts), at + 1
+
+
+def _closing(text: str, place: int) -> int:
+    """Returns the place after `$(…)`, `${…}`, `` `…` ``, `(…)`, or `$NAME`."""
+    if text[place] == "`":
+        end = text.find("`", place + 1)
+        return len(text) if end < 0 else end + 1
+    opening = place if text[place] == "(" else place + 1
+    pair = {"(": ")", "{": "}"}.get(text[opening : opening + 1])
+    if pair is None:
+        match = re.compile(rf"\$(?:{_NAME}|.)?", re.DOTALL).match(text, place)
+        return match.end() if match else place + 1
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += (text[at] == text[opening]) - (text[at] == pair)
+        if depth == 0:
+            return at + 1
+    return len(text)

@@ -1,0 +1,335 @@
+"""Converts an sbatch script. Pure.
+
+The script is not run. Its directives become the job, its one srun or launcher line becomes the command, its
+exports become variables, and every other line is noted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from dtj.convert import meta, pods, sbatch, shell
+from dtj.convert.fields import Draft, Field, How
+from dtj.convert.launch import PYTHON, SHELLS
+from dtj.convert.program import Size, settle
+from dtj.errors import InputError
+from dtj_agent.workers.launchers import is_launcher
+from dtj_core.plan.model import Object
+
+_IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
+LINES = (
+    Field("srun COMMAND", How.OTHER, "spec.entrypoint or the command of the container; a launcher in it is taken out"),
+    Field("export NAME=VALUE", How.OTHER, "env of the container"),
+    Field("NAME=VALUE", How.OTHER, "filled in where it is used"),
+    Field("MASTER_ADDR, MASTER_PORT, RANK, …", How.NOT_NEEDED, "the agent sets what torchrun sets, for each rank"),
+    Field("cd DIR", How.OTHER, "workingDir of the container"),
+    Field("module load, conda activate, source", How.NOT_CARRIED, _IMAGE),
+    Field("pip install", How.NOT_CARRIED, _IMAGE),
+    Field("echo, set, date, nvidia-smi, …", How.NOT_NEEDED, "it changes nothing of the training"),
+    Field(
+        "other commands, if, for",
+        How.NOT_CARRIED,
+        "the script is not run: do it in the training script, in the image, or in spec.template.spec.initContainers",
+    ),
+)
+_OTHER = LINES[-1].text
+_ENVIRONMENT = frozenset(
+    {"module", "conda", "mamba", "source", ".", "pip", "pip3", "ml", "spack", "uv", "poetry", "deactivate"}
+)
+_IDLE = frozenset(
+    {
+        "echo",
+        "set",
+        "date",
+        "hostname",
+        "nvidia-smi",
+        "printf",
+        "pwd",
+        "env",
+        "scontrol",
+        "sleep",
+        "wait",
+        "exit",
+        "true",
+        "which",
+        "shopt",
+        "unset",
+        "printenv",
+        "df",
+        "free",
+        "lscpu",
+        "sinfo",
+        "squeue",
+        "trap",
+        "shift",
+        "ulimit",
+    }
+)
+_OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_RANK|NODE_RANK|SLURM_\w+|PET_\w+)$")
+WRAPPERS = frozenset({"time", "nice", "stdbuf", "env", "exec", "nohup"})
+
+
+def is_script(text: str) -> bool:
+    """Returns whether the text is an sbatch script."""
+    return re.search(r"^#SBATCH\s", text, re.MULTILINE) is not None
+
+
+def convert(text: str, image: str | None, name: str, command: list[str] | None = None) -> Draft:
+    """Returns the job of an sbatch script. `name` is its name if the script gives none.
+
+    `command` takes the place of the line that trains. Raises InputError for what can't be a job.
+    """
+    draft = Draft()
+    allocation = sbatch.read(text, draft)
+    try:
+        steps = shell.commands(text)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    values = _slurm_values(allocation)
+    env: dict[str, str] = {}
+    launches: list[tuple[shell.Command, list[str]]] = []
+    directory = allocation.options.get("--chdir", "")
+    for step in steps:
+        if shell.is_export(step):
+            _assign(step, values, env, draft)
+            continue
+        tokens = shell.unwrapped(shell.expand(step.tokens, values))
+        tokens = _without_assignments(tokens, env)
+        while tokens and tokens[0] in WRAPPERS:
+            tokens = tokens[1:]
+        if not tokens:
+            continue
+        if _trains(tokens):
+            launches.append((step, tokens))
+        elif tokens[0] == "cd" and len(tokens) > 1 and not step.depth and not shell.unknown(tokens[1]):
+            directory = os.path.join(directory, tokens[1])
+            draft.note(How.OTHER, f"line {step.line}", "workingDir of the container", step.text)
+        else:
+            how, why = _fate(tokens)
+            draft.note(how, f"line {step.line}", why, step.text)
+    step, tokens = _only(launches, steps, command)
+    where = f"line {step.line}"
+    if command:
+        draft.note(How.OTHER, where, "--command takes its place", step.text)
+    draft.note(How.OTHER, where, "spec.entrypoint or the command of the container", step.text)
+    tokens = _without_srun(tokens, allocation, where, draft)
+    template: Object = {"spec": {"containers": [_container(allocation, image, env, directory, where, draft)]}}
+    container = template["spec"]["containers"][0]
+    _spec(allocation, name, draft)
+    low, high = allocation.nodes or (None, None)
+    size = Size(
+        replicas=high,
+        replicas_at=f"{allocation.places.get('--nodes', '')} --nodes",
+        processes=None if _launches_itself(command or tokens) else allocation.tasks,
+        values=values,
+    )
+    settle(command or tokens, container, draft, where, size)
+    if low and high and low < high:
+        draft.put("spec.elastic", {"minReplicas": low, "maxReplicas": high})
+    pods.finish(template, container, draft, where)
+    return draft
+
+
+def _slurm_values(allocation: sbatch.Allocation) -> dict[str, str]:
+    """Returns the variables of Slurm that the directives decide."""
+    nodes, tasks, gpus = (allocation.nodes or (1, 1))[1], allocation.tasks, allocation.gpus
+    known = {
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS": (tasks or 1) * nodes,
+        "SLURM_NPROCS": (tasks or 1) * nodes,
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_TASKS_PER_NODE": tasks,
+        "SLURM_GPUS_ON_NODE": gpus,
+        "SLURM_GPUS_PER_NODE": gpus,
+        "SLURM_CPUS_PER_TASK": allocation.options.get("--cpus-per-task"),
+        "SLURM_JOB_NAME": allocation.options.get("--job-name"),
+        "SLURM_SUBMIT_DIR": allocation.options.get("--chdir"),
+    }
+    found = {name: str(value) for name, value in known.items() if value is not None}
+    return {
+        **found,
+        "SLURM_PROCID": "$(RANK)",
+        "SLURM_LOCALID": "$(LOCAL_RANK)",
+        "SLURM_NODEID": "$(GROUP_RANK)",
+        "@": "",
+    }
+
+
+def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
+    """Keeps what a line sets, where that can be known. Only what is exported reaches the ranks."""
+    exported = step.tokens[0].text == "export" or any(token.text == "-x" for token in step.tokens)
+    pairs = list(shell.assignments(step))
+    for token in step.tokens[1:] if exported and not pairs else ():
+        if token.text in values:  # export NAME
+            env[token.text] = values[token.text]
+    for name, token in pairs:
+        value = shell.expand_text(token.text, values)
+        text = value.replace(shell.LITERAL_DOLLAR, "$")
+        where = f"line {step.line} {name}"
+        if step.depth:
+            draft.note(How.NOT_CARRIED, where, f"set inside a condition or loop; {_OTHER}", text)
+        elif _OF_SLURM.match(name):
+            if not shell.unknown(value):
+                values[name] = text
+            draft.note(How.NOT_NEEDED, where, "the agent sets what torchrun sets, for each rank", text)
+        elif left := shell.unknown(value):
+            if (not exported and not any(_OF_SLURM.match(one) for one in left)) or exported:
+                draft.note(
+                    How.NOT_CARRIED,
+                    where,
+                    f"depends on {', '.join(left)}: write its value in the container's env",
+                    text,
+                )
+            if "$(…)" not in left:
+                values[name] = value
+        else:
+            values[name] = text
+            if exported:
+                env[name] = text
+            draft.note(How.OTHER, where, "env of the container" if exported else "filled in where it is used", text)
+
+
+def _without_assignments(tokens: list[str], env: dict[str, str]) -> list[str]:
+    """Returns the command behind `NAME=VALUE …`, whose variables join the environment where the command trains."""
+    own: dict[str, str] = {}
+    while tokens and (match := shell.ASSIGNMENT.fullmatch(tokens[0])):
+        own[match[1]] = match[2]
+        tokens = tokens[1:]
+    if tokens and _trains(tokens):
+        env |= own
+    return tokens
+
+
+def _trains(tokens: list[str]) -> bool:
+    """Returns whether a command may be the training: srun of a program, a launcher, or Python."""
+    if tokens[0] == "srun":
+        _, rest = sbatch.split(tokens[1:])
+        return bool(rest) and rest[0] not in _IDLE and (_trains(rest) or rest[0] not in _ENVIRONMENT)
+    program = os.path.basename(tokens[0])
+    if program in SHELLS:
+        return is_launcher([" ".join(tokens) + " "])
+    return (
+        bool(PYTHON.fullmatch(program)) or is_launcher([" ".join(tokens[:2]) + " "]) or program in ("mpirun", "mpiexec")
+    )
+
+
+def _launches_itself(tokens: list[str]) -> bool:
+    return (
+        is_launcher(tokens) if PYTHON.fullmatch(os.path.basename(tokens[0])) else is_launcher([" ".join(tokens) + " "])
+    )
+
+
+def _fate(tokens: list[str]) -> tuple[How, str]:
+    if tokens[0] in _ENVIRONMENT:
+        return How.NOT_CARRIED, _IMAGE
+    program = tokens[1] if tokens[0] == "srun" and len(tokens) > 1 else tokens[0]
+    return (
+        (How.NOT_NEEDED, "it changes nothing of the training")
+        if tokens[0] in _IDLE or program in _IDLE
+        else (How.NOT_CARRIED, _OTHER)
+    )
+
+
+def _only(
+    launches: list[tuple[shell.Command, list[str]]], steps: list[shell.Command], command: list[str] | None
+) -> tuple[shell.Command, list[str]]:
+    """Returns the one line that trains. Raises InputError if there is none, or if it can't be known which."""
+    under = [one for one in launches if one[1][0] == "srun"] or launches
+    started = [one for one in under if _launches_itself(one[1])] or under
+    if command and steps:
+        return started[0] if started else (steps[-1], ["true"])
+    if not started:
+        raise InputError(
+            "no line starts the training: write srun torchrun train.py, or give --command 'torchrun train.py'"
+        )
+    if len({tuple(tokens) for _, tokens in started}) > 1:
+        places = " and ".join(f"line {step.line} ({step.text[:60]})" for step, _ in started)
+        raise InputError(
+            f"{places} both train: one job is one training: write a file for each, or choose with --command"
+        )
+    step, tokens = started[0]
+    if step.depth:
+        raise InputError(
+            f"line {step.line}: the training is started inside a loop or condition, which a job has none of:"
+            " write the one"
+            " command that shall run, or give it with --command"
+        )
+    return step, tokens
+
+
+def _without_srun(tokens: list[str], allocation: sbatch.Allocation, where: str, draft: Draft) -> list[str]:
+    """Returns the command of srun. Its options override those of the script."""
+    if tokens[0] != "srun":
+        return tokens
+    options, rest = sbatch.split(tokens[1:])
+    sbatch.take(
+        [(name, value) for name, value in options if not shell.unknown(value)], f"{where} srun", allocation, draft
+    )
+    for name, value in options:
+        if shell.unknown(value):
+            draft.note(How.NOT_CARRIED, f"{where} srun {name}", "its value can't be known here", value)
+    while rest and re.fullmatch(r"\$\{?\w+(\[@\])?\}?", rest[0]):
+        draft.note(How.NOT_CARRIED, f"{where} srun", "options of srun whose value can't be known here", rest[0])
+        rest = rest[1:]
+    if not rest:
+        raise InputError(f"{where}: srun starts nothing that can be known here: give it with --command")
+    return rest
+
+
+def _container(
+    allocation: sbatch.Allocation, image: str | None, env: dict[str, str], directory: str, where: str, draft: Draft
+) -> Object:
+    own = allocation.options.get("--container-image") or allocation.options.get("--image")
+    if own and not shell.unknown(own) and not own.startswith(("/", ".")) and not own.endswith(".sqsh"):
+        own = re.sub(r"^(?:docker://|docker:)", "", own).replace("#", "/")
+    else:
+        own = None
+    if not (image or own):
+        raise InputError(
+            "no container image: a pod needs one with Python 3.9, torch and the script: give --image, for instance"
+            " --image pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
+        )
+    container: Object = {"name": "trainer", "image": image or own}
+    if workdir := allocation.options.get("--container-workdir") or directory:
+        if os.path.isabs(workdir) and not shell.unknown(workdir):
+            container["workingDir"] = workdir
+        else:
+            draft.note(
+                How.NOT_CARRIED,
+                where,
+                "the directory is relative to your shell: set workingDir of the container",
+                workdir,
+            )
+    container["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    if resources := _resources(allocation):
+        container["resources"] = resources
+    return container
+
+
+def _resources(allocation: sbatch.Allocation) -> Object:
+    limits: Object = {}
+    requests: Object = {}
+    tasks, gpus = allocation.tasks or 1, allocation.gpus
+    if gpus:
+        limits["nvidia.com/gpu"] = gpus
+    cpus = (allocation.number("--cpus-per-task") or 0) * tasks or (allocation.number("--cpus-per-gpu") or 0) * (
+        gpus or 0
+    )
+    if cpus:
+        requests["cpu"] = str(cpus)
+    for name, times in (("--mem", 1), ("--mem-per-cpu", cpus or 1), ("--mem-per-gpu", gpus or 1)):
+        if name in allocation.options and (
+            memory := sbatch.quantity(allocation.options[name], allocation.places[name], name, times)
+        ):
+            limits["memory"] = requests["memory"] = memory
+    return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
+
+
+def _spec(allocation: sbatch.Allocation, name: str, draft: Draft) -> None:
+    given = allocation.options.get("--job-name")
+    where = f"{allocation.places['--job-name']} --job-name" if given else "the name of the file"
+    draft.put("metadata.name", meta.valid_name(given or name, draft, where))
+    if (limit := allocation.options.get("--time")) and (deadline := sbatch.seconds(limit, allocation.places["--time"])):
+        draft.put("spec.activeDeadlineSeconds", deadline)

@@ -1,0 +1,196 @@
+"""`dtj convert` of a launcher's command line: torchrun, accelerate launch and deepspeed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtj.convert import flags, shell
+from dtj.convert.fields import How
+from dtj.errors import InputError
+from tests.unit.client.converted import IMAGE, at, notes, one
+
+CONTAINER = "spec.template.spec.containers[0]"
+# name: (command, fields of the job, texts of its notes)
+CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "torchrun": (
+        "torchrun --nnodes=2 --nproc-per-node 8 train.py --lr 1",
+        {
+            "spec.replicas": 2,
+            "spec.processesPerPod": 8,
+            "spec.entrypoint": {"script": "train.py", "args": ["--lr", "1"]},
+        },
+        ["--nnodes (2)", "--nproc-per-node (8)", "torchrun: the agent starts the ranks itself"],
+    ),
+    "one rank": ("torchrun train.py", {"spec.replicas": 1, "spec.processesPerPod": None}, []),
+    "elastic": (
+        "torchrun --nnodes=1:4 --max_restarts=3 --rdzv-backend c10d train.py",
+        {"spec.replicas": 4, "spec.elastic": {"minReplicas": 1, "maxReplicas": 4}, "spec.restart.maxRestarts": 3},
+        ["not needed: line 1: --rdzv-backend (c10d)"],
+    ),
+    "a module": ("torchrun -m pkg.train --a", {"spec.entrypoint": {"module": "pkg.train", "args": ["--a"]}}, []),
+    "no Python": ("torchrun --no-python ./run a", {f"{CONTAINER}.command": ["./run", "a"]}, ["--no-python"]),
+    "torch.distributed.run": (
+        "python -m torch.distributed.run --nproc_per_node=2 t.py",
+        {"spec.processesPerPod": 2},
+        [],
+    ),
+    "torch.distributed.launch": (
+        "python3 -u -m torch.distributed.launch --use_env --nproc_per_node=2 --master_port=1234 t.py",
+        {"spec.processesPerPod": 2, "spec.entrypoint": {"script": "t.py"}},
+        ["--use_env", "--master_port (1234)"],
+    ),
+    "a path": ("/opt/conda/bin/torchrun --standalone t.py", {"spec.entrypoint.script": "t.py"}, ["--standalone"]),
+    "an unknown flag": (
+        "torchrun --colour red t.py",
+        {"spec.entrypoint.script": "t.py"},
+        ["unknown: line 1: --colour (red)"],
+    ),
+    "an unknown bare flag": (
+        "torchrun --colour t.py",
+        {"spec.entrypoint.script": "t.py"},
+        ["unknown: line 1: --colour"],
+    ),
+    "accelerate": (
+        "accelerate launch --num_processes 8 --num_machines 2 --machine_rank 0 --mixed_precision bf16 --multi_gpu"
+        " t.py --a",
+        {
+            "spec.replicas": 2,
+            "spec.processesPerPod": 4,
+            f"{CONTAINER}.env": [{"name": "ACCELERATE_MIXED_PRECISION", "value": "bf16"}],
+            "spec.entrypoint": {"script": "t.py", "args": ["--a"]},
+        },
+        ["not needed: line 1: --machine_rank (0)", "not needed: line 1: --multi_gpu"],
+    ),
+    "accelerate on processors": (
+        "accelerate launch --cpu t.py",
+        {f"{CONTAINER}.env": [{"name": "ACCELERATE_USE_CPU", "value": "true"}]},
+        [],
+    ),
+    "accelerate with a file": (
+        "accelerate launch --config_file c.yaml --num_machines 2 --num_processes 8 t.py",
+        {
+            "spec.replicas": 2,
+            "spec.entrypoint": None,
+            f"{CONTAINER}.command": [
+                "sh",
+                "-c",
+                "exec accelerate launch --num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR"
+                " --main_process_port $MASTER_PORT --num_processes 8 --config_file c.yaml t.py",
+            ],
+        },
+        ["only the launcher acts on it", "one for each pod"],
+    ),
+    "deepspeed": (
+        "deepspeed --num_nodes 2 --num_gpus 4 --hostfile h --master_port 1 t.py --deepspeed ds.json",
+        {"spec.replicas": 2, "spec.processesPerPod": 4, "spec.entrypoint.args": ["--deepspeed", "ds.json"]},
+        ["--hostfile (h)", "not carried over: line 1: --local_rank"],
+    ),
+    "deepspeed without --local_rank": ("deepspeed --no_local_rank t.py", {}, ["not needed: line 1: --no_local_rank"]),
+    "elastic deepspeed": (
+        "deepspeed --elastic_training --min_elastic_nodes 1 --max_elastic_nodes 3 t.py",
+        {"spec.elastic": {"minReplicas": 1, "maxReplicas": 3}, "spec.replicas": 3},
+        [],
+    ),
+    "a script": (
+        "#!/bin/bash\n# a comment\nexport A=1\nN=2\ntorchrun --nproc-per-node $N \\\n  t.py --b ${B:-3} $@ &> log\n",
+        {
+            "spec.processesPerPod": 2,
+            "spec.entrypoint.args": ["--b", "3"],
+            f"{CONTAINER}.env": [{"name": "A", "value": "1"}],
+        },
+        ["line 3 A (1)"],
+    ),
+    "a variable that is nowhere": (
+        "torchrun t.py --out $HOME/x",
+        {"spec.entrypoint.args": ["--out", "$(HOME)/x"]},
+        ["no value is known here for HOME"],
+    ),
+    "a variable in front": ("A=1 torchrun t.py", {f"{CONTAINER}.env": [{"name": "A", "value": "1"}]}, []),
+    "numactl": (
+        "numactl -N 0 torchrun t.py",
+        {"spec.entrypoint": None, f"{CONTAINER}.command[0]": "sh"},
+        ["a launcher that another program starts stays"],
+    ),
+}
+REFUSED = {
+    "no script": ("torchrun --nproc-per-node 2", "torchrun starts no script: write it behind the flags"),
+    "uneven ranks": ("accelerate launch --num_machines 2 --num_processes 3 t.py", "3 can't be divided by 2 pods"),
+    "TPUs": ("accelerate launch --tpu t.py", "--tpu: jobs run on GPUs or processors"),
+    "an autotuner": ("deepspeed --autotuning run t.py", "run the autotuner by itself"),
+    "two launchers": ("torchrun a.py\ntorchrun b.py", "lines 1, 2 start a launcher: write one command"),
+    "a loop": ("for i in 1 2; do torchrun a.py $i; done", "line 1 starts a launcher inside a loop or condition"),
+    "an open quotation": ("torchrun 'a.py", "line 1: the quotation ' has no end"),
+}
+
+
+@pytest.mark.parametrize(("command", "fields", "texts"), CARRIED.values(), ids=CARRIED)
+def test_flag_is_carried_or_noted(command: str, fields: dict[str, Any], texts: list[str]) -> None:
+    draft = one(command, "run.sh", image=IMAGE, gpus=0)
+    assert {path: at(draft.job, path) for path in fields} == fields
+    for text in texts:
+        assert text in notes(draft)
+
+
+@pytest.mark.parametrize(("command", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_single_launch_is_refused(command: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        one(command, "run.sh", image=IMAGE)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "flag"), [(name, flag) for name, flag in flags.known() if flag.how is not How.REFUSED]
+)
+def test_every_flag_of_the_table_is_noted(launcher: str, flag: flags.Flag) -> None:
+    value = "" if flag.bare else "=2"
+    script = "-- t" if flag in (flags.MODULE, flags.NO_PYTHON) else "t.py"
+    draft = one(f"{launcher} --{flag.name}{value} {script}", "run.sh", image=IMAGE, gpus=0)
+    assert f"--{flag.name}" in notes(draft)
+
+
+def test_gpus_of_a_command_line_come_from_the_flag() -> None:
+    draft = one("torchrun --nproc-per-node 8 t.py", "run.sh", image=IMAGE, gpus=8)
+    assert at(draft.job, f"{CONTAINER}.resources.limits") == {"nvidia.com/gpu": 8}
+    assert "processesPerPod" not in draft.job["spec"]
+    assert "give --gpus N" in notes(one("torchrun t.py", "run.sh", image=IMAGE))
+
+
+def test_missing_image_is_asked_for_with_its_flag() -> None:
+    with pytest.raises(InputError, match=r"no container image: .* give --image"):
+        one("torchrun t.py", "run.sh")
+
+
+# text: (commands, values)
+SHELL: dict[str, tuple[list[list[str]], dict[str, str]]] = {
+    "a 'b c' \"d e\" f\\ g": ([["a", "b c", "d e", "f g"]], {}),
+    "a # b\nc": ([["a"], ["c"]], {}),
+    "a && b || c; d | e": ([["a"], ["b"], ["c"], ["d"], ["e"]], {}),
+    "a \\\n  b": ([["a", "b"]], {}),
+    "a > log 2>&1 < in b": ([["a", "b"]], {}),
+    "a $X \"$X\" '$X' \\$X": ([["a", "1", "2", "1 2", "$X", "$X"]], {"X": "1 2"}),
+    "a ${X:-3} ${Y:-4} $Z": ([["a", "1", "4", "$Z"]], {"X": "1"}),
+    "a $((X * 2)) $(date)": ([["a", "8", "$(date)"]], {"X": "4"}),
+    'a $EMPTY "" b': ([["a", "", "b"]], {"EMPTY": ""}),
+    "if x; then\n y\nelse\n z\nfi\nw": ([["if", "x"], ["y"], ["z"], ["w"]], {}),
+}
+
+
+@pytest.mark.parametrize("text", SHELL)
+def test_shell_text_is_read_as_a_shell_does(text: str) -> None:
+    expected, values = SHELL[text]
+    assert [shell.expand(step.tokens, values) for step in shell.commands(text)] == expected
+
+
+def test_commands_know_their_line_and_what_is_around_them() -> None:
+    steps = shell.commands("a\nfor x in 1; do\n  b | c\ndone\n(d)\ne")
+    assert [(step.tokens[0].text, step.line, step.depth) for step in steps] == [
+        ("a", 1, 0),
+        ("for", 2, 1),
+        ("b", 3, 1),
+        ("c", 3, 1),
+        ("d", 5, 1),
+        ("e", 6, 0),
+    ]
+    assert [step.piped for step in steps] == [False, False, True, True, False, False]
