@@ -256,7 +256,7 @@ def _convert(verbs: Verbs[_Verb]) -> None:
     convert.add_argument(
         "--command", dest="run", metavar="LINE", help="command of an image whose own the file does not name"
     )
-    convert.add_argument("--gpus", type=_natural, metavar="N", help="GPUs of each pod, for a command line")
+    convert.add_argument("--gpus", type=_natural, metavar="N", help="GPUs of each pod, for a script or a command line")
     convert.add_argument(
         "--runtime", action="append", default=[], metavar="FILE", help="runtime of a TrainJob; repeatable"
     )

@@ -115,6 +115,12 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
 }
 REFUSED = {
+    "a number of ranks in a variable": (
+        "torchrun --nproc-per-node $N t.py",
+        "--nproc-per-node $N: the value can't be known",
+    ),
+    "a number of pods in a variable": ("torchrun --nnodes $N t.py", "--nnodes $N: the value can't be known here"),
+    "GPUs that are nowhere": ("torchrun --nproc-per-node gpu t.py", "or the GPUs of each pod (--gpus N for a script"),
     "no script": ("torchrun --nproc-per-node 2", "torchrun starts no script: write it behind the flags"),
     "uneven ranks": ("accelerate launch --num_machines 2 --num_processes 3 t.py", "3 can't be divided by 2 pods"),
     "TPUs": ("accelerate launch --tpu t.py", "--tpu: jobs run on GPUs or processors"),
@@ -157,6 +163,12 @@ def test_gpus_of_a_command_line_come_from_the_flag() -> None:
     assert "give --gpus N" in notes(one("torchrun t.py", "run.sh", image=IMAGE))
 
 
+@pytest.mark.parametrize("value", ["gpu", "auto", "$N"])
+def test_launcher_without_a_number_starts_a_rank_for_each_gpu(value: str) -> None:
+    draft = one(f"torchrun --nproc-per-node={value} t.py", "run.sh", image=IMAGE, gpus=4)
+    assert "processesPerPod" not in draft.job["spec"]
+
+
 def test_missing_image_is_asked_for_with_its_flag() -> None:
     with pytest.raises(InputError, match=r"no container image: .* give --image"):
         one("torchrun t.py", "run.sh")
@@ -172,6 +184,10 @@ SHELL: dict[str, tuple[list[list[str]], dict[str, str]]] = {
     "a $X \"$X\" '$X' \\$X": ([["a", "1", "2", "1 2", "$X", "$X"]], {"X": "1 2"}),
     "a ${X:-3} ${Y:-4} $Z": ([["a", "1", "4", "$Z"]], {"X": "1"}),
     "a $((X * 2)) $(date)": ([["a", "8", "$(date)"]], {"X": "4"}),
+    "a $((${X} + $Y / 3 - 1)) $((X / Z)) $((2 ** 9))": (
+        [["a", "5", "$((X / Z))", "$((2 ** 9))"]],
+        {"X": "4", "Y": "8"},
+    ),
     'a $EMPTY "" b': ([["a", "", "b"]], {"EMPTY": ""}),
     "if x; then\n y\nelse\n z\nfi\nw": ([["if", "x"], ["y"], ["z"], ["w"]], {}),
 }

@@ -98,6 +98,16 @@ CARRIED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         ["Worker.restartPolicy (OnFailure)"],
     ),
     "restartPolicy Never": ({f"{SPECS}.Worker.restartPolicy": "Never"}, {"spec.restart.maxRestarts": 0}, []),
+    "restartPolicy Never and a limit": (
+        {f"{SPECS}.Worker.restartPolicy": "Never", "spec.runPolicy.backoffLimit": 9},
+        {"spec.restart.maxRestarts": 0},
+        [],
+    ),
+    "two limits of restarts": (
+        {"spec.runPolicy.backoffLimit": 9, **both(f"{CONTAINER}.command", ["torchrun", "--max-restarts=0", "t.py"])},
+        {"spec.restart.maxRestarts": 9},
+        ["the largest limit of the file counts"],
+    ),
     "restartPolicy ExitCode": (
         {f"{SPECS}.Worker.restartPolicy": "ExitCode"},
         {"spec.restart.rules[0]": {"action": "Fail", "exitCodePreset": "Permanent"}},

@@ -139,6 +139,24 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.processesPerPod": 3, "spec.entrypoint": {"script": "train.py"}},
         [],
     ),
+    "an array that grows, with what only a run knows": (
+        script(
+            "-N 2",
+            body="A=(--nnodes 2 --rdzv_endpoint=$(hostname) )\nA+=(--nproc-per-node 3)\nsrun torchrun ${A[@]} t.py",
+        ),
+        {"spec.processesPerPod": 3, "spec.entrypoint": {"script": "t.py"}},
+        ["not needed: line 5: --rdzv_endpoint ($(hostname))"],
+    ),
+    "a default": (
+        script("-N 1", body=': "${LAYERS:=4}"\nsrun python3 t.py $LAYERS ${HEADS:-2}'),
+        {"spec.entrypoint.args": ["4", "2"]},
+        ["line 3 LAYERS (4)"],
+    ),
+    "options that only a run knows": (
+        script("-N 1", body='srun "${ARGS[@]}" python3 t.py'),
+        {"spec.entrypoint": {"script": "t.py"}},
+        ["options of srun whose value can't be known here"],
+    ),
     "options of srun": (
         script("-N 1", body="srun --ntasks-per-node=2 --kill-on-bad-exit=1 -l python3 -u train.py"),
         {"spec.processesPerPod": 2, "spec.entrypoint": {"script": "train.py"}},
@@ -193,6 +211,12 @@ def test_what_is_no_single_training_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError) as refused:
         one(text, image=IMAGE)
     assert message in str(refused.value)
+
+
+def test_gpus_that_no_directive_names_come_from_the_flag() -> None:
+    draft = one(script("-N 1"), image=IMAGE, gpus=8)
+    assert at(draft.job, f"{CONTAINER}.resources.limits") == {"nvidia.com/gpu": 8}
+    assert "give --gpus N" in notes(one(script("-N 1"), image=IMAGE))
 
 
 def test_missing_image_is_asked_for_with_its_flag() -> None:

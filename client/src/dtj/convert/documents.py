@@ -64,7 +64,7 @@ def convert(text: str, file_name: str, options: Options) -> list[Draft]:
         raise InputError(f"empty: {ANNOUNCED}")
     stem = re.sub(r"\.[^.]*$", "", file_name)
     if slurm.is_script(text):
-        draft = slurm.convert(text, options.image, options.name or stem, options.command_tokens)
+        draft = slurm.convert(text, options.image, options.name or stem, options.command_tokens, options.gpus)
         if options.name:
             draft.put("metadata.name", options.name)
         return [checked(draft)]

@@ -13,6 +13,8 @@ from dtj_contract import names
 from dtj_core.plan.model import Object
 
 MAX_SHOWN = 60
+MAX_RESTARTS = "spec.restart.maxRestarts"
+RESTARTS_TEXT = f"{MAX_RESTARTS}, counted within spec.restart.windowSeconds; the largest limit of the file counts"
 
 
 class How(enum.Enum):
@@ -74,6 +76,11 @@ class Draft:
             at = at.setdefault(name, {})
         at[last] = value
 
+    def limit_restarts(self, limit: int) -> None:
+        """Sets the restart budget, unless another limit of the file is larger."""
+        held = self.job["spec"].get("restart", {}).get("maxRestarts")
+        self.put(MAX_RESTARTS, limit if held is None else max(held, limit))
+
     def note(self, how: How, path: str, text: str, value: Any = "") -> None:
         """Adds a note, unless the same is there."""
         made = Note(how, path, text, shown(value))
@@ -94,7 +101,9 @@ def carry(table: Sequence[Field], source: Any, draft: Draft, prefix: str = "") -
             draft.note(How.UNKNOWN, prefix + path, "this converter knows no such field; it was left out", value)
             continue
         carried = entry.carry(value) if entry.to else None
-        if carried is not None:
+        if entry.to == MAX_RESTARTS and isinstance(carried, int):
+            draft.limit_restarts(carried)
+        elif carried is not None:
             draft.put(entry.to, carried)
         unchanged = carried == value and entry.to.rpartition(".")[2] == path.rpartition(".")[2]
         if entry.how is not How.SAME and not unchanged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dtj.convert.fields import How
+from dtj.convert.fields import RESTARTS_TEXT, How
 
 RENDEZVOUS = "the agents of the pods find each other and set MASTER_ADDR, MASTER_PORT and RANK"
 
@@ -29,7 +29,7 @@ NODES = Flag("nnodes", How.OTHER, "spec.replicas; MIN:MAX becomes spec.elastic {
 PROCESSES = Flag(
     "nproc_per_node", How.OTHER, "spec.processesPerPod; auto and gpu are its default, one rank for each GPU"
 )
-RESTARTS = Flag("max_restarts", How.OTHER, "spec.restart.maxRestarts, counted within spec.restart.windowSeconds")
+RESTARTS = Flag("max_restarts", How.OTHER, RESTARTS_TEXT)
 MODULE = Flag("module", How.OTHER, "spec.entrypoint.module", bare=True)
 NO_PYTHON = Flag("no_python", How.OTHER, "the command of the container", bare=True)
 _LOGS = "the agent writes each rank's output to the pod's log: read it with dtj logs --rank N"

@@ -50,6 +50,10 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict)
     directory: str = ""
     """Directory that the shell changed to before."""
+    fills_gpus: bool = False
+    """Whether the launcher starts a rank for each GPU."""
+    open: dict[str, str] = field(default_factory=dict)
+    """Flags for numbers whose value can't be known here, by `nodes` and `processes`."""
     kept: bool = False
     """Whether the launcher itself runs, once in each pod."""
 
@@ -76,7 +80,7 @@ def unwrap(
         return _in_shell(command, draft, where, values, processes)
     launcher, arguments = _launcher(command)
     if launcher:
-        return _unwrapped(launcher, arguments, draft, where, values)
+        return _unwrapped(launcher, arguments, draft, where, values, _written(command, arguments))
     if _detected(command):  # behind a prefix such as numactl
         text = f"{_exports(processes)}; exec {shlex.join(command)}"
         return _kept(["sh", "-c", text], draft, where, "a launcher that another program starts")
@@ -113,7 +117,15 @@ def _detected(command: Sequence[str]) -> bool:
     return is_launcher([f"{' '.join(command)} "])
 
 
-def _unwrapped(launcher: str, arguments: Sequence[str], draft: Draft, where: str, values: shell.Values) -> Launch:
+def _written(command: Sequence[str], arguments: Sequence[str]) -> str:
+    """Returns the launcher as the file has it."""
+    return " ".join(command[: len(command) - len(arguments)])
+
+
+def _unwrapped(
+    launcher: str, arguments: Sequence[str], draft: Draft, where: str, values: shell.Values, written: str
+) -> Launch:
+    """Returns the command of a rank, without its launcher. `written` is the launcher as the file has it."""
     own, script = flags.split(launcher, [shell.expand_text(argument, values) for argument in arguments])
     if not script:
         raise InputError(f"{where}: {launcher} starts no script: write it behind the flags, as in {launcher} train.py")
@@ -134,7 +146,7 @@ def _unwrapped(launcher: str, arguments: Sequence[str], draft: Draft, where: str
         )
         if flag.env:
             launch.env[flag.env] = value or "true"
-        limits |= _numbers(flag.name, value, launch)
+        limits |= _numbers(flag.name, option, value, launch)
     if limits:
         launch.nodes = (limits.get("min", 1), limits.get("max", limits.get("min", 1)))
     if launcher == "deepspeed" and not any(flag and flag.name == "no_local_rank" for _, _, flag in own):
@@ -149,14 +161,29 @@ def _unwrapped(launcher: str, arguments: Sequence[str], draft: Draft, where: str
         launch.command = script
     else:
         launch.command = ["python3", "-u", *(["-m"] if module else []), *script]
-    draft.note(How.NOT_NEEDED, f"{where}: {launcher}", "the agent starts the ranks itself")
+    draft.note(
+        How.NOT_NEEDED,
+        f"{where}: {launcher}",
+        "the agent starts the ranks itself",
+        "" if written == launcher else written,
+    )
     return launch
 
 
-def _numbers(name: str, value: str, launch: Launch) -> dict[str, int]:
+_NODES = ("nnodes", "num_machines", "num_nodes")
+_PROCESSES = ("nproc_per_node", "num_gpus", "num_processes")
+
+
+def _numbers(name: str, option: str, value: str, launch: Launch) -> dict[str, int]:
     """Sets the numbers that a flag holds, and returns limits of an elastic DeepSpeed job."""
-    if name in ("nnodes", "num_machines", "num_nodes") and (match := re.fullmatch(r"(\d+)(?::(\d+))?", value)):
+    if name in _NODES and (match := re.fullmatch(r"(\d+)(?::(\d+))?", value)):
         launch.nodes = (int(match[1]), int(match[2] or match[1]))
+    elif name == "nproc_per_node" and value in ("auto", "gpu", "cpu"):
+        launch.fills_gpus = True
+        if value == "gpu":
+            launch.open["gpus"] = f"{option} {value}"
+    elif name in (*_NODES, *_PROCESSES) and not value.isdecimal():
+        launch.open["nodes" if name in _NODES else "processes"] = f"{option} {value}"
     elif value.isdecimal():
         number = int(value)
         if name in ("nproc_per_node", "num_gpus"):
@@ -229,7 +256,7 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
         _, script = flags.split(launcher, rest) if launcher else ([], [])
         open_ends = [name for part in (*script, *env.values(), directory) for name in shell.unknown(part)]
         if launcher and not open_ends:
-            launch = _unwrapped(launcher, rest, draft, where, known)
+            launch = _unwrapped(launcher, rest, draft, where, known, _written(arguments, rest))
             if launch.kept:
                 return launch
             launch.env = {**env, **launch.env}

@@ -11,10 +11,7 @@ from dtj_core.api.v1alpha1 import NAME_LENGTH, NAME_PATTERN
 from dtj_core.plan.model import Object
 
 KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-KUEUE = (
-    "Kueue has no integration for this kind, so no quota is checked: for one, put the label into"
-    " spec.template.metadata.labels, where Kueue admits each pod by itself"
-)
+KUEUE = "Kueue has no integration for this kind and checks no quota: limit the namespace with a ResourceQuota"
 _SERVER = "the API server writes it"
 METADATA = (
     Field("apiVersion", How.SAME, "training.dtj.dev/v1alpha1"),

@@ -50,7 +50,7 @@ def settle(command: Sequence[str], container: Object, draft: Draft, where: str, 
     if processes != (held or 1):
         draft.put("spec.processesPerPod", processes)
     if launch.max_restarts is not None:
-        draft.put("spec.restart.maxRestarts", launch.max_restarts)
+        draft.limit_restarts(launch.max_restarts)
     env = container.setdefault("env", []) or []
     container["env"] = env + [
         {"name": name, "value": value} for name, value in launch.env.items() if name not in {e.get("name") for e in env}
@@ -76,6 +76,9 @@ def _without_shell(command: Sequence[str], env: shell.Values, draft: Draft, wher
 
 
 def _replicas(launch: Launch, draft: Draft, where: str, size: Size) -> int:
+    """Returns the number of pods, and writes it."""
+    if "nodes" in launch.open and size.replicas is None:
+        raise InputError(f"{where}: {launch.open['nodes']}: the value can't be known here: write the number of pods")
     low, high = launch.nodes or (size.replicas or 1,) * 2
     replicas = high if size.replicas is None else size.replicas
     if not low <= replicas <= high and not launch.kept:
@@ -103,7 +106,14 @@ def _processes(launch: Launch, draft: Draft, where: str, size: Size, held: int, 
             )
         return launch.total // replicas
     if launch.launcher:
-        automatic = held if size.launcher_fills_gpus or launch.launcher != "torchrun" else 0
+        named = launch.open.get("processes") or launch.open.get("gpus")
+        if named and not held and not size.processes:
+            raise InputError(
+                f"{where}: {named}: the value can't be known here: write a number, or the GPUs of each pod (--gpus N"
+                " for a script, nvidia.com/gpu in the resources of a container)"
+            )
+        fills = size.launcher_fills_gpus or launch.fills_gpus or bool(named) or launch.launcher != "torchrun"
+        automatic = held if fills else 0
         return launch.processes or size.processes or automatic or 1
     if size.processes is None and held > 1:
         draft.note(

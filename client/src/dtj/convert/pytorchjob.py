@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtj.convert import meta, pods
-from dtj.convert.fields import Draft, Field, How, carry, shown
+from dtj.convert.fields import RESTARTS_TEXT, Draft, Field, How, carry, shown
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_core.plan.model import Object
@@ -41,7 +41,7 @@ def _run_policy(at: str) -> tuple[Field, ...]:
         Field(
             f"{at}.backoffLimit",
             How.OTHER,
-            "spec.restart.maxRestarts, counted within spec.restart.windowSeconds; a new checkpoint resets the count",
+            RESTARTS_TEXT,
             "spec.restart.maxRestarts",
         ),
         Field(f"{at}.suspend", How.SAME, "spec.suspend", "spec.suspend"),
@@ -78,7 +78,7 @@ FIELDS = (
     Field(
         "spec.elasticPolicy.maxRestarts",
         How.OTHER,
-        "spec.restart.maxRestarts, counted within spec.restart.windowSeconds",
+        RESTARTS_TEXT,
     ),
     Field("spec.elasticPolicy.nProcPerNode", How.OTHER, "spec.processesPerPod"),
     *(
@@ -153,7 +153,7 @@ def convert(source: Object, name: str | None = None, command: list[str] | None =
     )
     settle([*tokens, *pods.tokens(container, "args", place)], container, draft, f"{place}.command", size)
     if elastic.get("maxRestarts") is not None:
-        draft.put("spec.restart.maxRestarts", elastic["maxRestarts"])
+        draft.limit_restarts(elastic["maxRestarts"])
     _scheduling({**spec, **(spec.get("runPolicy") or {})}.get("schedulingPolicy") or {}, template)
     pods.finish(template, container, draft, place)
     return draft
@@ -233,7 +233,7 @@ def _quoted(value: Any) -> str:
 def _restart_policy(policies: list[Any], draft: Draft) -> None:
     restart = draft.job["spec"].setdefault("restart", {})
     if "Never" in policies:
-        restart.setdefault("maxRestarts", 0)
+        restart["maxRestarts"] = 0  # backoffLimit limits restarts that this policy forbids
     if "ExitCode" in policies:
         restart["rules"] = [
             {"action": "Fail", "exitCodePreset": "Permanent"},

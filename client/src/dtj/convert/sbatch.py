@@ -244,12 +244,10 @@ class Allocation:
             value = self.options.get(name)
             if value is None:
                 continue
-            match = re.search(
-                r"(?:^|,)(?:gres[:/])?(?:gpu(?::[\w.-]+)?|[A-Za-z][\w.-]*)(?:[:=](\d+))?(?:\(|,|$)|^(\d+)$", value
-            )
-            if not match or (name == "--gres" and "gpu" not in value):
+            counts = [found for part in value.split(",") if (found := _gpus_of(name, part)) is not None]
+            if not counts:
                 continue
-            count = int(match[1] or match[2] or 1)
+            count = sum(counts)
             if name == "--gpus":
                 nodes = (self.nodes or (1, 1))[1]
                 if count % nodes:
@@ -257,6 +255,15 @@ class Allocation:
                 return count // nodes
             return count * (self.tasks or 1) if name == "--gpus-per-task" else count
         return None
+
+
+def _gpus_of(name: str, part: str) -> int | None:
+    """Returns the number in `gpu:a100:4`, or in `a100:4` and `4` of a flag for GPUs alone; None for others."""
+    kind, *rest = re.split("[:=]", part.partition("(")[0].removeprefix("gres/").removeprefix("gres:"))
+    if name == "--gres" and kind != "gpu":
+        return None
+    last = (rest or [kind])[-1]
+    return int(last) if last.isdecimal() else 1
 
 
 def read(text: str, draft: Draft) -> Allocation:

@@ -6,9 +6,11 @@ left to the caller.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 LITERAL_DOLLAR = "\0"  # a `$` that the shell would not expand
@@ -17,12 +19,19 @@ ENDS = frozenset({"fi", "done", "esac", "}", ")"})
 INSIDE = frozenset({"then", "do", "else", "elif"})
 _OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")", "\n")
 _NAME = r"[A-Za-z_]\w*"
-ASSIGNMENT = re.compile(rf"({_NAME})=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(rf"({_NAME})(?:\[\w*\])?\+?=(.*)", re.DOTALL)
 _REFERENCE = re.compile(
-    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME})(?:\[@\])?(?::?[-=](?P<default>[^}}]*))?}}"
+    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME})(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
     rf"|(?P<bare>{_NAME}|[@*0-9]))"
 )
-_PRODUCT = re.compile(r"\s*\d+(?:\s*\*\s*\d+)*\s*")
+_DEFAULT = re.compile(rf"\$\{{({_NAME}):?=([^}}]*)\}}")
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 Values = Mapping[str, str]
 
@@ -33,6 +42,8 @@ class Token:
 
     text: str
     quoted: bool = False
+    array: bool = False
+    """Whether the text has the elements of `NAME=(…)`, which are separate arguments where it is used."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +106,9 @@ def expand(tokens: Sequence[Token], values: Values) -> list[str]:
     for token in tokens:
         text = expand_text(token.text, values)
         whole = _REFERENCE.fullmatch(token.text)
-        array = bool(whole) and ("[@]" in token.text or token.text == "$@")
+        array = bool(whole) and ("[@]" in token.text or "[*]" in token.text or token.text == "$@")
         if whole and text != token.text and (array or not token.quoted):
-            found.extend(_split(text) if "$(" not in text else [text])
+            found.extend(_split(text) if array or "$(" not in text else [text])
         elif text or token.quoted or token.text == text:
             found.append(text)
     return [text.replace(LITERAL_DOLLAR, "$") for text in found]
@@ -113,8 +124,9 @@ def expand_text(text: str, values: Values) -> str:
 
     def replacement(match: re.Match[str]) -> str:
         if match["sum"] is not None:
-            product = re.sub(_NAME, lambda name: values.get(name[0], name[0]), match["sum"].replace("$", ""))
-            return str(_multiplied(product)) if _PRODUCT.fullmatch(product) else match[0]
+            known = re.sub(_NAME, lambda name: values.get(name[0], name[0]), re.sub(r"[${}]", "", match["sum"]))
+            number = _calculated(known)
+            return match[0] if number is None else str(number)
         name = match["kubelet"] or match["braced"] or match["bare"]
         if name in values:
             return values[name]
@@ -136,13 +148,22 @@ def unknown(text: str) -> list[str]:
 
 
 def for_kubelet(text: str) -> str:
-    """Returns `text` with `$(NAME)` for every variable that is left, which the kubelet expands where env has it."""
+    """Returns `text` with `$(NAME)` for every variable that is left, which the kubelet expands where env has it.
+
+    Text with the output of a command in it stays as it is.
+    """
+    if "$(…)" in unknown(text):
+        return text
     return _REFERENCE.sub(lambda match: f"$({name})" if (name := match["braced"] or match["bare"]) else match[0], text)
 
 
 def assignments(command: Command) -> Iterator[tuple[str, Token]]:
     """Yields the variables that a command sets: `A=B`, `export A=B`, `declare -x A=B`; none for any other."""
     tokens = list(command.tokens)
+    if tokens and tokens[0].text == ":":  # : ${NAME:=VALUE}
+        defaults = [_DEFAULT.fullmatch(token.text) for token in tokens[1:]]
+        yield from ((match[1], Token(f"${{{match[1]}:-{match[2]}}}")) for match in defaults if match)
+        return
     if tokens and tokens[0].text in ("export", "declare", "local", "readonly", "typeset"):
         tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
         tokens = [token for token in tokens if "=" in token.text]
@@ -150,22 +171,32 @@ def assignments(command: Command) -> Iterator[tuple[str, Token]]:
     if tokens and all(pairs):
         for token, pair in zip(tokens, pairs, strict=True):
             if pair:
-                yield pair[1], Token(pair[2], token.quoted)
+                before = f"${{{pair[1]}[@]}}{' ' if token.array else ''}" if f"{pair[1]}+=" in token.text else ""
+                yield pair[1], Token(before + pair[2], token.quoted, token.array)
 
 
 def is_export(command: Command) -> bool:
     """Returns whether the command only sets or exports variables."""
     return bool(command.tokens) and (
-        command.tokens[0].text in ("export", "declare", "local", "readonly", "typeset")
+        command.tokens[0].text in ("export", "declare", "local", "readonly", "typeset", ":")
         or all(ASSIGNMENT.fullmatch(token.text) for token in command.tokens)
     )
 
 
-def _multiplied(text: str) -> int:
-    product = 1
-    for factor in text.split("*"):
-        product *= int(factor)
-    return product
+def _calculated(text: str) -> int | None:
+    """Returns the value of shell arithmetic with whole numbers alone; None if a name or another sign is in it."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            return _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
+        raise ValueError(text)
+
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
 
 
 def _split(text: str) -> list[str]:
@@ -199,11 +230,11 @@ def _lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
         elif char in " \t\r":
             place += 1
         elif not text.startswith("&>", place) and (
-            operator := next((one for one in _OPERATORS if text.startswith(one, place)), None)
+            sign := next((one for one in _OPERATORS if text.startswith(one, place)), None)
         ):
-            yield operator, line
-            line += operator == "\n"
-            place += len(operator)
+            yield sign, line
+            line += sign == "\n"
+            place += len(sign)
         else:
             token, after = _token(text, place, line)
             yield token, line
@@ -219,7 +250,7 @@ def _end_of_line(text: str, place: int) -> int:
 def _token(text: str, place: int, line: int) -> tuple[Token, int]:
     """Returns the token that begins at `place`, and the place after it."""
     parts: list[str] = []
-    quoted = False
+    quoted = array = False
     begin = place
     while place < len(text) and text[place] not in " \t\r\n;|)":
         char = text[place]
@@ -239,22 +270,25 @@ def _token(text: str, place: int, line: int) -> tuple[Token, int]:
             end = _closing(text, place)
             inside = text[place:end]
             parts.append(_array(inside) if char == "(" else inside)
-            quoted = quoted or char == "("
+            array = array or char == "("
             place = end
         else:
             parts.append(char)
             place += 1
     if place == begin:  # a parenthesis with nothing in front
         return Token(text[place]), place + 1
-    return Token("".join(parts), quoted), place
+    return Token("".join(parts), quoted or array, array), place
 
 
 def _array(text: str) -> str:
     """Returns the elements of `(a "b c")` as one text that splits into the same elements."""
     elements = [item for item, _ in _lexemes(text[1:-1]) if isinstance(item, Token)]
-    return " ".join(
-        shlex.quote(one.text) if one.quoted and not one.text.startswith("$") else one.text for one in elements
-    )
+    return " ".join(shlex.quote(one.text) if _is_whole(one) else one.text for one in elements)
+
+
+def _is_whole(token: Token) -> bool:
+    """Returns whether an element stays one argument: a quotation without a variable in front, or a command's output."""
+    return "$(" in token.text or "`" in token.text or (token.quoted and not token.text.startswith("$"))
 
 
 def _quotation(text: str, place: int, line: int) -> tuple[str, int]:

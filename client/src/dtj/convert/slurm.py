@@ -75,13 +75,19 @@ def is_script(text: str) -> bool:
     return re.search(r"^#SBATCH\s", text, re.MULTILINE) is not None
 
 
-def convert(text: str, image: str | None, name: str, command: list[str] | None = None) -> Draft:
+def convert(
+    text: str, image: str | None, name: str, command: list[str] | None = None, gpus: int | None = None
+) -> Draft:
     """Returns the job of an sbatch script. `name` is its name if the script gives none.
+
+    `gpus` is the number of each pod, for a script whose directives name none.
 
     `command` takes the place of the line that trains. Raises InputError for what can't be a job.
     """
     draft = Draft()
     allocation = sbatch.read(text, draft)
+    if gpus is not None and allocation.gpus is None:
+        allocation.options["--gpus-per-node"] = str(gpus)
     try:
         steps = shell.commands(text)
     except ValueError as error:
@@ -116,6 +122,10 @@ def convert(text: str, image: str | None, name: str, command: list[str] | None =
     tokens = _without_srun(tokens, allocation, where, draft)
     template: Object = {"spec": {"containers": [_container(allocation, image, env, directory, where, draft)]}}
     container = template["spec"]["containers"][0]
+    if allocation.gpus is None:
+        draft.note(
+            How.NOT_CARRIED, where, "no directive asks for GPUs: give --gpus N, the number of each pod; 0 for none"
+        )
     _spec(allocation, name, draft)
     low, high = allocation.nodes or (None, None)
     size = Size(
@@ -168,20 +178,23 @@ def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dr
         value = shell.expand_text(token.text, values)
         text = value.replace(shell.LITERAL_DOLLAR, "$")
         where = f"line {step.line} {name}"
-        if step.depth:
+        if token.array and not step.depth:
+            values[name] = value
+            draft.note(How.OTHER, where, "filled in where it is used", text)
+        elif step.depth:
             draft.note(How.NOT_CARRIED, where, f"set inside a condition or loop; {_OTHER}", text)
         elif _OF_SLURM.match(name):
             if not shell.unknown(value):
                 values[name] = text
             draft.note(How.NOT_NEEDED, where, "the agent sets what torchrun sets, for each rank", text)
         elif left := shell.unknown(value):
-            if (not exported and not any(_OF_SLURM.match(one) for one in left)) or exported:
-                draft.note(
-                    How.NOT_CARRIED,
-                    where,
-                    f"depends on {', '.join(left)}: write its value in the container's env",
-                    text,
-                )
+            if not exported and "$(…)" not in left:
+                draft.note(How.OTHER, where, f"filled in where it is used, but for {', '.join(left)}", text)
+            elif not exported and any(_OF_SLURM.match(one) for one in left):
+                draft.note(How.NOT_NEEDED, where, "the agent sets what torchrun sets, for each rank", text)
+            else:
+                why = f"depends on {', '.join(left)}: write its value in the container's env"
+                draft.note(How.NOT_CARRIED, where, why, text)
             if "$(…)" not in left:
                 values[name] = value
         else:

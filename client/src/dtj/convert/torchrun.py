@@ -86,7 +86,7 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
 def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
     for name, token in shell.assignments(step):
         value = shell.expand_text(token.text, values).replace(shell.LITERAL_DOLLAR, "$")
-        if shell.unknown(value):
+        if shell.unknown(value) and not token.array:
             draft.note(
                 How.NOT_CARRIED,
                 f"line {step.line} {name}",
@@ -97,4 +97,10 @@ def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], dr
         values[name] = value
         if re.match(r"(?:export|declare)$", step.tokens[0].text):
             env[name] = value
-            draft.note(How.OTHER, f"line {step.line} {name}", "env of the container", value)
+        exported = name in env
+        draft.note(
+            How.OTHER,
+            f"line {step.line} {name}",
+            "env of the container" if exported else "filled in where it is used",
+            value,
+        )

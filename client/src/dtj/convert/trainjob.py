@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtj.convert import meta, pods
-from dtj.convert.fields import Draft, Field, How, carry
+from dtj.convert.fields import RESTARTS_TEXT, Draft, Field, How, carry
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_core.plan.model import Object
@@ -94,7 +94,7 @@ RUNTIME_FIELDS = (
     Field(
         "spec.mlPolicy.torch.elasticPolicy.maxRestarts",
         How.OTHER,
-        "spec.restart.maxRestarts, counted within spec.restart.windowSeconds",
+        RESTARTS_TEXT,
         "spec.restart.maxRestarts",
     ),
     Field(
@@ -148,7 +148,7 @@ RUNTIME_FIELDS = (
     Field(
         "spec.template.spec.failurePolicy.maxRestarts",
         How.OTHER,
-        "spec.restart.maxRestarts, counted within spec.restart.windowSeconds",
+        RESTARTS_TEXT,
         "spec.restart.maxRestarts",
     ),
     Field(

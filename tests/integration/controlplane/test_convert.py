@@ -1,0 +1,71 @@
+"""Jobs that `dtj convert` has made are accepted by a real API server, in a dry run of kubectl."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dtj.main import main
+from hack.cluster.controlplane import ControlPlane
+from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB, changed
+
+SPECS = "spec.pytorchReplicaSpecs"
+RICH = {
+    "spec.runPolicy": {"cleanPodPolicy": "None", "backoffLimit": 3, "schedulingPolicy": {"queue": "q"}},
+    "spec.elasticPolicy": {"minReplicas": 2, "maxReplicas": 8, "maxRestarts": 5},
+    f"{SPECS}.Worker.restartPolicy": "ExitCode",
+    f"{SPECS}.Master": None,
+    f"{SPECS}.Worker.template.spec.volumes": [{"name": "data", "emptyDir": {}}],
+    f"{SPECS}.Worker.template.spec.containers": [
+        {
+            "name": "pytorch",
+            "image": IMAGE,
+            "command": ["sh", "-c", "pip install x && torchrun train.py"],
+            "resources": {"limits": {"nvidia.com/gpu": 4}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        },
+        {"name": "log", "image": "log:1"},
+    ],
+}
+SBATCH = """#!/bin/bash
+#SBATCH --job-name=My_Job --nodes=2-4 --gres=gpu:8 --cpus-per-task=12 --mem=64G --time=1-00:00:00
+export NCCL_DEBUG=INFO
+srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 train.py --rank $SLURM_PROCID
+"""
+FILES = {
+    "plain.yaml": PYTORCHJOB,
+    "rich.yaml": changed(PYTORCHJOB, RICH | {"metadata.name": "rich"}),
+    "trainjob.yaml": f"{RUNTIME}---\n{changed(TRAINJOB, {'metadata.name': 'trainjob'})}",
+    "job.sbatch": SBATCH,
+    "run.sh": "accelerate launch --config_file c.yaml --num_processes 4 train.py",
+}
+
+
+def test_converted_jobs_pass_a_dry_run_of_the_server(
+    plane: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        str(plane.bin_dir / "kubectl"),
+        "--kubeconfig",
+        str(plane.kubeconfig),
+        "apply",
+        "--dry-run=server",
+        "-f",
+        "-",
+    ]
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.write_text(text.replace("namespace: team", f"namespace: {namespace}"))
+        assert main(["convert", "--image", IMAGE, "--gpus", "8", str(path)]) == 0
+        done = subprocess.run(
+            [*command, "--namespace", namespace],
+            input=capsys.readouterr().out,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+        assert done.stdout.endswith("created (server dry run)\n")

@@ -1,0 +1,75 @@
+"""Job files of others, as public_jobs/SOURCES.md lists them: each is converted, or refused for the reason in the list.
+
+The files are not ours to keep here. `DTJ_PUBLIC_JOBS` names a folder with OWNER+NAME/PATH for each row.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from dtj.convert.documents import Options, convert, objects, runtimes
+from dtj.convert.fields import Draft
+from dtj.errors import InputError
+from dtj_core import api
+from tests.unit.client.converted import IMAGE, RUNTIME, lost, lost_lines
+
+SOURCES = Path(__file__).parent / "public_jobs" / "SOURCES.md"
+FOLDER = Path(os.environ.get("DTJ_PUBLIC_JOBS") or Path(__file__).parents[3] / "build" / "public_jobs")
+KINDS = ("PyTorchJob", "TrainJob")
+
+
+class Row(NamedTuple):
+    """A file, and what becomes of it."""
+
+    repository: str
+    path: str
+    commit: str
+    licence: str
+    outcome: str
+
+    @property
+    def file(self) -> Path:
+        """Place of the file on this machine."""
+        return FOLDER / self.repository.replace("/", "+") / self.path
+
+
+def rows() -> list[Row]:
+    """Returns the rows of the list."""
+    lines = [line for line in SOURCES.read_text().splitlines() if line.startswith("| `")]
+    return [Row(*(cell.strip().strip("`") for cell in line.strip("|").split(" | "))) for line in lines]
+
+
+def outcome(text: str, name: str) -> tuple[str, list[Draft]]:
+    """Returns what becomes of a file in one line, and its jobs."""
+    try:
+        drafts = convert(text, name, Options(image=IMAGE, runtimes=runtimes(RUNTIME)))
+    except InputError as error:
+        return f"refused: {error}", []
+    specs = [api.validate(draft.job).spec for draft in drafts]
+    return ", ".join(f"converted: {spec.replicas} x {spec.processes}" for spec in specs), drafts
+
+
+def test_list_has_20_files_of_permissive_licences() -> None:
+    found = rows()
+    assert len({row.file for row in found}) == len(found) >= 20
+    assert {row.licence for row in found} <= {"Apache-2.0", "BSD-3-Clause", "MIT-0", "MIT"}
+    assert all(re.fullmatch("[0-9a-f]{40}", row.commit) for row in found)
+    assert all(row.outcome.startswith(("converted: ", "refused: ")) for row in found)
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="DTJ_PUBLIC_JOBS names no folder with the files of SOURCES.md")
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.path)
+def test_public_file_is_converted_whole_or_refused(row: Row) -> None:
+    text = row.file.read_text()
+    found, drafts = outcome(text, row.file.name)
+    assert found.startswith(row.outcome)
+    if row.file.suffix in (".yaml", ".yml"):
+        jobs = [one for one in objects(text) if one["kind"] in KINDS] if drafts else []
+        assert [lost(job, draft) for job, draft in zip(jobs, drafts, strict=True)] == [[] for _ in drafts]
+    else:
+        assert [lost_lines(text, draft) for draft in drafts] == [[] for _ in drafts]
