@@ -58,7 +58,8 @@ def test_converted_jobs_pass_a_dry_run_of_the_server(
     for name, text in FILES.items():
         path = tmp_path / name
         path.write_text(text.replace("namespace: team", f"namespace: {namespace}"))
-        assert main(["convert", "--image", IMAGE, "--gpus", "8", str(path)]) == 0
+        flags = [] if name.endswith(".yaml") else ["--image", IMAGE, "--gpus", "8"]
+        assert main(["convert", *flags, str(path)]) == 0
         done = subprocess.run(
             [*command, "--namespace", namespace],
             input=capsys.readouterr().out,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from dtj.convert import pages
+from dtj.convert.documents import Options, convert
+from dtj.errors import InputError
 from dtj.main import main
 from dtj_core import api
 from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB
@@ -145,6 +150,48 @@ def test_command_line_stands_behind_two_dashes(capsys: pytest.CaptureFixture[str
     job = yaml.safe_load(capsys.readouterr().out)
     assert job["metadata"]["name"] == "mine"
     assert job["spec"]["entrypoint"] == {"script": "train.py", "args": ["--note", "a b"]}
+
+
+FLAGS = {
+    "an image for YAML": (["--image", IMAGE], PYTORCHJOB, "--image and --gpus are for scripts and command lines"),
+    "GPUs for YAML": (["--gpus", "0"], PYTORCHJOB, "--image and --gpus are for scripts and command lines"),
+    "a second command": (["--command", "python3 b.py"], PYTORCHJOB, "containers[0].command is in the file"),
+    "a command for a launcher": (["--command", "x"], "torchrun t.py", "the file has a launcher's command already"),
+    "an open quotation": (["--command", "a 'b"], PYTORCHJOB, "--command: No closing quotation"),
+}
+
+
+@pytest.mark.parametrize(("flags", "text", "message"), FLAGS.values(), ids=FLAGS)
+def test_flag_that_contradicts_the_file_is_rejected(
+    flags: list[str], text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.yaml").write_text(text)
+    assert main(["convert", *flags, "job.yaml"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from _places(item, (*path, key))
+
+
+@pytest.mark.parametrize("text", [PYTORCHJOB, f"{RUNTIME}---\n{TRAINJOB}"], ids=["PyTorchJob", "TrainJob"])
+@pytest.mark.parametrize("wrong", [None, "x", 1, [], {}, [1], [{"a": 1}]], ids=repr)
+def test_value_of_any_type_is_converted_or_refused_without_a_traceback(text: str, wrong: object) -> None:
+    documents = json.loads(json.dumps(list(yaml.safe_load_all(text))))
+    for *parents, last in _places(documents):
+        changed = json.loads(json.dumps(documents))
+        at = changed
+        for key in parents:
+            at = at[key]
+        at[last] = wrong
+        try:
+            drafts = convert(yaml.safe_dump_all(changed), "job.yaml", Options())
+        except InputError:
+            continue
+        assert [api.violations(draft.job) for draft in drafts] == [()] * len(drafts)
 
 
 def test_pages_name_every_field_of_the_tables() -> None:

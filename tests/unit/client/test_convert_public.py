@@ -47,7 +47,8 @@ def rows() -> list[Row]:
 def outcome(text: str, name: str) -> tuple[str, list[Draft]]:
     """Returns what becomes of a file in one line, and its jobs."""
     try:
-        drafts = convert(text, name, Options(image=IMAGE, runtimes=runtimes(RUNTIME)))
+        image = None if name.endswith((".yaml", ".yml")) else IMAGE
+        drafts = convert(text, name, Options(image=image, runtimes=runtimes(RUNTIME)))
     except InputError as error:
         return f"refused: {error}", []
     specs = [api.validate(draft.job).spec for draft in drafts]

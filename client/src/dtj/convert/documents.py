@@ -71,6 +71,8 @@ def convert(text: str, file_name: str, options: Options) -> list[Draft]:
     if _looks_like_yaml(text):
         return _from_yaml(text, options)
     if torchrun.is_command(text):
+        if options.command:
+            raise InputError("--command: the file has a launcher's command already: change it there")
         draft = Draft()
         name = options.name or meta.valid_name(stem, draft, "the name of the file")
         converted = torchrun.convert(text, options.image, name, options.gpus)
@@ -134,6 +136,10 @@ def _from_yaml(text: str, options: Options) -> list[Draft]:
         found = objects(text)
     except yaml.YAMLError as error:
         raise InputError(f"no YAML and no command line: {error}") from error
+    if options.image or options.gpus is not None:
+        raise InputError(
+            "--image and --gpus are for scripts and command lines: write them into the container of the file"
+        )
     held = (*options.runtimes, *(one for one in found if one.get("kind") in trainjob.RUNTIME_KINDS))
     drafts: list[Draft] = []
     passed: list[Object] = []
@@ -192,10 +198,8 @@ def _no_job(found: Sequence[Any]) -> str:
     if all(one.get("kind") == names.KIND for one in found):
         return f"already a {names.KIND}: apply it as it is"
     for one in found:
-        if one.get("kind") in OLD:
-            return (
-                f"{one['kind']} starts {OLD[one['kind']]}, not torch.distributed, and can't be converted: {ANNOUNCED}"
-            )
+        if (other := OLD.get(str(one.get("kind")))) is not None:
+            return f"{one['kind']} starts {other}, not torch.distributed, and can't be converted: {ANNOUNCED}"
     if all(one.get("kind") in trainjob.RUNTIME_KINDS for one in found):
         return "a runtime without a TrainJob: convert the TrainJob, with this file as --runtime"
     return f"no training job but {'; '.join(kinds[:3])}: {ANNOUNCED}"

@@ -137,7 +137,10 @@ def convert(source: Object, name: str | None = None, command: list[str] | None =
     _restart_policy([specs[each].get("restartPolicy") for each in present], draft)
     replicas = sum(counts.values())
     elastic = _elastic(spec.get("elasticPolicy") or {}, replicas, draft)
-    tokens = pods.tokens(container, "command", place) or list(command or ())
+    tokens = pods.tokens(container, "command", place)
+    if tokens and command:
+        raise InputError(f"--command: {place}.command is in the file: change it there")
+    tokens = tokens or list(command or ())
     if not tokens:
         raise InputError(
             f"{place}.command: the container names no command, and the image's own is not in the file: write it"

@@ -210,7 +210,10 @@ def convert(
     nproc = trainer.get("numProcPerNode", (policy.get("torch") or {}).get("numProcPerNode"))
     if elastic := draft.job["spec"].get("elastic"):
         elastic.setdefault("minReplicas", trainer.get("numNodes", policy.get("numNodes", 1)))
-    tokens = pods.tokens(container, "command", at) or list(command or ())
+    tokens = pods.tokens(container, "command", at)
+    if tokens and command:
+        raise InputError(f"--command: {at}.command is in the file: change it there")
+    tokens = tokens or list(command or ())
     if not tokens:
         raise InputError(
             "spec.trainer.command: no command is in the TrainJob or its runtime, and the image's own is not in the"
@@ -317,7 +320,9 @@ def merge(base: Any, patch: Any, key: str = "") -> Any:
 
 def _trainer(trainer: Object, template: Object, name: str, at: str) -> tuple[str, Object]:
     """Writes spec.trainer over the container, and returns the place of its command in the file, and the container."""
-    container: Object = next(one for one in template["spec"]["containers"] if one.get("name") == name)
+    container: Object | None = next((one for one in template["spec"]["containers"] if one.get("name") == name), None)
+    if container is None:
+        raise InputError(f"spec.podTemplateOverrides: the container {name} that trains is no longer in the pod")
     for field in ("image", "command", "args"):
         if trainer.get(field) is not None:
             container[field] = trainer[field]
