@@ -152,6 +152,12 @@ def test_command_line_stands_behind_two_dashes(capsys: pytest.CaptureFixture[str
     assert job["spec"]["entrypoint"] == {"script": "train.py", "args": ["--note", "a b"]}
 
 
+def test_second_file_is_a_runtime_and_has_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(TRAINJOB)
+    assert main(["convert", "job.yaml", "runtime.yaml"]) == 2
+    assert "give one FILE; the runtime of a TrainJob is --runtime runtime.yaml" in capsys.readouterr().err
+
+
 FLAGS = {
     "an image for YAML": (["--image", IMAGE], PYTORCHJOB, "--image and --gpus are for scripts and command lines"),
     "GPUs for YAML": (["--gpus", "0"], PYTORCHJOB, "--image and --gpus are for scripts and command lines"),

@@ -24,6 +24,10 @@ LOUD = (How.NOT_CARRIED, How.UNKNOWN)
 def command(flags: argparse.Namespace) -> int:
     """Converts one file or command line. Returns 0, or 1 with --strict if something was not carried over."""
     line = bool(flags.words)
+    if line and os.path.isfile(flags.file):
+        raise InputError(
+            f"{flags.file} and {flags.words[0]}: give one FILE; the runtime of a TrainJob is --runtime {flags.words[0]}"
+        )
     path = shlex.join([flags.file, *flags.words]) if line else flags.file
     where = "the command line" if line else path
     options = Options(
