@@ -6,14 +6,14 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from dtj.errors import DtjError, InputError
+from dtj.arguments import DISTRIBUTION, Command, Verb, Verbs, file_argument, late, natural, one_file
+from dtj.errors import DtjError
+from dtj.offline_verbs import add_convert, add_simulate
 
-Command = Callable[[argparse.Namespace], int]
-DISTRIBUTION = "dtj-client"  # the name `dtj` belongs to another project on PyPI
 INTERRUPTED = 130
 SYNONYMS = {  # verbs of other tools
     "apply": "submit",
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser()
     flags = commands.parse_args(arguments)
     if "file" in flags:
-        _one_file(flags, commands)
+        one_file(flags, commands)
     command: Command = flags.command
     try:
         return command(flags)
@@ -57,16 +57,16 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of all verbs."""
     top = _Parser(prog="dtj", description="Run a DistributedTrainingJob here, or submit and follow it on a cluster.")
     top.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=_Verb)
+    verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=Verb)
     _run(verbs)
     _scale(verbs)
     _submit(verbs)
-    _convert(verbs)
+    add_convert(verbs)
     _get(verbs)
     _logs(verbs)
     _wait(verbs)
     _report(verbs)
-    _simulate(verbs)
+    add_simulate(verbs)
     _delete(verbs)
     return top
 
@@ -85,42 +85,6 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-class _Verb(argparse.ArgumentParser):
-    """Keeps what follows `--` as the command of a verb that takes one, and parses no flag of it."""
-
-    takes_command = False
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses the arguments before `--`."""
-        own = list(sys.argv[1:] if args is None else args)
-        if not self.takes_command:
-            return super().parse_known_args(own, namespace)
-        at = own.index("--") if "--" in own else len(own)
-        flags, rest = super().parse_known_args(own[:at], namespace)
-        flags.script = own[at + 1 :] if at < len(own) else None
-        return flags, rest
-
-
-def _one_file(flags: argparse.Namespace, commands: argparse.ArgumentParser) -> None:
-    """Accepts `dtj run job.yaml` and `dtj run -f job.yaml` alike, for every verb that takes a file."""
-    given = [name for name in (flags.file, flags.filename) if name is not None]
-    if getattr(flags, "script", None) is not None:
-        if given:
-            commands.error(f"{given[0]} and --: give a FILE, or a script after --, and not both")
-        return
-    if len(given) != 1:
-        script = ", or a script after --: dtj run -- train.py" if "script" in flags else ""
-        commands.error(f"give one FILE: job.yaml, or - for standard input{script}")
-    flags.file = flags.filename = flags.file or flags.filename
-
-
-def _file_argument(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("file", nargs="?", metavar="FILE", help="job.yaml, or - for standard input")
-    verb.add_argument("-f", "--filename", metavar="FILE", help="FILE as a flag, as with kubectl")
-
-
 class _Version(argparse.Action):
     """Looks the version up on demand, because a source tree that is not installed has none."""
 
@@ -132,10 +96,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-Verbs = argparse._SubParsersAction  # argparse has no public name for it
-
-
-def _run(verbs: Verbs[_Verb]) -> None:
+def _run(verbs: Verbs[Verb]) -> None:
     run = verbs.add_parser(
         "run",
         help="run a job on this machine, without a cluster",
@@ -146,7 +107,7 @@ def _run(verbs: Verbs[_Verb]) -> None:
         "train.py --its-args",
     )
     run.takes_command = True
-    _file_argument(run)
+    file_argument(run)
     _script_flags(run)
     run.add_argument(
         "--kill",
@@ -171,7 +132,7 @@ def _run(verbs: Verbs[_Verb]) -> None:
         help="show the output of all workers and agents; --no-logs: no output [rank 0, at most 50 lines at a time]",
     )
     output.add_argument(
-        "--rank", type=_natural, metavar="R", help="show the output of this global rank instead of rank 0"
+        "--rank", type=natural, metavar="R", help="show the output of this global rank instead of rank 0"
     )
     run.add_argument(
         "--plain",
@@ -185,7 +146,7 @@ def _run(verbs: Verbs[_Verb]) -> None:
         help="print the job with its status to standard output at the end; with --dry-run the job alone [yaml]",
     )
     run.add_argument("--dry-run", action="store_true", help="check the job and print it; start nothing")
-    run.set_defaults(command=_late("dtj.local.command", "command"))
+    run.set_defaults(command=late("dtj.local.command", "command"))
 
 
 def _script_flags(run: argparse.ArgumentParser) -> None:
@@ -203,7 +164,7 @@ def _script_flags(run: argparse.ArgumentParser) -> None:
     script.add_argument("--name", metavar="NAME", help="of the job and of its folder of checkpoints [the script's]")
 
 
-def _scale(verbs: Verbs[_Verb]) -> None:
+def _scale(verbs: Verbs[Verb]) -> None:
     scale = verbs.add_parser(
         "scale",
         description="Change the number of pods of an elastic job that `dtj run` runs, within elastic.minReplicas and "
@@ -212,8 +173,8 @@ def _scale(verbs: Verbs[_Verb]) -> None:
         help="change the number of pods of an elastic job that runs here",
     )
     scale.add_argument("folder", metavar="FOLDER", help="folder of the run (.dtj/runs/…)")
-    scale.add_argument("--replicas", type=_natural, required=True, metavar="N", help="number of pods")
-    scale.set_defaults(command=_late("dtj.local.scaling", "command"))
+    scale.add_argument("--replicas", type=natural, required=True, metavar="N", help="number of pods")
+    scale.set_defaults(command=late("dtj.local.scaling", "command"))
 
 
 def _cluster_flags(verb: argparse.ArgumentParser) -> None:
@@ -222,48 +183,21 @@ def _cluster_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-n", "--namespace", metavar="NAME", help="namespace [that of the context]")
 
 
-def _submit(verbs: Verbs[_Verb]) -> None:
+def _submit(verbs: Verbs[Verb]) -> None:
     submit = verbs.add_parser(
         "submit",
         description="Create or update every job of a file by server-side apply, if all of them are valid. "
         "Exit code: 0, 1 rejected by the cluster, 2 bad input.",
         help="create or update a job on a cluster (server-side apply)",
     )
-    _file_argument(submit)
+    file_argument(submit)
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
     submit.add_argument("--force-conflicts", action="store_true", help="take over fields that another manager owns")
     _cluster_flags(submit)
-    submit.set_defaults(command=_late("dtj.cluster.verbs", "submit"))
+    submit.set_defaults(command=late("dtj.cluster.verbs", "submit"))
 
 
-def _convert(verbs: Verbs[_Verb]) -> None:
-    convert = verbs.add_parser(
-        "convert",
-        usage="dtj convert [FLAGS] FILE | dtj convert [FLAGS] -- torchrun …",
-        description="Convert a PyTorchJob, a TrainJob with its runtime, an sbatch script or a torchrun command"
-        " line into "
-        "a job. The job goes to standard output; standard error has a line for everything that is carried over in "
-        "another form or not at all. Exit code: 0, 1 with --strict if something is not carried over, 2 bad input.",
-        help="convert a PyTorchJob, TrainJob, sbatch script or torchrun command into a job",
-    )
-    _file_argument(convert)
-    convert.add_argument("words", nargs="*", metavar="ARG", help=argparse.SUPPRESS)
-    convert.add_argument("-o", "--out", metavar="FILE", help="write the job to this file instead")
-    convert.add_argument("--comments", action="store_true", help="write the notes as comments above the job too")
-    convert.add_argument("--strict", action="store_true", help="exit with 1 if something is not carried over")
-    convert.add_argument("--image", help="container image, for a script or a command line")
-    convert.add_argument("--name", help="name of the job [that in the file, or the file's own]")
-    convert.add_argument(
-        "--command", dest="run", metavar="LINE", help="command of an image whose own the file does not name"
-    )
-    convert.add_argument("--gpus", type=_natural, metavar="N", help="GPUs of each pod, for a script or a command line")
-    convert.add_argument(
-        "--runtime", action="append", default=[], metavar="FILE", help="runtime of a TrainJob; repeatable"
-    )
-    convert.set_defaults(command=_late("dtj.convert.command", "command"))
-
-
-def _get(verbs: Verbs[_Verb]) -> None:
+def _get(verbs: Verbs[Verb]) -> None:
     get = verbs.add_parser(
         "get",
         description="List the jobs of a namespace, or show one, with kubectl's columns; -o wide adds reason and loss.",
@@ -273,10 +207,10 @@ def _get(verbs: Verbs[_Verb]) -> None:
     get.add_argument("-A", "--all-namespaces", action="store_true")
     get.add_argument("-o", "--output", choices=["json", "yaml", "wide", "name"])
     _cluster_flags(get)
-    get.set_defaults(command=_late("dtj.cluster.verbs", "get"))
+    get.set_defaults(command=late("dtj.cluster.verbs", "get"))
 
 
-def _logs(verbs: Verbs[_Verb]) -> None:
+def _logs(verbs: Verbs[Verb]) -> None:
     logs = verbs.add_parser(
         "logs",
         description="Show the output of a job's workers, each line with its pod in front, or the failure evidence "
@@ -288,15 +222,15 @@ def _logs(verbs: Verbs[_Verb]) -> None:
         "-f", "--follow", action="store_true", help="continue until the job has finished, through restarts and new pods"
     )
     only = logs.add_mutually_exclusive_group()
-    only.add_argument("--rank", type=_natural, metavar="R", help="only the output of this global rank")
-    only.add_argument("--pod", type=_natural, metavar="ORDINAL", help="only this pod")
-    logs.add_argument("--tail", type=_natural, metavar="N", help="only the last N lines of each pod")
+    only.add_argument("--rank", type=natural, metavar="R", help="only the output of this global rank")
+    only.add_argument("--pod", type=natural, metavar="ORDINAL", help="only this pod")
+    logs.add_argument("--tail", type=natural, metavar="N", help="only the last N lines of each pod")
     logs.add_argument("--since", metavar="DURATION", help="only newer lines, as in 90s, 10m, 1h")
     _cluster_flags(logs)
-    logs.set_defaults(command=_late("dtj.cluster.logs", "logs"))
+    logs.set_defaults(command=late("dtj.cluster.logs", "logs"))
 
 
-def _wait(verbs: Verbs[_Verb]) -> None:
+def _wait(verbs: Verbs[Verb]) -> None:
     wait = verbs.add_parser(
         "wait",
         help="wait until a job has a condition",
@@ -313,10 +247,10 @@ def _wait(verbs: Verbs[_Verb]) -> None:
     )
     wait.add_argument("--timeout", metavar="DURATION", help="as in 90s, 10m, 1h [no limit]")
     _cluster_flags(wait)
-    wait.set_defaults(command=_late("dtj.cluster.wait", "wait"))
+    wait.set_defaults(command=late("dtj.cluster.wait", "wait"))
 
 
-def _report(verbs: Verbs[_Verb]) -> None:
+def _report(verbs: Verbs[Verb]) -> None:
     report = verbs.add_parser(
         "report",
         description="Draw a job's timeline by rank (loading, steps that count, steps lost, stop, hang), its loss by "
@@ -333,46 +267,10 @@ def _report(verbs: Verbs[_Verb]) -> None:
         help="metrics.jsonl from the job's folder on its volume [local run: found; cluster: steps that rank 0 printed]",
     )
     _cluster_flags(report)
-    report.set_defaults(command=_late("dtj.report.command", "command"))
+    report.set_defaults(command=late("dtj.report.command", "command"))
 
 
-def _simulate(verbs: Verbs[_Verb]) -> None:
-    simulate = verbs.add_parser(
-        "simulate",
-        description="Model the time of a step, the efficiency and the goodput of N ranks from the profile of one rank "
-        "and from the latency and bandwidth of the links. No rank is started. Exit code: 0, 2 bad input.",
-        help="model how fast a training is with N ranks",
-    )
-    add = simulate.add_argument
-    add("--profile", required=True, metavar="FILE", help="by `python -m dtj_trainer.measure profile`, or by hand")
-    add("--ranks", default="1,2,4,8,...,64", metavar="N,N,...", help="such as 1,2,4,8,...,4096 [%(default)s]")
-    link = "RATE,LATENCY"
-    add("--link", required=True, metavar=link, help="between nodes: 25Gbit/s,50us, or a link.json of `measure link`")
-    add("--ranks-per-node", type=_natural, default=1, metavar="N", help="ranks that share a node and its NIC [1]")
-    add("--local-link", metavar=link, help="between two ranks of a node [as --link]")
-    add("--nodes-per-rack", type=_natural, metavar="N", help="further nodes are in further racks [one rack]")
-    add("--rack-link", metavar=link, help="between nodes of two racks, without --oversubscription [as --link]")
-    add("--oversubscription", default="1", metavar="X", help="between racks a node has 1/X of the bandwidth [1]")
-    add("--placement", choices=["contiguous", "interleaved"], default="contiguous",
-        help="whether ring neighbours share a node, or all ranks of a node its NIC [%(default)s]")  # fmt: skip
-    add("--collective", choices=["ring", "hierarchical", "sharded"], default="ring",
-        help="all-reduce, the same in two levels, or fsdp's gathers and scatter [%(default)s]")  # fmt: skip
-    add("--compression", metavar="X[,TIME]", help="send 1/X of the bytes, for TIME of CPU a step, such as 50,3ms")
-    add("--bucket-mb", metavar="MB", help="size of a bucket [that of the profile]")
-    add("--overlap", action=argparse.BooleanOptionalAction, default=True, help="send buckets during the backward pass")
-    add("--spread", metavar="TIME", help="standard deviation of a rank's own time in a step [that of the profile]")
-    add("--global-batch", metavar="N", help="samples of all ranks for the strong efficiency [those of the profile]")
-    add("--mtbf", metavar="TIME", help="between two failures of one node, such as 1000h; gives the goodput")
-    add("--recovery", metavar="TIME", help="from a failure to the next step")
-    add("--checkpoint", metavar="TIME", help="for which a save stops the steps")
-    add("--checkpoint-every", metavar="TIME", help="of steps between two saves [the best]")
-    add("--measured", action="append", default=[], metavar="N=TIME", help="a real step, shown beside; repeatable")
-    add("--page", metavar="FILE", help="also draw the curves: .html, .svg, or .png (needs matplotlib)")
-    add("-o", "--output", choices=["json"], help="print JSON instead of the table")
-    simulate.set_defaults(command=_late("dtj.simulate.command", "command"))
-
-
-def _delete(verbs: Verbs[_Verb]) -> None:
+def _delete(verbs: Verbs[Verb]) -> None:
     delete = verbs.add_parser(
         "delete",
         description="Delete a job and wait until its pods are gone; its checkpoints are kept. "
@@ -385,33 +283,7 @@ def _delete(verbs: Verbs[_Verb]) -> None:
     )
     delete.add_argument("--timeout", metavar="DURATION", help="limit of --wait, as in 90s, 10m [no limit]")
     _cluster_flags(delete)
-    delete.set_defaults(command=_late("dtj.cluster.verbs", "delete"))
-
-
-def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: write a whole number, 0 or more")
-    return int(text)
-
-
-def _late(module: str, name: str) -> Command:
-    """Returns a command that imports its module when it is called.
-
-    `dtj --help` and shell completion should not wait for pydantic and urllib3.
-    """
-
-    def call(flags: argparse.Namespace) -> int:
-        import importlib
-
-        try:
-            found: Command = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"{error.name} is not installed for {sys.executable}: README.md describes how to install {DISTRIBUTION}"
-            ) from error
-        return found(flags)
-
-    return call
+    delete.set_defaults(command=late("dtj.cluster.verbs", "delete"))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dtj_trainer.strategies.scratch.flat_params import FlatParamGroup
 
 PATIENCE_SECONDS = 10.0
-"""For which a backward waits, in host memory, until a gradient has left. It waits in vain once in a run at most."""
+"""For which a backward waits, in host memory, until a gradient has left; in vain once in a run at most."""
 
 
 class ReduceQueue:
