@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hack.cluster import kind
-from tests.chaos import kind_report, oracle
+from tests.chaos import kind_report, oracle, other_pods
 from tests.chaos.records import Records
 from tests.chaos.run import by_step
 from tests.e2e.conftest import drop_namespace, make_namespace
@@ -93,23 +93,16 @@ class Cluster:
         print(f"{name}: {seconds:.2f} s", flush=True)
 
     def node_of_job(self, most: int | None = None) -> str:
-        """Returns a worker node with a pod of the job, and without the operator.
+        """Returns a worker node with a pod of the job, and without the operator and the cluster's DNS.
 
-        `most`: the greatest number of the job's pods that it may have; the operator is moved away if need be.
+        `most`: the greatest number of the job's pods that it may have; the others are moved away if need be.
         """
         counts = Counter(pod["spec"]["nodeName"] for pod in self.job.pods().values())
         nodes = sorted(node for node, count in counts.items() if most is None or count <= most)
         assert nodes, f"each node has more than {most} pods of the job: {dict(counts)}"
-        operator, label = Kubectl(OPERATOR_NAMESPACE), "app.kubernetes.io/name=dtj-operator"
-        managers = {pod["spec"].get("nodeName") for pod in operator.list("pods", label)}
-        free = [node for node in nodes if node not in managers]
+        free = [node for node in nodes if node not in other_pods.nodes()]
         if not free:
-            Kubectl()("cordon", nodes[0])
-            try:
-                operator("delete", "pod", "-l", label, timeout=120)
-                operator("rollout", "status", "deployment", "-l", label, "--timeout=120s", timeout=150)
-            finally:
-                Kubectl()("uncordon", nodes[0])
+            other_pods.move(nodes[0])
         return (free or nodes)[0]
 
     def ready(self, node: str) -> bool:
