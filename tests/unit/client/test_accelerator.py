@@ -5,7 +5,6 @@ On a cluster the job would wait for an answer.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from dtj.errors import InputError
 from dtj.local.command import command
+from dtj.main import parser
 
 
 def test_local_run_with_an_undecided_accelerator_is_rejected(tmp_path: Path) -> None:
@@ -27,4 +27,4 @@ def test_local_run_with_an_undecided_accelerator_is_rejected(tmp_path: Path) -> 
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job))
     with pytest.raises(InputError, match=r"habana\.ai/gaudi: set spec\.processesPerPod and spec\.backend"):
-        command(argparse.Namespace(file=str(file), kill=[]))
+        command(parser().parse_args(["run", str(file)]))

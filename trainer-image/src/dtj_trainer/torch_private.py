@@ -59,6 +59,8 @@ def ddp_times(ddp: DistributedDataParallel) -> dict[str, Any]:
 @contextmanager
 def thread_worlds() -> Iterator[None]:
     """Gives each thread that is started within a default group of its own, as torch's own tests do."""
+    # DDP imports it at its first use, and threads that do so at one time find it half imported.
+    import torch._dynamo
     from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
     world = distributed_c10d._world

@@ -7,7 +7,7 @@ place.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -20,9 +20,6 @@ from dtj_trainer.distributed.flat_shard import FlatShard, StateDict
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.strategies.cpu_offload import Offload, to_host
 from dtj_trainer.strategies.scratch.buckets import split_views
-
-POLL_SECONDS = 0.0002
-"""Between two looks at a gradient that is on its way."""
 
 
 class FlatParamGroup:
@@ -173,11 +170,13 @@ class FlatParamGroup:
 
     def has_scattered(self, seconds: float) -> bool:
         """Waits as `wait_scattered` does. Returns False if a gradient in host memory is on its way for longer."""
-        deadline = time.monotonic() + seconds
-        while self._scattering is not None and not self.full.is_cuda and not self._scattering[0].is_completed():
-            if time.monotonic() >= deadline:
+        if self._scattering is not None and not self.full.is_cuda:
+            # Gloo's reduce-scatter is not completed before it is waited for, and takes no timeout.
+            waits = threading.Thread(target=self._scattering[0].wait, daemon=True)
+            waits.start()
+            waits.join(seconds)
+            if waits.is_alive():
                 return False
-            time.sleep(POLL_SECONDS)
         self.wait_scattered()
         return True
 

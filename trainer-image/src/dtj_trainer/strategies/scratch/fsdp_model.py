@@ -62,7 +62,7 @@ class ScratchFsdpModel(ShardedModel):
         self.set_groups(flat_groups)
         wait_for_host(group.device, offload=offload)
         self._calls = CallOrder(len(self._stages))
-        self._reduce_queue = ReduceQueue()
+        self._reduce_queue = ReduceQueue(gives_up=True)
         self._uneven = set[int]()
         """Stages that some ranks have called in this step and others have not."""
 

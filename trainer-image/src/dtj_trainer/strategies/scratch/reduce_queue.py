@@ -13,14 +13,16 @@ PATIENCE_SECONDS = 10.0
 class ReduceQueue:
     """Sends a gradient when it is complete and all before it have left."""
 
-    def __init__(self, *, bounded: bool = True) -> None:
+    def __init__(self, *, bounded: bool = True, gives_up: bool = False) -> None:
         """Begins empty.
 
         `bounded`: whole gradients of at most two groups are in memory, those in flight and those
-        that are computed meanwhile. Otherwise any number is in flight, and also once a gradient has
-        been in flight for `PATIENCE_SECONDS`: another rank may use fewer parameters of the group, send
-        it after its backward, and wait in its backward for weights of this rank.
+        that are computed meanwhile. Otherwise any number is in flight.
+        `gives_up`: also once a gradient has been in flight for `PATIENCE_SECONDS`. Another rank may
+        use fewer parameters of the group, send it after its backward, and wait in its backward for
+        weights of this rank.
         """
+        self._gives_up = gives_up
         self._bounded = bounded
         self.pending: list[FlatParamGroup] = []
         """Groups whose gradients have not left, in their order."""
@@ -44,4 +46,7 @@ class ReduceQueue:
             leaving.scatter()
             before, self._in_flight = self._in_flight, leaving
             if self._bounded and before is not None and before is not leaving:
-                self._bounded = before.has_scattered(PATIENCE_SECONDS)
+                if self._gives_up:
+                    self._bounded = before.has_scattered(PATIENCE_SECONDS)
+                else:
+                    before.wait_scattered()
