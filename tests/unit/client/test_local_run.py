@@ -41,12 +41,15 @@ def test_three_pods_complete_with_exit_code_0_and_leave_no_process(start: Start)
     assert sorted(path.name for path in run.run_dir.glob("*.log")) == ["count-0.log", "count-1.log", "count-2.log"]
 
 
-def test_killed_worker_is_restarted_in_place_and_no_agent_is_touched(start: Start) -> None:
-    run = start("--kill", "worker:1@step=25", steps=60, replicas=2, processes=2, args="--hold-at 30")
+def test_killed_worker_is_restarted_in_place_and_no_agent_is_touched(start: Start, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    args = f"--hold-at 35 --gate {gate}"  # between two checkpoints, so that both attempts pass it
+    run = start("--kill", "worker:1@step=25", steps=60, replicas=2, processes=2, args=args)
     wait_until("both agents run", lambda: len(run.agents()) == 2)
     agents = set(run.agents())
     wait_until("the second attempt", lambda: run.status().get("attempt") == 2)
     assert set(run.agents()) == agents
+    gate.touch()
     code, job = run.wait()
     assert code == 0, run.lines()
     assert job["status"]["restarts"] == {"total": 1, "inPlace": 1, "pod": 0, "counted": 1}

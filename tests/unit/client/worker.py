@@ -1,6 +1,6 @@
 """A worker that uses only the standard library, and starts in 30 ms because it needs no torch.
 
-worker.py STEPS [--step-seconds S] [--hold-at STEP] [--fail-at STEP --exit-code N] [--child] [--deaf]
+worker.py STEPS [--step-seconds S] [--hold-at STEP [--gate FILE]] [--fail-at STEP --exit-code N] [--child] [--deaf]
 
 It counts steps, reports them, and keeps its state like a trainer. Its `loss` is a function of the
 step alone, so a resumed run must print what an undisturbed one prints.
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("steps", type=int)
     parser.add_argument("--step-seconds", type=float, default=0.005)
     parser.add_argument("--hold-at", type=int, help="in the first attempt, go no further: the test's fault will come")
+    parser.add_argument("--gate", type=Path, help="in later attempts, hold there until this file exists")
     parser.add_argument("--fail-at", type=int)
     parser.add_argument("--exit-code", type=int, default=1)
     parser.add_argument(
@@ -59,7 +60,7 @@ def main() -> int:
             if step % every == 0:
                 fields["checkpoint"] = {"step": step, "path": str(save(folder, step, attempt)), "time": time.time()}
         report(rank, attempt, **fields)
-        while step == args.hold_at and attempt == 1:
+        while step == args.hold_at and (attempt == 1 or (args.gate and not args.gate.exists())):
             time.sleep(0.05)
             report(rank, attempt, **fields)  # the first one may have been dropped
     return 0

@@ -74,14 +74,14 @@ def test_fake_backend_of_torch_is_registered_by_its_import() -> None:
     assert hasattr(dist.Backend, "FAKE")
 
 
-def test_compiler_has_the_private_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_has_the_private_options() -> None:
     import torch._dynamo
 
-    for option in ("optimize_ddp", "recompile_limit"):
-        monkeypatch.setattr(torch._dynamo.config, option, getattr(torch._dynamo.config, option))
-    torch_private.set_compiler(cut_at_buckets=False, graphs=1000)
-    assert torch._dynamo.config.optimize_ddp is False
-    assert torch._dynamo.config.recompile_limit >= 1000
+    # monkeypatch would delete an option when it ends, and a deleted option is missing in every later test.
+    with torch._dynamo.config.patch(optimize_ddp=True, recompile_limit=8):
+        torch_private.set_compiler(cut_at_buckets=False, graphs=1000)
+        assert torch._dynamo.config.optimize_ddp is False
+        assert torch._dynamo.config.recompile_limit >= 1000
 
 
 def test_checkpoint_writer_takes_our_files(tmp_path: Path) -> None:
