@@ -40,6 +40,9 @@ class TrainerConfig:
     clip_norm: float | None = None
     validate_every_steps: int | None = None
     """Validate this often, besides at the end."""
+    tune: bool = False
+    """Try other bucket sizes, loader workers and prefetching for at most a minute before the first step, and keep what
+    is fastest; other micro-batches too with `micro_batch_size: auto`. The log has what was gained."""
     blocks: str | None = None
     """The modules that are sharded, compiled and recomputed one by one: the name of a class, or a
     pattern of module names, such as encoder.layer.*; None: the repeated modules, which the log
@@ -95,6 +98,8 @@ class TrainerConfig:
             raise ConfigError(
                 "activation_offload does not work with compile, whose graphs choose what is kept: write compile: false"
             )
+        if self.tune and self.compile is not False:
+            raise ConfigError("tune does not work with compile, which would compile each try: write compile: false")
         if self.early_stop and self.validate_every_steps is None:
             raise ConfigError("early_stop counts validations: write validate_every_steps too")
         if self.communication.keeps_residuals and self.precision.dtype == "fp16":

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -51,6 +52,7 @@ from dtj_trainer.telemetry.profiler import ProfilerWindow
 from dtj_trainer.telemetry.progress import ProgressReporter
 from dtj_trainer.telemetry.record import Sink
 from dtj_trainer.telemetry.sinks import Background, Mlflow, TensorBoard
+from dtj_trainer.tuning.tune import tune
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,14 @@ def prepare(
         micro_batch_size = find_micro_batch_size(
             model, share, loss, config=config, strategy=strategy_config, group=group, precision=precision
         )
+    if config.tune:
+        folder = config.state.checkpoint.directory or env.checkpoint_dir
+        tuned = tune(
+            task, loss, config, strategy=strategy_config, micro_batch_size=micro_batch_size, group=group, order=order,
+            folder=Path(folder) if folder else None,
+        )  # fmt: skip
+        strategy_config, micro_batch_size = tuned.strategy, tuned.micro_batch_size
+        config = replace(config, data=tuned.data)
     # Before blocks are recomputed or compiled: MFU counts the work of the model, and no work done twice.
     flops = count_task_flops(task, loss, config, group)
     checkpoint_activations(found, config.recompute)
