@@ -13,7 +13,7 @@ from torch import nn
 from dtj_trainer.checkpoint.weights import load_weights
 from dtj_trainer.errors import CheckpointInvalid, ConfigError
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.ranks_init_from import begin
+from tests.unit.trainer.ranks_init_from import begin, bytes_from_meta
 
 pytestmark = pytest.mark.torch
 
@@ -29,8 +29,9 @@ def is_alike(one: nn.Module, other: nn.Module) -> bool:
 def test_runs_begin_where_another_one_ended(tmp_path: Path) -> None:
     finished(2, begin, tmp_path, str(tmp_path))
     results = json.loads((tmp_path / "out.json").read_text())
-    begun = [results[f"{strategy} {source}"][0] for strategy in ("ddp", "fsdp") for source in ("checkpoint", "file")]
-    assert begun == pytest.approx([begun[0]] * 4, rel=1e-6)
+    begun = [results[f"{kind} {source}"][0] for kind in ("ddp", "fsdp", "meta") for source in ("checkpoint", "file")]
+    begun += results["meta auto"]
+    assert begun == pytest.approx([begun[0]] * 7, rel=1e-6)
     assert begun[0] < results["trained"][-1] < results["fresh"][0], "the loss continues to fall"
     assert len(results["resumed"]) == 2, "a run that resumes has its own weights and steps"
 
@@ -110,10 +111,39 @@ def test_file_that_is_no_model_is_rejected(tmp_path: Path, name: str, content: o
         assert str(path) in str(error.value)
 
 
-def test_folder_without_a_checkpoint_and_a_meta_model_are_rejected(tmp_path: Path) -> None:
+def test_folder_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointInvalid, match="is not a checkpoint and holds none"):
         load_weights(net(), tmp_path)
+
+
+def test_model_that_no_rank_has_built_is_read_into_shards_module_by_module(tmp_path: Path) -> None:
+    finished(2, bytes_from_meta, tmp_path, str(tmp_path))
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["differ"] == []
+    assert len(found["held"]) > 30, "each tensor is read once"
+    assert max(found["held"]) < 0.75 * found["whole"], "shards of the earlier modules, and one module as a whole"
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_values_that_a_file_lacks_cannot_be_on_the_meta_device(tmp_path: Path, partial: bool) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({name: tensor for name, tensor in net().state_dict().items() if name != "0.bias"}, path)
     with torch.device("meta"):
         model = net()
-    with pytest.raises(ConfigError, match="meta device"):
-        load_weights(model, tmp_path)
+    with pytest.raises(ConfigError, match=r"0\.bias"):
+        load_weights(model, path, partial=partial)
+    save_file(net().state_dict(), path)
+    model.register_buffer("mask", torch.empty(3, device="meta"), persistent=False)
+    with pytest.raises(ConfigError, match="no values for mask, which are on the meta device: build these outside"):
+        load_weights(model, path, partial=partial)
+
+
+def test_tied_weights_on_the_meta_device_need_one_name(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+        model[1].weight = model[0].weight
+    save_file({"1.weight": torch.arange(15.0).reshape(5, 3)}, tmp_path / "x.safetensors")
+    fill, made = load_weights(model, tmp_path / "x.safetensors"), torch.empty(5, 3)
+    assert fill is not None
+    fill(model[0].weight, made)
+    assert made.flatten().tolist() == list(range(15))

@@ -137,7 +137,7 @@ class _Trial:
         if self.config.activation_offload:
             offload_activations(blocks, self.group.device)
         with fake_process_group(self.group.world_size):
-            tried = strategies.make(self.strategy, self.config.blocks)
+            tried = strategies.make(self.strategy, self.config.blocks, fill=strategies.stand_in)
             wrapped = tried.wrap(copied, self._silent_group())
             # The run will hold these tensors too, so that their memory must not be counted as free.
             local = [p.to_local() if isinstance(p, DTensor) else p for p in wrapped.parameters() if p.requires_grad]

@@ -87,8 +87,7 @@ def prepare(
     # from_pretrained returns a model in eval(). A module in eval() of a model in train() stays.
     if not model.training:
         model.train()
-    if config.init_from is not None:
-        load_weights(model, config.init_from, partial=config.init_partial)
+    fill = load_weights(model, config.init_from, partial=config.init_partial) if config.init_from is not None else None
     strategy_config = decide_strategy(model, config, group)
     if env.elastic:
         strategy_config = fit_shards(strategy_config, group)
@@ -115,7 +114,7 @@ def prepare(
     if config.activation_offload:
         offload_activations(found, group.device)
     compile_forward(model, config.compile, strategy_config, config.blocks)
-    strategy = strategies.make(strategy_config, config.blocks, config.communication)
+    strategy = strategies.make(strategy_config, config.blocks, config.communication, fill)
     config_check.check(strategies.shapes(model), group)
     model = strategy.wrap(model, group)
     optimizer = task.optimizer(model) if task.optimizer else make_optimizer(model, config.optimizer)

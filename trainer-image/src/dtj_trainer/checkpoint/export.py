@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from dtj_trainer.checkpoint import folder
@@ -38,18 +39,46 @@ def export(checkpoint: Path, out: Path, *, part: str = "model") -> int:
 
 def read_part(checkpoint: Path, part: str = "model") -> tuple[int, dict[str, torch.Tensor]]:
     """Returns the step of a checkpoint, and the whole tensors of one part of it. Raises as `export` does."""
+    step, shapes, read = open_part(checkpoint, part)
+    return step, {name: read(name) for name in shapes}
+
+
+def open_part(
+    checkpoint: Path, part: str = "model"
+) -> tuple[int, Mapping[str, torch.Size], Callable[[str], torch.Tensor]]:
+    """Returns the step of a checkpoint, the shapes of one part's tensors by name, and a function that reads one whole.
+
+    Raises as `export` does.
+    """
     found = _find(checkpoint)
     folder.verify(found, found.manifest.files)
-    reader = FileSystemReader(found.path)
-    flat: dict[str, Any] = {
-        key: torch.empty(meta.size, dtype=meta.properties.dtype)
+    reader = _Reader(found.path)
+    metas = {
+        key.removeprefix(f"{part}."): meta
         for key, meta in reader.read_metadata().state_dict_metadata.items()
         if isinstance(meta, TensorStorageMetadata) and key.startswith(f"{part}.")
     }
-    if not flat:
+    if not metas:
         raise ConfigError(f"{found.path.name} has no part {part!r}")
-    load(flat, storage_reader=reader, no_dist=True)
-    return found.step, {key.removeprefix(f"{part}."): tensor for key, tensor in flat.items()}
+
+    def read(name: str) -> torch.Tensor:
+        whole = torch.empty(metas[name].size, dtype=metas[name].properties.dtype)
+        wanted: dict[str, Any] = {f"{part}.{name}": whole}
+        load(wanted, storage_reader=reader, no_dist=True)
+        return whole
+
+    return found.step, {name: meta.size for name, meta in metas.items()}, read
+
+
+class _Reader(FileSystemReader):
+    """Reads the list of tensors once, and not for each of them."""
+
+    _metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Returns the checkpoint's list of tensors."""
+        self._metadata = self._metadata or super().read_metadata(*args, **kwargs)
+        return self._metadata
 
 
 def _find(path: Path) -> folder.CommittedCheckpoint:

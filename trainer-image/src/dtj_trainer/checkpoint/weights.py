@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import operator
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 from torch import nn
 
 from dtj_trainer.checkpoint import folder
-from dtj_trainer.checkpoint.export import read_part
+from dtj_trainer.checkpoint.export import open_part
 from dtj_trainer.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -23,26 +26,63 @@ NAMED = 5
 """Names that an error lists."""
 
 
-def load_weights(model: nn.Module, path: Path, *, partial: bool = False) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """Weights in files, read one by one."""
+
+    shapes: Mapping[str, torch.Size]
+    """The shape of each tensor, by name."""
+    read: Callable[[str], torch.Tensor]
+    """Returns a tensor by its name."""
+
+    def __or__(self, other: Weights) -> Weights:
+        """Returns the weights of both; those of `other` where both have a name."""
+        return Weights(
+            shapes={**self.shapes, **other.shapes},
+            read=lambda name: other.read(name) if name in other.shapes else self.read(name),
+        )
+
+
+class MetaWeights:
+    """Fills the tensors of a model that was built under `torch.device("meta")`, as soon as each has memory."""
+
+    def __init__(self, model: nn.Module, weights: Weights) -> None:
+        named = model.state_dict(keep_vars=True)
+        self._names = {id(tensor): name for name, tensor in named.items() if name in weights.shapes}
+        self._weights = weights
+
+    def __call__(self, tensor: torch.Tensor, made: torch.Tensor) -> None:
+        """Copies the weights of `tensor`, which is on the meta device, into `made`."""
+        with torch.no_grad():
+            made.copy_(self._weights.read(self._names[id(tensor)]))
+
+
+def load_weights(model: nn.Module, path: Path, *, partial: bool = False) -> MetaWeights | None:
     """Loads weights into a model that is not spread over ranks yet.
 
+    Returns what fills a model on the meta device while it is spread; None for a model with memory, which has
+    its weights then.
+
     Args:
-        model: The model, with memory of its own.
+        model: The model. Its parameters and buffers are all on the meta device, or none of them.
         path: A checkpoint of ours or a job's folder for the newest one; a .safetensors, .pt or .pth file; or a
             folder with .safetensors files.
         partial: Load what fits by name and shape, and log the rest.
 
     Raises ConfigError, which names the weights that do not fit.
     """
-    if any(p.is_meta for p in model.parameters()):
-        raise ConfigError("init_from does not work with a model on the meta device: build it on the CPU")
-    found = _without_prefix(_read(path))
-    own = model.state_dict()
+    weights = _without_prefix(_open(path))
+    found, own = weights.shapes, model.state_dict(keep_vars=True)
+    on_meta = any(p.is_meta for p in model.parameters())
     extra = sorted(found.keys() - own.keys())
-    differ = sorted(name for name in found.keys() & own.keys() if found[name].shape != own[name].shape)
-    fitting = {name: tensor for name, tensor in found.items() if name in own and name not in differ}
-    given = {own[name].data_ptr() for name in fitting}
-    missing = sorted(name for name in own.keys() - fitting.keys() if own[name].data_ptr() not in given)  # not the tied
+    differ = sorted(name for name in found.keys() & own.keys() if found[name] != own[name].shape)
+    fitting = [name for name in found if name in own and name not in differ]
+
+    def place(name: str) -> int:  # tied weights have one place, and need one name
+        return id(own[name]) if on_meta else own[name].data_ptr()
+
+    given = {place(name) for name in fitting}
+    missing = sorted(name for name in own.keys() - set(fitting) if place(name) not in given)
     problems = [
         f"{text} {_listed(names)}"
         for text, names in (
@@ -57,26 +97,39 @@ def load_weights(model: nn.Module, path: Path, *, partial: bool = False) -> None
             f"init_from={path}: it has {'; '.join(problems)}: write a file of this model"
             + ("" if partial else ", or init_partial: true to load what fits")
         )
-    model.load_state_dict(fitting, strict=False)
+    if on_meta:
+        _check_meta(model, path, [*missing, *differ])
+    else:
+        model.load_state_dict({name: weights.read(name) for name in fitting}, strict=False)
     log.info("began with %d weights of %s%s", len(fitting), path, f"; it has {'; '.join(problems)}" if problems else "")
+    return MetaWeights(model, weights) if on_meta else None
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _check_meta(model: nn.Module, path: Path, missing: list[str]) -> None:
+    """Raises ConfigError for tensors of a model on the meta device that the file has no values for."""
+    saved = model.state_dict(keep_vars=True).keys()
+    computed = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in saved]
+    if missing or computed:
+        raise ConfigError(
+            f"init_from={path}: it has no values for {_listed([*missing, *computed])}, which are on the meta device: "
+            'build these outside of torch.device("meta")'
+        )
+
+
+def _open(path: Path) -> Weights:
+    """Returns the weights of a file or folder. Raises ConfigError if it is not usable."""
     if path.is_dir():
         # A job's folder may hold exports, too.
         is_ours = (path / "manifest.json").is_file() or any(folder.committed(path))
         files = [] if is_ours else _safetensors_of(path)
-        return {name: tensor for file in files for name, tensor in _read(file).items()} if files else read_part(path)[1]
+        if not files:
+            _, shapes, read = open_part(path)
+            return Weights(shapes=shapes, read=read)
+        return functools.reduce(operator.or_, map(_open, files))
     if not path.is_file():
         raise ConfigError(f"init_from={path}: there is no such file or folder")
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError  # imported only for this format
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except SafetensorError as e:
-            raise ConfigError(f"init_from={path}: it can't be read: {e}") from e
+        return _open_safetensors(path)
     if path.suffix not in (".pt", ".pth", ".bin"):
         raise ConfigError(f"init_from={path}: write a checkpoint's folder, or a .safetensors, .pt or .pth file")
     try:
@@ -88,7 +141,18 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not all(isinstance(each, torch.Tensor) for each in loaded.values()):
         raise ConfigError(f"init_from={path}: it holds no state dict of tensors")
-    return loaded
+    return Weights(shapes={name: tensor.shape for name, tensor in loaded.items()}, read=loaded.__getitem__)
+
+
+def _open_safetensors(path: Path) -> Weights:
+    from safetensors import SafetensorError, safe_open  # imported only for this format
+
+    try:
+        file: Any = safe_open(path, "pt")  # mapped: a tensor is read when it is asked for
+        shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as e:
+        raise ConfigError(f"init_from={path}: it can't be read: {e}") from e
+    return Weights(shapes=shapes, read=file.get_tensor)
 
 
 def _safetensors_of(path: Path) -> list[Path]:
@@ -97,12 +161,15 @@ def _safetensors_of(path: Path) -> list[Path]:
     return sorted(path.glob("*.safetensors"))
 
 
-def _without_prefix(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _without_prefix(weights: Weights) -> Weights:
     """Removes what DistributedDataParallel and torch.compile put before the names."""
+    removed = ""
+    shapes = weights.shapes
     for prefix in ("_orig_mod.", "module."):
-        if weights and all(name.startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    return dict(weights)
+        if shapes and all(name.startswith(prefix) for name in shapes):
+            shapes = {name.removeprefix(prefix): shape for name, shape in shapes.items()}
+            removed += prefix
+    return Weights(shapes=shapes, read=lambda name: weights.read(removed + name)) if removed else weights
 
 
 def _listed(names: list[str]) -> str:

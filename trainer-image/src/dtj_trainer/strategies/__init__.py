@@ -11,7 +11,7 @@ from dtj_trainer.strategies.base import Strategy, tensor_bytes
 from dtj_trainer.strategies.blocks import blocks, describe_blocks
 from dtj_trainer.strategies.ddp import Ddp, DdpConfig
 from dtj_trainer.strategies.fsdp import Fsdp, FsdpConfig, HsdpConfig
-from dtj_trainer.strategies.initial_weights import check_not_meta, shapes
+from dtj_trainer.strategies.initial_weights import Fill, check_not_meta, shapes, stand_in
 from dtj_trainer.strategies.local_sgd import LocalSgd, LocalSgdConfig
 from dtj_trainer.strategies.scratch.ddp import DdpScratch, DdpScratchConfig
 from dtj_trainer.strategies.scratch.fsdp import FsdpScratch, FsdpScratchConfig
@@ -50,11 +50,15 @@ def name_of(config: StrategyConfig) -> str:
 
 
 def make(
-    config: StrategyConfig, pattern: str | None = None, communication: CommunicationConfig | None = None
+    config: StrategyConfig,
+    pattern: str | None = None,
+    communication: CommunicationConfig | None = None,
+    fill: Fill | None = None,
 ) -> Strategy[Any]:
     """Returns the strategy of a config, for which `auto` must have been decided (auto.choose).
 
-    `pattern` names the blocks of a model (blocks.py). Raises ConfigError if the strategy can't send less.
+    `pattern` names the blocks of a model (blocks.py). `fill` has the weights of a model on the meta device, for
+    fsdp and hsdp. Raises ConfigError if the strategy can't send less.
     """
     is_plain = communication is None or communication.is_plain
     if communication is not None and not is_plain and not isinstance(config, (DdpConfig, DdpScratchConfig)):
@@ -68,7 +72,7 @@ def make(
         case DdpConfig():
             return Ddp(config, communication)
         case FsdpConfig():
-            return Fsdp(config, pattern)
+            return Fsdp(config, pattern, fill)
         case DdpScratchConfig():
             return DdpScratch(config, communication)
         case FsdpScratchConfig():
@@ -84,5 +88,6 @@ def make(
 __all__ = [
     "FLAT", "KINDS", "AutoConfig", "Choice", "DdpConfig", "DdpScratchConfig", "FsdpConfig", "FsdpScratchConfig",
     "HsdpConfig", "LocalSgd", "LocalSgdConfig", "ModelFacts", "Strategy", "StrategyConfig", "Zero1Config",
-    "Zero2Config", "blocks", "check_not_meta", "choose", "describe_blocks", "make", "name_of", "shapes", "tensor_bytes",
+    "Zero2Config", "blocks", "check_not_meta", "choose", "describe_blocks", "make", "name_of", "shapes", "stand_in",
+    "tensor_bytes",
 ]  # fmt: skip

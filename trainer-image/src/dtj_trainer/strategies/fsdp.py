@@ -21,7 +21,7 @@ from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.blocks import blocks
 from dtj_trainer.strategies.cpu_offload import CpuOffload, check_cpu_offload
-from dtj_trainer.strategies.initial_weights import WeightBroadcast
+from dtj_trainer.strategies.initial_weights import Fill, WeightBroadcast
 from dtj_trainer.torch_private import DefaultAllGather, DefaultReduceScatter
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -113,8 +113,9 @@ class TimedReduceScatter(DefaultReduceScatter):
 class Fsdp:
     """The strategies `fsdp` and `hsdp`."""
 
-    def __init__(self, config: FsdpConfig | None = None, pattern: str | None = None) -> None:
+    def __init__(self, config: FsdpConfig | None = None, pattern: str | None = None, fill: Fill | None = None) -> None:
         self.config = config or FsdpConfig()
+        self._fill = fill
         self._block_pattern = pattern
         self.name = "hsdp" if isinstance(self.config, HsdpConfig) else "fsdp"
 
@@ -137,7 +138,7 @@ class Fsdp:
             dtypes = DTYPES[config.param_dtype], DTYPES[config.reduce_dtype]
             precision = MixedPrecisionPolicy(param_dtype=dtypes[0], reduce_dtype=dtypes[1])
         offload = CPUOffloadPolicy(pin_memory=kind == "cuda") if config.cpu_offload else OffloadPolicy()
-        modules, broadcast = [*blocks(model, self._block_pattern), model], WeightBroadcast(model, group)
+        modules, broadcast = [*blocks(model, self._block_pattern), model], WeightBroadcast(model, group, self._fill)
         # A rank whose model is on the meta device never holds more than one of these modules whole.
         for module in modules:
             broadcast(module)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -9,6 +11,14 @@ from torch.distributed.tensor import DTensor
 
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
+
+Fill = Callable[[torch.Tensor, torch.Tensor], None]
+"""(tensor on the meta device, the same with memory): writes the weights into the second."""
+
+
+def stand_in(_: torch.Tensor, made: torch.Tensor) -> None:
+    """Fills a tensor whose values do not matter, because a step is only tried."""
+    made.zero_()
 
 
 def shapes(model: nn.Module) -> dict[str, str]:
@@ -35,13 +45,14 @@ def check_not_meta(model: nn.Module, strategy: str) -> None:
 class WeightBroadcast:
     """Sends rank 0's weights to all ranks, one module at a time.
 
-    The other ranks may have built their model under `torch.device("meta")`. A module gets memory
-    only when its weights are sent, so a rank that shards each module at once never holds more than
-    one whole module.
+    The other ranks may have built their model under `torch.device("meta")`, rank 0 too where `fill` has
+    the weights. A module gets memory only when its weights are sent, so a rank that shards each module at
+    once never holds more than one whole module.
     """
 
-    def __init__(self, model: nn.Module, group: Group) -> None:
+    def __init__(self, model: nn.Module, group: Group, fill: Fill | None = None) -> None:
         self._group = group
+        self._fill = fill
         self._done = set[int]()
         self._places: dict[int, list[tuple[dict[str, torch.Tensor | None], str]]] = {}
         for module in model.modules():
@@ -68,11 +79,14 @@ class WeightBroadcast:
                 tensor.copy_(sent)
 
     def _with_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._group.rank == 0:
-            raise ConfigError(
-                "rank 0's model has no weights (torch.device('meta')): build it whole on rank 0, which sends it"
-            )
         made = torch.empty_like(tensor, device="cpu")
+        if self._group.rank == 0:
+            if self._fill is None:
+                raise ConfigError(
+                    "rank 0's model has no weights (torch.device('meta')): build it whole on rank 0, which sends it, "
+                    "or write init_from"
+                )
+            self._fill(tensor, made)
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(made, requires_grad=tensor.requires_grad)
         for names, name in self._places[id(tensor)]:  # shared weights have several

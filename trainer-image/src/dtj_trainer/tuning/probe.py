@@ -94,7 +94,9 @@ class Probe:
         checkpoint_activations(blocks, config.recompute)
         if config.activation_offload:
             offload_activations(blocks, group.device)
-        strategy = strategies.make(with_buckets(self.strategy, settings), config.blocks, config.communication)
+        strategy = strategies.make(
+            with_buckets(self.strategy, settings), config.blocks, config.communication, strategies.stand_in
+        )
         wrapped: nn.Module = strategy.wrap(model, group)
         optimizer = task.optimizer(wrapped) if task.optimizer else make_optimizer(wrapped, config.optimizer)
         precision = Precision(config.precision, group)
