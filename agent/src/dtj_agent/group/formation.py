@@ -28,6 +28,9 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_contract.operator_message import GroupSize
 
+GATHER_SECONDS = 2.0
+"""For which a new coordinator gathers in any case. A spare that starts within them has not waited for the lost pod."""
+
 
 class Sizes(NamedTuple):
     """Numbers of pods."""
@@ -195,8 +198,7 @@ class Formation:
         if recovery is not None and before and recovery.kind in (IN_PLACE, POD) and came and went:
             text = "%s, warm and idle until now, took the place of %s" % (came, went)
             history.event("Normal", Reason.SPARE_USED, text, now.wall)
-            # A new coordinator gathers for a moment in any case.
-            has_waited = now.mono >= self._began + names.READY_SECONDS if self.is_new else self._has_waited
+            has_waited = now.mono >= self._began + GATHER_SECONDS if self.is_new else self._has_waited
             if not has_waited and len(after) >= len(before):
                 recovery.kind = SPARE
         if recovery is not None and before:
