@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import nn
 
 from dtj_trainer.checkpoint.config import CheckpointConfig
+from dtj_trainer.communication import CommunicationConfig
 from dtj_trainer.components.optimizer import OptimizerConfig
 from dtj_trainer.components.precision import PrecisionConfig
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.state import StateConfig
-from dtj_trainer.strategies import DdpScratchConfig, StrategyConfig, Zero1Config, Zero2Config
+from dtj_trainer.strategies import DdpScratchConfig, FsdpScratchConfig, StrategyConfig, Zero1Config, Zero2Config
 from dtj_trainer.strategies.scratch.zero_model import ZeroModel
 from dtj_trainer.trainer import Trainer
 from tests.unit.trainer.nets import Net
@@ -28,9 +29,11 @@ KINDS: dict[str, StrategyConfig] = {
     "zero1": Zero1Config(bucket_cap_mb=0.01),
     "zero2": Zero2Config(bucket_cap_mb=0.01),
 }
+IN_BF16 = CommunicationConfig(method="bf16")
 RUNS: dict[str, dict[str, Any]] = {
     "whole share": {"micro_batch_size": None, "clip_norm": None},
     "accumulated": {"clip_norm": None},
+    "sent in bf16": {"micro_batch_size": None, "clip_norm": None, "communication": IN_BF16},
     "bf16": {"micro_batch_size": None, "clip_norm": None, "precision": PrecisionConfig(dtype="bf16")},
     "fp16": {
         "micro_batch_size": None, "clip_norm": None, "precision": PrecisionConfig(dtype="fp16", initial_scale=2.0**10),
@@ -49,6 +52,8 @@ def same_bits(out: str) -> None:
             for name, strategy in KINDS.items():
                 losses, _ = trained(trainer, strategy=strategy, **options)
                 results.setdefault(way, {})[name] = [losses, *trainer.group.all_objects(digest(trainer))]
+        options = RUNS["sent in bf16"]
+        results["fsdp_scratch"] = trained(trainer, strategy=FsdpScratchConfig(), **options)[0]
         if trainer.group.rank == 0:
             Path(out).write_text(json.dumps(results))
 

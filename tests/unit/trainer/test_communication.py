@@ -185,6 +185,8 @@ def test_bad_option_is_rejected_with_what_to_write(options: dict[str, Any], mess
 
 def test_combination_that_can_not_work_is_rejected() -> None:
     with pytest.raises(ConfigError, match="does not work with strategy fsdp: write strategy ddp or ddp_scratch"):
+        make(FsdpConfig(), None, CommunicationConfig(method="topk"))
+    with pytest.raises(ConfigError, match=r"does not work with strategy fsdp: write strategy.reduce_dtype: bf16"):
         make(FsdpConfig(), None, CommunicationConfig(method="bf16"))
     with pytest.raises(ConfigError, match="does not work with precision fp16"):
         TrainerConfig(

@@ -23,7 +23,11 @@ from tests.unit.trainer.ranks_zero import ended, same_bits, traffic
 def test_two_ranks_train_to_the_bits_of_ddp_scratch(tmp_path: Path) -> None:
     """zero2 adds micro-batches up after each is summed over the ranks, so its last bits may differ there."""
     finished(2, same_bits, tmp_path, str(tmp_path / "out.json"))
-    for way, by_name in json.loads((tmp_path / "out.json").read_text()).items():
+    results = json.loads((tmp_path / "out.json").read_text())
+    sharded = results.pop("fsdp_scratch")
+    assert sharded == pytest.approx(results["sent in bf16"]["zero1"][0], abs=1e-6)
+    assert results["sent in bf16"]["zero1"][0] != results["whole share"]["zero1"][0], "the sums lose bits"
+    for way, by_name in results.items():
         losses, *digests = by_name["ddp_scratch"]
         assert len(losses) == 5
         for name, (found, *ours) in by_name.items():
@@ -89,5 +93,7 @@ def test_option_that_can_not_work_is_rejected(kind: str, options: dict[str, Any]
 
 
 def test_compression_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"communication\.method=bf16 does not work with strategy zero1"):
-        make(Zero1Config(), None, CommunicationConfig(method="bf16"))
+    with pytest.raises(ConfigError, match=r"communication\.method=powersgd does not work with strategy zero1"):
+        make(Zero1Config(), None, CommunicationConfig(method="powersgd"))
+    with pytest.raises(ConfigError, match=r"communication\.hierarchical: true does not work with strategy zero1"):
+        make(Zero1Config(), None, CommunicationConfig(method="bf16", hierarchical=True))

@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from dtj_trainer.communication.config import CommunicationConfig
-from dtj_trainer.communication.queue import GradientQueue, make_queue
+from dtj_trainer.communication.queue import CASTS, GradientQueue, make_queue
 
-__all__ = ["CommunicationConfig", "GradientQueue", "make_queue"]
+__all__ = ["CASTS", "CommunicationConfig", "GradientQueue", "make_queue"]

@@ -40,7 +40,8 @@ class CommunicationConfig:
 
     method: Method = "none"
     """none sends gradients as they are. auto tries none, bf16 and powersgd in the first steps, logs their
-    times, and keeps the one that pays. fp16 and bf16 send half the bytes. powersgd sends two thin
+    times, and keeps the one that pays. fp16 and bf16 send half the bytes, also with fsdp_scratch, zero1 and
+    zero2; the others are for ddp and ddp_scratch. powersgd sends two thin
     factors of each matrix, topk the largest elements, randomk random ones, int8 a byte and onebit a
     bit for each element."""
     rank: int = 12
@@ -99,6 +100,11 @@ class CommunicationConfig:
     def is_plain(self) -> bool:
         """Whether the strategy itself sends the gradients."""
         return self.method == "none" and not self.hierarchical and not self.noise_scale
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether gradients are only sent in a smaller type."""
+        return self.method in ("fp16", "bf16") and not self.hierarchical and not self.noise_scale
 
     @property
     def keeps_residuals(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtj_trainer.communication import CommunicationConfig
+from dtj_trainer.communication import CASTS, CommunicationConfig
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.auto import AutoConfig, Choice, ModelFacts, choose
 from dtj_trainer.strategies.base import Strategy, tensor_bytes
@@ -60,14 +60,8 @@ def make(
     `pattern` names the blocks of a model (blocks.py). `fill` has the weights of a model on the meta device, for
     fsdp and hsdp. Raises ConfigError if the strategy can't send less.
     """
-    is_plain = communication is None or communication.is_plain
-    if communication is not None and not is_plain and not isinstance(config, (DdpConfig, DdpScratchConfig)):
-        field = "hierarchical: true" if communication.hierarchical else "noise_scale: true"
-        field = field if communication.method == "none" else f"method={communication.method}"
-        raise ConfigError(
-            f"communication.{field} does not work with strategy {name_of(config)}: "
-            "write strategy ddp or ddp_scratch, or leave communication out"
-        )
+    if communication is not None and not communication.is_plain:
+        _check_communication(config, communication)
     match config:
         case DdpConfig():
             return Ddp(config, communication)
@@ -76,13 +70,29 @@ def make(
         case DdpScratchConfig():
             return DdpScratch(config, communication)
         case FsdpScratchConfig():
-            return FsdpScratch(config, pattern)
+            return FsdpScratch(config, pattern, communication)
         case Zero1Config():
-            return Zero(config)
+            return Zero(config, communication)
         case LocalSgdConfig():
             return LocalSgd(config)
         case AutoConfig():
             raise ValueError("auto is not a strategy: call auto.choose first")
+
+
+def _check_communication(config: StrategyConfig, communication: CommunicationConfig) -> None:
+    """Raises ConfigError if the strategy can't send gradients so."""
+    casts = communication.is_cast and isinstance(config, FLAT)
+    if casts or isinstance(config, (DdpConfig, DdpScratchConfig)):
+        return
+    field = f"method={communication.method}"
+    if communication.hierarchical:
+        field = "hierarchical: true"
+    elif communication.noise_scale and communication.method in CASTS:
+        field = "noise_scale: true"
+    instead = "write strategy ddp or ddp_scratch, or leave communication out"
+    if communication.is_cast and isinstance(config, FsdpConfig):
+        instead = f"write strategy.reduce_dtype: {communication.method}"
+    raise ConfigError(f"communication.{field} does not work with strategy {name_of(config)}: {instead}")
 
 
 __all__ = [

@@ -34,11 +34,13 @@ class FlatParamGroup:
         *,
         reduce_group: dist.ProcessGroup | None = None,
         offload: Offload = "none",
+        sent_dtype: torch.dtype | None = None,
     ) -> None:
         """Takes the parameters from where they are, and keeps this rank's shard of them.
 
         The parameters are usually in host memory. Gradients use `reduce_group` (None: the group of the
         weights): if they leave in an order of their own, they can't share a process group with the weights.
+        Gradients are sent, and added up, as `sent_dtype` (None: as they are).
         """
         self.names, self.parameters, self.comm_timer = names, parameters, comm_timer
         size = sum(p.numel() for p in parameters)
@@ -64,7 +66,9 @@ class FlatParamGroup:
         self.waiting = 0
         """Gradients that are still to come in this backward."""
         self._gathering: dist.Work | None = None
-        self._scattering: tuple[dist.Work, torch.Tensor] | None = None
+        self._scattering: tuple[dist.Work, torch.Tensor, torch.Tensor] | None = None
+        """The collective that is on its way, this rank's part of it, and its input."""
+        self._sent_dtype = None if sent_dtype == self.full.dtype else sent_dtype
         self._whole = True
         self._rank, self._world_size = group.rank, group.world_size
         self._reduce_group = reduce_group
@@ -144,11 +148,15 @@ class FlatParamGroup:
         if self.gradient is None or self._scattering is not None:
             return
         self.gradient.div_(self._world_size)
-        mine = self._room_for_own(self.gradient)
-        work = dist.reduce_scatter_single(mine, self.gradient, group=self._reduce_group, async_op=True)
+        if self._sent_dtype is None:
+            sent, mine = self.gradient, self._room_for_own(self.gradient)
+        else:
+            sent = self.gradient.to(self._sent_dtype)
+            mine = sent.new_empty(self.padded // self._world_size)
+        work = dist.reduce_scatter_single(mine, sent, group=self._reduce_group, async_op=True)
         if work is None:
             raise RuntimeError("reduce_scatter(async_op=True) returned no handle: this rank is not in the group")
-        self._scattering, self.sent = (work, mine), True
+        self._scattering, self.sent = (work, mine, sent), True
 
     def end_backward(self) -> None:
         """Puts this rank's shard of the mean gradient into `shard.grad`."""
@@ -162,10 +170,10 @@ class FlatParamGroup:
         A gradient that is being computed stays: it belongs to the next micro-batch.
         """
         if self._scattering is not None:
-            work, mine = self._scattering
+            work, mine, _ = self._scattering
             with self.comm_timer.waiting():
                 work.wait()
-            self._keep(mine)
+            self._keep(mine.to(self.full.dtype))
             self.discard_gradients()
 
     def has_scattered(self, seconds: float) -> bool:

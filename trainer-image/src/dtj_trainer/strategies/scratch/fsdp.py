@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
+from dtj_trainer.communication import CASTS, CommunicationConfig
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.strategies.blocks import blocks
 from dtj_trainer.strategies.cpu_offload import CpuOffload, check_cpu_offload, offload_of
@@ -43,15 +44,23 @@ class FsdpScratch(ShardedStrategy[ScratchFsdpModel]):
 
     name = "fsdp_scratch"
 
-    def __init__(self, config: FsdpScratchConfig | None = None, pattern: str | None = None) -> None:
+    def __init__(
+        self,
+        config: FsdpScratchConfig | None = None,
+        pattern: str | None = None,
+        communication: CommunicationConfig | None = None,
+    ) -> None:
         self.config = config or FsdpScratchConfig()
+        self._sent_dtype = CASTS[communication.method] if communication else None
         self.reduce_every_micro_batch = self.config.reduce_every_micro_batch
         self._block_pattern = pattern
 
     def wrap(self, model: nn.Module, group: Group) -> ScratchFsdpModel:
         """Shards the model, block by block."""
         offload = offload_of(self.config.cpu_offload)
-        return ScratchFsdpModel(model, group, blocks(model, self._block_pattern), offload=offload)
+        return ScratchFsdpModel(
+            model, group, blocks(model, self._block_pattern), offload=offload, sent_dtype=self._sent_dtype
+        )
 
     @contextmanager
     def accumulate(self, model: ScratchFsdpModel, last: bool) -> Iterator[None]:

@@ -38,7 +38,15 @@ from dtj_trainer.torch_private import in_backward
 class ScratchFsdpModel(ShardedModel):
     """A sharded module. Its `parameters()` are the shards: an optimizer gets those."""
 
-    def __init__(self, module: nn.Module, group: Group, blocks: Sequence[nn.Module], *, offload: Offload) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        blocks: Sequence[nn.Module],
+        *,
+        offload: Offload,
+        sent_dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(module, group)
         flat_groups: list[FlatParamGroup] = []
         names, self._offload = self.names, offload
@@ -50,7 +58,13 @@ class ScratchFsdpModel(ShardedModel):
                 parameters = [p for p in own if p.dtype == dtype]
                 own_names = [names[id(p)] for p in parameters]
                 flat_group = FlatParamGroup(
-                    own_names, parameters, group, self.comm_timer, reduce_group=reduce_group, offload=offload
+                    own_names,
+                    parameters,
+                    group,
+                    self.comm_timer,
+                    reduce_group=reduce_group,
+                    offload=offload,
+                    sent_dtype=sent_dtype,
                 )
                 stage.append(flat_group)
             if stage and place is module:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
+from dtj_trainer.communication import CASTS, CommunicationConfig
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies.scratch.sharded_model import ShardedStrategy
@@ -37,15 +38,17 @@ class Zero2Config(Zero1Config):
 class Zero(ShardedStrategy[ZeroModel]):
     """The strategies `zero1` and `zero2`."""
 
-    def __init__(self, config: Zero1Config | None = None) -> None:
+    def __init__(self, config: Zero1Config | None = None, communication: CommunicationConfig | None = None) -> None:
         self.config = config or Zero1Config()
+        self._sent_dtype = CASTS[communication.method] if communication else None
         self.reduce_every_micro_batch = isinstance(self.config, Zero2Config)
         self.name = "zero2" if self.reduce_every_micro_batch else "zero1"
 
     def wrap(self, model: nn.Module, group: Group) -> ZeroModel:
         """Lays the weights end to end in buckets on the group's device."""
         keep = not self.reduce_every_micro_batch
-        return ZeroModel(model, group, self.config.bucket_cap_mb, keep_gradients=keep)
+        size = self.config.bucket_cap_mb
+        return ZeroModel(model, group, size, keep_gradients=keep, sent_dtype=self._sent_dtype)
 
     @contextmanager
     def accumulate(self, model: ZeroModel, last: bool) -> Iterator[None]:

@@ -45,10 +45,17 @@ class WholeParamGroup(FlatParamGroup):
     """A bucket of parameters that stay whole; this rank's shard is a view into them."""
 
     def __init__(
-        self, names: list[str], parameters: list[nn.Parameter], group: Group, comm_timer: CommTimer, *, keep: bool
+        self,
+        names: list[str],
+        parameters: list[nn.Parameter],
+        group: Group,
+        comm_timer: CommTimer,
+        *,
+        keep: bool,
+        sent_dtype: torch.dtype | None,
     ) -> None:
         """Takes the parameters; `keep`: the buffer of gradients is never freed."""
-        super().__init__(names, parameters, group, comm_timer)
+        super().__init__(names, parameters, group, comm_timer, sent_dtype=sent_dtype)
         self.arrived = set[int]()
         """Indexes of the parameters whose gradients have come in this micro-batch."""
         self._kept = torch.zeros_like(self.full) if keep else None
@@ -97,12 +104,27 @@ class WholeParamGroup(FlatParamGroup):
 class ZeroModel(ShardedModel):
     """A whole copy of a module on each rank. Its `parameters()` are the shards: an optimizer gets those."""
 
-    def __init__(self, module: nn.Module, group: Group, bucket_cap_mb: float, *, keep_gradients: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Group,
+        bucket_cap_mb: float,
+        *,
+        keep_gradients: bool,
+        sent_dtype: torch.dtype | None = None,
+    ) -> None:
         """Takes a module; `keep_gradients`: each rank keeps whole gradients (zero1)."""
         super().__init__(module, group)
         trained = [p for p in module.parameters() if p.requires_grad]
         self.buckets = [
-            WholeParamGroup([self.names[id(p)] for p in own], own, group, self.comm_timer, keep=keep_gradients)
+            WholeParamGroup(
+                [self.names[id(p)] for p in own],
+                own,
+                group,
+                self.comm_timer,
+                keep=keep_gradients,
+                sent_dtype=sent_dtype,
+            )
             for own in bucketed(trained, int(bucket_cap_mb * 2**20))
         ]
         self.set_groups([*self.buckets])
