@@ -1,0 +1,236 @@
+"""The claims of the field beside our own measurements: writes docs/claims.md. `python -m benchmarks.claims`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import Ratio, ratios
+
+PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
+BEATEN, REACHED = 1.05, 0.95
+"""The measured ratio as a share of the claimed one, from which on a claim is beaten or reached."""
+SAME_LOSS = 0.99
+"""Stands for REACHED where the claim is about a loss: other batches change it by as much."""
+NAMES = {"communication": "../benchmarks/communication/README.md", "trainer": "../benchmarks/trainer/README.md"}
+HEAD = """\
+# Claims about distributed training, measured
+
+Frameworks and papers state what their methods gain.
+Each row repeats one such figure with our own code, on the hardware that the linked table names.
+`python -m benchmarks.claims` writes this page from what the benchmarks measured: no figure is typed by hand.
+A factor above the claimed one is better; a claim counts as reached within 5 %, one about a loss within 1 %.
+
+| claim | claimed | measured | verdict |
+|---|---:|---:|---|
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """One figure of the field, and the rows that measure it."""
+
+    text: str
+    claimed: float
+    """A factor; larger is better."""
+    page: str
+    table: str
+    arm: str
+    reference: str
+    kind: Ratio = "throughput"
+    reached: float = REACHED
+    """The share of the claimed factor that suffices."""
+    because: str
+    """The condition under which it holds, or the reason why it does not."""
+
+    def measured(self) -> float | None:
+        """Returns the median factor over the trials; None if it was not measured."""
+        found = json.loads((Path(__file__).parent / self.page / "results.json").read_text())
+        rows = found.get(self.table, {}).get("rows", {})
+        if self.arm not in rows or self.reference not in rows:
+            return None
+        return statistics.median(ratios(rows, self.arm, self.reference, self.kind))
+
+
+DDP, EACH, ALONE = "torch DDP", "one all-reduce per tensor, after backward", "no communication"
+CLAIMS = (
+    Claim(
+        text="16-bit gradients halve what is sent",
+        claimed=2.0,
+        page="communication",
+        table="bytes",
+        arm="bf16",
+        reference=DDP,
+        because="headers included",
+    ),
+    Claim(
+        text="16-bit gradients make a step on a slow link twice as fast",
+        claimed=2.0,
+        page="communication",
+        table="speed-200",
+        arm="bf16",
+        reference=DDP,
+        because="at 200 Mbit/s the link is all of the step",
+    ),
+    Claim(
+        text="16-bit gradients make a step twice as fast at 1 Gbit/s",
+        claimed=2.0,
+        page="communication",
+        table="speed-1000",
+        arm="bf16",
+        reference=DDP,
+        because="the casts and the model's own work stay",
+    ),
+    Claim(
+        text="Top-K at 1 % sends 100 times less",
+        claimed=100.0,
+        page="communication",
+        table="bytes",
+        arm="topk, 1 %",
+        reference=DDP,
+        because="each value needs its place: 4 bytes for both is the least that we found",
+    ),
+    Claim(
+        text="Top-K at 1 % makes a step 9.6 times as fast",
+        claimed=9.6,
+        page="communication",
+        table="speed-200",
+        arm="topk, 1 %",
+        reference=DDP,
+        because="at 200 Mbit/s, with error feedback",
+    ),
+    Claim(
+        text="Top-K at 1 % makes a step 9.6 times as fast at 1 Gbit/s",
+        claimed=9.6,
+        page="communication",
+        table="speed-1000",
+        arm="topk, 1 %",
+        reference=DDP,
+        because="a step without any communication is 7.8 times as fast",
+    ),
+    Claim(
+        text="Top-K at 1 % costs no accuracy",
+        claimed=1.0,
+        page="communication",
+        table="loss-300",
+        arm="none",
+        reference="topk, 1 %",
+        kind="cost",
+        reached=SAME_LOSS,
+        because="the loss of the GPT after 300 steps of AdamW: 99 % of each gradient arrives late",
+    ),
+    Claim(
+        text="PowerSGD costs no accuracy",
+        claimed=1.0,
+        page="communication",
+        table="loss-300",
+        arm="none",
+        reference="powersgd, rank 12",
+        kind="cost",
+        reached=SAME_LOSS,
+        because="after 300 steps, with the defaults: rank 12, 100 plain steps, embeddings sent whole",
+    ),
+    Claim(
+        text="PowerSGD makes a step 15.9 times as fast, as torch's does with one bucket",
+        claimed=15.9,
+        page="communication",
+        table="speed-200",
+        arm="powersgd, rank 12",
+        reference=DDP,
+        because="at 200 Mbit/s with many buckets, where torch's ends on gloo",
+    ),
+    Claim(
+        text="local SGD with an exchange every 8 steps costs no accuracy",
+        claimed=1.0,
+        page="communication",
+        table="loss-300",
+        arm="none",
+        reference="local_sgd, every 8",
+        kind="cost",
+        reached=SAME_LOSS,
+        because="after 300 steps the ranks' weights have drifted apart",
+    ),
+    Claim(
+        text="hierarchical all-reduce makes a step 3.7 times as fast",
+        claimed=3.7,
+        page="communication",
+        table="levels-200",
+        arm="hierarchical",
+        reference=DDP,
+        because="2 nodes of 2 ranks, contiguous: a ring sends 1.5 times as much over a link, which is the limit",
+    ),
+    Claim(
+        text="hierarchical all-reduce with 16 bits between the nodes is 3.7 times as fast",
+        claimed=3.7,
+        page="communication",
+        table="levels-200",
+        arm="hierarchical, bf16 between the nodes",
+        reference=DDP,
+        because="3 is the limit by bytes",
+    ),
+    Claim(
+        text="bucketing makes a step 1.9 times as fast",
+        claimed=1.9,
+        page="communication",
+        table="buckets-200",
+        arm="ddp_scratch",
+        reference=EACH,
+        because="200 small matrices, overlap included, beside one all-reduce each",
+    ),
+    Claim(
+        text="sharding halves weights, gradients and optimizer state on 2 ranks",
+        claimed=2.0,
+        page="trainer",
+        table="memory-state",
+        arm="Trainer, `fsdp`",
+        reference="bare DDP loop",
+        because="between two steps",
+    ),
+    Claim(
+        text="sharding halves the peak of a step on 2 ranks",
+        claimed=2.0,
+        page="trainer",
+        table="memory-peak",
+        arm="Trainer, `fsdp`",
+        reference="bare DDP loop",
+        because="activations and the block that computes stay",
+    ),
+    Claim(
+        text="an asynchronous checkpoint stalls training 6 times shorter than a plain one",
+        claimed=6.0,
+        page="trainer",
+        table="stall",
+        arm="ours, asynchronous",
+        reference="torch.save on rank 0, fsync, barrier",
+        because="151 MB of state; dcp.async_save with its defaults gains little on a CPU",
+    ),
+)
+
+
+def verdict(claim: Claim, measured: float) -> str:
+    """Returns whether the claim holds here."""
+    share = measured / claim.claimed
+    return "beaten" if share >= BEATEN else "reached" if share >= claim.reached else "not reached"
+
+
+def row(claim: Claim) -> str:
+    """Returns the table's row of a claim."""
+    measured = claim.measured()
+    where = f"[{claim.table}]({NAMES[claim.page]})"
+    if measured is None:
+        return f"| {claim.text} | {claim.claimed:g}x | not measured yet | {where} |"
+    found = f"{measured:.2f}x" if measured < 10 else f"{measured:.1f}x"
+    return (
+        f"| {claim.text} | {claim.claimed:g}x | {found} | **{verdict(claim, measured)}** ({where}): {claim.because} |"
+    )
+
+
+def rendered() -> str:
+    """Returns the page."""
+    return HEAD + "\n".join(map(row, CLAIMS)) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered())
