@@ -22,8 +22,7 @@ from dtj_contract import names
 if TYPE_CHECKING:
     from tests.unit.agent.simulator import World
 
-UID = "job-uid"
-WALL = 1_700_000_000.0
+UID, WALL, AWAY_SECONDS = "job-uid", 1_700_000_000.0, 12.0
 
 
 class Violation(AssertionError):
@@ -363,12 +362,12 @@ class Network:
     def same_lives(self, link: Link) -> bool:
         return (link.pod.life, link.hub.life) == link.agents and link.pod.alive and link.hub.alive
 
-    def bring_back(self, pod: Pod, keep_disk: bool) -> None:
+    def bring_back(self, pod: Pod, keep_disk: bool, longest: float = AWAY_SECONDS) -> None:
         pod.kill()
         if not keep_disk:
-            pod.saved, pod.final = {}, pod.final if pod.final is None else None
-        pause = self.rng.uniform(0.1, 12.0)
-        self.after(pause, lambda: None if pod.alive or pod not in self.everyone else pod.boot())
+            pod.saved, pod.final = {}, None
+        away = self.rng.uniform(0.1, longest)
+        self.after(away, lambda: None if pod.alive or pod not in self.everyone else pod.boot())
 
     def cut(self, link: Link) -> None:
         """Breaks the link; each living side notices by a closed connection or by silence."""

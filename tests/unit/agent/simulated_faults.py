@@ -69,12 +69,14 @@ def note(world: World, kind: str, pod: Pod) -> None:
 
 
 def may_replace(world: World, pod: Pod) -> bool:
-    """Returns whether the pod may get a twin: without a volume, fewer than half of the pods.
+    """Returns whether the pod may get a twin.
 
-    The promises of the others would fence nothing, because the new pods have made none.
+    With a volume and a fixed size, all but one may: the lease fences every start. Otherwise fewer than half, because
+    promises are also what fences the end of the job, and the new pods have made none.
     """
     twins = {twin.ordinal for twin in world.twins} | {pod.ordinal}
-    return len(twins) < world.replicas if world.has_volume else 2 * len(twins) < world.replicas
+    is_fixed = world.spec.spares == 0 and world.spec.elastic is None
+    return len(twins) < world.replicas if world.has_volume and is_fixed else 2 * len(twins) < world.replicas
 
 
 def replace(world: World, pod: Pod) -> None:

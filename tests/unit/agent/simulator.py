@@ -36,8 +36,8 @@ from dtj_agent.group.messages import FINISHED, STUCK
 from dtj_contract import names
 from tests.unit.agent import simulated_faults as faults
 from tests.unit.agent.lease_volume import DictFolder, Died
-from tests.unit.agent.simulated import UID, Network, Pod, Worker
-from tests.unit.agent.simulated_counts import check_counted, is_remembered
+from tests.unit.agent.simulated import AWAY_SECONDS, UID, Network, Pod, Worker
+from tests.unit.agent.simulated_counts import are_alike, check_counted, is_remembered
 from tests.unit.agent.simulated_faults import FAULT_SECONDS
 from tests.unit.agent.simulated_moves import Moves
 from tests.unit.agent.simulated_sizes import Sizes
@@ -183,14 +183,8 @@ class World(Network):
         if final["result"] == "Succeeded":
             check_counted(self, final)
         self.outcomes.append(final)
-        if any(not self.is_same(outcome, self.outcomes[0]) for outcome in self.outcomes):
+        if any(not are_alike(self, outcome, self.outcomes[0]) for outcome in self.outcomes):
             self.fail(f"two outcomes: {self.outcomes}")
-
-    def is_same(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Returns whether two outcomes agree. A pod and its twin may both lead, and find the same failure."""
-        has_twin = any("twin" in kinds for kinds in self.faults.values())
-        keys = ("result", "reason", "attempt") if has_twin and one["result"] == "Failed" else tuple(one)
-        return all(one[key] == other[key] for key in keys)
 
     def exit(self, pod: Pod, code: int, deadline: float) -> None:
         waiting = pod.coordinator is not None and pod.coordinator.outcome is not None and not pod.coordinator.released
@@ -204,7 +198,10 @@ class World(Network):
 
         def gone() -> None:
             # A leaving pod may be the first with an outcome: the operator reads it from its status.
-            self.bring_back(pod, keep_disk=not pod.leaving or pod.final is not None)
+            keeps = not pod.leaving or pod.final is not None
+            # New pods that do not meet the last one that remembers begin the job again; an operator prevents that.
+            longest = AWAY_SECONDS if faults.may_be_away(self, pod) else 1.0
+            self.bring_back(pod, keep_disk=keeps, longest=longest)
 
         self.after(0.2, pod.life_of(gone))  # its last messages are on their way
 
