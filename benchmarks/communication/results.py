@@ -1,10 +1,10 @@
-"""The tables of README.md. Only `--render` writes figures into the README."""
+"""The tables and the plot of README.md. Only `--render` writes figures into the README."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.communication import buckets, choice
+from benchmarks.communication import buckets, choice, plot
 from benchmarks.communication.loss import DEFAULT, PLAIN
 from benchmarks.communication.speed import CEILING, DDP
 from benchmarks.report import Report, Table
@@ -85,4 +85,15 @@ TABLES = (
         for steps in (300, 900)
     }
 )
-REPORT = Report(Path(__file__).parent, TABLES)
+
+
+class PlottedReport(Report):
+    """README.md and results.json of this folder, and the curve of loss against bytes."""
+
+    def update_readme(self) -> None:
+        """Writes the tables into the README, and the plot into docs/figures."""
+        Report.update_readme(self)
+        plot.draw(self.load())
+
+
+REPORT = PlottedReport(Path(__file__).parent, TABLES)
