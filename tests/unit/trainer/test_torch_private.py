@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed._checkpointable import _Checkpointable
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtj_trainer
 from dtj_trainer import torch_private
@@ -82,6 +84,20 @@ def test_compiler_has_the_private_options() -> None:
         torch_private.set_compiler(cut_at_buckets=False, graphs=1000)
         assert torch._dynamo.config.optimize_ddp is False
         assert torch._dynamo.config.recompile_limit >= 1000
+
+
+def test_step_without_hooks_updates_and_no_global_hook_hears_of_it() -> None:
+    weight, heard = torch.nn.Parameter(torch.ones(2)), list[Any]()
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    weight.grad = torch.ones(2)
+    handle = register_optimizer_step_post_hook(lambda *_: heard.append(weight.tolist()))
+    try:
+        torch_private.step_without_hooks(optimizer)
+        assert (weight.tolist(), heard) == ([0.5, 0.5], [])
+        optimizer.step()
+        assert heard == [[0.0, 0.0]], "the hook hears of an ordinary step"
+    finally:
+        handle.remove()
 
 
 def test_checkpoint_writer_takes_our_files(tmp_path: Path) -> None:

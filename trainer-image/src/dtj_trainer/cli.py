@@ -174,7 +174,7 @@ def config_and_flags(given: Sequence[str]) -> tuple[Path, list[str]]:
                 raise ConfigError("--config: a value must follow, such as --config train.yaml")
             del rest[at : at + 1 + (not equals)]
             return Path(taken[0]), rest
-    raise ConfigError("--config: no such flag; write dtj-train --config train.yaml [--field value ...]")
+    raise ConfigError("--config is missing: write dtj-train --config train.yaml [--field value ...]")
 
 
 def _export(checkpoint: Path, out: Path, part: str) -> int:

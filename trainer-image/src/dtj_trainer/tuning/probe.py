@@ -23,6 +23,7 @@ from dtj_trainer.data.order import DataOrder
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, StrategyConfig
 from dtj_trainer.task import Loss, Task
+from dtj_trainer.torch_private import step_without_hooks
 from dtj_trainer.tuning.search import Settings
 
 SETTLING_STEPS = 2
@@ -110,7 +111,7 @@ class Probe:
                     torch.autograd.backward(value * (precision.loss_scale / len(micro_batches)))
             strategy.finish(wrapped)
             if precision.unscale(wrapped, optimizer):
-                optimizer.step()
+                step_without_hooks(optimizer)
             strategy.zero_grad(wrapped, optimizer)
             yield
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -109,7 +110,10 @@ def _search(
     def has_time() -> bool:
         return bool(group.from_first(time.monotonic() - began < SEARCH_SECONDS))
 
-    outcome = search(start, limits, probe.seconds, has_time)
+    with warnings.catch_warnings():
+        # A loader warns of more workers than cores: whether they pay is what is tried.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        outcome = search(start, limits, probe.seconds, has_time)
     rng.restore(random_state)
     if group.rank == 0:
         log.info("%s (%.1f s of tries)", describe(start, outcome), time.monotonic() - began)
