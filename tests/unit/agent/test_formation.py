@@ -153,6 +153,16 @@ def test_new_coordinator_uses_a_spare_once_a_member_shows_that_the_attempt_broke
     assert recoveries(new) == [("Spare", "PodLost", False)]
 
 
+@pytest.mark.parametrize(("seconds", "kind"), [(1.5, "Spare"), (3.0, "Pod")])
+def test_spare_that_a_new_coordinator_gathers_within_two_seconds_has_not_waited(seconds: float, kind: str) -> None:
+    new = CoordinatorHarness(2, spares=1)
+    new.join(2)
+    new.wait(seconds)
+    new.join(1, attempt=1, history=lost_leader().to_json())
+    assert started(new) == [[1, 2]]
+    assert recoveries(new) == [(kind, "PodLost", False)]
+
+
 def test_new_coordinator_among_pods_that_know_nothing_waits_for_the_others() -> None:
     """The pod that is away may know of an attempt, or of its success."""
     new = CoordinatorHarness(2, spares=1)
