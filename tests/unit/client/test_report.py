@@ -14,9 +14,10 @@ from xml.etree import ElementTree
 import pytest
 
 from dtj.main import main
-from dtj.report.evidence import Evidence, Sample, evidence, log_samples, metrics_samples
+from dtj.report.evidence import Evidence, evidence
 from dtj.report.page import page
-from dtj.report.scale import loss_axis, thinned, time_ticks
+from dtj.report.samples import Sample, log_samples, metrics_samples
+from dtj.report.scale import thinned, time_ticks, value_axis
 from dtj.report.svg import svg
 from dtj.report.timeline import State, Timeline, ranks_of, timeline
 from dtj_contract import names
@@ -304,7 +305,8 @@ def test_lines_that_rank_0_printed_are_steps_of_their_attempt() -> None:
         (9.0, "[rank 0] step=8 loss=nan"), (9.5, "[rank 0] final step=20 loss=1e-3 accuracy=0.9"),
     ]  # fmt: skip
     assert log_samples(lines, [(7.0, 2)]) == [
-        Sample(time=5.0, step=10, attempt=1, loss=0.5), Sample(time=9.0, step=8, attempt=2),
+        Sample(time=5.0, step=10, attempt=1, loss=0.5, numbers={"samples_per_second": 9.0}),
+        Sample(time=9.0, step=8, attempt=2),
         Sample(time=9.5, step=20, attempt=2, loss=0.001),
     ]  # fmt: skip
 
@@ -318,8 +320,8 @@ def test_time_axis_has_few_ticks_with_distinct_texts(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("losses", [[1.0], [0.0], [2.0, 0.001], [5.0, 4.0], [-3.0, 1.0], [0.0, 1e-9]])
-def test_loss_axis_places_each_loss_inside(losses: list[float]) -> None:
-    place, ticks = loss_axis(losses)
+def test_value_axis_places_each_loss_inside(losses: list[float]) -> None:
+    place, ticks = value_axis(losses)
     assert all(-1e-9 <= at <= 1 + 1e-9 for at in [place(loss) for loss in losses] + [at for at, _ in ticks])
     assert len({text for _, text in ticks}) == len(ticks) <= 12
 

@@ -10,9 +10,10 @@ from datetime import datetime
 from pathlib import Path
 
 from dtj.errors import ClusterError, InputError, LocalRunError
-from dtj.report.evidence import Evidence, Sample, evidence, log_samples, metrics_samples
+from dtj.report.evidence import Evidence, evidence
 from dtj.report.page import page
 from dtj.report.png import write_png
+from dtj.report.samples import Sample, log_samples, metrics_samples
 from dtj.report.svg import svg
 from dtj.report.timeline import timeline
 from dtj_contract import names

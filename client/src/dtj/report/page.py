@@ -31,7 +31,7 @@ def _notes(facts: Evidence) -> Iterator[str]:
     if not facts.samples:
         notes.append("No logged steps were found: the loading of the first attempt is drawn as steps.")
     if facts.stragglers:
-        notes.append(f"Slow ranks: {', '.join(facts.stragglers)}.")
+        notes.append(f"Slow ranks: {', '.join(one.label for one in facts.stragglers)}.")
     if facts.avoided:
         notes.append(f"Avoided nodes: {', '.join(facts.avoided)}.")
     yield from (f"<p>{clean(note)}</p>" for note in notes)
