@@ -14,6 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from dtj.main import main
+from dtj.report.content import content
+from dtj.report.content import run as run_of
 from dtj.report.evidence import Evidence, evidence
 from dtj.report.page import page
 from dtj.report.samples import Sample, log_samples, metrics_samples
@@ -248,7 +250,7 @@ class Tags(HTMLParser):
 
 def test_page_is_self_contained_and_well_formed() -> None:
     facts = hostile()
-    text = page(facts, timeline(facts))
+    text = page(content(run_of(facts)))
     found = Tags()
     found.feed(text)
     found.close()
@@ -263,7 +265,7 @@ def test_page_is_self_contained_and_well_formed() -> None:
 def test_page_shows_the_stack_of_a_hung_rank_and_what_was_decided() -> None:
     hung = failure(1, 60, rank=1, reason="WorkerHung", stack='File "train.py", line 7 in step', action="Restart")
     facts = evidence(job(failures=[hung]), 1)
-    text = page(facts, timeline(facts))
+    text = page(content(run_of(facts)))
     assert 'File "train.py", line 7 in step' in text
     assert "attempt 1, rank 1, count-0 on n1, WorkerHung, Restart" in text
 
@@ -276,7 +278,7 @@ def test_page_shows_slow_ranks_avoided_nodes_and_the_source_of_the_state() -> No
         "progress": {"step": 7, "stepSource": "Optimizer"},
     }
     facts = evidence(job(**status), 1)
-    text = page(facts, timeline(facts))
+    text = page(content(run_of(facts)))
     assert "Slow ranks: rank 3: 2.5x." in text
     assert "Avoided nodes: n2 (PodLost, until 2026-01-02T00:00:00Z)." in text
     assert "20 steps lost, resumed from memory" in text
@@ -347,7 +349,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_report_of_a_local_run_finds_its_losses(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run)]) == 0
-    assert capsys.readouterr().out == "count-report.html\n"
+    path, verdict, *_ = capsys.readouterr().out.splitlines()
+    assert (path, verdict.partition(":")[0]) == ("count-report.html", "not enough numbers")
     text = Path("count-report.html").read_text()
     assert "loss of attempt 1" in text
     assert "20 steps lost" in text
