@@ -112,7 +112,7 @@ figures: venv ## train both examples and draw their curves into docs/figures
 figure-recovery: venv ## run the demo with its kill, and draw its timeline into docs/figures/recovery.svg
 	@rm -rf build/figure-recovery
 	@$(PY) -m dtj.main run examples/demo.yaml --fresh --kill worker:1@step=150 --run-dir build/figure-recovery --volumes-dir build/figure-volumes
-	@$(PY) -m dtj.main report build/figure-recovery -o docs/figures/recovery.svg
+	@$(PY) -m dtj.main report build/figure-recovery --timeline -o docs/figures/recovery.svg
 
 .PHONY: lint
 lint: venv ## check lint, format, house style, types, import layers, generated files

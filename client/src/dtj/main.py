@@ -254,8 +254,9 @@ def _report(verbs: Verbs[Verb]) -> None:
     report = verbs.add_parser(
         "report",
         description="Draw a job's timeline by rank (loading, steps that count, steps lost, stop, hang), its loss by "
-        "attempt and its recoveries on one page without external resources. Exit code: 0, 1 no such job, 2 bad input.",
-        help="draw a job's timeline, losses and recoveries on one page",
+        "attempt, its recoveries, and where the time of its steps went, on one page without external resources. Print "
+        "what bounds the run, the number that shows it, and what to try. Exit code: 0, 1 no such job, 2 bad input.",
+        help="draw a job's timeline, losses, steps and recoveries on one page, and print what bounds it",
     )
     report.add_argument("job", metavar="NAME|FOLDER", help="job on a cluster, or folder of a local run (.dtj/runs/…)")
     report.add_argument(
@@ -266,6 +267,19 @@ def _report(verbs: Verbs[Verb]) -> None:
         metavar="FILE",
         help="metrics.jsonl from the job's folder on its volume [local run: found; cluster: steps that rank 0 printed]",
     )
+    report.add_argument(
+        "--traces",
+        metavar="FOLDER",
+        help="with trace-rank*.json of telemetry.profile [beside metrics.jsonl, or a folder below]",
+    )
+    report.add_argument(
+        "--compare",
+        metavar="NAME|FOLDER",
+        help="another run: its losses, rates and mean step beside those of the first",
+    )
+    report.add_argument("--compare-metrics", metavar="FILE", help="metrics.jsonl of that run [as --metrics]")
+    report.add_argument("--compare-traces", metavar="FOLDER", help="traces of that run [as --traces]")
+    report.add_argument("--timeline", action="store_true", help="draw the timeline alone, and print no verdict")
     _cluster_flags(report)
     report.set_defaults(command=late("dtj.report.command", "command"))
 

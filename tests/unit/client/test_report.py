@@ -14,9 +14,12 @@ from xml.etree import ElementTree
 import pytest
 
 from dtj.main import main
-from dtj.report.evidence import Evidence, Sample, evidence, log_samples, metrics_samples
+from dtj.report.content import content
+from dtj.report.content import run as run_of
+from dtj.report.evidence import Evidence, evidence
 from dtj.report.page import page
-from dtj.report.scale import loss_axis, thinned, time_ticks
+from dtj.report.samples import Sample, log_samples, metrics_samples
+from dtj.report.scale import thinned, time_ticks, value_axis
 from dtj.report.svg import svg
 from dtj.report.timeline import State, Timeline, ranks_of, timeline
 from dtj_contract import names
@@ -247,7 +250,7 @@ class Tags(HTMLParser):
 
 def test_page_is_self_contained_and_well_formed() -> None:
     facts = hostile()
-    text = page(facts, timeline(facts))
+    text = page(content(run_of(facts)))
     found = Tags()
     found.feed(text)
     found.close()
@@ -262,7 +265,7 @@ def test_page_is_self_contained_and_well_formed() -> None:
 def test_page_shows_the_stack_of_a_hung_rank_and_what_was_decided() -> None:
     hung = failure(1, 60, rank=1, reason="WorkerHung", stack='File "train.py", line 7 in step', action="Restart")
     facts = evidence(job(failures=[hung]), 1)
-    text = page(facts, timeline(facts))
+    text = page(content(run_of(facts)))
     assert 'File "train.py", line 7 in step' in text
     assert "attempt 1, rank 1, count-0 on n1, WorkerHung, Restart" in text
 
@@ -275,7 +278,7 @@ def test_page_shows_slow_ranks_avoided_nodes_and_the_source_of_the_state() -> No
         "progress": {"step": 7, "stepSource": "Optimizer"},
     }
     facts = evidence(job(**status), 1)
-    text = page(facts, timeline(facts))
+    text = page(content(run_of(facts)))
     assert "Slow ranks: rank 3: 2.5x." in text
     assert "Avoided nodes: n2 (PodLost, until 2026-01-02T00:00:00Z)." in text
     assert "20 steps lost, resumed from memory" in text
@@ -304,7 +307,8 @@ def test_lines_that_rank_0_printed_are_steps_of_their_attempt() -> None:
         (9.0, "[rank 0] step=8 loss=nan"), (9.5, "[rank 0] final step=20 loss=1e-3 accuracy=0.9"),
     ]  # fmt: skip
     assert log_samples(lines, [(7.0, 2)]) == [
-        Sample(time=5.0, step=10, attempt=1, loss=0.5), Sample(time=9.0, step=8, attempt=2),
+        Sample(time=5.0, step=10, attempt=1, loss=0.5, numbers={"samples_per_second": 9.0}),
+        Sample(time=9.0, step=8, attempt=2),
         Sample(time=9.5, step=20, attempt=2, loss=0.001),
     ]  # fmt: skip
 
@@ -318,8 +322,8 @@ def test_time_axis_has_few_ticks_with_distinct_texts(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("losses", [[1.0], [0.0], [2.0, 0.001], [5.0, 4.0], [-3.0, 1.0], [0.0, 1e-9]])
-def test_loss_axis_places_each_loss_inside(losses: list[float]) -> None:
-    place, ticks = loss_axis(losses)
+def test_value_axis_places_each_loss_inside(losses: list[float]) -> None:
+    place, ticks = value_axis(losses)
     assert all(-1e-9 <= at <= 1 + 1e-9 for at in [place(loss) for loss in losses] + [at for at, _ in ticks])
     assert len({text for _, text in ticks}) == len(ticks) <= 12
 
@@ -345,7 +349,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_report_of_a_local_run_finds_its_losses(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run)]) == 0
-    assert capsys.readouterr().out == "count-report.html\n"
+    path, verdict, *_ = capsys.readouterr().out.splitlines()
+    assert (path, verdict.partition(":")[0]) == ("count-report.html", "not enough numbers")
     text = Path("count-report.html").read_text()
     assert "loss of attempt 1" in text
     assert "20 steps lost" in text

@@ -10,8 +10,8 @@ import torch
 from dtj_trainer.telemetry.gpu import GpuReading, read_gpu
 from dtj_trainer.telemetry.meter import Rates, summary
 
-#        loss step data compute checkpoint communication exposed evaluation memory
-TIMES = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0]
+#        loss step data compute checkpoint communication exposed evaluation memory memory_share
+TIMES = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0, 0.1]
 
 
 def test_gpus_are_shown_by_rank_once_every_rank_has_read_its_own() -> None:

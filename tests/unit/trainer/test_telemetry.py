@@ -162,9 +162,9 @@ def test_report_never_blocks_and_an_event_arrives_once_the_agent_listens(tmp_pat
 
 
 NAN = math.nan
-#      loss step data compute checkpoint communication exposed evaluation memory gpu gpu_memory
-FIRST = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0, NAN, NAN]
-OTHER = [0.5, 2.0, 0.1, 0.5, 0.1, 1.5, 1.2, 0.0, 300.0, NAN, NAN]
+#      loss step data compute checkpoint communication exposed evaluation memory memory_share gpu gpu_memory
+FIRST = [1.0, 2.0, 0.1, 1.0, 0.1, 1.0, 0.5, 0.0, 100.0, 0.1, NAN, NAN]
+OTHER = [0.5, 2.0, 0.1, 0.5, 0.1, 1.5, 1.2, 0.0, 300.0, 0.3, NAN, NAN]
 RATES = Rates(units={"tokens": 128, "images": 2}, flops=1e9, peak=4e9, single_rank=5.0)
 
 
@@ -174,7 +174,7 @@ def test_rate_window_follows_from_what_the_ranks_measured() -> None:
     expected = {
         "step_seconds": 2.0, "data_seconds": 0.1, "compute_seconds": 0.75, "checkpoint_seconds": 0.1,
         "communication_seconds": 1.25, "exposed_seconds": 0.85, "communication_share": 0.425, "overlap": 0.32,
-        "imbalance": 1.1 / 0.85 - 1, "slowest_rank": 0, "memory_bytes": 300.0,
+        "imbalance": 1.1 / 0.85 - 1, "slowest_rank": 0, "memory_bytes": 300.0, "memory_share": 0.3,
         "tokens_per_second": 128 * 16 / 2.0, "mfu": 1e9 * 16 / 2.0 / 2 / 4e9,
         "images_per_second": 2 * 16 / 2.0, "scaling_efficiency": 16 / 2.0 / (2 * 5.0),
     }  # fmt: skip
@@ -185,13 +185,14 @@ def test_rate_window_follows_from_what_the_ranks_measured() -> None:
 
 
 def test_unmeasured_metrics_are_left_out_and_nothing_is_divided_by_zero() -> None:
-    row = [0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0, 1.0, 0.5, 8.0]
+    row = [0.0, 0.0, 0.0, 0.0, 0.0, NAN, NAN, 0.0, 1.0, 0.25, 0.5, 8.0]
     window = summary(torch.tensor([row], dtype=torch.float64), 16, RATES)
     parts = {f"{part}_seconds": 0.0 for part in ("step", "data", "compute", "checkpoint")}
     assert window.metrics == parts | {
         "imbalance": 0.0,
         "slowest_rank": 0.0,
         "memory_bytes": 1.0,
+        "memory_share": 0.25,
         "gpu_utilization": 0.5,
         "gpu_memory_bytes": 8.0,
     }

@@ -10,11 +10,14 @@ from datetime import datetime
 from pathlib import Path
 
 from dtj.errors import ClusterError, InputError, LocalRunError
-from dtj.report.evidence import Evidence, Sample, evidence, log_samples, metrics_samples
+from dtj.report.content import Content, Run, content, run
+from dtj.report.evidence import evidence
 from dtj.report.page import page
 from dtj.report.png import write_png
-from dtj.report.svg import svg
-from dtj.report.timeline import timeline
+from dtj.report.samples import Sample, log_samples, metrics_samples
+from dtj.report.svg_file import svg_file
+from dtj.report.trace_files import read_traces, traces_near
+from dtj.report.verdict import Bound
 from dtj_contract import names
 from dtj_core.api import DistributedTrainingJob
 from dtj_core.plan.model import Object
@@ -26,34 +29,64 @@ FORMATS = (".html", ".svg", ".png")
 
 
 def command(flags: argparse.Namespace) -> int:
-    """Writes the report of a local run or of a job on a cluster. Raises DtjError."""
+    """Writes the report of a local run or of a job on a cluster, and prints the verdict. Raises DtjError."""
     if flags.output and Path(flags.output).suffix not in FORMATS:
         raise InputError(f"-o {flags.output}: end the name in {', '.join(FORMATS)}")
-    local = _status_file(flags.job)
-    job = _read_job(local) if local else None
-    if job is not None:
-        given = _metrics(Path(flags.metrics)) if flags.metrics else _local_samples(job)
-    else:
-        job, given = _from_cluster(flags)
-    facts = evidence(job, processes(job), given)
-    path = Path(flags.output or f"{Path(facts.name).name}-report.html")
+    if flags.compare is None and (flags.compare_metrics or flags.compare_traces):
+        raise InputError("--compare-metrics and --compare-traces: name the other run by --compare")
+    shown = _run(flags, flags.job, flags.metrics, flags.traces)
+    other = _run(flags, flags.compare, flags.compare_metrics, flags.compare_traces) if flags.compare else None
+    made = content(shown, other)
+    path = Path(flags.output or f"{Path(shown.facts.name).name}-report.html")
     try:
-        write(path, facts)
+        write(path, made.timeline_alone() if flags.timeline else made)
     except OSError as error:
         raise LocalRunError(f"can't write {path}: {error.strerror}") from error
     print(path)
+    if not flags.timeline:
+        print("\n".join(printed(made)))
     return 0
 
 
-def write(path: Path, facts: Evidence) -> None:
+def write(path: Path, made: Content) -> None:
     """Writes the report in the format of the file's name."""
-    line = timeline(facts)
     if path.suffix == ".png":
-        write_png(path, facts, line)
+        write_png(path, made)
     elif path.suffix == ".svg":
-        path.write_text(svg(facts, line) + "\n", encoding="utf-8")
+        path.write_text(svg_file(made) + "\n", encoding="utf-8")
     else:
-        path.write_text(page(facts, line), encoding="utf-8")
+        path.write_text(page(made), encoding="utf-8")
+
+
+def printed(made: Content) -> Iterator[str]:
+    """Yields the verdict as lines of a terminal, and the table of two runs."""
+    found = made.run.verdict
+    yield f"{found.bound}: {found.shown_by}"
+    yield from (f"  {'try' if found.bound != Bound.UNKNOWN else 'see'} {advice}" for advice in found.advice)
+    if made.other is not None:
+        other = made.other.verdict
+        yield f"compared with {made.other.facts.name}, {other.bound}: {other.shown_by}"
+    for table in (section.table for section in made.sections if section.table):
+        widths = [max(len(row[at]) for row in table) for at in range(len(table[0]))]
+        for name, *cells in table:
+            shown = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+            yield f"{name.ljust(widths[0])}  {shown}".rstrip()
+
+
+def _run(flags: argparse.Namespace, target: str, metrics: str | None, traces: str | None) -> Run:
+    """Returns a run: of a folder, or of a job on a cluster. `metrics` and `traces` name where its numbers are."""
+    local = _status_file(target)
+    job = _read_job(local) if local else None
+    beside = Path(metrics) if metrics else None
+    if job is not None:
+        beside = beside or _metrics_beside(job)
+        given = _metrics(beside) if beside else []
+    else:
+        job, given = _from_cluster(flags, target, beside)
+    facts = evidence(job, processes(job), given)
+    if traces:
+        return run(facts, read_traces(Path(traces)))
+    return run(facts, traces_near(beside.parent, facts.begin) if beside else [])
 
 
 def processes(job: Object) -> int:
@@ -87,11 +120,11 @@ def _read_job(path: Path) -> Object:
     return job
 
 
-def _local_samples(job: Object) -> list[Sample]:
-    """Returns the steps in the metrics file beside the newest checkpoint, where there is one."""
+def _metrics_beside(job: Object) -> Path | None:
+    """Returns the metrics file beside the newest checkpoint, where there is one."""
     checkpoint = job.get("status", {}).get("checkpoint") or {}
     path = Path(str(checkpoint.get("path") or "")).parent / names.METRICS_FILE
-    return _metrics(path) if checkpoint.get("path") and path.is_file() else []
+    return path if checkpoint.get("path") and path.is_file() else None
 
 
 def _metrics(path: Path) -> list[Sample]:
@@ -104,14 +137,14 @@ def _metrics(path: Path) -> list[Sample]:
         raise InputError(f"{path}: {error.strerror}") from error
 
 
-def _from_cluster(flags: argparse.Namespace) -> tuple[Object, list[Sample]]:
+def _from_cluster(flags: argparse.Namespace, name: str, metrics: Path | None) -> tuple[Object, list[Sample]]:
     """Returns a job of a cluster and its steps: of the metrics file, else of the lines that rank 0 printed."""
     from dtj.cluster.verbs import connect
 
     cluster = connect(flags)
-    job = cluster.get(flags.job)
-    if flags.metrics:
-        return job, _metrics(Path(flags.metrics))
+    job = cluster.get(name)
+    if metrics:
+        return job, _metrics(metrics)
     from dtj.cluster.logs import read_lines
 
     try:

@@ -27,10 +27,12 @@ def _time_text(seconds: float, step: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d} h" if step >= 600 else f"{minutes}:{rest:02d} min"
 
 
-def loss_axis(values: list[float]) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
-    """Returns the place of a loss on an axis from 0 (bottom) to 1, and (place, text) of its ticks.
+def value_axis(
+    values: Sequence[float], text: Callable[[float], str] = "{:g}".format
+) -> tuple[Callable[[float], float], list[tuple[float, str]]]:
+    """Returns the place of a value on an axis from 0 (bottom) to 1, and (place, text) of its ticks.
 
-    The axis is logarithmic where the losses span more than a factor of 30.
+    The axis is logarithmic where the values span more than a factor of 30.
     """
     low, high = min(values), max(values)
     if low > 0 and high / low > 30:
@@ -40,14 +42,19 @@ def loss_axis(values: list[float]) -> tuple[Callable[[float], float], list[tuple
         def logarithmic(value: float) -> float:
             return (math.log10(max(value, low)) - bottom) / (top - bottom)
 
-        return logarithmic, [(logarithmic(value), f"{value:g}") for value in decades]
+        return logarithmic, [(logarithmic(value), text(value)) for value in decades]
     low = min(low, 0.0)
     span = high - low or 1.0
-    step = 10.0 ** math.floor(math.log10(span / 2))
-    step = next(step * factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 5)
-    first, last = math.ceil(low / step), math.floor((low + span) / step)
-    return lambda value: (value - low) / span, [((at * step - low) / span, f"{at * step:g}")
-                                                for at in range(first, last + 1)]  # fmt: skip
+    return lambda value: (value - low) / span, [
+        ((value - low) / span, text(value)) for value in value_ticks(low, low + span)
+    ]
+
+
+def value_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Returns the round values of an axis between two numbers, of which the first is the smaller one."""
+    step = 10.0 ** math.floor(math.log10((high - low) / 2))
+    step = next(step * factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
+    return [at * step for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:

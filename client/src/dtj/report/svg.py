@@ -8,13 +8,26 @@ from itertools import groupby
 from xml.sax.saxutils import quoteattr
 
 from dtj import durations
-from dtj.report.evidence import Evidence, Recovery, Sample
-from dtj.report.scale import loss_axis, thinned, time_ticks
-from dtj.report.shapes import DARK, FONTS, LIGHT, box, clean, label, stroke
+from dtj.report.evidence import Evidence, Recovery
+from dtj.report.samples import Sample
+from dtj.report.scale import thinned, time_ticks, value_axis
+from dtj.report.shapes import (
+    DARK,
+    FONTS,
+    LEFT,
+    LIGHT,
+    RIGHT,
+    WIDTH,
+    box,
+    clean,
+    curve,
+    document,
+    label,
+    stroke,
+)  # fmt: skip
 from dtj.report.timeline import PHASES, Row, Span, State, Timeline, cause_of
 from dtj_contract import names
 
-WIDTH, LEFT, RIGHT = 960.0, 96.0, 24.0
 ROWS_HEIGHT = 400.0
 """The most that all rows take together; the rows of a larger group are thinner."""
 ROW_HEIGHT = 20.0
@@ -63,11 +76,17 @@ class _Axis:
 
 def svg(facts: Evidence, line: Timeline) -> str:
     """Returns the drawing as an SVG document without an XML declaration, so that HTML can hold it."""
+    parts, y = timeline_parts(facts, line)
+    return document("", f"Timeline of {facts.name} by rank", description(facts), style(), parts, y)
+
+
+def timeline_parts(facts: Evidence, line: Timeline) -> tuple[list[str], float]:
+    """Returns the shapes of the drawing, and its height."""
     axis = _Axis(facts.begin, facts.end)
     parts: list[str] = []
     y = 26.0
-    parts += [label(LEFT, y, f"{facts.name}: {headline(facts)}", "title")]
-    y += 14
+    parts += [label(LEFT, y, facts.name, "title"), label(LEFT, y + 18, headline(facts), "soft")]
+    y += 30
     states = [state for state in State if any(span.state is state for row in line.rows for span in row.spans)]
     legend, y = _legend(states, y)
     parts += legend
@@ -77,17 +96,11 @@ def svg(facts: Evidence, line: Timeline) -> str:
     parts += drawn
     parts += _time_axis(axis, y)
     y += 34
-    curve, y = _loss(facts, line, axis, y)
-    parts += curve
+    losses, y = _loss(facts, line, axis, y)
+    parts += losses
     zooms, y = _recoveries(facts, y)
     parts += zooms
-    title = f"Timeline of {facts.name} by rank"
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {y:.0f}" width="100%" role="img" '
-        f'aria-labelledby="title desc"><title id="title">{clean(title)}</title>'
-        f'<desc id="desc">{clean(description(facts))}</desc><style>{style()}</style>'
-    )
-    return "\n".join([head, f'<rect class="back" width="{WIDTH:.0f}" height="{y:.0f}"/>', *parts, "</svg>"])
+    return parts, y
 
 
 def headline(facts: Evidence) -> str:
@@ -196,7 +209,7 @@ def _loss(facts: Evidence, line: Timeline, axis: _Axis, y: float) -> tuple[list[
     known = [sample for sample in facts.samples if sample.loss is not None]
     if not known:
         return [label(LEFT, y + 12, "no loss was recorded", "soft")], y + 30
-    place, ticks = loss_axis([sample.loss for sample in known if sample.loss is not None])
+    place, ticks = value_axis([sample.loss for sample in known if sample.loss is not None])
     bottom = y + LOSS_HEIGHT
     parts = [label(LEFT - 8, y + 4, "loss", "end")]
     for at, text in ticks:
@@ -209,14 +222,9 @@ def _loss(facts: Evidence, line: Timeline, axis: _Axis, y: float) -> tuple[list[
 
     shown = thinned(known, POINTS)
     for (attempt, gone), group in groupby(shown, key=lambda sample: (sample.attempt, is_lost(sample))):
-        points = [f"{axis.x(s.time):.1f},{bottom - place(s.loss or 0.0) * (LOSS_HEIGHT - 14):.1f}" for s in group]
+        points = [(axis.x(s.time), bottom - place(s.loss or 0.0) * (LOSS_HEIGHT - 14)) for s in group]
         title = f"loss of attempt {attempt}" + (", steps lost" if gone else "")
-        # A line needs two points, and one logged step is worth a dot.
-        if len(points) == 1:
-            points.append(points[0])
-        kind = "curve gone" if gone else "curve"
-        parts.append(f'<polyline class="{kind}" stroke-linecap="round" points="{" ".join(points)}">'
-                     f"<title>{clean(title)}</title></polyline>")  # fmt: skip
+        parts.append(curve("curve gone" if gone else "curve", points, title))
     return parts, bottom + 24
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from dtj.report.evidence import Evidence, Failure, Recovery, Sample
+from dtj.report.evidence import Evidence, Failure, Recovery
+from dtj.report.samples import Sample
 from dtj_contract import names
 
 

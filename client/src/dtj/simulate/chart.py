@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtj.quantities import number, percent, step_time
 from dtj.report.png import load_pyplot
-from dtj.report.shapes import DARK, FONTS, LIGHT, clean, label, page_style, stroke
+from dtj.report.shapes import DARK, FONTS, LEFT, LIGHT, RIGHT, WIDTH, clean, document, html, label, stroke
 from dtj.simulate.model import Row
-from dtj.simulate.table import number, percent, step_time, table
+from dtj.simulate.table import table
 
-WIDTH, LEFT, RIGHT, HEIGHT = 960.0, 96.0, 24.0, 230.0
+HEIGHT = 230.0
 LABEL_PIXELS = 46.0
 TITLE = "How fast with N ranks?"
 
@@ -73,12 +74,7 @@ def svg(rows: Sequence[Row]) -> str:
     for panel in panels(rows):
         parts += _panel(panel, [row.ranks for row in rows], y)
         y += HEIGHT + 70
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {y:.0f}" width="100%" role="img" '
-        f'aria-labelledby="title desc"><title id="title">{TITLE}</title>'
-        f'<desc id="desc">{clean(description(rows))}</desc><style>{_style()}</style>'
-    )
-    return "\n".join([head, f'<rect class="back" width="{WIDTH:.0f}" height="{y:.0f}"/>', *parts, "</svg>"])
+    return document("", TITLE, description(rows), _style(), parts, y)
 
 
 def description(rows: Sequence[Row]) -> str:
@@ -92,14 +88,13 @@ def description(rows: Sequence[Row]) -> str:
 
 def page(rows: Sequence[Row], notes: Sequence[str]) -> str:
     """Returns the page: the drawing, the table, the notes."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        '<meta name="color-scheme" content="light dark"/>'
-        f"<title>{TITLE}</title><style>{page_style()}</style></head>\n<body><main>\n<h1>{TITLE}</h1>\n{svg(rows)}\n"
-        f"<pre>{clean(table(rows))}</pre>\n" + "\n".join(f"<p>{clean(note)}</p>" for note in notes) + "\n"
-        "</main></body></html>\n"
-    )
+    body = [
+        f"<h1>{TITLE}</h1>",
+        svg(rows),
+        f"<pre>{clean(table(rows))}</pre>",
+        *(f"<p>{clean(note)}</p>" for note in notes),
+    ]
+    return html(TITLE, body)
 
 
 def write(path: Path, rows: Sequence[Row], notes: Sequence[str]) -> None:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from dtj import durations
+from dtj.quantities import UNKNOWN, number, percent, step_time
 from dtj.simulate.model import Row, Setup
 
 HEAD = ("ranks", "source", "step", "samples/s", "weak", "strong", "communication", "goodput", "checkpoint every")
-UNKNOWN = "-"
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -34,21 +34,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         percent(row.goodput),
         UNKNOWN if row.checkpoint_seconds is None else durations.format_duration(row.checkpoint_seconds),
     )
-
-
-def step_time(seconds: float) -> str:
-    """Formats the time of a step: `0.42 ms`, `105 ms`, `2.31 s`."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def number(value: float) -> str:
-    """Formats a rate with about three digits."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def percent(share: float | None) -> str:
-    """Formats a share; `-` if it is unknown."""
-    return UNKNOWN if share is None else f"{100 * share:.1f} %"
 
 
 def notes(setup: Setup, *, local_given: bool) -> list[str]:

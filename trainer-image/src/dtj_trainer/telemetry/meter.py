@@ -14,12 +14,14 @@ import torch
 
 from dtj_contract import names
 from dtj_trainer.distributed.comm_timer import CommStats
-from dtj_trainer.distributed.device_memory import peak_bytes
+from dtj_trainer.distributed.device_memory import device_bytes, peak_bytes
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.telemetry.gpu import GpuMeter, peak_flops
 
 SECTIONS = ("data", "compute", "checkpoint")
-_FIELDS = ("loss", "step", *SECTIONS, "communication", "exposed", "evaluation", "memory", "gpu", "gpu_memory")
+_FIELDS = (
+    "loss", "step", *SECTIONS, "communication", "exposed", "evaluation", "memory", "memory_share", "gpu", "gpu_memory",
+)  # fmt: skip
 _NAN = float("nan")
 
 
@@ -91,7 +93,7 @@ class Meter:
         evaluation = self._seconds["evaluation"]
         exposed = min(communication.exposed, sections["compute"]) if communication else _NAN
         sections["compute"] -= exposed if communication else 0.0  # no second counts in two sections
-        gpu = self._gpu.read()
+        gpu, memory = self._gpu.read(), peak_bytes(self._group.device)
         row = [
             local_loss,
             (now - self._since - evaluation) / steps,
@@ -99,7 +101,8 @@ class Meter:
             communication.total if communication else _NAN,
             exposed,
             evaluation,
-            float(peak_bytes(self._group.device)),
+            float(memory),
+            memory / device_bytes(self._group),
             *((_NAN, _NAN) if gpu is None else (gpu.utilization, gpu.memory)),
         ]
         rows = self._group.gather(torch.tensor(row, dtype=torch.float64))
@@ -144,6 +147,7 @@ def summary(rows: torch.Tensor, samples_per_step: int, rates: Rates) -> RateWind
         "imbalance": max(own) / average - 1 if average > 0 else 0.0,
         "slowest_rank": float(own.index(max(own))),
         "memory_bytes": max(by_rank["memory"]),
+        "memory_share": max(by_rank["memory_share"]),
     }
     measured = ["step", *SECTIONS]
     if not math.isnan(mean["communication"]):  # the strategy measures it
