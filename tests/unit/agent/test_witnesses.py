@@ -34,12 +34,25 @@ def test_promise_of_a_new_pod_makes_no_majority_while_others_are_away() -> None:
     assert harness.coordinator.phase_message(harness.now()) == waits
 
 
-def test_new_pod_counts_once_all_pods_are_there() -> None:
+def test_new_pod_counts_once_all_pods_have_promised() -> None:
+    """The third one may only be thought to be here, and have promised the number to another coordinator."""
     harness = after_a_loss()
     harness.join(2, **NEW)
     promised(harness, 0, 2, attempt=6)
     join(harness, 1)
     harness.wait(1)
+    assert started(harness) == []
+    promised(harness, 1, attempt=6)
+    assert started(harness) == [[0, 1]]
+
+
+def test_new_pods_are_a_majority_once_all_pods_have_promised() -> None:
+    harness = after_a_loss()
+    for ordinal in (1, 2):
+        harness.join(ordinal, **NEW)
+    promised(harness, 1, 2, attempt=6)
+    assert started(harness) == []
+    promised(harness, 0, attempt=6)
     assert started(harness) == [[0, 1]]
 
 

@@ -4,7 +4,8 @@ A pod that was replaced has lost its promises with its disk. If it counted towar
 every other, two majorities could share just this ordinal, and promise one number twice. One of these
 must hold before it counts:
 
-    all pods are here, or nobody remembers or has heard anything, as at the first start
+    nobody here remembers or has heard anything, as at the first start
+    all pods vouch, each by its own answer: one that is only thought to be here may have vouched elsewhere
     a leader has taught it, because a majority of the others was heard after it had joined
     a minute has passed since it joined, so that a group that has lost its memory is not lost too
 
@@ -39,7 +40,8 @@ class Witnesses:
     def remember(self, ordinals: AbstractSet[int], now: Now) -> bool:
         """Returns the same for a job that is known to have a past."""
         strangers = self._strangers(now)
-        return self._roster.is_majority(ordinals - strangers if strangers else ordinals)
+        are_all = len(ordinals) >= self._roster.pods
+        return self._roster.is_majority(ordinals if are_all or not strangers else ordinals - strangers)
 
     def to_teach(self) -> List[Peer]:
         """Returns the agents that may count from now on, because enough others were heard after they had joined."""
@@ -60,8 +62,5 @@ class Witnesses:
         return "too few of the pods here remember the last attempt (new: %s); continuing in %.0f s" % (pods, left)
 
     def _strangers(self, now: Now) -> Set[int]:
-        forgetful, peers = self._roster.forgetful, self._roster.peers
-        if not forgetful or len(peers) >= self._roster.pods:
-            return set()
         since = now.mono - names.FIRST_START_SECONDS
-        return {ordinal for ordinal, peer in forgetful.items() if peer.since > since}
+        return {ordinal for ordinal, peer in self._roster.forgetful.items() if peer.since > since}
