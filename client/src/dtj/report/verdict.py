@@ -38,6 +38,7 @@ class Bound(StrEnum):
 
 ADVICE = {
     Bound.DATA: (
+        "`tune: true`: tries workers and prefetching before the first step, and keeps what is fastest",
         "`data.workers`: so many processes of each rank fetch ahead; raise it until the wait for data is gone",
         "`data.prefetch`: more micro-batches ahead, if single samples take much longer than others",
         "`get_batch(indices)` in the data set: one call for a batch instead of one for each sample",
