@@ -50,6 +50,11 @@ def loss_axis(values: list[float]) -> tuple[Callable[[float], float], list[tuple
                                                 for at in range(first, last + 1)]  # fmt: skip
 
 
+def number(value: float) -> str:
+    """Formats a rate with about three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:
     """Returns at most about `most` items, evenly, with the first and the last one."""
     stride = max(1, math.ceil(len(items) / most))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dtj import durations
+from dtj.report.scale import number
 from dtj.simulate.model import Row, Setup
 
 HEAD = ("ranks", "source", "step", "samples/s", "weak", "strong", "communication", "goodput", "checkpoint every")
@@ -39,11 +40,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 def step_time(seconds: float) -> str:
     """Formats the time of a step: `0.42 ms`, `105 ms`, `2.31 s`."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def number(value: float) -> str:
-    """Formats a rate with about three digits."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def percent(share: float | None) -> str:
