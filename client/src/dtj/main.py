@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import NoReturn
 
 from dtj.arguments import DISTRIBUTION, Command, Verb, Verbs, file_argument, late, natural, one_file
+from dtj.bench.flags import add_bench
 from dtj.errors import DtjError
 from dtj.offline_verbs import add_convert, add_simulate
 
@@ -28,6 +29,7 @@ SYNONYMS = {  # verbs of other tools
     "status": "get NAME -o wide",
     "log": "logs",
     "migrate": "convert",
+    "benchmark": "bench",
     "import": "convert",
 }
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
@@ -67,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     _wait(verbs)
     _report(verbs)
     add_simulate(verbs)
+    add_bench(verbs)
     _delete(verbs)
     return top
 
