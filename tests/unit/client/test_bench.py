@@ -167,9 +167,12 @@ def test_folder_belongs_to_one_bench_at_a_time(tmp_path: Path, python: str, caps
         (["--warmup", "0"], "--warmup 0: write 1 or more"),
         (["--timeout", "0"], "--timeout 0: write a duration above 0"),
         (["--timeout", "soon"], "--timeout soon: write a duration such as 90s"),
-        (["--link", "fast"], "--link fast: write none, or a rate"),
+        (["--link", "fast"], "--link fast: write none, a rate"),
         (["--arm", "lightning"], "--arm lightning: lightning is not installed for the ranks' interpreter"),
         (["--strategy", "dpp"], "--strategy dpp: write one or more of ddp"),
+        (["--image", "dtj-trainer:cpu"], "--image dtj-trainer:cpu: only with --link cluster"),
+        (["--link", "cluster"], "--image: required with --link cluster"),
+        (["--link", "cluster", "--image", "i", "--arm", "torchrun-ddp"], "--arm torchrun-ddp: in a pod, the agent has"),
     ],
 )
 def test_flag_that_can_not_work_is_named(

@@ -74,13 +74,19 @@ def test_links_have_one_spelling(text: str, found: list[str]) -> None:
     assert plan.links(text) == found
 
 
+def test_cluster_is_measured_in_a_bench_of_its_own() -> None:
+    assert plan.links("cluster") == ["cluster"]
+    with pytest.raises(InputError, match=r"--link none,cluster: .*give cluster a bench and a folder"):
+        plan.links("none,cluster")
+
+
 def test_rate_of_a_link() -> None:
     assert (plan.rate("200mbit"), plan.rate("1.5gbit"), plan.rate("64kbit")) == (2e8, 1.5e9, 64e3)
 
 
 @pytest.mark.parametrize("text", ["fast", "200", "0mbit", "", "200mbyte"])
 def test_link_that_is_no_rate_is_named(text: str) -> None:
-    with pytest.raises(InputError, match=r"--link .*: write none, or a rate such as 200mbit"):
+    with pytest.raises(InputError, match=r"--link .*: write none, a rate such as 200mbit or 1gbit, or cluster"):
         plan.links(text)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from dtj.bench.plan import NO_LINK
+from dtj.bench.plan import CLUSTER, is_shaped
 from dtj.bench.summary import Row
 from dtj.report.panels import COLOURS, Curve, Panel, svg, write_png
 from dtj.report.scale import number
@@ -29,7 +29,7 @@ def write(folder: Path, found: Sequence[Row]) -> list[Path]:
             continue
         path = folder / f"{PREFIX}{scaling}-{link}-{batch}.svg"
         title = f"{batch} samples {'on each rank' if scaling == 'weak' else 'over all ranks'}"
-        title += "" if link == NO_LINK else f", two nodes with a link of {link}"
+        title += f", two nodes with a link of {link}" if is_shaped(link) else f", {link}" if link == CLUSTER else ""
         drawn, ranks = panels(rows), sorted({row.cell.world for row in rows})
         path.write_text(svg(title, description(rows), drawn, ranks) + "\n", encoding="utf-8")
         paths.append(path)

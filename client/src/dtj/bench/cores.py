@@ -66,12 +66,3 @@ def _quota() -> float:
         return int(allowed) / int(period) if int(allowed) > 0 else math.inf
     except (OSError, ValueError):  # no such file, or "max"
         return math.inf
-
-
-def model() -> str:
-    """Returns the name of the CPU, as far as the kernel gives one."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

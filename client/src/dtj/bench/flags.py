@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dtj.arguments import Verb, Verbs, late, natural
+from dtj.arguments import Verb, Verbs, cluster_flags, late, natural
 
 
 def add_bench(verbs: Verbs[Verb]) -> None:
@@ -24,7 +24,7 @@ def add_bench(verbs: Verbs[Verb]) -> None:
     add("--scaling", default="weak", metavar="weak,strong",
         help="whether --batch is that of each rank, or of all together [%(default)s]")  # fmt: skip
     add("--link", default="none", metavar="RATE,...", help="none, or between two nodes, as in 200mbit,1gbit; the nodes "
-        "are network namespaces, which need root [%(default)s]")  # fmt: skip
+        "are network namespaces, which need root; cluster: each rank is a pod of --image [%(default)s]")  # fmt: skip
     add("--model", default="mlp", metavar="NAME[:SIZE=N,...]",
         help="mlp, gpt or resnet, as in mlp:width=1024,layers=8 [%(default)s]")  # fmt: skip
     add("--repeats", type=natural, default=5, metavar="N", help="trials of each row [%(default)s]")
@@ -36,6 +36,8 @@ def add_bench(verbs: Verbs[Verb]) -> None:
         "torch [that of dtj]")  # fmt: skip
     add("-o", "--out", default=".dtj/bench", metavar="FOLDER", help="results.jsonl (each trial), results.json, "
         "results.csv and plots [%(default)s]")  # fmt: skip
+    add("--image", metavar="NAME", help="with --link cluster: image with dtj-trainer, such as dtj-trainer:cpu")
+    cluster_flags(bench)
     again = bench.add_mutually_exclusive_group()
     again.add_argument("--fresh", action="store_true", help="first drop the trials that the folder has")
     again.add_argument("--retry", action="store_true", help="repeat the trials that failed")

@@ -140,7 +140,7 @@ class Launcher:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LocalRunError(f"--python {python}: {error}; {remedy}") from error
         if done.returncode:
-            raise LocalRunError(f"--python {python}: {_reason(done.stderr)}; {remedy}")
+            raise LocalRunError(f"--python {python}: {reason(done.stderr)}; {remedy}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
@@ -175,13 +175,13 @@ class Launcher:
             if failed is None and out.exists():
                 return Outcome(figures=json.loads(out.read_text(encoding="utf-8")))
             if failed == _TIMEOUT:
-                last = _reason(begun[0][1].read_text(errors="replace"))
+                last = reason(begun[0][1].read_text(errors="replace"))
                 limit = f"not done after {self._options.timeout:g} s (--timeout)"
                 return Outcome(figures=None, reason=f"{limit}; its last line: {last}", timed_out=True)
             number = failed or 0
             code = begun[number][0].returncode
             ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-            return Outcome(figures=None, reason=f"{ended}: {_reason(begun[number][1].read_text(errors='replace'))}")
+            return Outcome(figures=None, reason=f"{ended}: {reason(begun[number][1].read_text(errors='replace'))}")
         finally:
             processes.kill_all(self.tag)
             for process, _ in begun:
@@ -212,7 +212,7 @@ def _wait(begun: Sequence[subprocess.Popen[bytes]], deadline: float) -> int | No
         time.sleep(POLL_SECONDS)
 
 
-def _reason(output: str) -> str:
+def reason(output: str) -> str:
     """Returns the line of an output that names the error, or else its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     named = [line for line in lines if _ERROR.match(line)]

@@ -10,8 +10,10 @@ from typing import Any, Literal, get_args
 from dtj.errors import InputError
 
 Scaling = Literal["weak", "strong"]
-NO_LINK = "none"
+NO_LINK, CLUSTER = "none", "cluster"
 OURS, ALL = "ours", "all"
+PODS, PODS_OF_KIND = "pods", "pods of kind"
+"""The `cores` of a trial on a cluster."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:/s)?", re.IGNORECASE)
 _FACTORS = {"k": 1e3, "m": 1e6, "g": 1e9}
 MOST_RANKS = 1024
@@ -23,7 +25,7 @@ class Cell:
 
     scaling: Scaling
     link: str
-    """none, or the rate of a shaped link, as `200mbit`."""
+    """none, the rate of a shaped link, as `200mbit`, or cluster: each rank is a pod."""
     batch: int
     """Samples of a step: of each rank (weak), or of all ranks together (strong)."""
     world: int
@@ -91,7 +93,7 @@ class Grid:
         """Raises InputError for a batch that ranks can't share, or a world that two nodes can't."""
         for world in self.worlds:
             for link in self.links:
-                if link != NO_LINK and world > 1 and world % 2:
+                if is_shaped(link) and world > 1 and world % 2:
                     raise InputError(
                         f"--world {world}: --link {link} joins two nodes, which need as many ranks each; "
                         "write 1 or an even number"
@@ -128,14 +130,24 @@ def scalings(text: str) -> list[Scaling]:
 
 
 def links(text: str) -> list[str]:
-    """Parses `none,200mbit,1gbit`. Raises InputError."""
+    """Parses `none,200mbit,1gbit` or `cluster`. Raises InputError."""
     found = []
     for part in text.split(","):
         spelled = part.strip().lower().removesuffix("/s")
-        if spelled != NO_LINK and (_RATE.fullmatch(spelled) is None or rate(spelled) <= 0):
-            raise InputError(f"--link {part.strip()}: write none, or a rate such as 200mbit or 1gbit")
+        if is_shaped(spelled) and (_RATE.fullmatch(spelled) is None or rate(spelled) <= 0):
+            raise InputError(f"--link {part.strip()}: write none, a rate such as 200mbit or 1gbit, or cluster")
         found.append(spelled)
+    if CLUSTER in found and len(set(found)) > 1:
+        raise InputError(
+            f"--link {text}: other cores and another torch are no other link; give cluster a bench and a "
+            "folder (-o) of its own"
+        )
     return list(dict.fromkeys(found))
+
+
+def is_shaped(link: str) -> bool:
+    """Returns whether a link needs network namespaces."""
+    return link not in (NO_LINK, CLUSTER)
 
 
 def rate(link: str) -> float:

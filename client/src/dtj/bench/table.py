@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dtj.bench.cores import OWN, SHARED
+from dtj.bench.cores import SHARED, THREAD
 from dtj.bench.link import BBR
-from dtj.bench.plan import NO_LINK
+from dtj.bench.plan import CLUSTER, PODS_OF_KIND, is_shaped
 from dtj.bench.summary import Row, Spread, other_work
 from dtj.report.scale import number
 from dtj.simulate.table import UNKNOWN, percent, step_time
@@ -64,7 +64,13 @@ def notes(found: Sequence[Row], absent: Sequence[str], setup: Mapping[str, Any])
         f"torch {setup['torch']}.",
         "step: median over the trials of each trial's median step. samples/s: over all timed steps, slow ones too.",
     ]
-    for share in dict.fromkeys(row.cores for row in found if row.cores not in ("", OWN)):
+    if any(row.cores == PODS_OF_KIND for row in found):
+        out.append("WARNING: all nodes of kind are one machine: rows with more ranks than its cores measure the cores.")
+    if any(row.cell.link == CLUSTER for row in found):
+        out.append(
+            "cluster: each rank is a pod, kept on no core; torchrun-ddp is left out, where the agent starts ranks."
+        )
+    for share in dict.fromkeys(row.cores for row in found if row.cores in (THREAD, SHARED)):
         worlds = sorted({row.cell.world for row in found if row.cores == share})
         ranks = ", ".join(map(str, worlds))
         if share == SHARED:
@@ -85,13 +91,14 @@ def notes(found: Sequence[Row], absent: Sequence[str], setup: Mapping[str, Any])
         "communication that is hidden behind computation. imbalance: own time of the slowest rank over the mean, "
         "minus 1."
     )
-    if any(row.cell.link != NO_LINK for row in found):
+    if any(is_shaped(row.cell.link) for row in found):
         out.append("A link joins two nodes with half of the ranks each; a single rank is on one of them.")
     if other := {row.tcp for row in found} - {"", BBR}:
         out.append(
             f"WARNING: TCP uses {', '.join(other)} on the links, because this kernel lacks bbr: it may not fill them."
         )
-    out += [f"{arm}: not installed for the ranks' interpreter; --python names another one." for arm in absent]
+    flag = "--image" if any(row.cell.link == CLUSTER for row in found) else "--python"
+    out += [f"{arm}: not installed where the ranks run; {flag} names another place." for arm in absent]
     out += [f"{row.cell.phrase()}: {row.failures} failed: {row.reason}" for row in found if row.failures]
     return out + other_work(found)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtj_trainer.errors import ConfigError
-from dtj_trainer.measure.bench.trial import facts, log_every, pin, run_trial
+from dtj_trainer.measure.bench.trial import facts, log_every, pin, run_trial, use_threads
 from dtj_trainer.measure.bench.workloads import named
 
 
@@ -30,7 +30,8 @@ def add_bench(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     bench.add_argument("--steps", type=int, default=30, metavar="N", help="timed steps [%(default)s]")
     bench.add_argument("--warmup", type=int, default=10, metavar="N", help="steps before those [%(default)s]")
     bench.add_argument("--cores", default="", metavar="N,N,...", help="of this node; each rank is kept on one")
-    bench.add_argument("--out", type=Path, default=Path("trial.json"), metavar="FILE", help="[%(default)s]")
+    bench.add_argument("--threads", type=int, metavar="N", help="torch threads of a rank [OMP_NUM_THREADS]")
+    bench.add_argument("--out", default="trial.json", metavar="FILE", help="- for standard output [%(default)s]")
 
 
 def bench(flags: argparse.Namespace) -> int:
@@ -40,13 +41,20 @@ def bench(flags: argparse.Namespace) -> int:
         return 0
     cores = [int(core) for core in flags.cores.split(",") if core]
     pin(cores, int(os.environ.get("LOCAL_RANK", "0")))
+    if flags.threads is not None:
+        use_threads(flags.threads)
     name, sizes = parse_model(flags.model)
     workload = named(name, sizes, batch=flags.batch, steps=flags.steps, warmup=flags.warmup)
     found = run_trial(flags.arm, replace(workload, log_every=log_every(flags.warmup)))
-    if found is not None:
-        part = flags.out.with_name(flags.out.name + ".part")
-        part.write_text(json.dumps(found), encoding="utf-8")
-        part.replace(flags.out)  # a reader never sees half of the file
+    if found is None:
+        return 0
+    if flags.out == "-":
+        sys.stdout.write(json.dumps(found) + "\n")
+        return 0
+    out = Path(flags.out)
+    part = out.with_name(out.name + ".part")
+    part.write_text(json.dumps(found), encoding="utf-8")
+    part.replace(out)  # a reader never sees half of the file
     return 0
 
 

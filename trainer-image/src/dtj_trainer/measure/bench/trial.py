@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def facts() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
+        "device": torch.cuda.get_device_name(0) if on_gpu else _cpu(),
         "gpus": torch.cuda.device_count() if on_gpu else 0,
         "strategies": list(arms.STRATEGIES),
         "arms": {name: arms.installed(name) for name in arms.OTHERS},
@@ -39,10 +40,26 @@ def facts() -> dict[str, Any]:
     }
 
 
+def _cpu() -> str:
+    """Returns the name of the CPU, as far as the kernel gives one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "a CPU"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "a CPU")
+
+
 def pin(cores: Sequence[int], local_rank: int) -> None:
     """Keeps this process and its later threads on one of the cores. A rank with a GPU is not pinned."""
     if cores and not torch.cuda.is_available():
         os.sched_setaffinity(0, {cores[local_rank % len(cores)]})
+
+
+def use_threads(number: int) -> None:
+    """Sets torch's threads of this process. Raises ConfigError for a number below 1."""
+    if number < 1:
+        raise ConfigError(f"--threads {number}: write 1 or more")
+    torch.set_num_threads(number)
 
 
 def log_every(warmup: int) -> int:
