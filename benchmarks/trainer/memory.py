@@ -12,8 +12,9 @@ from benchmarks.report import Rows
 from benchmarks.trainer.arms import ARMS, MEMORY_ONLY, installed
 from benchmarks.trainer.group import run
 from benchmarks.trainer.tensor_bytes import by_kind
-from benchmarks.trainer.workloads import MLP, mlp
+from benchmarks.trainer.workloads import MLP
 from dtj_trainer.config import TrainerConfig
+from dtj_trainer.measure.bench.workloads import mlp
 from dtj_trainer.trainer import Trainer
 
 SHORT = replace(MLP, steps=2, warmup=1)

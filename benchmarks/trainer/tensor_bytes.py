@@ -18,8 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.report import Rows
 from benchmarks.trainer.arms import ARMS, MEMORY_ONLY, installed
-from benchmarks.trainer.workloads import MLP_WIDTH, mlp
+from benchmarks.trainer.workloads import MLP_WIDTH
 from dtj_trainer.config import TrainerConfig
+from dtj_trainer.measure.bench.workloads import mlp
 from dtj_trainer.strategies.scratch.sharded_model import ShardedModel
 from dtj_trainer.trainer import Trainer
 

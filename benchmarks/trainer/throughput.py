@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from benchmarks.trainer.arms import ARMS, BARE_DDP, installed
 from benchmarks.trainer.group import Rows
-from benchmarks.trainer.workloads import GPT, MLP, Workload, same_losses
+from benchmarks.trainer.workloads import GPT, MLP
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.distributed.comm_timer import CommTimer
+from dtj_trainer.measure.bench.workloads import Workload, same_losses
 from dtj_trainer.state import State, StateConfig
 from dtj_trainer.strategies import DdpConfig, StrategyConfig
 from dtj_trainer.strategies.ddp import Ddp

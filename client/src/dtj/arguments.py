@@ -49,6 +49,12 @@ def file_argument(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-f", "--filename", metavar="FILE", help="FILE as a flag, as with kubectl")
 
 
+def cluster_flags(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--kubeconfig", metavar="FILE", help="as with kubectl [$KUBECONFIG, ~/.kube/config]")
+    verb.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    verb.add_argument("-n", "--namespace", metavar="NAME", help="namespace [that of the context]")
+
+
 def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text}: write a whole number, 0 or more")

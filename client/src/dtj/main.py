@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from dtj.arguments import DISTRIBUTION, Command, Verb, Verbs, file_argument, late, natural, one_file
+from dtj.arguments import DISTRIBUTION, Command, Verb, Verbs, cluster_flags, file_argument, late, natural, one_file
+from dtj.bench.flags import add_bench
 from dtj.errors import DtjError
 from dtj.offline_verbs import add_convert, add_simulate
 
@@ -28,6 +29,7 @@ SYNONYMS = {  # verbs of other tools
     "status": "get NAME -o wide",
     "log": "logs",
     "migrate": "convert",
+    "benchmark": "bench",
     "import": "convert",
 }
 BROKEN_PIPE = 141  # as a shell reports SIGPIPE
@@ -67,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     _wait(verbs)
     _report(verbs)
     add_simulate(verbs)
+    add_bench(verbs)
     _delete(verbs)
     return top
 
@@ -177,12 +180,6 @@ def _scale(verbs: Verbs[Verb]) -> None:
     scale.set_defaults(command=late("dtj.local.scaling", "command"))
 
 
-def _cluster_flags(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--kubeconfig", metavar="FILE", help="as with kubectl [$KUBECONFIG, ~/.kube/config]")
-    verb.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
-    verb.add_argument("-n", "--namespace", metavar="NAME", help="namespace [that of the context]")
-
-
 def _submit(verbs: Verbs[Verb]) -> None:
     submit = verbs.add_parser(
         "submit",
@@ -193,7 +190,7 @@ def _submit(verbs: Verbs[Verb]) -> None:
     file_argument(submit)
     submit.add_argument("-o", "--output", choices=["name", "json", "yaml"])
     submit.add_argument("--force-conflicts", action="store_true", help="take over fields that another manager owns")
-    _cluster_flags(submit)
+    cluster_flags(submit)
     submit.set_defaults(command=late("dtj.cluster.verbs", "submit"))
 
 
@@ -206,7 +203,7 @@ def _get(verbs: Verbs[Verb]) -> None:
     get.add_argument("name", nargs="?")
     get.add_argument("-A", "--all-namespaces", action="store_true")
     get.add_argument("-o", "--output", choices=["json", "yaml", "wide", "name"])
-    _cluster_flags(get)
+    cluster_flags(get)
     get.set_defaults(command=late("dtj.cluster.verbs", "get"))
 
 
@@ -226,7 +223,7 @@ def _logs(verbs: Verbs[Verb]) -> None:
     only.add_argument("--pod", type=natural, metavar="ORDINAL", help="only this pod")
     logs.add_argument("--tail", type=natural, metavar="N", help="only the last N lines of each pod")
     logs.add_argument("--since", metavar="DURATION", help="only newer lines, as in 90s, 10m, 1h")
-    _cluster_flags(logs)
+    cluster_flags(logs)
     logs.set_defaults(command=late("dtj.cluster.logs", "logs"))
 
 
@@ -246,7 +243,7 @@ def _wait(verbs: Verbs[Verb]) -> None:
         help="Complete, Failed, Running, …, or delete [%(default)s]",
     )
     wait.add_argument("--timeout", metavar="DURATION", help="as in 90s, 10m, 1h [no limit]")
-    _cluster_flags(wait)
+    cluster_flags(wait)
     wait.set_defaults(command=late("dtj.cluster.wait", "wait"))
 
 
@@ -280,7 +277,7 @@ def _report(verbs: Verbs[Verb]) -> None:
     report.add_argument("--compare-metrics", metavar="FILE", help="metrics.jsonl of that run [as --metrics]")
     report.add_argument("--compare-traces", metavar="FOLDER", help="traces of that run [as --traces]")
     report.add_argument("--timeline", action="store_true", help="draw the timeline alone, and print no verdict")
-    _cluster_flags(report)
+    cluster_flags(report)
     report.set_defaults(command=late("dtj.report.command", "command"))
 
 
@@ -296,7 +293,7 @@ def _delete(verbs: Verbs[Verb]) -> None:
         "--wait", action=argparse.BooleanOptionalAction, default=True, help="wait until the job and its pods are gone"
     )
     delete.add_argument("--timeout", metavar="DURATION", help="limit of --wait, as in 90s, 10m [no limit]")
-    _cluster_flags(delete)
+    cluster_flags(delete)
     delete.set_defaults(command=late("dtj.cluster.verbs", "delete"))
 
 

@@ -14,8 +14,8 @@ from tests.unit.trainer.ranks import finished
 def short_trial() -> None:
     from benchmarks.trainer import throughput
     from benchmarks.trainer.arms import installed
-    from benchmarks.trainer.workloads import mlp
     from dtj_trainer.config import TrainerConfig
+    from dtj_trainer.measure.bench.workloads import mlp
     from dtj_trainer.trainer import Trainer
 
     with Trainer(TrainerConfig(steps=1)) as trainer:

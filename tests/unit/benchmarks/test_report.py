@@ -12,7 +12,7 @@ import torch
 import benchmarks
 from benchmarks.report import Ratio, Table, put, ratios, render
 from benchmarks.trainer.throughput import turn
-from benchmarks.trainer.workloads import same_losses
+from dtj_trainer.measure.bench.workloads import same_losses
 
 
 def test_disturbance_that_lasts_a_whole_trial_cancels_in_the_ratio() -> None:

@@ -20,8 +20,16 @@ CLOSE_SECONDS = 10.0
 class ProcessReaper:
     """While it is open, no process with this tag outlives dtj."""
 
-    def __init__(self, tag: str, scratch_dir: Path) -> None:
-        command = [sys.executable, "-m", __name__, tag, str(scratch_dir)]
+    def __init__(self, tag: str, scratch_dir: Path, *more: str, module: str = __name__) -> None:
+        """Starts the process.
+
+        Args:
+            tag: Of the processes that it kills.
+            scratch_dir: The folder that it removes.
+            more: Further arguments of `module`.
+            module: Is run once dtj has ended, which closes its standard input.
+        """
+        command = [sys.executable, "-m", module, tag, str(scratch_dir), *more]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )  # the pipe closes when dtj ends, for whatever reason

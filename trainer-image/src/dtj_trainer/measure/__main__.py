@@ -1,4 +1,4 @@
-"""Runs `python -m dtj_trainer.measure profile --config train.yaml [--field value …]` and `… measure link`."""
+"""Runs `python -m dtj_trainer.measure profile --config train.yaml [--field value …]`, `… link` and `… bench`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from dtj_trainer.config_parser import build, override, read_yaml
 from dtj_trainer.distributed.process_group import Group
 from dtj_trainer.distributed.worker_env import WorkerEnv
 from dtj_trainer.errors import ConfigError
+from dtj_trainer.measure.bench.command import add_bench, bench
 from dtj_trainer.measure.link import measure_link
 from dtj_trainer.measure.rank_profile import measure_rank
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line. Exit codes: 0 done, 93 a wrong field or flag, else an error."""
-    parser = argparse.ArgumentParser(prog="python -m dtj_trainer.measure", description="Measure for `dtj simulate`.")
-    kinds = parser.add_subparsers(required=True, metavar="profile|link", dest="kind")
+    parser = argparse.ArgumentParser(
+        prog="python -m dtj_trainer.measure", description="Measure for `dtj simulate` and `dtj bench`."
+    )
+    kinds = parser.add_subparsers(required=True, metavar="profile|link|bench", dest="kind")
     profile = kinds.add_parser(
         "profile",
         help="the step of one rank of a train.yaml",
@@ -41,11 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     link.add_argument("--trials", type=int, default=10, metavar="N", help="all-reduces of each size [%(default)s]")
     link.add_argument("--out", type=Path, default=Path("link.json"), metavar="FILE", help="[%(default)s]")
+    add_bench(kinds)
     flags, fields = parser.parse_known_args(argv)
+    if flags.kind != "profile" and fields:
+        parser.error(f"unrecognized arguments: {' '.join(fields)}")
     if flags.kind == "link":
-        if fields:
-            parser.error(f"unrecognized arguments: {' '.join(fields)}")
         return guarded(lambda: _link(flags.out, flags.trials))
+    if flags.kind == "bench":
+        return guarded(lambda: bench(flags))
     return guarded(lambda: _profile(flags.config, fields, flags.out, flags.timed_steps))
 
 

@@ -42,6 +42,35 @@ class DdpConfig:
             raise ConfigError("strategy.static_graph rebuilds the buckets: write fixed_buckets: false beside it")
 
 
+class DdpTimes:
+    """Adds up what DDP itself measures of its collectives: on a GPU by events, and so device time."""
+
+    def __init__(self) -> None:
+        self._iteration = self._steps = 0
+        self._total = self._exposed = 0.0
+
+    def begin(self, ddp: DistributedDataParallel) -> None:
+        """Makes DDP measure each step; on a GPU one in ten, because a measurement waits for events."""
+        torch_private.measure_ddp(ddp, 10 if ddp.device_type == "cuda" else 1)
+
+    def read(self, ddp: DistributedDataParallel) -> None:
+        """Reads the newest measurement, which costs 30 µs."""
+        times = torch_private.ddp_times(ddp)
+        if times.get("iteration", 0) > self._iteration:
+            self._iteration, self._steps = times["iteration"], self._steps + 1
+            total, overlapped = times.get("backward_comm_time", 0), times.get("backward_compute_comm_overlap_time", 0)
+            self._total += total / 1e9
+            self._exposed += max(0, total - overlapped) / 1e9
+
+    def pop(self) -> CommStats | None:
+        """Returns the means per measured step since the last call; None without such a step."""
+        if not self._steps:
+            return None
+        found = CommStats(total=self._total / self._steps, exposed=self._exposed / self._steps)
+        self._steps, self._total, self._exposed = 0, 0.0, 0.0
+        return found
+
+
 class Ddp:
     """The strategy `ddp`."""
 
@@ -51,8 +80,8 @@ class Ddp:
         self.config = config or DdpConfig()
         self.communication = communication or CommunicationConfig()
         self.queue: GradientQueue | None = None
-        self._finished = self._iteration = self._steps = 0
-        self._total = self._exposed = 0.0
+        self._finished = 0
+        self._times = DdpTimes()
         self._last: CommStats | None = None
 
     def wrap(self, model: nn.Module, group: Group) -> nn.Module:
@@ -76,8 +105,7 @@ class Ddp:
             static_graph=self.config.static_graph,
             find_unused_parameters=self.config.find_unused_parameters,
         )
-        rate = 10 if group.device.type == "cuda" else 1  # a GPU's sample waits for events
-        torch_private.measure_ddp(ddp, rate)
+        self._times.begin(ddp)
         if self.config.fixed_buckets:
             _fix_buckets(ddp)
         if self.queue is not None:
@@ -89,34 +117,23 @@ class Ddp:
         return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
 
     def finish(self, model: nn.Module) -> None:
-        """Reads what DDP has measured, which costs 30 µs, every few steps.
+        """Reads what DDP has measured every few steps.
 
         Its own backward has waited already.
         """
         self._finished += 1
         if self.queue is not None and not isinstance(model, DistributedDataParallel):
             self.queue.finish()
-        if not isinstance(model, DistributedDataParallel) or self._finished % SAMPLE_EVERY != 2:
-            return
-        times = torch_private.ddp_times(model)
-        if times.get("iteration", 0) > self._iteration:
-            self._iteration, self._steps = times["iteration"], self._steps + 1
-            total, overlapped = times.get("backward_comm_time", 0), times.get("backward_compute_comm_overlap_time", 0)
-            self._total += total / 1e9
-            self._exposed += max(0, total - overlapped) / 1e9
+        if isinstance(model, DistributedDataParallel) and self._finished % SAMPLE_EVERY == 2:
+            self._times.read(model)
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Clips as torch does: every rank has all gradients."""
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
     def comm_stats(self, model: nn.Module) -> CommStats | None:
-        """Returns DDP's own measurements: on a GPU by events, and so device time.
-
-        One step in four (GPU: ten) is measured.
-        """
-        if self._steps:
-            self._last = CommStats(total=self._total / self._steps, exposed=self._exposed / self._steps)
-            self._steps, self._total, self._exposed = 0, 0.0, 0.0
+        """Returns DDP's own measurements of one step in four (GPU: ten)."""
+        self._last = self._times.pop() or self._last
         return self._last
 
     def zero_grad(self, model: nn.Module, optimizer: Optimizer) -> None:

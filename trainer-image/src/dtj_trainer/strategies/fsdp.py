@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -110,6 +110,22 @@ class TimedReduceScatter(DefaultReduceScatter):
         self._comm_timer.add_blocked(time.perf_counter() - self._before_all_reduce)
 
 
+def time_collectives(modules: Sequence[FSDPModule], comm_timer: CommTimer, *, replicas: bool = False) -> None:
+    """Times the collectives of modules that fully_shard has wrapped.
+
+    Args:
+        modules: Each of them.
+        comm_timer: Adds up the times.
+        replicas: Whether an all-reduce over replicas follows each reduce-scatter.
+    """
+    for module in modules:
+        scatter = TimedReduceScatter(comm_timer)
+        module.set_custom_all_gather(TimedAllGather(comm_timer))
+        module.set_custom_reduce_scatter(scatter)
+        if replicas:
+            module.set_all_reduce_hook(scatter.after_all_reduce)
+
+
 class Fsdp:
     """The strategies `fsdp` and `hsdp`."""
 
@@ -148,13 +164,8 @@ class Fsdp:
             fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
         self._comm_timer = CommTimer(group)
         if self._comm_timer.enabled:
-            for module in modules:
-                assert isinstance(module, FSDPModule)
-                scatter = TimedReduceScatter(self._comm_timer)
-                module.set_custom_all_gather(TimedAllGather(self._comm_timer))
-                module.set_custom_reduce_scatter(scatter)
-                if isinstance(config, HsdpConfig):
-                    module.set_all_reduce_hook(scatter.after_all_reduce)
+            sharded = [module for module in modules if isinstance(module, FSDPModule)]
+            time_collectives(sharded, self._comm_timer, replicas=isinstance(config, HsdpConfig))
         return model
 
     @contextmanager

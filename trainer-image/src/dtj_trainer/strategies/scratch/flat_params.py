@@ -181,8 +181,9 @@ class FlatParamGroup:
         if self._scattering is not None and not self.full.is_cuda:
             # Gloo's reduce-scatter is not completed before it is waited for, and takes no timeout.
             waits = threading.Thread(target=self._scattering[0].wait, daemon=True)
-            waits.start()
-            waits.join(seconds)
+            with self.comm_timer.waiting():
+                waits.start()
+                waits.join(seconds)
             if waits.is_alive():
                 return False
         self.wait_scattered()

@@ -76,7 +76,8 @@ class ShardedModel(ScratchModel):
         Warns once of parameters that only count as zero.
         """
         flags = [index in g.used for g in self.flat_groups for index in range(len(g.parameters))]
-        anywhere = iter(self._group.gather(torch.tensor(flags, dtype=torch.uint8)).amax(0).tolist())
+        with self.comm_timer.waiting():
+            anywhere = iter(self._group.gather(torch.tensor(flags, dtype=torch.uint8)).amax(0).tolist())
         used = {g: [bool(next(anywhere)) for _ in g.parameters] for g in self.flat_groups}
         if not self._warned:
             partly = [pair for g, row in used.items() if any(row) for pair in zip(g.names, row, strict=True)]
