@@ -31,7 +31,9 @@ def check_counted(world: World, final: dict[str, Any]) -> None:
         had_twin = any("twin" in kinds for number, kinds in world.faults.items() if number <= attempt)
         # Where attempts run without some pods, an agent that has crashed is back, and charged, at any later time.
         crashed = any("agent" in kinds for number, kinds in world.faults.items() if number < attempt)
-        clean = earlier <= free | {"worker"} and not (crashed and world.sizes.are_partial)
+        # An attempt that only its leader has heard of is lost with it: the next one continues the attempt before.
+        only_led = world.replicas > 1 and len(world.ran.get(attempt, ())) < 2
+        clean = earlier <= free | {"worker"} and not (crashed and world.sizes.are_partial) and not only_led
         recovery = recoveries.get(attempt + 1)
         # A pod that left before may be missed only now.
         alone = earlier <= {"worker"}

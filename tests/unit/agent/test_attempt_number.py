@@ -47,8 +47,8 @@ def test_later_lease_of_another_coordinator_stops_this_one() -> None:
     assert [effect.why for effect in harness.stepped_down] == ["another coordinator of this job has started attempt 2"]
 
 
-def test_lease_found_after_an_error_is_this_coordinators_own() -> None:
-    """The volume failed after the rename."""
+def test_lease_found_after_an_error_may_be_another_coordinators() -> None:
+    """The volume failed after the rename, or before it, and another coordinator has the number."""
     harness = CoordinatorHarness(1)
     harness.join(0)
     harness.fail(0)
@@ -58,7 +58,8 @@ def test_lease_found_after_an_error_is_this_coordinators_own() -> None:
     harness.time += 2
     harness.do(harness.coordinator.tick(harness.now()))
     harness.do(harness.coordinator.lease_done(2, 2, None, harness.now()))
-    assert harness.leases == [1, 2, 2, 3]
+    assert harness.leases == [1, 2, 2]
+    assert [effect.why for effect in harness.stepped_down] == ["another coordinator of this job has started attempt 2"]
 
 
 def test_hanging_lease_is_reported_and_a_stale_answer_ignored() -> None:

@@ -22,6 +22,7 @@ KILL = LostPod("j-1", "10.0.0.1", "OOMKilled", False, 1_790_000_100.0)
 def leader(history: History, ordinal: int, **spec: Any) -> CoordinatorHarness:
     """Returns the coordinator in pod `ordinal` of three, which begins with what it remembers."""
     spec.setdefault("max_restarts", 5)
+    spec.setdefault("has_volume", False)
     return CoordinatorHarness(3, history=history.copy(), ordinal=ordinal, **spec)
 
 
@@ -41,7 +42,7 @@ def listed(history: History) -> list[tuple[str, int]]:
 def held(history: History, **spec: Any) -> History:
     """Returns the memory of a coordinator that has charged the crash in pod 1, and was lost before it could start."""
     first = leader(history, 2, **spec)
-    first.grants = False
+    first.promises = False
     after = gather(first, pod1=CRASHED)
     first.wait(names.CRASH_CAUSE_SECONDS + 1)
     assert (after.attempt, after.restarts["counted"], after.charged) == (5, 1, 5)
@@ -148,7 +149,7 @@ def test_lost_coordinator_is_listed_as_any_other_lost_pod() -> None:
 
 def test_lost_coordinator_is_listed_once_by_two_that_follow() -> None:
     first = leader(past(3), 1)
-    first.grants = False
+    first.promises = False
     listing = gather(first, pod0=NEW_POD)
     second = leader(listing, 2)
     history = gather(second, pod0=NEW_POD)

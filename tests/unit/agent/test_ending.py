@@ -14,7 +14,7 @@ from dtj_agent.pages.status import coordinator_status
 from dtj_agent.settings import parse
 from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
-from tests.unit.agent.formation_harness import with_spare
+from tests.unit.agent.formation_harness import started, with_spare
 from tests.unit.agent.test_member import START
 from tests.unit.agent.test_outrun import join, past
 
@@ -71,7 +71,25 @@ def test_new_leader_ends_the_job_after_ten_seconds_unless_all_pods_are_there() -
     assert harness.coordinator.outcome is None
     harness.wait(names.TAKEOVER_SECONDS)
     assert harness.coordinator.outcome is not None
-    assert harness.leases == []
+    assert harness.leases == [6], "the lease shows that no others continue the job"
+
+
+def test_new_leader_ends_no_job_that_others_have_continued_as_the_lease_shows() -> None:
+    """Its own pod may be one that was replaced and lives on: the new one knows attempt 6, and how it ended."""
+    harness = CoordinatorHarness(2, history=past(2), has_volume=True, max_restarts=0)
+    harness.grants = False
+    join(harness, 1)
+    broke = {"attempt": 5, "silence": 0.1, "ago": 0.1, "step": None, "leader": 1}
+    harness.join(0, attempt=5, history=past(2).to_json(), crashed=True, interrupted=broke)
+    harness.wait(names.CRASH_CAUSE_SECONDS)
+    harness.do(harness.coordinator.lease_done(6, 6, None, harness.now()))
+    harness.grants = True
+    harness.do(harness.coordinator.lease_done(7, None, None, harness.now()))
+    harness.wait(names.FIRST_START_SECONDS - 1)
+    assert (harness.coordinator.outcome, started(harness), harness.leases) == (None, [], [6, 7])
+    harness.wait(1)
+    assert harness.coordinator.outcome is not None
+    assert harness.coordinator.outcome["reason"] == "RestartBudgetSpent"
 
 
 def test_failure_ends_no_pod_before_a_majority_holds_it() -> None:

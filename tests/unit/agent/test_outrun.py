@@ -8,6 +8,7 @@ import pytest
 
 from dtj_agent.group.history import History
 from dtj_agent.group.members import Members
+from dtj_contract import names
 from tests.unit.agent.coordinator_harness import CoordinatorHarness
 from tests.unit.agent.formation_harness import elastic, started
 
@@ -56,6 +57,10 @@ def test_outrun_pod_continues_with_a_majority() -> None:
     join(harness, 1)
     assert harness.leases == [6], "two of four are no majority without pod 0"
     join(harness, 2)
+    harness.wait(names.FIRST_START_SECONDS - 1)
+    assert harness.leases == [6], "pod 0 may know attempt 6, and that it has ended the job"
+    assert harness.coordinator.phase_message(harness.now()) == OUTRUN
+    harness.wait(1)
     assert harness.leases == [6, 7]
     assert harness.coordinator.phase_message(harness.now()) != OUTRUN
     lease(harness)

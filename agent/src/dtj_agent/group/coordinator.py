@@ -53,13 +53,13 @@ class Coordinator:
         self.spec = spec
         self.ordinal = ordinal
         self.outcome = final
-        self._outbox = Outbox()
+        self.outbox = Outbox()
         self.roster = Roster(spec)
-        self.lifecycle = AttemptLifecycle(spec, self.roster, history, self._outbox, now)
+        self.lifecycle = AttemptLifecycle(spec, self.roster, history, self.outbox, now)
         self.policy = self.lifecycle.policy
         witnesses = Witnesses(self.roster)
-        self.formation = Formation(spec, self.roster, witnesses, self._outbox, now)
-        self.ending = Ending(spec, self.formation, self.roster, witnesses, self._outbox)
+        self.formation = Formation(spec, self.roster, witnesses, self.outbox, now)
+        self.ending = Ending(spec, self.formation, self.roster, witnesses, self.outbox)
         self.lease = LeaseRequest()
         self.epoch = Epoch(self.roster, witnesses, history, spec.attempt_floor)
         self._admission = Admission(spec, self.roster)
@@ -126,15 +126,15 @@ class Coordinator:
         rejection = self._admission.rejection(hello, now)
         if rejection:
             if not self._admission.is_repeated(rejection):
-                self._outbox.log("rejected " + rejection)
-            self._outbox.close(conn)
-            return self._outbox.take()
+                self.outbox.log("rejected " + rejection)
+            self.outbox.close(conn)
+            return self.outbox.take()
         seen = theirs.attempt if self.outcome is not None else max(hello["attempt"], theirs.attempt)
         if seen > self._reached and (self.epoch.number or self.outcome is not None):
             return self._step_down("%s knows attempt %d of another one" % (hello["pod"], seen), theirs)
         old = self.peers.get(hello["ordinal"])
         if old is not None:
-            self._outbox.close(old.conn)
+            self.outbox.close(old.conn)
             self._gone(old, now.mono - old.heard, now)
         newer = self.epoch.take_over(theirs, self.history) if self.phase == PHASE_RENDEZVOUS else None
         if newer is not None:
@@ -145,9 +145,9 @@ class Coordinator:
             self._finish(final)
         if self.outcome is None:
             self.lifecycle.member_returned(hello, now)
-            self._outbox.send(conn, self._history_message())
-            self.epoch.joined(self.peers[hello["ordinal"]], self.history.attempt, self._outbox)
-        self._outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.roster.pods))
+            self.outbox.send(conn, self._history_message())
+            self.epoch.joined(self.peers[hello["ordinal"]], self.history.attempt, self.outbox)
+        self.outbox.log("agent of %s joined (%d of %d)" % (hello["pod"], len(self.peers), self.roster.pods))
         return self._advance(now)
 
     def left(self, conn: int, silence: float, now: Now) -> List[Effect]:
@@ -181,7 +181,7 @@ class Coordinator:
             self.lifecycle.progressed(message["progress"], now)
         elif kind == "failed" and self.lifecycle.is_current(peer, message["attempt"]):
             self.lifecycle.workers_failed(peer, message["failures"], now)
-        elif kind == "promised" and self.epoch.promised(peer, message, self._known_attempt, self._outbox, now):
+        elif kind == "promised" and self.epoch.promised(peer, message, self._known_attempt, self.outbox, now):
             taken = None if message["granted"] else max(message["known"], message["attempt"])
             return self.lease_done(message["attempt"], taken, None, now)
         return self._advance(now)
@@ -192,18 +192,18 @@ class Coordinator:
         `taken`: the file held this number >= `attempt` already; `error`: the file can't be used.
         """
         self.epoch.asked = 0
-        self.epoch.lease_taken(taken)
+        self.epoch.lease_taken(taken, now)
         if self.lease.answered(attempt, taken, error, now):
             # An agent that joined meanwhile may know a later attempt, or have promised not to start this one.
             known = max(self._known_attempt, self.roster.greatest_promise - 1)
             is_ready = self.roster.is_whole and not self.lifecycle.is_held_back(self.ordinal, now)
-            if self.phase == PHASE_RENDEZVOUS and is_ready and attempt > known:
+            if self.phase == PHASE_RENDEZVOUS and is_ready and attempt > known and not self._is_charged_out(now):
                 self._start(attempt, self.roster.ready(), now)
         elif self.lease.is_replaced:
-            self._lease_trouble(Reason.LEASE_LOST, str(self.lease.trouble), now)
+            waiting.report_lease_trouble(self, Reason.LEASE_LOST, str(self.lease.trouble), now)
             return self._step_down(str(self.lease.trouble), None)
         elif error is not None:
-            self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
+            waiting.report_lease_trouble(self, Reason.CHECKPOINT_VOLUME_UNAVAILABLE, error, now)
         return self._advance(now)
 
     def heard_of(self, attempt: int, now: Now) -> List[Effect]:
@@ -226,25 +226,25 @@ class Coordinator:
         """Handles the passing of time; called about once a second."""
         if self.phase in (PHASE_RENDEZVOUS, PHASE_STOPPING) and now.mono >= self._log_at:
             self._log_at = now.mono + LOG_SECONDS
-            self._outbox.log(self.phase_message(now) or "waiting for the lease of the next attempt")
+            self.outbox.log(self.phase_message(now) or "waiting for the lease of the next attempt")
         if self.spec.has_volume and self.lease.is_overdue(now):
-            self._lease_trouble(Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
+            waiting.report_lease_trouble(self, Reason.CHECKPOINT_VOLUME_UNAVAILABLE, str(self.lease.trouble), now)
         self.lifecycle.give_up_overdue(now)
         self.lifecycle.look_for_hang(now)
         self.lifecycle.look_for_stragglers(now)
-        if self.epoch.teach(self._known_attempt, self._outbox, now):
+        if self.epoch.teach(self._known_attempt, self.outbox, now):
             return self.lease_done(self.epoch.asked, None, None, now)
         return self._advance(now)
 
     def _step_down(self, why: str, theirs: Optional[History]) -> List[Effect]:
-        self._outbox.step_down(why, None if theirs is None else theirs.to_json())
-        return self._outbox.take()
+        self.outbox.step_down(why, None if theirs is None else theirs.to_json())
+        return self.outbox.take()
 
     def _gone(self, peer: Peer, silence: float, now: Now) -> None:
         self.roster.remove(peer, now)
         self.epoch.left(peer)
         if self.outcome is None:
-            self._outbox.log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
+            self.outbox.log("agent of %s is gone (silent for %.2f s)" % (peer.pod, silence))
             self.lifecycle.member_lost(peer, silence, now)
 
     def _ended(self, peer: Peer, message: Message, now: Now) -> None:
@@ -254,12 +254,6 @@ class Coordinator:
         if peer.state == DONE and self.lifecycle.is_current(peer, message["attempt"]):
             self.lifecycle.attempt.done.add(peer.ordinal)
         return None
-
-    def _lease_trouble(self, reason: str, why: str, now: Now) -> None:
-        if self.phase_reason != reason:  # reported once
-            self.history.event("Warning", reason, why, now.wall)
-            self.lifecycle.phase_reason = reason
-            self._outbox.log("the lease can't be written: %s" % why)
 
     # --- what follows ---------------------------------------------------------------------------------------------
 
@@ -276,11 +270,11 @@ class Coordinator:
             self.ending.inform(self.outcome, now)
         elif now.mono >= self._send_after:
             self._send_history(now)
-        return self._outbox.take()
+        return self.outbox.take()
 
     def _send_all(self, peers: Dict[int, Peer], message: Message) -> None:
         for peer in peers.values():
-            self._outbox.send(peer.conn, message)
+            self.outbox.send(peer.conn, message)
 
     def _send_history(self, now: Now) -> None:
         if self.history.revision != self._sent_revision:
@@ -318,9 +312,10 @@ class Coordinator:
             return self._succeed(now)
         # A coordinator that has started nothing may be one of two: the others decide whether it may end the job.
         is_sure = self.epoch.number > 0 or (whole and self.epoch.is_vouched(now))
-        failed = self.lifecycle.charge_deferred(now) if is_sure else None
-        if failed is not None:
-            return self._fail(failed, now)
+        # With a volume the lease, too, shows whether others have continued it.
+        is_fenced = self.epoch.number > 0 or not self.spec.has_volume or self.lease.is_granted
+        if is_sure and is_fenced and self._is_charged_out(now):
+            return None
         is_held_back = self.lifecycle.is_held_back(self.ordinal, now) or self.epoch.is_outrun(self.history.attempt, now)
         if not whole:
             self.lifecycle.gathering("schedule", now)
@@ -329,7 +324,7 @@ class Coordinator:
             if self.formation.is_variable and self.hands_over and not last and self.roster.first < self.ordinal:
                 # A leader that is in no attempt would be lost for nothing: a spare, a pod that is scaled away.
                 self.hands_over = False
-                return self._outbox.step_down("%s is the first of the group" % self.peers[self.roster.first].pod, None)
+                return self.outbox.step_down("%s is the first of the group" % self.peers[self.roster.first].pod, None)
             self._request_number(now)
         speaks_for_all = not self.formation.is_variable or self.roster.is_majority(self.peers)
         if speaks_for_all and 0 < self.spec.rendezvous_timeout < now.mono - self._gathering_since:
@@ -344,21 +339,21 @@ class Coordinator:
             return
         self._send_history(now)  # what the restart costs must outlive this agent
         if self.spec.has_volume:
-            self._outbox.write_lease(attempt)
+            self.outbox.write_lease(attempt)
         else:
             self.epoch.request(attempt)
-            self.epoch.ask(self._outbox)
+            self.epoch.ask(self.outbox)
 
     def _start(self, attempt: int, chosen: List[Peer], now: Now) -> None:
         self._failed = None
-        self.epoch.started(attempt, chosen, self._outbox)
+        self.epoch.started(attempt, chosen, self.outbox)
         self.ending.started()
         self.formation.starting(chosen, self.lifecycle.due_recovery(now), self.history, now)
         self.lifecycle.start(attempt, chosen, {"epoch": self.epoch.number, "leader": self.ordinal}, now)
         self._sent_revision = self.history.revision
         self._send_all(self.roster.in_state(IDLE), self._history_message())
         pods = listed([peer.pod for peer in chosen], len(chosen))
-        self._outbox.log("attempt %d starts on %s" % (attempt, pods))
+        self.outbox.log("attempt %d starts on %s" % (attempt, pods))
 
     # --- the job ends ---------------------------------------------------------------------------------------------
 
@@ -372,8 +367,15 @@ class Coordinator:
         text = "all %d workers of attempt %d exited with 0" % (attempt.world_size, attempt.number)
         self._end(outcome.SUCCEEDED, Reason.SUCCEEDED, text, None, now)
 
+    def _is_charged_out(self, now: Now) -> bool:
+        """Charges the deferred failure, if any. Returns whether it ends the job, now or soon."""
+        failed = self.lifecycle.charge_deferred(now)
+        if failed is not None:
+            self._fail(failed, now)
+        return failed is not None
+
     def _fail(self, why: Fail, now: Now) -> None:
-        if self.ending.may_end(now):
+        if self.ending.may_end(now) and not self.epoch.may_have_missed(self.history.attempt, now):
             self._end(outcome.FAILED, why.reason, why.message, why.failure, now)
 
     def _end(self, result: str, reason: str, message: str, failure: Optional[Dict[str, Any]], now: Now) -> None:
@@ -394,4 +396,4 @@ class Coordinator:
     def _finish(self, final: Message) -> None:
         self.outcome = final
         self.lifecycle.finish(str(final.get("reason")))
-        self._outbox.log("the job is finished: %s, %s: %s" % outcome.summary(final))
+        self.outbox.log("the job is finished: %s, %s: %s" % outcome.summary(final))

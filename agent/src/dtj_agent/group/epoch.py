@@ -14,6 +14,7 @@ from dtj_agent.group.history import History
 from dtj_agent.group.messages import Message, Now
 from dtj_agent.group.roster import Peer, Roster
 from dtj_agent.group.witnesses import Witnesses
+from dtj_contract import names
 
 
 class Epoch:
@@ -27,6 +28,7 @@ class Epoch:
         """The number that the members are asked to promise; 0: none."""
         self.taken = 0
         """The attempt that others have started meanwhile, as the lease shows; 0: none."""
+        self._taken_at = 0.0
         self._floor = floor - 1
         self._copied = history.copy()
         """The history before this coordinator added to it."""
@@ -45,10 +47,10 @@ class Epoch:
         # Members remember by their start. The others have missed nothing if it is the first one.
         self._teach(list(self._roster.forgetful.values()) if is_first else [], attempt, outbox)
 
-    def lease_taken(self, attempt: Optional[int]) -> None:
+    def lease_taken(self, attempt: Optional[int], now: Now) -> None:
         """Notes that the lease held `attempt` already, if it did, before this coordinator had started any."""
         if attempt is not None and not self.number:
-            self.taken = attempt
+            self.taken, self._taken_at = attempt, now.mono
 
     def is_outrun(self, attempt: int, now: Now) -> bool:
         """Returns whether others, who are more, continue without this agent, or have ended the job.
@@ -56,8 +58,19 @@ class Epoch:
         A start here would take the lease from them, and break their training. `attempt`: the last
         one of this coordinator's history.
         """
-        remembered = max(self._floor, attempt, self._roster.greatest_attempt)
-        return max(self.taken, self.later) > remembered and not self._witnesses.remember(self._roster.peers.keys(), now)
+        peers = self._roster.peers
+        if max(self.taken, self.later) <= self._remembered(attempt):
+            return False
+        if len(peers) < self._roster.pods and self.may_have_missed(attempt, now):
+            return True
+        return not self._witnesses.remember(peers.keys(), now)
+
+    def may_have_missed(self, attempt: int, now: Now) -> bool:
+        """Returns whether an agent that is away may know the attempt in the lease, and its end; for a minute."""
+        return self.taken > self._remembered(attempt) and now.mono < self._taken_at + names.FIRST_START_SECONDS
+
+    def _remembered(self, attempt: int) -> int:
+        return max(self._floor, attempt, self._roster.greatest_attempt)
 
     def is_vouched(self, now: Now) -> bool:
         """Returns whether so many agents here remember the job that no others can have continued it."""

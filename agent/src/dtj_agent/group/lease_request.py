@@ -19,11 +19,8 @@ class LeaseRequest:
         """Why there is no lease yet, if the volume is slow or fails."""
         self.is_replaced = False
         """Another coordinator wrote a later lease and runs the job now."""
-        self._granted = False
-        self._tried = 0
-        """The greatest number that this process tried to write; the file may hold it despite an error."""
-        self._is_new = True
-        """The pending number was not tried before."""
+        self.is_granted = False
+        """A number was granted to this process."""
         self._pending: Optional[int] = None
         self._since = 0.0
         self._not_before = 0.0
@@ -38,14 +35,13 @@ class LeaseRequest:
         if self._pending is not None or now.mono < self._not_before or self.is_replaced:
             return None
         self._pending, self._since = 1 + max(known, self._floor), now.mono
-        self._is_new, self._tried = self._pending > self._tried, max(self._pending, self._tried)
         return self._pending
 
     def answered(self, attempt: int, taken: Optional[int], error: Optional[str], now: Now) -> bool:
         """Returns whether the lease of `attempt` is granted.
 
         `taken`: the file held this number >= `attempt` already; `error`: the file could not be
-        used.
+        used. A number that was written despite an error may as well be another coordinator's.
         """
         if attempt != self._pending:
             return False
@@ -56,10 +52,10 @@ class LeaseRequest:
             return False
         self._floor = attempt if taken is None else taken
         self.trouble = None
-        if self._granted and taken is not None and (taken > attempt or self._is_new):
+        if self.is_granted and taken is not None:
             self.is_replaced = True
             self.trouble = "another coordinator of this job has started attempt %d" % taken
-        self._granted = self._granted or taken is None
+        self.is_granted = self.is_granted or taken is None
         return taken is None
 
     def is_overdue(self, now: Now) -> bool:

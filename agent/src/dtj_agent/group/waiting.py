@@ -1,4 +1,4 @@
-"""Describes what the group waits for. Pure."""
+"""Describes and reports what the group waits for. Pure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ def describe(group: Coordinator, now: Now) -> str:
         return ""
     absent = ending or group.formation.waiting(group.history, now)
     return absent or group.lease.trouble or _pause(group, now) or group.epoch.waiting(group.history.attempt, now)
+
+
+def report_lease_trouble(group: Coordinator, reason: str, why: str, now: Now) -> None:
+    """Reports, once for each reason, that there is no lease for the next attempt."""
+    if group.phase_reason != reason:
+        group.history.event("Warning", reason, why, now.wall)
+        group.lifecycle.phase_reason = reason
+        group.outbox.log("the lease can't be written: %s" % why)
 
 
 def _pause(group: Coordinator, now: Now) -> str:
