@@ -85,6 +85,20 @@ def test_output_is_one_valid_job_and_notes_go_to_standard_error(capsys: pytest.C
     assert err.splitlines()[0].startswith("job.yaml: in another form: spec.pytorchReplicaSpecs.")
 
 
+@pytest.mark.parametrize("text", ["1e-4", "1.5e5", "0o17", "y", "N", "1_000", "-.5", "+1E3", "12", "0x1F"])
+def test_text_that_kubectl_would_read_as_a_number_or_boolean_is_quoted(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "--image", IMAGE, "--", "torchrun", "train.py", "--lr", text]) == 0
+    assert f"- '{text}'\n" in capsys.readouterr().out
+
+
+def test_byte_order_mark_is_no_part_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.sbatch").write_text("\ufeff#SBATCH -N 2\nsrun python3 train.py\n", encoding="utf-8")
+    assert main(["convert", "--image", IMAGE, "job.sbatch"]) == 0
+    assert "replicas: 2\n" in capsys.readouterr().out
+
+
 def test_comments_flag_writes_the_notes_above_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(PYTORCHJOB)
     main(["convert", "--comments", "-f", "job.yaml"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from dtj.errors import InputError
 
 STANDARD_INPUT = "-"
 T = TypeVar("T")
+# Texts that PyYAML writes without quotes, and that kubectl reads as a number or a boolean: 1e-4, 0o17, y.
+NOT_TEXT = re.compile(r"[-+.]{0,2}[0-9][0-9a-fA-FxXoO_.+-]*|[yYnN]")
 LOUD = (How.NOT_CARRIED, How.UNKNOWN)
 
 
@@ -64,14 +67,15 @@ def render(drafts: list[Draft], where: str, *, comments: bool = False) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and no anchors."""
+    """Writes texts of several lines as blocks, texts that look like numbers in quotes, and no anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+    style = "|" if "\n" in value else "'" if NOT_TEXT.fullmatch(value) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -95,8 +99,9 @@ def _with_place(path: str, act: Callable[[str], T], text: str | None = None) -> 
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{error.strerror}: give the file of a job, or - for standard input") from error
     except UnicodeDecodeError as error:
         raise InputError("not text in UTF-8: give the file of a job") from error
+    return text.removeprefix("\ufeff")  # the byte order mark of editors on Windows
