@@ -17,7 +17,7 @@ from dtj.convert.documents import Options, convert
 from dtj.errors import InputError
 from dtj.main import main
 from dtj_core import api
-from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB
+from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB, changed
 from tests.unit.client.support import job_yaml
 
 BAD = {
@@ -36,6 +36,11 @@ BAD = {
         "line 2: {{ .Values.name }} is a template",
     ),
     "envsubst": (PYTORCHJOB.replace("replicas: 3", "replicas: $N"), "$N is filled in by envsubst or a script"),
+    "envsubst in flow style": (
+        PYTORCHJOB.replace("{name: mnist,", "{name: '${NAME}',"),
+        "metadata.name: $NAME is filled",
+    ),
+    "a quoted Helm template": (PYTORCHJOB.replace("replicas: 3", "replicas: '{{ .N }}'"), "{{ .N }} is a template"),
     "another version": (
         PYTORCHJOB.replace("kubeflow.org/v1", "kubeflow.org/v1beta2"),
         "kubeflow.org/v1beta2 is not converted",
@@ -140,6 +145,34 @@ def test_error_in_one_of_several_jobs_names_the_job(capsys: pytest.CaptureFixtur
     Path("all.yaml").write_text(f"{PYTORCHJOB}---\n{TRAINJOB}")
     assert main(["convert", "all.yaml"]) == 2
     assert "dtj: all.yaml: TrainJob mnist: spec.runtimeRef: " in capsys.readouterr().err
+
+
+def test_shell_text_and_other_documents_may_hold_what_looks_like_a_template(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shell = changed(
+        PYTORCHJOB,
+        {
+            f"spec.pytorchReplicaSpecs.{role}.template.spec.containers[0].command": [
+                "sh",
+                "-c",
+                "# rank: $RANK\necho of:\\\n  world: $WORLD_SIZE\npython3 t.py\n",
+            ]
+            for role in ("Master", "Worker")
+        },
+    )
+    config = "kind: ConfigMap\napiVersion: v1\ndata:\n  chat: '{{ messages }}'\n  home: ${HOME}\n"
+    Path("job.yaml").write_text(f"{config}---\n{shell}")
+    assert main(["convert", "job.yaml"]) == 0
+    assert "not carried over: ConfigMap: no training job: apply it by itself" in capsys.readouterr().err
+
+
+def test_json_on_one_line_is_no_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    command = {"spec.pytorchReplicaSpecs.Master.template.spec.containers[0].command": ["torchrun", "t.py"]}
+    job = yaml.safe_load(changed(PYTORCHJOB, {**command, "spec.pytorchReplicaSpecs.Worker": None}))
+    Path("job.json").write_text(json.dumps({"metadata": job.pop("metadata"), **job}))
+    assert main(["convert", "job.json"]) == 0
+    assert "script: t.py" in capsys.readouterr().out
 
 
 def test_list_of_kubectl_is_converted(capsys: pytest.CaptureFixture[str]) -> None:
