@@ -181,6 +181,12 @@ SHELL: dict[str, tuple[list[list[str]], dict[str, str]]] = {
     "a && b || c; d | e": ([["a"], ["b"], ["c"], ["d"], ["e"]], {}),
     "a \\\n  b": ([["a", "b"]], {}),
     "a > log 2>&1 < in b": ([["a", "b"]], {}),
+    "a >'my log' b>c<d 2>>\"e\" -f": ([["a", "b", "-f"]], {}),
+    "a <<EOF\nit's $X\nEOF\nb": ([["a"], ["b"]], {}),
+    "a <<- 'E' > f; b<<F\n\tx(\n\tE\ny\nF\nc": ([["a"], ["b"], ["c"]], {}),
+    "a <<< x\nb": ([["a"], ["b"]], {}),
+    "a '<<E'\nb\nE": ([["a", "<<E"], ["b"], ["E"]], {}),
+    "((i << 3))\nb": ([["i"], ["b"]], {}),
     "a $X \"$X\" '$X' \\$X": ([["a", "1", "2", "1 2", "$X", "$X"]], {"X": "1 2"}),
     "a ${X:-3} ${Y:-4} $Z": ([["a", "1", "4", "$Z"]], {"X": "1"}),
     "a $((X * 2)) $(date)": ([["a", "8", "$(date)"]], {"X": "4"}),
@@ -197,6 +203,12 @@ SHELL: dict[str, tuple[list[list[str]], dict[str, str]]] = {
 def test_shell_text_is_read_as_a_shell_does(text: str) -> None:
     expected, values = SHELL[text]
     assert [shell.expand(step.tokens, values) for step in shell.commands(text)] == expected
+
+
+def test_redirections_and_lines_behind_a_document_are_known() -> None:
+    first, second = shell.commands('a b <<E >"x y" 2>&1\nit\'s\nE\nc')
+    assert (first.redirected, second.redirected) == ("<<E >x y 2>&1", "")
+    assert second.line == 4
 
 
 def test_commands_know_their_line_and_what_is_around_them() -> None:
