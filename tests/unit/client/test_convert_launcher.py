@@ -41,6 +41,21 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.processesPerPod": 2, "spec.entrypoint": {"script": "t.py"}},
         ["--use_env", "--master_port (1234)"],
     ),
+    "torch.distributed.launch passes the rank as a flag": (
+        "python -m torch.distributed.launch t.py",
+        {"spec.entrypoint": {"script": "t.py"}},
+        ["--local_rank: python -m torch.distributed.launch passed it to the script: read LOCAL_RANK"],
+    ),
+    "restarts that only a run knows": (
+        "torchrun --max-restarts=$N t.py",
+        {"spec.restart": None},
+        ["not carried over: line 1: --max-restarts ($N): no whole number is known here: set spec.restart.maxRestarts"],
+    ),
+    "redirections": (
+        "torchrun t.py --a > log 2>&1",
+        {"spec.entrypoint.args": ["--a"]},
+        ["not carried over: line 1 (> log 2>&1): no shell reads the command any more"],
+    ),
     "a path": ("/opt/conda/bin/torchrun --standalone t.py", {"spec.entrypoint.script": "t.py"}, ["--standalone"]),
     "an unknown flag": (
         "torchrun --colour red t.py",
@@ -87,6 +102,16 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.replicas": 2, "spec.processesPerPod": 4, "spec.entrypoint.args": ["--deepspeed", "ds.json"]},
         ["--hostfile (h)", "not carried over: line 1: --local_rank"],
     ),
+    "deepspeed with the pods in a file": (
+        "deepspeed --hostfile h t.py",
+        {"spec.replicas": 1},
+        ["not carried over: line 1: --hostfile h: the number of pods is in this file, which is not read"],
+    ),
+    "accelerate with the pods in a file": (
+        "accelerate launch --config_file c.yaml t.py",
+        {"spec.replicas": 1},
+        ["--config_file c.yaml: the number of pods is in this file"],
+    ),
     "deepspeed without --local_rank": ("deepspeed --no_local_rank t.py", {}, ["not needed: line 1: --no_local_rank"]),
     "elastic deepspeed": (
         "deepspeed --elastic_training --min_elastic_nodes 1 --max_elastic_nodes 3 t.py",
@@ -123,6 +148,9 @@ REFUSED = {
     "GPUs that are nowhere": ("torchrun --nproc-per-node gpu t.py", "or the GPUs of each pod (--gpus N for a script"),
     "no script": ("torchrun --nproc-per-node 2", "torchrun starts no script: write it behind the flags"),
     "uneven ranks": ("accelerate launch --num_machines 2 --num_processes 3 t.py", "3 can't be divided by 2 pods"),
+    "no ranks": ("torchrun --nproc-per-node=0 t.py", "line 1: --nproc-per-node 0: write 1 or more ranks"),
+    "no pods": ("accelerate launch --num_machines 0 --num_processes 4 t.py", "--num_machines 0: write 1 or more pods"),
+    "a range that falls": ("torchrun --nnodes=4:1 t.py", "--nnodes 4:1: write 1 or more pods, in MIN:MAX"),
     "TPUs": ("accelerate launch --tpu t.py", "--tpu: jobs run on GPUs or processors"),
     "an autotuner": ("deepspeed --autotuning run t.py", "run the autotuner by itself"),
     "two launchers": ("torchrun a.py\ntorchrun b.py", "lines 1, 2 start a launcher: write one command"),
@@ -154,6 +182,13 @@ def test_every_flag_of_the_table_is_noted(launcher: str, flag: flags.Flag) -> No
     script = "-- t" if flag in (flags.MODULE, flags.NO_PYTHON) else "t.py"
     draft = one(f"{launcher} --{flag.name}{value} {script}", "run.sh", image=IMAGE, gpus=0)
     assert f"--{flag.name}" in notes(draft)
+
+
+def test_flag_of_a_launcher_that_stays_is_not_called_left_out() -> None:
+    draft = one("accelerate launch --use_deepspeed --zero_stage 3 --num_machines 2 t.py", "run.sh", image=IMAGE)
+    assert "--zero_stage 3" in draft.job["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    assert "left out" not in notes(draft)
+    assert "the number of pods is in this file" not in notes(draft)
 
 
 def test_gpus_of_a_command_line_come_from_the_flag() -> None:

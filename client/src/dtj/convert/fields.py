@@ -14,6 +14,7 @@ from dtj_core.plan.model import Object
 
 MAX_SHOWN = 60
 MAX_RESTARTS = "spec.restart.maxRestarts"
+REDIRECTED = "no shell reads the command any more: the output of each rank is in the pod's log, read it with dtj logs"
 RESTARTS_TEXT = f"{MAX_RESTARTS}, counted within spec.restart.windowSeconds; the largest limit of the file counts"
 
 

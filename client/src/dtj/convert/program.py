@@ -87,6 +87,12 @@ def _replicas(launch: Launch, draft: Draft, where: str, size: Size) -> int:
             " asks for"
             f" {replicas} pods: write the same number in both places"
         )
+    if size.replicas is None and launch.nodes is None and launch.counted_in:
+        draft.note(
+            How.NOT_CARRIED,
+            f"{where}: {launch.counted_in}",
+            "the number of pods is in this file, which is not read: set spec.replicas",
+        )
     draft.put("spec.replicas", replicas)
     if low < high and "elastic" not in draft.job["spec"]:
         draft.put("spec.elastic", {"minReplicas": low, "maxReplicas": high})

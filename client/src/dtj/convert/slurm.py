@@ -10,7 +10,7 @@ import os
 import re
 
 from dtj.convert import meta, pods, sbatch, shell
-from dtj.convert.fields import Draft, Field, How
+from dtj.convert.fields import REDIRECTED, Draft, Field, How
 from dtj.convert.launch import PYTHON, SHELLS
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
@@ -119,6 +119,8 @@ def convert(
     if command:
         draft.note(How.OTHER, where, "--command takes its place", step.text)
     draft.note(How.OTHER, where, "spec.entrypoint or the command of the container", step.text)
+    if step.redirected and not command:
+        draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
     tokens = _without_srun(tokens, allocation, where, draft)
     template: Object = {"spec": {"containers": [_container(allocation, image, env, directory, where, draft)]}}
     container = template["spec"]["containers"][0]

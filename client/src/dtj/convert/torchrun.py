@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dtj.convert import pods, shell
-from dtj.convert.fields import Draft, How
+from dtj.convert.fields import REDIRECTED, Draft, How
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
@@ -69,6 +69,8 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
         )
     step, tokens = found[0]
     where = f"line {step.line}"
+    if step.redirected:
+        draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
     container: Object = {"name": "trainer", "image": image, "env": [{"name": key, "value": env[key]} for key in env]}
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
