@@ -180,6 +180,17 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "the TrainingRuntime torch-distributed",
     ),
+    "no nodes": ({"spec.trainer.numNodes": 0}, {}, "spec.trainer.numNodes: write a whole number of 1 or more, not 0"),
+    "nodes of the runtime as text": (
+        {"spec.trainer": {"command": ["torchrun", "t.py"]}},
+        {"spec.mlPolicy": {"numNodes": "2"}},
+        "torch-distributed: spec.mlPolicy.numNodes: write a whole number of 1 or more, not '2'",
+    ),
+    "ranks that are no number": (
+        {"spec.trainer.numProcPerNode": 1.5},
+        {},
+        "spec.trainer.numProcPerNode: write auto, gpu or a whole number, not 1.5",
+    ),
     "no runtime": ({"spec.runtimeRef": None}, {}, "spec.runtimeRef: required"),
     "MPI": (
         {},
@@ -216,6 +227,18 @@ def test_what_is_no_torch_training_is_refused(changes: dict[str, Any], runtime: 
     with pytest.raises(InputError) as refused:
         one(f"{half}---\n{changed(TRAINJOB, changes)}")
     assert message in str(refused.value)
+
+
+def test_override_of_an_initializer_is_not_called_joined() -> None:
+    overrides = [
+        {"targetJobs": [{"name": "dataset-initializer"}], "spec": {"serviceAccountName": "a"}},
+        {"targetJobs": [{"name": "node"}], "spec": {"serviceAccountName": "b"}},
+    ]
+    draft = one(f"{RUNTIME}---\n{changed(TRAINJOB, {'spec.podTemplateOverrides': overrides})}")
+    assert draft.job["spec"]["template"]["spec"]["serviceAccountName"] == "b"
+    lines = [str(note) for note in draft.notes if "podTemplateOverrides[0]" in note.path]
+    assert len(lines) == 1
+    assert lines[0].startswith("not carried over: spec.podTemplateOverrides[0]: download in the script")
 
 
 def test_runtime_of_a_second_file_is_found() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
-from dtj.convert.fields import Draft, Field, How
+from dtj.convert.fields import Draft, Field, How, as_object
 from dtj.errors import InputError
 from dtj_contract import names
 from dtj_core.api.v1alpha1 import GPUS
@@ -47,7 +46,7 @@ def take(template: Object, draft: Draft, where: str, preferred: Sequence[str]) -
     Raises InputError if no container trains.
     """
     template = copy.deepcopy(template)
-    pod = _object(template.setdefault("spec", {}), f"{where}.spec")
+    pod = as_object(template.setdefault("spec", {}), f"{where}.spec")
     containers = pod.get("containers") or []
     if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers) or not containers:
         raise InputError(f"{where}.spec.containers: write the container that trains")
@@ -59,6 +58,10 @@ def take(template: Object, draft: Draft, where: str, preferred: Sequence[str]) -
     place = f"{where}.spec.containers[{chosen}]"
     container = containers[chosen]
     if len(containers) > 1 and container["name"] != names.CONTAINER:
+        for at, other in enumerate(containers):
+            if other.get("name") == names.CONTAINER:
+                text = f"{names.CONTAINER!r} is the name of the container that trains: write another"
+                raise InputError(f"{where}.spec.containers[{at}].name: {text}")
         draft.note(How.OTHER, f"{place}.name", f"the name is now {names.CONTAINER!r}", container["name"])
         container["name"] = names.CONTAINER
     container.setdefault("name", names.CONTAINER)
@@ -117,9 +120,3 @@ def finish(template: Object, container: Object, draft: Draft, place: str) -> Non
         template.pop("spec")
     if template:
         draft.put("spec.template", template)
-
-
-def _object(value: Any, place: str) -> Object:
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: write an object, not {type(value).__name__}")
-    return value

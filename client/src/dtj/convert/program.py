@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dtj.convert import shell
 from dtj.convert.fields import Draft, How
@@ -34,6 +35,20 @@ class Size:
     """Whether a launcher without --nproc-per-node starts a rank for each GPU; else it starts one."""
     values: shell.Values | None = None
     """Variables of a script, beside those of the container; None for a command that no shell reads."""
+
+
+def ranks_of_node(value: Any, place: str, draft: Draft) -> int | None:
+    """Returns Kubeflow's number of ranks in each pod; None where it is that of the GPUs.
+
+    Raises InputError for a value that Kubeflow does not take.
+    """
+    if str(value).isdecimal():
+        return int(str(value))
+    if value == "cpu":
+        draft.note(How.NOT_CARRIED, place, "nothing counts processors here: set spec.processesPerPod", value)
+    elif value not in (None, "auto", "gpu"):
+        raise InputError(f"{place}: write auto, gpu or a whole number, not {value!r}")
+    return None
 
 
 def settle(command: Sequence[str], container: Object, draft: Draft, where: str, size: Size) -> None:
