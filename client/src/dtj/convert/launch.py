@@ -29,6 +29,10 @@ OTHER_LAUNCHERS = {
     "tune": "torchtune starts torchrun itself",
     "composer": "Composer starts the ranks itself",
     "colossalai": "ColossalAI starts the ranks by ssh",
+    **dict.fromkeys(
+        ("docker", "podman", "apptainer", "singularity", "enroot", "kubectl"),
+        "the pod is the container itself, of the image that the job names",
+    ),
 }
 AGENT_SETS = frozenset(names.TORCHRUN_ENV)
 # Variables of the environment that a launcher in the pod reads as its flags.
@@ -89,7 +93,7 @@ def unwrap(
     if _detected(command):  # behind a prefix such as numactl
         text = f"{_exports(processes)}; exec {shlex.join(command)}"
         return _kept(["sh", "-c", text], draft, where, "a launcher that another program starts")
-    return Launch(command)
+    return _shell_file(command, draft, where) if program.endswith(".sh") else Launch(command)
 
 
 def _without_prefix(command: Sequence[str]) -> list[str]:

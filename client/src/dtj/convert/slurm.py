@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from dtj.convert import meta, pods, sbatch, shell
+from dtj.convert import amounts, apptainer, meta, pods, sbatch, shell
 from dtj.convert.fields import REDIRECTED, Draft, Field, How
 from dtj.convert.launch import PYTHON, SHELLS
 from dtj.convert.program import Size, settle
@@ -20,6 +20,7 @@ from dtj_core.plan.model import Object
 _IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
 LINES = (
     Field("srun COMMAND", How.OTHER, "spec.entrypoint or the command of the container; a launcher in it is taken out"),
+    Field("apptainer exec IMAGE COMMAND", How.OTHER, "the command; docker://IMAGE becomes spec.image, a file can't"),
     Field("export NAME=VALUE", How.OTHER, "env of the container"),
     Field("NAME=VALUE", How.OTHER, "filled in where it is used"),
     Field("MASTER_ADDR, MASTER_PORT, RANK, …", How.NOT_NEEDED, "the agent sets what torchrun sets, for each rank"),
@@ -66,6 +67,30 @@ _IDLE = frozenset(
         "ulimit",
     }
 )
+_FILES = frozenset(
+    {
+        "mkdir",
+        "rmdir",
+        "cp",
+        "mv",
+        "rm",
+        "ln",
+        "ls",
+        "cat",
+        "tar",
+        "unzip",
+        "rsync",
+        "chmod",
+        "touch",
+        "find",
+        "du",
+        "test",
+        "sbcast",
+        "wget",
+        "curl",
+        "git",
+    }
+)
 _OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_RANK|NODE_RANK|SLURM_\w+|PET_\w+)$")
 WRAPPERS = frozenset({"time", "nice", "stdbuf", "env", "exec", "nohup"})
 
@@ -86,7 +111,9 @@ def convert(
     """
     draft = Draft()
     allocation = sbatch.read(text, draft)
-    if gpus is not None and allocation.gpus is None:
+    if gpus is not None:
+        if held := allocation.gpus_from:
+            raise InputError(f"--gpus: {allocation.places[held]} {held} is in the script: change it there")
         allocation.options["--gpus-per-node"] = str(gpus)
     try:
         steps = shell.commands(text)
@@ -121,7 +148,7 @@ def convert(
     draft.note(How.OTHER, where, "spec.entrypoint or the command of the container", step.text)
     if step.redirected and not command:
         draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
-    tokens = _without_srun(tokens, allocation, where, draft)
+    tokens = apptainer.unwrap(_without_srun(tokens, allocation, where, draft), allocation, where, draft)
     template: Object = {"spec": {"containers": [_container(allocation, image, env, directory, where, draft)]}}
     container = template["spec"]["containers"][0]
     if allocation.gpus is None:
@@ -132,7 +159,7 @@ def convert(
     low, high = allocation.nodes or (None, None)
     size = Size(
         replicas=high,
-        replicas_at=f"{allocation.places.get('--nodes', '')} --nodes",
+        replicas_at=allocation.nodes_at,
         processes=None if _launches_itself(command or tokens) else allocation.tasks,
         values=values,
     )
@@ -221,7 +248,9 @@ def _trains(tokens: list[str]) -> bool:
     """Returns whether a command may be the training: srun of a program, a launcher, or Python."""
     if tokens[0] == "srun":
         _, rest = sbatch.split(tokens[1:])
-        return bool(rest) and rest[0] not in _IDLE and (_trains(rest) or rest[0] not in _ENVIRONMENT)
+        return bool(rest) and rest[0] not in _IDLE | _FILES and (_trains(rest) or rest[0] not in _ENVIRONMENT)
+    if container := apptainer.inside(tokens):
+        return bool(container.command) and _trains(container.command)
     program = os.path.basename(tokens[0])
     if program in SHELLS:
         return is_launcher([" ".join(tokens) + " "])
@@ -280,14 +309,19 @@ def _without_srun(tokens: list[str], allocation: sbatch.Allocation, where: str, 
         return tokens
     options, rest = sbatch.split(tokens[1:])
     sbatch.take(
-        [(name, value) for name, value in options if not shell.unknown(value)], f"{where} srun", allocation, draft
+        [(name, value) for name, value in options if not shell.unknown(value) or not sbatch.is_needed(name)],
+        f"{where} srun",
+        allocation,
+        draft,
     )
     for name, value in options:
-        if shell.unknown(value):
+        if shell.unknown(value) and sbatch.is_needed(name):
             draft.note(How.NOT_CARRIED, f"{where} srun {name}", "its value can't be known here", value)
     while rest and re.fullmatch(r"\$\{?\w+(\[@\])?\}?", rest[0]):
         draft.note(How.NOT_CARRIED, f"{where} srun", "options of srun whose value can't be known here", rest[0])
         rest = rest[1:]
+    if ":" in rest:
+        raise InputError(f"{where}: srun starts several programs, and all pods of a job are the same: give --command")
     if not rest:
         raise InputError(f"{where}: srun starts nothing that can be known here: give it with --command")
     return rest
@@ -297,7 +331,9 @@ def _container(
     allocation: sbatch.Allocation, image: str | None, env: dict[str, str], directory: str, where: str, draft: Draft
 ) -> Object:
     own = allocation.options.get("--container-image") or allocation.options.get("--image")
-    if own and not shell.unknown(own) and not own.startswith(("/", ".")) and not own.endswith(".sqsh"):
+    if own and image:
+        draft.note(How.NOT_CARRIED, where, "the image of the script: --image takes its place", own)
+    if own and not shell.unknown(own) and not own.startswith(("/", ".")) and not own.endswith((".sqsh", ".sif")):
         own = re.sub(r"^(?:docker://|docker:)", "", own).replace("#", "/")
     else:
         own = None
@@ -318,33 +354,16 @@ def _container(
                 workdir,
             )
     container["env"] = [{"name": name, "value": value} for name, value in env.items()]
-    if resources := _resources(allocation):
+    if resources := amounts.resources(allocation):
         container["resources"] = resources
     return container
-
-
-def _resources(allocation: sbatch.Allocation) -> Object:
-    limits: Object = {}
-    requests: Object = {}
-    tasks, gpus = allocation.tasks or 1, allocation.gpus
-    if gpus:
-        limits["nvidia.com/gpu"] = gpus
-    cpus = (allocation.number("--cpus-per-task") or 0) * tasks or (allocation.number("--cpus-per-gpu") or 0) * (
-        gpus or 0
-    )
-    if cpus:
-        requests["cpu"] = str(cpus)
-    for name, times in (("--mem", 1), ("--mem-per-cpu", cpus or 1), ("--mem-per-gpu", gpus or 1)):
-        if name in allocation.options and (
-            memory := sbatch.quantity(allocation.options[name], allocation.places[name], name, times)
-        ):
-            limits["memory"] = requests["memory"] = memory
-    return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
 
 
 def _spec(allocation: sbatch.Allocation, name: str, draft: Draft) -> None:
     given = allocation.options.get("--job-name")
     where = f"{allocation.places['--job-name']} --job-name" if given else "the name of the file"
     draft.put("metadata.name", meta.valid_name(given or name, draft, where))
-    if (limit := allocation.options.get("--time")) and (deadline := sbatch.seconds(limit, allocation.places["--time"])):
+    if (limit := allocation.options.get("--time")) and (
+        deadline := amounts.seconds(limit, allocation.places["--time"])
+    ):
         draft.put("spec.activeDeadlineSeconds", deadline)
