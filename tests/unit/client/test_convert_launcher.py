@@ -127,6 +127,30 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         },
         ["line 3 A (1)"],
     ),
+    "a variable that a condition sets": (
+        "N=2\nif x; then\n  N=4\nfi\nexport N A\ntorchrun --nproc-per-node $N t.py",
+        {"spec.processesPerPod": 2, f"{CONTAINER}.env": [{"name": "N", "value": "2"}]},
+        [
+            "not carried over: line 3 N (4): set inside a condition or loop",
+            "in another form: line 5 N (2): env of the container",
+            "not carried over: line 5 A: no value is known here",
+        ],
+    ),
+    "what the agent sets": (
+        "set -e\nexport MASTER_PORT=1234\ntorchrun --master_port $MASTER_PORT t.py",
+        {f"{CONTAINER}.env": None},
+        ["not needed: line 1 (set -e)", "not needed: line 2 MASTER_PORT (1234): the agent sets"],
+    ),
+    "an argument of the script with a default": (
+        "torchrun --nproc-per-node ${2:-4} t.py",
+        {"spec.processesPerPod": 4},
+        [],
+    ),
+    "YAML in a here-document": (
+        "#!/bin/sh\ncat > a.yaml <<E\nkind: Pod\nE\ntorchrun t.py",
+        {"spec.entrypoint.script": "t.py"},
+        [],
+    ),
     "a variable that is nowhere": (
         "torchrun t.py --out $HOME/x",
         {"spec.entrypoint.args": ["--out", "$(HOME)/x"]},

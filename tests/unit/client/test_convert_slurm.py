@@ -213,6 +213,25 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.processesPerPod": 3, "spec.entrypoint": {"script": "t.py"}},
         ["not needed: line 5: --rdzv_endpoint ($(hostname))"],
     ),
+    "a default with a variable": (
+        script("-N 1", body=f': "${{IMAGE:=$(pwd)/${{NAME}}.sqsh}}"\n{SRUN}'),
+        {},
+        ["not carried over: line 3 IMAGE ($(pwd)/${NAME}.sqsh): depends on"],
+    ),
+    "a program before the training": (
+        script("-N 1", body=f"python3 prepare.py\n{SRUN}"),
+        {"spec.entrypoint": {"script": "train.py"}},
+        ["not carried over: line 3 (python3 prepare.py): the script is not run"],
+    ),
+    "exports of what is known and of what is not": (
+        script("-N 1", body=f"A=1\nexport A B MASTER_PORT C=2\n{SRUN}"),
+        {f"{CONTAINER}.env": [{"name": "A", "value": "1"}, {"name": "C", "value": "2"}]},
+        [
+            "not needed: line 4 MASTER_PORT",
+            "in another form: line 4 A (1): env",
+            "not carried over: line 4 B: no value is known here",
+        ],
+    ),
     "a default": (
         script("-N 1", body=': "${LAYERS:=4}"\nsrun python3 t.py $LAYERS ${HEADS:-2}'),
         {"spec.entrypoint.args": ["4", "2"]},

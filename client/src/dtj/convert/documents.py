@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtj.convert import meta, pytorchjob, slurm, torchrun, trainjob
-from dtj.convert.fields import Draft, How, leaves
+from dtj.convert.fields import Draft, How, leaves, shown
 from dtj.errors import InputError
 from dtj.jobfile import parse_documents
 from dtj_contract import names
@@ -66,7 +66,7 @@ def convert(text: str, file_name: str, options: Options) -> list[Draft]:
         if options.name:
             draft.put("metadata.name", options.name)
         return [checked(draft)]
-    if _looks_like_yaml(text):
+    if _looks_like_yaml(text) and not text.startswith("#!"):
         return _from_yaml(text, options)
     if torchrun.is_command(text):
         if options.command:
@@ -193,7 +193,7 @@ def _no_placeholder(source: Object) -> None:
 
 def _rendered(where: str, template: str) -> str:
     return (
-        f"{where}: {template[:40]} is a template of Helm or another tool: convert what it renders, with"
+        f"{where}: {shown(template)} is a template of Helm or another tool: convert what it renders, with"
         " helm template CHART | dtj convert -"
     )
 

@@ -11,7 +11,10 @@ from dtj_contract import names
 from dtj_core.api.v1alpha1 import GPUS
 from dtj_core.plan.model import Object
 
-KEPT = "spec.template"
+NO_IMAGE = (
+    "no container image: a pod needs one with Python 3.9, torch and the script: give --image, for instance"
+    " --image pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
+)
 POD_FIELDS = (
     Field("spec.containers[].image", How.SAME, "spec.image"),
     Field(

@@ -21,10 +21,10 @@ _OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")", "\n")
 _NAME = r"[A-Za-z_]\w*"
 ASSIGNMENT = re.compile(rf"({_NAME})(?:\[\w*\])?\+?=(.*)", re.DOTALL)
 _REFERENCE = re.compile(
-    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME})(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
+    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME}|[0-9]+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
     rf"|(?P<bare>{_NAME}|[@*0-9]))"
 )
-_DEFAULT = re.compile(rf"\$\{{({_NAME}):?=([^}}]*)\}}")
+_DEFAULT = re.compile(rf"\$\{{({_NAME}):?=(.*)\}}", re.DOTALL)
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -168,7 +168,10 @@ def assignments(command: Command) -> Iterator[tuple[str, Token]]:
     tokens = list(command.tokens)
     if tokens and tokens[0].text == ":":  # : ${NAME:=VALUE}
         defaults = [_DEFAULT.fullmatch(token.text) for token in tokens[1:]]
-        yield from ((match[1], Token(f"${{{match[1]}:-{match[2]}}}")) for match in defaults if match)
+        for match in defaults:
+            # A default that holds a variable of its own can't be read behind `:-`.
+            if match:
+                yield match[1], Token(match[2] if "$" in match[2] else f"${{{match[1]}:-{match[2]}}}")
         return
     if tokens and tokens[0].text in ("export", "declare", "local", "readonly", "typeset"):
         tokens = [token for token in tokens[1:] if not token.text.startswith("-")]

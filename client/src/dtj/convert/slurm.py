@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import re
 
-from dtj.convert import amounts, apptainer, meta, pods, sbatch, shell
-from dtj.convert.fields import REDIRECTED, Draft, Field, How
+from dtj.convert import amounts, apptainer, meta, pods, sbatch, script, shell
+from dtj.convert.fields import REDIRECTED, Draft, Field, How, shown
 from dtj.convert.launch import PYTHON, SHELLS
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
 from dtj_core.plan.model import Object
 
-_IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
 LINES = (
     Field("srun COMMAND", How.OTHER, "spec.entrypoint or the command of the container; a launcher in it is taken out"),
     Field("apptainer exec IMAGE COMMAND", How.OTHER, "the command; docker://IMAGE becomes spec.image, a file can't"),
@@ -25,73 +24,15 @@ LINES = (
     Field("NAME=VALUE", How.OTHER, "filled in where it is used"),
     Field("MASTER_ADDR, MASTER_PORT, RANK, …", How.NOT_NEEDED, "the agent sets what torchrun sets, for each rank"),
     Field("cd DIR", How.OTHER, "workingDir of the container"),
-    Field("module load, conda activate, source", How.NOT_CARRIED, _IMAGE),
-    Field("pip install", How.NOT_CARRIED, _IMAGE),
+    Field("module load, conda activate, source", How.NOT_CARRIED, script.IMAGE),
+    Field("pip install", How.NOT_CARRIED, script.IMAGE),
     Field("echo, set, date, nvidia-smi, …", How.NOT_NEEDED, "it changes nothing of the training"),
     Field(
         "other commands, if, for",
         How.NOT_CARRIED,
-        "the script is not run: do it in the training script, in the image, or in spec.template.spec.initContainers",
+        script.OTHER,
     ),
 )
-_OTHER = LINES[-1].text
-_ENVIRONMENT = frozenset(
-    {"module", "conda", "mamba", "source", ".", "pip", "pip3", "ml", "spack", "uv", "poetry", "deactivate"}
-)
-_IDLE = frozenset(
-    {
-        "echo",
-        "set",
-        "date",
-        "hostname",
-        "nvidia-smi",
-        "printf",
-        "pwd",
-        "env",
-        "scontrol",
-        "sleep",
-        "wait",
-        "exit",
-        "true",
-        "which",
-        "shopt",
-        "unset",
-        "printenv",
-        "df",
-        "free",
-        "lscpu",
-        "sinfo",
-        "squeue",
-        "trap",
-        "shift",
-        "ulimit",
-    }
-)
-_FILES = frozenset(
-    {
-        "mkdir",
-        "rmdir",
-        "cp",
-        "mv",
-        "rm",
-        "ln",
-        "ls",
-        "cat",
-        "tar",
-        "unzip",
-        "rsync",
-        "chmod",
-        "touch",
-        "find",
-        "du",
-        "test",
-        "sbcast",
-        "wget",
-        "curl",
-        "git",
-    }
-)
-_OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_RANK|NODE_RANK|SLURM_\w+|PET_\w+)$")
 WRAPPERS = frozenset({"time", "nice", "stdbuf", "env", "exec", "nohup"})
 
 
@@ -125,7 +66,7 @@ def convert(
     directory = allocation.options.get("--chdir", "")
     for step in steps:
         if shell.is_export(step):
-            _assign(step, values, env, draft)
+            script.assign(step, values, env, draft)
             continue
         tokens = shell.unwrapped(shell.expand(step.tokens, values))
         tokens = _without_assignments(tokens, env)
@@ -139,9 +80,12 @@ def convert(
             directory = os.path.join(directory, tokens[1])
             draft.note(How.OTHER, f"line {step.line}", "workingDir of the container", step.text)
         else:
-            how, why = _fate(tokens)
+            how, why = script.fate(tokens)
             draft.note(how, f"line {step.line}", why, step.text)
     step, tokens = _only(launches, steps, command)
+    for other, _ in launches:
+        if other.line != step.line:
+            draft.note(How.NOT_CARRIED, f"line {other.line}", script.OTHER, other.text)
     where = f"line {step.line}"
     if command:
         draft.note(How.OTHER, where, "--command takes its place", step.text)
@@ -196,43 +140,6 @@ def _slurm_values(allocation: sbatch.Allocation) -> dict[str, str]:
     }
 
 
-def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
-    """Keeps what a line sets, where that can be known. Only what is exported reaches the ranks."""
-    exported = step.tokens[0].text == "export" or any(token.text == "-x" for token in step.tokens)
-    pairs = list(shell.assignments(step))
-    for token in step.tokens[1:] if exported and not pairs else ():
-        if token.text in values:  # export NAME
-            env[token.text] = values[token.text]
-    for name, token in pairs:
-        value = shell.expand_text(token.text, values)
-        text = value.replace(shell.LITERAL_DOLLAR, "$")
-        where = f"line {step.line} {name}"
-        if token.array and not step.depth:
-            values[name] = value
-            draft.note(How.OTHER, where, "filled in where it is used", text)
-        elif step.depth:
-            draft.note(How.NOT_CARRIED, where, f"set inside a condition or loop; {_OTHER}", text)
-        elif _OF_SLURM.match(name):
-            if not shell.unknown(value):
-                values[name] = text
-            draft.note(How.NOT_NEEDED, where, "the agent sets what torchrun sets, for each rank", text)
-        elif left := shell.unknown(value):
-            if not exported and "$(…)" not in left:
-                draft.note(How.OTHER, where, f"filled in where it is used, but for {', '.join(left)}", text)
-            elif not exported and any(_OF_SLURM.match(one) for one in left):
-                draft.note(How.NOT_NEEDED, where, "the agent sets what torchrun sets, for each rank", text)
-            else:
-                why = f"depends on {', '.join(left)}: write its value in the container's env"
-                draft.note(How.NOT_CARRIED, where, why, text)
-            if "$(…)" not in left:
-                values[name] = value
-        else:
-            values[name] = text
-            if exported:
-                env[name] = text
-            draft.note(How.OTHER, where, "env of the container" if exported else "filled in where it is used", text)
-
-
 def _without_assignments(tokens: list[str], env: dict[str, str]) -> list[str]:
     """Returns the command behind `NAME=VALUE …`, whose variables join the environment where the command trains."""
     own: dict[str, str] = {}
@@ -248,7 +155,11 @@ def _trains(tokens: list[str]) -> bool:
     """Returns whether a command may be the training: srun of a program, a launcher, or Python."""
     if tokens[0] == "srun":
         _, rest = sbatch.split(tokens[1:])
-        return bool(rest) and rest[0] not in _IDLE | _FILES and (_trains(rest) or rest[0] not in _ENVIRONMENT)
+        return (
+            bool(rest)
+            and rest[0] not in script.IDLE | script.FILES
+            and (_trains(rest) or rest[0] not in script.ENVIRONMENT)
+        )
     if container := apptainer.inside(tokens):
         return bool(container.command) and _trains(container.command)
     program = os.path.basename(tokens[0])
@@ -265,17 +176,6 @@ def _launches_itself(tokens: list[str]) -> bool:
     )
 
 
-def _fate(tokens: list[str]) -> tuple[How, str]:
-    if tokens[0] in _ENVIRONMENT:
-        return How.NOT_CARRIED, _IMAGE
-    program = tokens[1] if tokens[0] == "srun" and len(tokens) > 1 else tokens[0]
-    return (
-        (How.NOT_NEEDED, "it changes nothing of the training")
-        if tokens[0] in _IDLE or program in _IDLE
-        else (How.NOT_CARRIED, _OTHER)
-    )
-
-
 def _only(
     launches: list[tuple[shell.Command, list[str]]], steps: list[shell.Command], command: list[str] | None
 ) -> tuple[shell.Command, list[str]]:
@@ -289,7 +189,7 @@ def _only(
             "no line starts the training: write srun torchrun train.py, or give --command 'torchrun train.py'"
         )
     if len({tuple(tokens) for _, tokens in started}) > 1:
-        places = " and ".join(f"line {step.line} ({step.text[:60]})" for step, _ in started)
+        places = " and ".join(f"line {step.line} ({shown(step.text)})" for step, _ in started)
         raise InputError(
             f"{places} both train: one job is one training: write a file for each, or choose with --command"
         )
@@ -338,10 +238,7 @@ def _container(
     else:
         own = None
     if not (image or own):
-        raise InputError(
-            "no container image: a pod needs one with Python 3.9, torch and the script: give --image, for instance"
-            " --image pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
-        )
+        raise InputError(pods.NO_IMAGE)
     container: Object = {"name": "trainer", "image": image or own}
     if workdir := allocation.options.get("--container-workdir") or directory:
         if os.path.isabs(workdir) and not shell.unknown(workdir):
