@@ -229,6 +229,20 @@ def test_what_is_no_torch_training_is_refused(changes: dict[str, Any], runtime: 
     assert message in str(refused.value)
 
 
+def test_variable_and_volume_of_the_trainjob_take_the_place_of_the_runtimes() -> None:
+    pod = "spec.template.spec.replicatedJobs[0].template.spec.template.spec"
+    half = changed(RUNTIME, {f"{pod}.volumes": [{"name": "v", "emptyDir": {}}]})
+    variable = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}
+    overrides = [{"targetJobs": [{"name": "node"}], "spec": {"volumes": [volume]}}]
+    draft = one(
+        f"{half}---\n{changed(TRAINJOB, {'spec.podTemplateOverrides': overrides, 'spec.trainer.env': [variable]})}"
+    )
+    made = draft.job["spec"]["template"]["spec"]
+    assert made["volumes"] == [volume]
+    assert made["containers"][0]["env"] == [variable]
+
+
 def test_override_of_an_initializer_is_not_called_joined() -> None:
     overrides = [
         {"targetJobs": [{"name": "dataset-initializer"}], "spec": {"serviceAccountName": "a"}},

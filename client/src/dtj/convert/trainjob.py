@@ -323,6 +323,8 @@ def merge(base: Any, patch: Any, key: str = "") -> Any:
         identity = "mountPath" if key == "volumeMounts" else "name"
         if all(isinstance(one, dict) and identity in one for one in (*base, *patch)):
             new = {one[identity]: one for one in patch}
+            if key in ("env", "volumes"):  # two sources of one of them exclude each other
+                return [*(new.pop(one[identity], one) for one in base), *new.values()]
             joined = [merge(one, new.pop(one[identity])) if one[identity] in new else one for one in base]
             return [*joined, *new.values()]
     return patch
