@@ -243,6 +243,7 @@ SHELL: dict[str, tuple[list[list[str]], dict[str, str]]] = {
     "a >'my log' b>c<d 2>>\"e\" -f": ([["a", "b", "-f"]], {}),
     "a <<EOF\nit's $X\nEOF\nb": ([["a"], ["b"]], {}),
     "a <<- 'E' > f; b<<F\n\tx(\n\tE\ny\nF\nc": ([["a"], ["b"], ["c"]], {}),
+    "a ~/b ~ '~/c' d=~": ([["a", "$HOME/b", "$HOME", "~/c", "d=~"]], {}),
     "a <<< x\nb": ([["a"], ["b"]], {}),
     "a '<<E'\nb\nE": ([["a", "<<E"], ["b"], ["E"]], {}),
     "((i << 3))\nb": ([["i"], ["b"]], {}),

@@ -314,6 +314,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "MPI": (both(f"{CONTAINER}.command", ["mpirun", "-np", "4", "python"]), "mpirun can't be converted"),
     "a name that is too long": ({"metadata.name": "n" * 60}, "metadata.name must have at most 52 characters"),
+    "a name that is none of a Service": (
+        {"metadata.name": "7b.train"},
+        "Service is named after it: give another with --name",
+    ),
     "a reserved variable": (
         both(f"{CONTAINER}.env", [{"name": "DTJ_X", "value": "1"}]),
         "are reserved by the operator",

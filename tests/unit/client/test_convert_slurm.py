@@ -232,6 +232,22 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "not carried over: line 4 B: no value is known here",
         ],
     ),
+    "bare options of pyxis": (
+        script("-N 2", body="srun -X --no-container-remap-root --container-readonly torchrun --nnodes 2 t.py"),
+        {"spec.replicas": 2, "spec.entrypoint": {"script": "t.py"}},
+        ["not needed: line 3 srun --no-container-remap-root", "not needed: line 3 srun --disable-status"],
+    ),
+    "Slurm's variables in shell text": (
+        script(
+            "-N 2",
+            body="srun bash -c 'date; torchrun --nnodes=${SLURM_NNODES} --node_rank=$SLURM_PROCID t.py $SLURM_JOB_ID'",
+        ),
+        {
+            f"{CONTAINER}.command[2]": "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR"
+            " PET_MASTER_PORT=$MASTER_PORT\ndate; torchrun --nnodes=2 --node_rank=$RANK t.py $SLURM_JOB_ID"
+        },
+        ["not carried over: line 3: no value is known here for SLURM_JOB_ID"],
+    ),
     "a default": (
         script("-N 1", body=': "${LAYERS:=4}"\nsrun python3 t.py $LAYERS ${HEADS:-2}'),
         {"spec.entrypoint.args": ["4", "2"]},
@@ -269,6 +285,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "several programs of one srun": (
         script("-N 2", body="srun -n 1 python3 a.py : -n 1 python3 b.py"),
         "line 3: srun starts several programs",
+    ),
+    "a part of a heterogeneous job": (
+        script("-N 2", body="srun --het-group=1 python3 t.py"),
+        "line 3 srun --het-group=1: all pods of a job run one program",
     ),
     "no nodes": (script("-N 0", "-n 4"), "line 2 --nodes: write a whole number of 1 or more"),
     "no tasks": (script("-N 1", "-n 0"), "line 3 --ntasks: write a whole number of 1 or more, not '0'"),

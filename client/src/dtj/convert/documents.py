@@ -87,7 +87,9 @@ def checked(draft: Draft) -> Draft:
     draft.job["spec"] = dict(sorted(draft.job["spec"].items(), key=lambda item: order.index(item[0])))
     violations = api.violations(draft.job)
     if violations:
-        raise InputError("the converted job is not valid: " + "; ".join(map(str, violations)))
+        found = "; ".join(str(one).removeprefix("object: ") for one in violations)
+        remedy = ": give another with --name" if "metadata.name must" in found else ""
+        raise InputError(f"the converted job is not valid: {found}{remedy}")
     spec = api.validate(draft.job).spec
     if (accelerator := spec.undecided_accelerator) is not None:
         draft.put("spec.processesPerPod", spec.processes)

@@ -312,6 +312,8 @@ def _token(text: str, place: int, line: int) -> tuple[Token, int]:
         else:
             parts.append(char)
             place += 1
+    if re.match(r"~(?:/|$)", "".join(parts)) and text[begin] == "~":
+        parts[0] = "$HOME"
     if place == begin:  # a parenthesis with nothing in front
         return Token(text[place]), place + 1
     return Token("".join(parts), quoted or array, array, re.match(r"[\d&]*[<>]", text[begin:place]) is not None), place

@@ -33,6 +33,7 @@ LINES = (
         script.OTHER,
     ),
 )
+_SLURM = re.compile(r"\$(?=\{SLURM_\w+\}|SLURM_)\{?(SLURM_\w+)\}?")
 WRAPPERS = frozenset({"time", "nice", "stdbuf", "env", "exec", "nohup"})
 
 
@@ -93,6 +94,7 @@ def convert(
     if step.redirected and not command:
         draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
     tokens = apptainer.unwrap(_without_srun(tokens, allocation, where, draft), allocation, where, draft)
+    tokens = _with_variables_of_pods(tokens, values)
     template: Object = {"spec": {"containers": [_container(allocation, image, env, directory, where, draft)]}}
     container = template["spec"]["containers"][0]
     if allocation.gpus is None:
@@ -108,6 +110,8 @@ def convert(
         values=values,
     )
     settle(command or tokens, container, draft, where, size)
+    if left := sorted({name for part in container.get("command", ()) for name in _SLURM.findall(part)}):
+        draft.note(How.NOT_CARRIED, where, f"no value is known here for {', '.join(left)}: write it in the command")
     if low and high and low < high:
         draft.put("spec.elastic", {"minReplicas": low, "maxReplicas": high})
     pods.finish(template, container, draft, where)
@@ -149,6 +153,16 @@ def _without_assignments(tokens: list[str], env: dict[str, str]) -> list[str]:
     if tokens and _trains(tokens):
         env |= own
     return tokens
+
+
+def _with_variables_of_pods(tokens: list[str], values: shell.Values) -> list[str]:
+    """Returns the command of a shell with Slurm's variables as the agent sets them; any other command as it is."""
+
+    def replaced(match: re.Match[str]) -> str:
+        value = values.get(match[1], match[0])
+        return re.sub(r"^\$\((\w+)\)$", r"$\1", value)
+
+    return [_SLURM.sub(replaced, token) for token in tokens] if os.path.basename(tokens[0]) in SHELLS else tokens
 
 
 def _trains(tokens: list[str]) -> bool:
