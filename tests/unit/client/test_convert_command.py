@@ -49,6 +49,7 @@ BAD = {
         PYTORCHJOB.replace("{name: mnist, namespace: team}", "mnist"),
         "a field has another type",
     ),
+    "annotations of another type": (changed(PYTORCHJOB, {"metadata.annotations": "ab"}), "a field has another type"),
     "a script without a launcher": ("#!/bin/sh\npython3 train.py\n", "a script without #SBATCH lines"),
 }
 

@@ -265,6 +265,13 @@ def test_shell_text_is_read_as_a_shell_does(text: str) -> None:
     assert [shell.expand(step.tokens, values) for step in shell.commands(text)] == expected
 
 
+@pytest.mark.parametrize("text", ["$((1if 2 else 3))", "$((1 and(2)))", "$((0x1for x in y))"])
+def test_arithmetic_that_is_python_and_no_shell_is_not_calculated(text: str, recwarn: pytest.WarningsRecorder) -> None:
+    (step,) = shell.commands(f"a {text}")
+    assert shell.expand(step.tokens, {}) == ["a", text]
+    assert recwarn.list == []
+
+
 def test_redirections_and_lines_behind_a_document_are_known() -> None:
     first, second = shell.commands('a b <<E >"x y" 2>&1\nit\'s\nE\nc')
     assert (first.redirected, second.redirected) == ("<<E >x y 2>&1", "")

@@ -19,9 +19,8 @@ from dtj_core.plan.model import Object
 HELM = re.compile(r"{{.*?}}", re.DOTALL)
 PLACEHOLDER = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 ANNOUNCED = (
-    "write a PyTorchJob (kubeflow.org/v1), a TrainJob with its runtime (trainer.kubeflow.org/v1alpha1), an"
-    " sbatch script,"
-    " or a torchrun command line"
+    "write a PyTorchJob (kubeflow.org/v1), a TrainJob with its runtime (trainer.kubeflow.org/v1alpha1),"
+    " an sbatch script, or a torchrun command line"
 )
 OLD = {
     "TFJob": "TensorFlow",
@@ -173,7 +172,7 @@ def _one(source: Object, held: Sequence[Object], options: Options, where: str) -
         return checked(draft)
     except InputError as error:
         raise InputError(f"{where}{error}") from error
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"{where}a field has another type than {source['apiVersion']} allows ({error}): check the file with"
             " kubectl apply --dry-run=server, and convert it then"
