@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no command": (
         {"spec.trainer.command": None},
         {},
-        "spec.trainer.command: no command is in the TrainJob or its runtime",
+        "spec.trainer.command: the container names no command",
     ),
     "no trainer": ({}, {"spec.template.spec.replicatedJobs": []}, "replicatedJobs: 0 of them train"),
     "torchtune": ({"spec.trainer.command": ["tune", "run", "x"]}, {}, "tune can't be converted, because torchtune"),

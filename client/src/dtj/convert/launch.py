@@ -90,7 +90,7 @@ def unwrap(
     launcher, arguments = _launcher(command)
     if launcher:
         return _unwrapped(launcher, arguments, draft, where, values, _written(command, arguments))
-    if _detected(command):  # behind a prefix such as numactl
+    if is_detected(command):  # behind a prefix such as numactl
         text = f"{_exports(processes)}; exec {shlex.join(command)}"
         return _kept(["sh", "-c", text], draft, where, "a launcher that another program starts")
     return _shell_file(command, draft, where) if program.endswith(".sh") else Launch(command)
@@ -119,7 +119,7 @@ def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
     return (program, list(command[1:])) if program in flags.TABLES else ("", [])
 
 
-def _detected(command: Sequence[str]) -> bool:
+def is_detected(command: Sequence[str]) -> bool:
     """Returns whether the agent will take the command for a launcher, without a look at files of this machine."""
     if PYTHON.fullmatch(os.path.basename(command[0])):
         return is_launcher(command)
@@ -256,7 +256,7 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
         program = os.path.basename(step.tokens[0].text)
         if reason := OTHER_LAUNCHERS.get(program):
             raise InputError(f"{where}: {program} can't be converted, because {reason}: write the command of one rank")
-    if not steps or not _detected(["sh", text]):
+    if not steps or not is_detected(["sh", text]):
         return Launch(list(command))
     *before, last = steps
     simple = all(shell.is_export(step) or step.tokens[0].text in ("set", "echo") or _directory(step) for step in before)
@@ -304,8 +304,7 @@ def _shell_file(command: Sequence[str], draft: Draft, where: str) -> Launch:
         How.OTHER,
         where,
         "runs as it is, once for each rank; if the shell script starts torchrun, set spec.processesPerPod to 1"
-        " and pass "
-        "--nnodes $WORLD_SIZE --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
+        " and pass --nnodes $WORLD_SIZE --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
     )
     return Launch(list(command))
 

@@ -89,6 +89,22 @@ def tokens(container: Object, name: str, place: str) -> list[str]:
     return list(value)
 
 
+def command(container: Object, place: str, given: Sequence[str] | None, missing: str) -> list[str]:
+    """Returns command and args of a container. `given` is the image's own command, for a container without one.
+
+    `missing` is the place where the file lacks one. Raises InputError if there are two commands, or none.
+    """
+    own = tokens(container, "command", place)
+    if own and given:
+        raise InputError(f"--command: {place}.command is in the file: change it there")
+    if not (own or given):
+        raise InputError(
+            f"{missing}.command: the container names no command, and the image's own is not in the file: write it"
+            " there, or give --command 'python3 train.py'"
+        )
+    return [*(own or given or ()), *tokens(container, "args", place)]
+
+
 def literal_env(container: Object) -> dict[str, str]:
     """Returns the variables of a container whose value is in the file."""
     env = container.get("env") or []

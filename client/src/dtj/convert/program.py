@@ -99,8 +99,7 @@ def _replicas(launch: Launch, draft: Draft, where: str, size: Size) -> int:
     if not low <= replicas <= high and not launch.kept:
         raise InputError(
             f"{where}: --nnodes {low if low == high else f'{low}:{high}'} contradicts {size.replicas_at}, which"
-            " asks for"
-            f" {replicas} pods: write the same number in both places"
+            f" asks for {replicas} pods: write the same number in both places"
         )
     if size.replicas is None and launch.nodes is None and launch.counted_in:
         draft.note(

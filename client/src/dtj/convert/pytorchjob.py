@@ -140,16 +140,7 @@ def convert(source: Object, name: str | None = None, command: list[str] | None =
     _restart_policy([specs[each].get("restartPolicy") for each in present], draft)
     replicas = sum(counts.values())
     elastic = _elastic(spec.get("elasticPolicy") or {}, replicas, draft)
-    tokens = pods.tokens(container, "command", place)
-    if tokens and command:
-        raise InputError(f"--command: {place}.command is in the file: change it there")
-    tokens = tokens or list(command or ())
-    if not tokens:
-        raise InputError(
-            f"{place}.command: the container names no command, and the image's own is not in the file: write it"
-            " there, or"
-            " give --command 'python3 train.py'"
-        )
+    tokens = pods.command(container, place, command, place)
     nproc_at = "spec.nprocPerNode" if "nprocPerNode" in spec else "spec.elasticPolicy.nProcPerNode"
     nproc = spec.get("nprocPerNode", elastic.get("nProcPerNode"))
     size = Size(
@@ -158,7 +149,7 @@ def convert(source: Object, name: str | None = None, command: list[str] | None =
         processes=ranks_of_node(nproc, nproc_at, draft),
         launcher_fills_gpus=True,
     )
-    settle([*tokens, *pods.tokens(container, "args", place)], container, draft, f"{place}.command", size)
+    settle(tokens, container, draft, f"{place}.command", size)
     if elastic.get("maxRestarts") is not None:
         draft.limit_restarts(elastic["maxRestarts"])
     _scheduling({**spec, **(spec.get("runPolicy") or {})}.get("schedulingPolicy") or {}, template)
@@ -200,8 +191,7 @@ def _same_program(master: tuple[Object, Object, str], worker: tuple[Object, Obje
         if _comparable(mine) != _comparable(its):
             raise InputError(
                 f"{REPLICAS}.Master.template.spec.{field} and {REPLICAS}.Worker.template.spec.{field} differ, but"
-                " all pods"
-                " of a DistributedTrainingJob are the same: write the same in both"
+                " all pods of a DistributedTrainingJob are the same: write the same in both"
             )
     for field, value in (other.get("metadata") or {}).items():
         held = template.setdefault("metadata", {}) if template.get("metadata") is None else template["metadata"]

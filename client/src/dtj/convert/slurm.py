@@ -11,7 +11,7 @@ import re
 
 from dtj.convert import amounts, apptainer, meta, pods, sbatch, script, shell
 from dtj.convert.fields import REDIRECTED, Draft, Field, How, shown
-from dtj.convert.launch import PYTHON, SHELLS
+from dtj.convert.launch import PYTHON, SHELLS, is_detected
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
@@ -106,7 +106,7 @@ def convert(
     size = Size(
         replicas=high,
         replicas_at=allocation.nodes_at,
-        processes=None if _launches_itself(command or tokens) else allocation.tasks,
+        processes=None if is_detected(command or tokens) else allocation.tasks,
         values=values,
     )
     settle(command or tokens, container, draft, where, size)
@@ -184,18 +184,12 @@ def _trains(tokens: list[str]) -> bool:
     )
 
 
-def _launches_itself(tokens: list[str]) -> bool:
-    return (
-        is_launcher(tokens) if PYTHON.fullmatch(os.path.basename(tokens[0])) else is_launcher([" ".join(tokens) + " "])
-    )
-
-
 def _only(
     launches: list[tuple[shell.Command, list[str]]], steps: list[shell.Command], command: list[str] | None
 ) -> tuple[shell.Command, list[str]]:
     """Returns the one line that trains. Raises InputError if there is none, or if it can't be known which."""
     under = [one for one in launches if one[1][0] == "srun"] or launches
-    started = [one for one in under if _launches_itself(one[1])] or under
+    started = [one for one in under if is_detected(one[1])] or under
     if command and steps:
         return started[0] if started else (steps[-1], ["true"])
     if not started:
@@ -211,8 +205,7 @@ def _only(
     if step.depth:
         raise InputError(
             f"line {step.line}: the training is started inside a loop or condition, which a job has none of:"
-            " write the one"
-            " command that shall run, or give it with --command"
+            " write the one command that shall run, or give it with --command"
         )
     return step, tokens
 

@@ -192,8 +192,7 @@ def convert(
         if other in policy:
             raise InputError(
                 f"{place}spec.mlPolicy.{other}: starts its processes by other means than torch.distributed:"
-                " convert a job"
-                " with a torch runtime, or write the command of one rank yourself"
+                " convert a job with a torch runtime, or write the command of one rank yourself"
             )
     chosen, template = _trainer_job(runtime, place, draft)
     carry(RUNTIME_FIELDS, _without_others(runtime, chosen), draft, place)
@@ -211,22 +210,14 @@ def convert(
     nodes = whole(trainer.get("numNodes", policy.get("numNodes", 1)), nodes_at, 1)
     if elastic := draft.job["spec"].get("elastic"):
         elastic.setdefault("minReplicas", nodes)
-    tokens = pods.tokens(container, "command", at)
-    if tokens and command:
-        raise InputError(f"--command: {at}.command is in the file: change it there")
-    tokens = tokens or list(command or ())
-    if not tokens:
-        raise InputError(
-            "spec.trainer.command: no command is in the TrainJob or its runtime, and the image's own is not in the"
-            " file: write it there, or give --command 'python3 train.py'"
-        )
+    tokens = pods.command(container, at, command, "spec.trainer")
     size = Size(
         replicas=nodes,
         replicas_at=nodes_at,
         processes=ranks_of_node(nproc, nproc_at, draft),
         launcher_fills_gpus=True,
     )
-    settle([*tokens, *pods.tokens(container, "args", at)], container, draft, f"{at}.command", size)
+    settle(tokens, container, draft, f"{at}.command", size)
     pods.finish(template, container, draft, at)
     return draft
 
