@@ -163,6 +163,13 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["a launcher that another program starts stays"],
     ),
 }
+KEPT = {
+    "accelerate": (
+        "uv run accelerate launch t.py",
+        "accelerate goes by flags of its own: in a job of several pods",
+    ),
+    "deepspeed": ("numactl -N 0 deepspeed t.py", "pass --no_ssh --node_rank $RANK --master_addr $MASTER_ADDR"),
+}
 REFUSED = {
     "a number of ranks in a variable": (
         "torchrun --nproc-per-node $N t.py",
@@ -206,6 +213,12 @@ def test_every_flag_of_the_table_is_noted(launcher: str, flag: flags.Flag) -> No
     script = "-- t" if flag in (flags.MODULE, flags.NO_PYTHON) else "t.py"
     draft = one(f"{launcher} --{flag.name}{value} {script}", "run.sh", image=IMAGE, gpus=0)
     assert f"--{flag.name}" in notes(draft)
+
+
+@pytest.mark.parametrize(("command", "text"), KEPT.values(), ids=KEPT)
+def test_launcher_that_stays_and_has_flags_of_its_own_is_noted(command: str, text: str) -> None:
+    assert text in notes(one(command, "run.sh", image=IMAGE))
+    assert "goes by flags of its own" not in notes(one("numactl -N 0 torchrun t.py", "run.sh", image=IMAGE))
 
 
 def test_flag_of_a_launcher_that_stays_is_not_called_left_out() -> None:

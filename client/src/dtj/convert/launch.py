@@ -39,6 +39,19 @@ AGENT_SETS = frozenset(names.TORCHRUN_ENV)
 EXPORTS = "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
 
 
+ACCELERATE = (
+    "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+)
+# Flags that give a launcher its place, for those that are not made to read the variables.
+OWN_FLAGS = {
+    r"accelerate(?:\s+launch|\.commands)": ("accelerate", ACCELERATE),
+    r"deepspeed(?=\s|\.launcher)": (
+        "deepspeed",
+        "--no_ssh --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT, and a --hostfile",
+    ),
+}
+
+
 @dataclass
 class Launch:
     """Command of every rank, and the numbers that the launcher's flags ask for."""
@@ -231,12 +244,8 @@ def _kept_accelerate(
         if flag is None or flag.name not in dropped
         for part in ([option, value] if value else [option])
     ]
-    rendezvous = (
-        "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR"
-        " --main_process_port $MASTER_PORT"
-    )
     ranks = f" --num_processes {launch.total}" if launch.total else ""
-    text = f"exec accelerate launch {rendezvous}{ranks} {shlex.join([*kept, *script])}"
+    text = f"exec accelerate launch {ACCELERATE}{ranks} {shlex.join([*kept, *script])}"
     launch.command, launch.kept = ["sh", "-c", text], True
     draft.note(How.OTHER, f"{where}: accelerate launch", "stays, with the rendezvous of the pods: one for each pod")
     return launch
@@ -328,4 +337,8 @@ def _kept(command: list[str], draft: Draft, where: str, why: str) -> Launch:
         f"{why} stays: the agent starts one launcher for each pod, and PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and"
         " PET_MASTER_PORT give torchrun its place; flags in it that name nodes or an endpoint still decide",
     )
+    for pattern, (launcher, own) in OWN_FLAGS.items():
+        if any(re.search(rf"(?:^|[\s;&|(/.]){pattern}", part) for part in command):
+            text = f"{launcher} goes by flags of its own: in a job of several pods, pass {own}"
+            draft.note(How.NOT_CARRIED, where, text)
     return Launch(command, kept=True)
