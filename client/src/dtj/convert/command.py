@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
+from dtj import yaml_text
 from dtj.convert.documents import Options, convert, runtimes
 from dtj.convert.fields import Draft, How, Note
 from dtj.errors import InputError
 
 STANDARD_INPUT = "-"
 T = TypeVar("T")
-# Texts that PyYAML writes without quotes, and that kubectl reads as a number or a boolean: 1e-4, 0o17, y.
-NOT_TEXT = re.compile(r"[-+.]{0,2}[0-9][0-9a-fA-FxXoO_.+-]*|[yYnN]")
 LOUD = (How.NOT_CARRIED, How.UNKNOWN)
 
 
@@ -61,24 +57,9 @@ def render(drafts: list[Draft], where: str, *, comments: bool = False) -> str:
     parts = []
     for draft in drafts:
         notes = [f"# Converted by dtj convert from {where}.", *map(_comment, draft.notes)] if comments else []
-        body = yaml.dump(draft.job, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+        body = yaml_text.dump(draft.job)
         parts.append("\n".join([*notes, body]))
     return "---\n".join(parts)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, texts that look like numbers in quotes, and no anchors."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    style = "|" if "\n" in value else "'" if NOT_TEXT.fullmatch(value) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def _comment(note: Note) -> str:
