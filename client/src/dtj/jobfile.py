@@ -53,6 +53,10 @@ def parse_documents(text: str) -> list[Any]:
         return [_as_stored(document) for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.YAMLError as error:
         raise InputError(f"not valid YAML: {_place(error)}") from error
+    except RecursionError as error:
+        raise InputError("not valid YAML: nested too deeply, or an alias that holds itself: write it out") from error
+    except (ValueError, LookupError, AttributeError) as error:  # PyYAML's, for a value that its tag does not allow
+        raise InputError(f"not valid YAML: a value is none of its type ({error}): write it in quotes") from error
 
 
 def load_one(path: str) -> Object:

@@ -21,6 +21,7 @@ LAUNCHERS = {
     "deepspeed": ["deepspeed", "--num_gpus", "8", "train.py"],
     "a shell": ["bash", "-c", "cd /app && exec torchrun --master_port=$MASTER_PORT train.py"],
     "a shell and a module": ["sh", "-c", "python -m torch.distributed.run train.py"],
+    "a shell and accelerate as a module": ["sh", "-c", "cd a; python -m accelerate.commands.launch train.py"],
     "behind env": ["env", "A=1", "torchrun", "train.py"],
     "behind numactl": ["numactl", "--cpunodebind=0", "accelerate", "launch", "train.py"],
 }

@@ -40,6 +40,11 @@ JOBS = {
     "suspended": (job_yaml(more="  suspend: true"), "spec.suspend: the job would never start"),
     "no YAML": ("a: [", "not valid YAML: line 1, column 5: "),
     "a tab": ("a:\n\tb: 1", "not valid YAML: line 2, column 1: found character '\\t'"),
+    "an alias that holds itself": ("a: &a [*a]", "not valid YAML: nested too deeply, or an alias that holds itself"),
+    "a tag that the value does not have": ("a: !!float b", "not valid YAML: a value is none of its type"),
+    "a number without digits": ("a: !!int ''", "not valid YAML: a value is none of its type"),
+    "a number that is too long": ("a: " + "9" * 5000, "not valid YAML: a value is none of its type"),
+    "lists in lists": ("[" * 3000, "not valid YAML: nested too deeply"),
     "not a job": (
         "kind: Pod\napiVersion: v1\nmetadata: {name: x}",
         "not a job but v1, Pod; write apiVersion: training.dtj.dev/v1alpha1",

@@ -17,7 +17,7 @@ from dtj.convert.documents import Options, convert
 from dtj.errors import InputError
 from dtj.main import main
 from dtj_core import api
-from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB
+from tests.unit.client.converted import IMAGE, PYTORCHJOB, RUNTIME, TRAINJOB, changed
 from tests.unit.client.support import job_yaml
 
 BAD = {
@@ -36,6 +36,11 @@ BAD = {
         "line 2: {{ .Values.name }} is a template",
     ),
     "envsubst": (PYTORCHJOB.replace("replicas: 3", "replicas: $N"), "$N is filled in by envsubst or a script"),
+    "envsubst in flow style": (
+        PYTORCHJOB.replace("{name: mnist,", "{name: '${NAME}',"),
+        "metadata.name: $NAME is filled",
+    ),
+    "a quoted Helm template": (PYTORCHJOB.replace("replicas: 3", "replicas: '{{ .N }}'"), "{{ .N }} is a template"),
     "another version": (
         PYTORCHJOB.replace("kubeflow.org/v1", "kubeflow.org/v1beta2"),
         "kubeflow.org/v1beta2 is not converted",
@@ -44,6 +49,7 @@ BAD = {
         PYTORCHJOB.replace("{name: mnist, namespace: team}", "mnist"),
         "a field has another type",
     ),
+    "annotations of another type": (changed(PYTORCHJOB, {"metadata.annotations": "ab"}), "a field has another type"),
     "a script without a launcher": ("#!/bin/sh\npython3 train.py\n", "a script without #SBATCH lines"),
 }
 
@@ -83,6 +89,20 @@ def test_output_is_one_valid_job_and_notes_go_to_standard_error(capsys: pytest.C
     assert "#" not in out
     assert api.violations(yaml.safe_load(out)) == ()
     assert err.splitlines()[0].startswith("job.yaml: in another form: spec.pytorchReplicaSpecs.")
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1.5e5", "0o17", "y", "N", "1_000", "-.5", "+1E3", "12", "0x1F"])
+def test_text_that_kubectl_would_read_as_a_number_or_boolean_is_quoted(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", "--image", IMAGE, "--", "torchrun", "train.py", "--lr", text]) == 0
+    assert f"- '{text}'\n" in capsys.readouterr().out
+
+
+def test_byte_order_mark_is_no_part_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.sbatch").write_text("\ufeff#SBATCH -N 2\nsrun python3 train.py\n", encoding="utf-8")
+    assert main(["convert", "--image", IMAGE, "job.sbatch"]) == 0
+    assert "replicas: 2\n" in capsys.readouterr().out
 
 
 def test_comments_flag_writes_the_notes_above_the_job(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +146,34 @@ def test_error_in_one_of_several_jobs_names_the_job(capsys: pytest.CaptureFixtur
     Path("all.yaml").write_text(f"{PYTORCHJOB}---\n{TRAINJOB}")
     assert main(["convert", "all.yaml"]) == 2
     assert "dtj: all.yaml: TrainJob mnist: spec.runtimeRef: " in capsys.readouterr().err
+
+
+def test_shell_text_and_other_documents_may_hold_what_looks_like_a_template(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shell = changed(
+        PYTORCHJOB,
+        {
+            f"spec.pytorchReplicaSpecs.{role}.template.spec.containers[0].command": [
+                "sh",
+                "-c",
+                "# rank: $RANK\necho of:\\\n  world: $WORLD_SIZE\npython3 t.py\n",
+            ]
+            for role in ("Master", "Worker")
+        },
+    )
+    config = "kind: ConfigMap\napiVersion: v1\ndata:\n  chat: '{{ messages }}'\n  home: ${HOME}\n"
+    Path("job.yaml").write_text(f"{config}---\n{shell}")
+    assert main(["convert", "job.yaml"]) == 0
+    assert "not carried over: ConfigMap: no training job: apply it by itself" in capsys.readouterr().err
+
+
+def test_json_on_one_line_is_no_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    command = {"spec.pytorchReplicaSpecs.Master.template.spec.containers[0].command": ["torchrun", "t.py"]}
+    job = yaml.safe_load(changed(PYTORCHJOB, {**command, "spec.pytorchReplicaSpecs.Worker": None}))
+    Path("job.json").write_text(json.dumps({"metadata": job.pop("metadata"), **job}))
+    assert main(["convert", "job.json"]) == 0
+    assert "script: t.py" in capsys.readouterr().out
 
 
 def test_list_of_kubectl_is_converted(capsys: pytest.CaptureFixture[str]) -> None:

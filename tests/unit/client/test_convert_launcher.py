@@ -41,6 +41,21 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.processesPerPod": 2, "spec.entrypoint": {"script": "t.py"}},
         ["--use_env", "--master_port (1234)"],
     ),
+    "torch.distributed.launch passes the rank as a flag": (
+        "python -m torch.distributed.launch t.py",
+        {"spec.entrypoint": {"script": "t.py"}},
+        ["--local_rank: python -m torch.distributed.launch passed it to the script: read LOCAL_RANK"],
+    ),
+    "restarts that only a run knows": (
+        "torchrun --max-restarts=$N t.py",
+        {"spec.restart": None},
+        ["not carried over: line 1: --max-restarts ($N): no whole number is known here: set spec.restart.maxRestarts"],
+    ),
+    "redirections": (
+        "torchrun t.py --a > log 2>&1",
+        {"spec.entrypoint.args": ["--a"]},
+        ["not carried over: line 1 (> log 2>&1): no shell reads the command any more"],
+    ),
     "a path": ("/opt/conda/bin/torchrun --standalone t.py", {"spec.entrypoint.script": "t.py"}, ["--standalone"]),
     "an unknown flag": (
         "torchrun --colour red t.py",
@@ -87,6 +102,16 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.replicas": 2, "spec.processesPerPod": 4, "spec.entrypoint.args": ["--deepspeed", "ds.json"]},
         ["--hostfile (h)", "not carried over: line 1: --local_rank"],
     ),
+    "deepspeed with the pods in a file": (
+        "deepspeed --hostfile h t.py",
+        {"spec.replicas": 1},
+        ["not carried over: line 1: --hostfile h: the number of pods is in this file, which is not read"],
+    ),
+    "accelerate with the pods in a file": (
+        "accelerate launch --config_file c.yaml t.py",
+        {"spec.replicas": 1},
+        ["--config_file c.yaml: the number of pods is in this file"],
+    ),
     "deepspeed without --local_rank": ("deepspeed --no_local_rank t.py", {}, ["not needed: line 1: --no_local_rank"]),
     "elastic deepspeed": (
         "deepspeed --elastic_training --min_elastic_nodes 1 --max_elastic_nodes 3 t.py",
@@ -102,6 +127,30 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         },
         ["line 3 A (1)"],
     ),
+    "a variable that a condition sets": (
+        "N=2\nif x; then\n  N=4\nfi\nexport N A\ntorchrun --nproc-per-node $N t.py",
+        {"spec.processesPerPod": 2, f"{CONTAINER}.env": [{"name": "N", "value": "2"}]},
+        [
+            "not carried over: line 3 N (4): set inside a condition or loop",
+            "in another form: line 5 N (2): env of the container",
+            "not carried over: line 5 A: no value is known here",
+        ],
+    ),
+    "what the agent sets": (
+        "set -e\nexport MASTER_PORT=1234\ntorchrun --master_port $MASTER_PORT t.py",
+        {f"{CONTAINER}.env": None},
+        ["not needed: line 1 (set -e)", "not needed: line 2 MASTER_PORT (1234): the agent sets"],
+    ),
+    "an argument of the script with a default": (
+        "torchrun --nproc-per-node ${2:-4} t.py",
+        {"spec.processesPerPod": 4},
+        [],
+    ),
+    "YAML in a here-document": (
+        "#!/bin/sh\ncat > a.yaml <<E\nkind: Pod\nE\ntorchrun t.py",
+        {"spec.entrypoint.script": "t.py"},
+        [],
+    ),
     "a variable that is nowhere": (
         "torchrun t.py --out $HOME/x",
         {"spec.entrypoint.args": ["--out", "$(HOME)/x"]},
@@ -114,6 +163,13 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["a launcher that another program starts stays"],
     ),
 }
+KEPT = {
+    "accelerate": (
+        "uv run accelerate launch t.py",
+        "accelerate goes by flags of its own: in a job of several pods",
+    ),
+    "deepspeed": ("numactl -N 0 deepspeed t.py", "pass --no_ssh --node_rank $RANK --master_addr $MASTER_ADDR"),
+}
 REFUSED = {
     "a number of ranks in a variable": (
         "torchrun --nproc-per-node $N t.py",
@@ -123,6 +179,9 @@ REFUSED = {
     "GPUs that are nowhere": ("torchrun --nproc-per-node gpu t.py", "or the GPUs of each pod (--gpus N for a script"),
     "no script": ("torchrun --nproc-per-node 2", "torchrun starts no script: write it behind the flags"),
     "uneven ranks": ("accelerate launch --num_machines 2 --num_processes 3 t.py", "3 can't be divided by 2 pods"),
+    "no ranks": ("torchrun --nproc-per-node=0 t.py", "line 1: --nproc-per-node 0: write 1 or more ranks"),
+    "no pods": ("accelerate launch --num_machines 0 --num_processes 4 t.py", "--num_machines 0: write 1 or more pods"),
+    "a range that falls": ("torchrun --nnodes=4:1 t.py", "--nnodes 4:1: write 1 or more pods, in MIN:MAX"),
     "TPUs": ("accelerate launch --tpu t.py", "--tpu: jobs run on GPUs or processors"),
     "an autotuner": ("deepspeed --autotuning run t.py", "run the autotuner by itself"),
     "two launchers": ("torchrun a.py\ntorchrun b.py", "lines 1, 2 start a launcher: write one command"),
@@ -156,6 +215,19 @@ def test_every_flag_of_the_table_is_noted(launcher: str, flag: flags.Flag) -> No
     assert f"--{flag.name}" in notes(draft)
 
 
+@pytest.mark.parametrize(("command", "text"), KEPT.values(), ids=KEPT)
+def test_launcher_that_stays_and_has_flags_of_its_own_is_noted(command: str, text: str) -> None:
+    assert text in notes(one(command, "run.sh", image=IMAGE))
+    assert "goes by flags of its own" not in notes(one("numactl -N 0 torchrun t.py", "run.sh", image=IMAGE))
+
+
+def test_flag_of_a_launcher_that_stays_is_not_called_left_out() -> None:
+    draft = one("accelerate launch --use_deepspeed --zero_stage 3 --num_machines 2 t.py", "run.sh", image=IMAGE)
+    assert "--zero_stage 3" in draft.job["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    assert "left out" not in notes(draft)
+    assert "the number of pods is in this file" not in notes(draft)
+
+
 def test_gpus_of_a_command_line_come_from_the_flag() -> None:
     draft = one("torchrun --nproc-per-node 8 t.py", "run.sh", image=IMAGE, gpus=8)
     assert at(draft.job, f"{CONTAINER}.resources.limits") == {"nvidia.com/gpu": 8}
@@ -181,6 +253,13 @@ SHELL: dict[str, tuple[list[list[str]], dict[str, str]]] = {
     "a && b || c; d | e": ([["a"], ["b"], ["c"], ["d"], ["e"]], {}),
     "a \\\n  b": ([["a", "b"]], {}),
     "a > log 2>&1 < in b": ([["a", "b"]], {}),
+    "a >'my log' b>c<d 2>>\"e\" -f": ([["a", "b", "-f"]], {}),
+    "a <<EOF\nit's $X\nEOF\nb": ([["a"], ["b"]], {}),
+    "a <<- 'E' > f; b<<F\n\tx(\n\tE\ny\nF\nc": ([["a"], ["b"], ["c"]], {}),
+    "a ~/b ~ '~/c' d=~": ([["a", "$HOME/b", "$HOME", "~/c", "d=~"]], {}),
+    "a <<< x\nb": ([["a"], ["b"]], {}),
+    "a '<<E'\nb\nE": ([["a", "<<E"], ["b"], ["E"]], {}),
+    "((i << 3))\nb": ([["i"], ["b"]], {}),
     "a $X \"$X\" '$X' \\$X": ([["a", "1", "2", "1 2", "$X", "$X"]], {"X": "1 2"}),
     "a ${X:-3} ${Y:-4} $Z": ([["a", "1", "4", "$Z"]], {"X": "1"}),
     "a $((X * 2)) $(date)": ([["a", "8", "$(date)"]], {"X": "4"}),
@@ -197,6 +276,19 @@ SHELL: dict[str, tuple[list[list[str]], dict[str, str]]] = {
 def test_shell_text_is_read_as_a_shell_does(text: str) -> None:
     expected, values = SHELL[text]
     assert [shell.expand(step.tokens, values) for step in shell.commands(text)] == expected
+
+
+@pytest.mark.parametrize("text", ["$((1if 2 else 3))", "$((1 and(2)))", "$((0x1for x in y))"])
+def test_arithmetic_that_is_python_and_no_shell_is_not_calculated(text: str, recwarn: pytest.WarningsRecorder) -> None:
+    (step,) = shell.commands(f"a {text}")
+    assert shell.expand(step.tokens, {}) == ["a", text]
+    assert recwarn.list == []
+
+
+def test_redirections_and_lines_behind_a_document_are_known() -> None:
+    first, second = shell.commands('a b <<E >"x y" 2>&1\nit\'s\nE\nc')
+    assert (first.redirected, second.redirected) == ("<<E >x y 2>&1", "")
+    assert second.line == 4
 
 
 def test_commands_know_their_line_and_what_is_around_them() -> None:

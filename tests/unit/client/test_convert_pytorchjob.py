@@ -167,6 +167,35 @@ CARRIED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         },
         ["$(RANK) and the like are read by a shell"],
     ),
+    "a shell that changes its directory twice, and redirects": (
+        both(f"{CONTAINER}.command", ["sh", "-c", "cd /a && cd b && torchrun t.py > log"]),
+        {"spec.entrypoint.script": "t.py", "spec.template.spec.containers[0].workingDir": "/a/b"},
+        ["(> log): no shell reads the command any more"],
+    ),
+    "a shell that goes home": (
+        both(f"{CONTAINER}.command", ["sh", "-c", "cd && torchrun t.py"]),
+        {"spec.entrypoint": None},
+        ["shell text stays"],
+    ),
+    "a Worker without pods": (
+        {f"{SPECS}.Worker.replicas": 0, f"{WORKER}.{CONTAINER}.command": ["python3", "other.py"]},
+        {"spec.replicas": 1, "spec.entrypoint.script": "/app/train.py"},
+        [f"not carried over: {WORKER}: Worker has no pods, so nothing of its template is in the job"],
+    ),
+    "ranks of every processor": (
+        {"spec.nprocPerNode": "cpu"},
+        {"spec.processesPerPod": None},
+        ["not carried over: spec.nprocPerNode (cpu): nothing counts processors here: set spec.processesPerPod"],
+    ),
+    "comments alone": (both(f"{CONTAINER}.command", ["sh", "-c", "# torchrun t.py"]), {"spec.entrypoint": None}, []),
+    "what no shell reads": (
+        {
+            **both(f"{CONTAINER}.command", ["torchrun", "--nproc_per_node=$(N)", "t.py", "$HOME", "$$(N)"]),
+            **both(f"{CONTAINER}.env", [{"name": "HOME", "value": "/h"}, {"name": "N", "value": "2"}]),
+        },
+        {"spec.processesPerPod": 2, "spec.entrypoint.args": ["$HOME", "$$(N)"]},
+        [],
+    ),
     "shell with a launcher": (
         both(
             f"{CONTAINER}.command", ["bash", "-c", "cd /app && export A=b && exec torchrun --nnodes=$WORLD_SIZE t.py"]
@@ -249,9 +278,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other nodes": ({f"{MASTER}.spec.nodeSelector": {"a": "b"}}, f"{MASTER}.spec.nodeSelector and"),
     "the image's command": (both(f"{CONTAINER}.command", None), "give --command 'python3 train.py'"),
     "no pods": ({SPECS: {}}, "no pods: write Master or Worker"),
+    "volumes of the container's name that differ": (
+        {f"{MASTER}.spec.volumes": [{"name": "pytorch", "emptyDir": {}}], f"{WORKER}.spec.volumes": []},
+        f"{MASTER}.spec.volumes and {WORKER}.spec.volumes differ",
+    ),
+    "a sidecar with the trainer's name": (
+        {
+            f"{SPECS}.Worker": None,
+            f"{MASTER}.spec.containers": [
+                {"name": "pytorch", "image": "a", "command": ["python3", "t.py"]},
+                {"name": "trainer", "image": "b"},
+            ],
+        },
+        "containers[1].name: 'trainer' is the name of the container that trains: write another",
+    ),
+    "ranks as text": (
+        {"spec.nprocPerNode": "many"},
+        "spec.nprocPerNode: write auto, gpu or a whole number, not 'many'",
+    ),
     "another role": ({f"{SPECS}.Chief": {}}, f"{SPECS}.Chief: no replica type of a PyTorchJob"),
     "no spec": ({"spec": {}}, f"{SPECS}: required"),
-    "replicas as text": ({f"{SPECS}.Worker.replicas": "3"}, "Worker.replicas: write a whole number, not '3'"),
+    "replicas as text": (
+        {f"{SPECS}.Worker.replicas": "3"},
+        "Worker.replicas: write a whole number of 0 or more, not '3'",
+    ),
     "a command as text": (both(f"{CONTAINER}.command", "python3 x.py"), 'write a list of texts, such as ["python3"'),
     "no container": (both("spec.containers", []), "spec.containers: write the container that trains"),
     "containers without pytorch": (
@@ -264,6 +314,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "MPI": (both(f"{CONTAINER}.command", ["mpirun", "-np", "4", "python"]), "mpirun can't be converted"),
     "a name that is too long": ({"metadata.name": "n" * 60}, "metadata.name must have at most 52 characters"),
+    "a name that is none of a Service": (
+        {"metadata.name": "7b.train"},
+        "Service is named after it: give another with --name",
+    ),
     "a reserved variable": (
         both(f"{CONTAINER}.env", [{"name": "DTJ_X", "value": "1"}]),
         "are reserved by the operator",

@@ -38,6 +38,37 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         ["--ntasks-per-node (4)"],
     ),
     "tasks of all nodes": (script("--nodes=2", "--ntasks=8"), {"spec.processesPerPod": 4}, ["--ntasks (8)"]),
+    "tasks of all nodes and of each": (
+        script("--ntasks=16", "--ntasks-per-node=8"),
+        {"spec.replicas": 2, "spec.processesPerPod": 8},
+        [],
+    ),
+    "GPUs of all nodes and of each": (
+        script("--gpus=16", "--gpus-per-node=8"),
+        {"spec.replicas": 2, f"{CONTAINER}.resources.limits": {"nvidia.com/gpu": 8}},
+        [],
+    ),
+    "a model without a number": (
+        script("--gres=gpu:a100"),
+        {f"{CONTAINER}.resources.limits": {"nvidia.com/gpu": 1}},
+        ["choose a100 with spec.template.spec.nodeSelector"],
+    ),
+    "a slice of a GPU": (
+        script("--gres=gpu:2g.20gb:1"),
+        {},
+        ["(gpu:2g.20gb:1): request nvidia.com/mig-2g.20gb in the container's resources instead"],
+    ),
+    "another resource": (
+        script("--gres=gpu:2,nvme:1"),
+        {f"{CONTAINER}.resources.limits": {"nvidia.com/gpu": 2}},
+        ["not carried over: line 2 --gres (gpu:2,nvme:1): request nvme:1 as an extended resource"],
+    ),
+    "a directive behind a command": (
+        script("-N 2", body=f"module load x\n#SBATCH --gpus-per-node=4\n{SRUN}"),
+        {"spec.replicas": 2, f"{CONTAINER}.resources": None},
+        ["not carried over: line 4 (--gpus-per-node=4): sbatch reads no directive behind the first command"],
+    ),
+    "a directive that is none": (script("nodes"), {}, ["unknown: line 2 (nodes): no directive that is known here"]),
     "gres": (
         script("--gres=gpu:a100:4", "--ntasks-per-node=4"),
         {f"{CONTAINER}.resources.limits": {"nvidia.com/gpu": 4}, "spec.processesPerPod": None},
@@ -85,6 +116,41 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         script("--container-image=nvcr.io#nvidia/pytorch:24.01-py3"),
         {"spec.image": IMAGE},
         ["line 2 --container-image"],
+    ),
+    "a here-document": (
+        script("-N 1", body=f"cat > host.txt <<EOF\nit's $X\nsrun python3 no.py\nEOF\n{SRUN} > out.log"),
+        {"spec.entrypoint": {"script": "train.py"}},
+        ["line 7 (> out.log): no shell reads the command any more"],
+    ),
+    "data that is copied first": (
+        script("-N 1", body=f"srun mkdir -p /scratch\nsrun --ntasks=1 cp -r /data /scratch\n{SRUN}"),
+        {"spec.entrypoint": {"script": "train.py"}},
+        ["not carried over: line 3 (srun mkdir -p /scratch): the script is not run"],
+    ),
+    "apptainer": (
+        script("-N 2", body="srun apptainer -q exec --nv -B /a:/b --env=A=1 torch.sif torchrun --nnodes 2 t.py --b"),
+        {"spec.image": IMAGE, "spec.entrypoint": {"script": "t.py", "args": ["--b"]}},
+        [
+            "not needed: line 3 --nv: the pod is the container",
+            "not carried over: line 3 -B (/a:/b): write volumes",
+            "not carried over: line 3 --env (A=1): write variables",
+            "not carried over: line 3 (torch.sif): the image of the script: --image takes its place",
+        ],
+    ),
+    "singularity without srun": (
+        script("-N 1", body="singularity run --nv docker://org/i:1 python3 t.py"),
+        {"spec.entrypoint": {"script": "t.py"}},
+        ["line 3 (docker://org/i:1): the image of the script"],
+    ),
+    "a shell script": (
+        script("-N 1", body="srun ./train.sh --a"),
+        {f"{CONTAINER}.command": ["./train.sh", "--a"]},
+        ["if the shell script starts torchrun, set spec.processesPerPod to 1"],
+    ),
+    "an option that only a run knows and that nothing needs": (
+        script("-N 1", body="srun --jobid $SLURM_JOBID python3 t.py"),
+        {},
+        ["not needed: line 3 srun --jobid ($SLURM_JOBID)"],
     ),
     "exports": (
         script("-N 1", body=f"export A=1 B='x y'\nC=3\n{SRUN} $C"),
@@ -147,6 +213,41 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"spec.processesPerPod": 3, "spec.entrypoint": {"script": "t.py"}},
         ["not needed: line 5: --rdzv_endpoint ($(hostname))"],
     ),
+    "a default with a variable": (
+        script("-N 1", body=f': "${{IMAGE:=$(pwd)/${{NAME}}.sqsh}}"\n{SRUN}'),
+        {},
+        ["not carried over: line 3 IMAGE ($(pwd)/${NAME}.sqsh): depends on"],
+    ),
+    "a program before the training": (
+        script("-N 1", body=f"python3 prepare.py\n{SRUN}"),
+        {"spec.entrypoint": {"script": "train.py"}},
+        ["not carried over: line 3 (python3 prepare.py): the script is not run"],
+    ),
+    "exports of what is known and of what is not": (
+        script("-N 1", body=f"A=1\nexport A B MASTER_PORT C=2\n{SRUN}"),
+        {f"{CONTAINER}.env": [{"name": "A", "value": "1"}, {"name": "C", "value": "2"}]},
+        [
+            "not needed: line 4 MASTER_PORT",
+            "in another form: line 4 A (1): env",
+            "not carried over: line 4 B: no value is known here",
+        ],
+    ),
+    "bare options of pyxis": (
+        script("-N 2", body="srun -X --no-container-remap-root --container-readonly torchrun --nnodes 2 t.py"),
+        {"spec.replicas": 2, "spec.entrypoint": {"script": "t.py"}},
+        ["not needed: line 3 srun --no-container-remap-root", "not needed: line 3 srun --disable-status"],
+    ),
+    "Slurm's variables in shell text": (
+        script(
+            "-N 2",
+            body="srun bash -c 'date; torchrun --nnodes=${SLURM_NNODES} --node_rank=$SLURM_PROCID t.py $SLURM_JOB_ID'",
+        ),
+        {
+            f"{CONTAINER}.command[2]": "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR"
+            " PET_MASTER_PORT=$MASTER_PORT\ndate; torchrun --nnodes=2 --node_rank=$RANK t.py $SLURM_JOB_ID"
+        },
+        ["not carried over: line 3: no value is known here for SLURM_JOB_ID"],
+    ),
     "a default": (
         script("-N 1", body=': "${LAYERS:=4}"\nsrun python3 t.py $LAYERS ${HEADS:-2}'),
         {"spec.entrypoint.args": ["4", "2"]},
@@ -180,12 +281,34 @@ CARRIED: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 REFUSED: dict[str, tuple[str, str]] = {
     "array": (script("--array=0-3"), "line 2 --array=0-3: one job is one training"),
+    "a heterogeneous job": (script("-N 1", "hetjob", "-N 2"), "line 3 hetjob: all pods of a job are the same"),
+    "several programs of one srun": (
+        script("-N 2", body="srun -n 1 python3 a.py : -n 1 python3 b.py"),
+        "line 3: srun starts several programs",
+    ),
+    "a part of a heterogeneous job": (
+        script("-N 2", body="srun --het-group=1 python3 t.py"),
+        "line 3 srun --het-group=1: all pods of a job run one program",
+    ),
+    "no nodes": (script("-N 0", "-n 4"), "line 2 --nodes: write a whole number of 1 or more"),
+    "no tasks": (script("-N 1", "-n 0"), "line 3 --ntasks: write a whole number of 1 or more, not '0'"),
+    "the command of an image": (
+        script("-N 1", body="srun apptainer run --nv a.sif"),
+        "line 3: the image's own command is not in the file: give it with --command",
+    ),
+    "docker": (
+        script("-N 1", body="srun docker run --gpus all i torchrun t.py"),
+        "docker can't be converted, because the pod is the container itself",
+    ),
     "no training": (script("-N 1", body="echo a"), "no line starts the training: write srun torchrun train.py"),
     "two trainings": (script("-N 1", body=f"{SRUN}\nsrun python3 b.py"), "line 3 (srun python3 train.py) and line 4"),
     "a loop": (script("-N 1", body=f"for i in 1 2; do\n{SRUN} $i\ndone"), "started inside a loop or condition"),
     "uneven tasks": (script("-N 2", "--ntasks=3"), "line 3 --ntasks: 3 can't be divided by --nodes 2"),
     "uneven GPUs": (script("-N 2", "--gpus=3"), "line 3 --gpus: 3 can't be divided by --nodes 2"),
-    "nodes as a variable": (script("--nodes=$N"), "line 2 --nodes: write a whole number in the file, not '$N'"),
+    "nodes as a variable": (
+        script("--nodes=$N"),
+        "line 2 --nodes: write a whole number of 1 or more in the file",
+    ),
     "time as text": (script("--time=soon"), "line 2 --time: write hours:minutes:seconds, not 'soon'"),
     "memory as text": (script("--mem=much"), "line 2 --mem: write a number with K, M, G or T, not 'much'"),
     "an open quotation": (script("-N 1", body="srun python3 'x"), "line 3: the quotation ' has no end"),
@@ -217,6 +340,16 @@ def test_gpus_that_no_directive_names_come_from_the_flag() -> None:
     draft = one(script("-N 1"), image=IMAGE, gpus=8)
     assert at(draft.job, f"{CONTAINER}.resources.limits") == {"nvidia.com/gpu": 8}
     assert "give --gpus N" in notes(one(script("-N 1"), image=IMAGE))
+
+
+def test_gpus_flag_does_not_override_a_directive() -> None:
+    with pytest.raises(InputError, match=r"^--gpus: line 2 --gres is in the script: change it there"):
+        one(script("--gres=gpu:4"), image=IMAGE, gpus=8)
+
+
+def test_image_of_a_registry_in_apptainer_needs_no_flag() -> None:
+    draft = one(script("-N 1", body="srun apptainer exec docker://org/i:1 python3 t.py"))
+    assert draft.job["spec"]["image"] == "org/i:1"
 
 
 def test_missing_image_is_asked_for_with_its_flag() -> None:

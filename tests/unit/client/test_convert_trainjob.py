@@ -180,6 +180,17 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "the TrainingRuntime torch-distributed",
     ),
+    "no nodes": ({"spec.trainer.numNodes": 0}, {}, "spec.trainer.numNodes: write a whole number of 1 or more, not 0"),
+    "nodes of the runtime as text": (
+        {"spec.trainer": {"command": ["torchrun", "t.py"]}},
+        {"spec.mlPolicy": {"numNodes": "2"}},
+        "torch-distributed: spec.mlPolicy.numNodes: write a whole number of 1 or more, not '2'",
+    ),
+    "ranks that are no number": (
+        {"spec.trainer.numProcPerNode": 1.5},
+        {},
+        "spec.trainer.numProcPerNode: write auto, gpu or a whole number, not 1.5",
+    ),
     "no runtime": ({"spec.runtimeRef": None}, {}, "spec.runtimeRef: required"),
     "MPI": (
         {},
@@ -189,7 +200,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no command": (
         {"spec.trainer.command": None},
         {},
-        "spec.trainer.command: no command is in the TrainJob or its runtime",
+        "spec.trainer.command: the container names no command",
     ),
     "no trainer": ({}, {"spec.template.spec.replicatedJobs": []}, "replicatedJobs: 0 of them train"),
     "torchtune": ({"spec.trainer.command": ["tune", "run", "x"]}, {}, "tune can't be converted, because torchtune"),
@@ -216,6 +227,32 @@ def test_what_is_no_torch_training_is_refused(changes: dict[str, Any], runtime: 
     with pytest.raises(InputError) as refused:
         one(f"{half}---\n{changed(TRAINJOB, changes)}")
     assert message in str(refused.value)
+
+
+def test_variable_and_volume_of_the_trainjob_take_the_place_of_the_runtimes() -> None:
+    pod = "spec.template.spec.replicatedJobs[0].template.spec.template.spec"
+    half = changed(RUNTIME, {f"{pod}.volumes": [{"name": "v", "emptyDir": {}}]})
+    variable = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}
+    overrides = [{"targetJobs": [{"name": "node"}], "spec": {"volumes": [volume]}}]
+    draft = one(
+        f"{half}---\n{changed(TRAINJOB, {'spec.podTemplateOverrides': overrides, 'spec.trainer.env': [variable]})}"
+    )
+    made = draft.job["spec"]["template"]["spec"]
+    assert made["volumes"] == [volume]
+    assert made["containers"][0]["env"] == [variable]
+
+
+def test_override_of_an_initializer_is_not_called_joined() -> None:
+    overrides = [
+        {"targetJobs": [{"name": "dataset-initializer"}], "spec": {"serviceAccountName": "a"}},
+        {"targetJobs": [{"name": "node"}], "spec": {"serviceAccountName": "b"}},
+    ]
+    draft = one(f"{RUNTIME}---\n{changed(TRAINJOB, {'spec.podTemplateOverrides': overrides})}")
+    assert draft.job["spec"]["template"]["spec"]["serviceAccountName"] == "b"
+    lines = [str(note) for note in draft.notes if "podTemplateOverrides[0]" in note.path]
+    assert len(lines) == 1
+    assert lines[0].startswith("not carried over: spec.podTemplateOverrides[0]: download in the script")
 
 
 def test_runtime_of_a_second_file_is_found() -> None:

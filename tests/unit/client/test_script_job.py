@@ -147,6 +147,11 @@ def test_dry_run_prints_a_job_file_that_dtj_run_takes(tmp_path: Path, dtj: Dtj, 
     assert json.loads(again)["spec"]["entrypoint"] == {"script": "train.py", "args": ["--lr", "0.1"]}
 
 
+def test_dry_run_quotes_an_argument_that_kubectl_would_read_as_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--nproc", "1", "--backend", "gloo", "--dry-run", "--", "train.py", "--lr", "1e-4"]) == 0
+    assert "- '1e-4'\n" in capsys.readouterr().out
+
+
 def test_file_and_script_together_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["run", "job.yaml", "--", "train.py"])

@@ -17,7 +17,7 @@ _MODULES = re.compile(
 )
 _IN_SHELL = re.compile(
     r"(?:^|[\s/;&|('\"`])(?:torchrun|deepspeed|composer|colossalai|accelerate\s+launch)(?=[\s'\"`]|$)"
-    r"|torch\.distributed\.(?:run|launch)\b",
+    r"|(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.runner)\b",
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^(?:python|pypy)[\d.]*$")

@@ -8,9 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-import yaml
-
-from dtj import durations, jobfile
+from dtj import durations, jobfile, yaml_text
 from dtj.cluster.client import TABLE, Cluster, job_path
 from dtj.errors import InputError, JobNotFound, WaitTimeout
 from dtj_contract import names
@@ -124,7 +122,7 @@ def _align(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _dump(value: Object, form: str) -> str:
-    return json.dumps(value, indent=4) if form == "json" else yaml.safe_dump(value, sort_keys=False).rstrip()
+    return json.dumps(value, indent=4) if form == "json" else yaml_text.dump(value).rstrip()
 
 
 def _resource_version(cluster: Cluster, namespace: str, name: str) -> str | None:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
+from dtj import yaml_text
 from dtj.convert.documents import Options, convert, runtimes
 from dtj.convert.fields import Draft, How, Note
 from dtj.errors import InputError
@@ -58,23 +57,9 @@ def render(drafts: list[Draft], where: str, *, comments: bool = False) -> str:
     parts = []
     for draft in drafts:
         notes = [f"# Converted by dtj convert from {where}.", *map(_comment, draft.notes)] if comments else []
-        body = yaml.dump(draft.job, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+        body = yaml_text.dump(draft.job)
         parts.append("\n".join([*notes, body]))
     return "---\n".join(parts)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and no anchors."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
-
-
-_Dumper.add_representer(str, _text)
 
 
 def _comment(note: Note) -> str:
@@ -95,8 +80,9 @@ def _with_place(path: str, act: Callable[[str], T], text: str | None = None) -> 
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+        text = sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{error.strerror}: give the file of a job, or - for standard input") from error
     except UnicodeDecodeError as error:
         raise InputError("not text in UTF-8: give the file of a job") from error
+    return text.removeprefix("\ufeff")  # the byte order mark of editors on Windows

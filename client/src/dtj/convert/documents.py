@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from dtj.convert import meta, pytorchjob, slurm, torchrun, trainjob
-from dtj.convert.fields import Draft, How
+from dtj.convert.fields import Draft, How, leaves, shown
 from dtj.errors import InputError
 from dtj.jobfile import parse_documents
 from dtj_contract import names
@@ -19,11 +17,10 @@ from dtj_core import api
 from dtj_core.plan.model import Object
 
 HELM = re.compile(r"{{.*?}}", re.DOTALL)
-PLACEHOLDER = re.compile(r"(?m)^[^#\n]*?:\s*[\"']?\$\{?([A-Za-z_]\w*)\}?[\"']?\s*(?:#.*)?$")
+PLACEHOLDER = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 ANNOUNCED = (
-    "write a PyTorchJob (kubeflow.org/v1), a TrainJob with its runtime (trainer.kubeflow.org/v1alpha1), an"
-    " sbatch script,"
-    " or a torchrun command line"
+    "write a PyTorchJob (kubeflow.org/v1), a TrainJob with its runtime (trainer.kubeflow.org/v1alpha1),"
+    " an sbatch script, or a torchrun command line"
 )
 OLD = {
     "TFJob": "TensorFlow",
@@ -68,7 +65,7 @@ def convert(text: str, file_name: str, options: Options) -> list[Draft]:
         if options.name:
             draft.put("metadata.name", options.name)
         return [checked(draft)]
-    if _looks_like_yaml(text):
+    if _looks_like_yaml(text) and not text.startswith("#!"):
         return _from_yaml(text, options)
     if torchrun.is_command(text):
         if options.command:
@@ -89,7 +86,9 @@ def checked(draft: Draft) -> Draft:
     draft.job["spec"] = dict(sorted(draft.job["spec"].items(), key=lambda item: order.index(item[0])))
     violations = api.violations(draft.job)
     if violations:
-        raise InputError("the converted job is not valid: " + "; ".join(map(str, violations)))
+        found = "; ".join(str(one).removeprefix("object: ") for one in violations)
+        remedy = ": give another with --name" if "metadata.name must" in found else ""
+        raise InputError(f"the converted job is not valid: {found}{remedy}")
     spec = api.validate(draft.job).spec
     if (accelerator := spec.undecided_accelerator) is not None:
         draft.put("spec.processesPerPod", spec.processes)
@@ -111,14 +110,15 @@ def runtimes(text: str) -> tuple[Object, ...]:
 
 def objects(text: str) -> list[Object]:
     """Returns the Kubernetes objects of a YAML text, those of a List too. Raises InputError if it is no such text."""
-    if template := HELM.search(text):
-        line = 1 + text.count("\n", 0, template.start())
-        raise InputError(
-            f"line {line}: {template[0][:40]} is a template of Helm or another tool: convert what it renders, with"
-            " helm template CHART | dtj convert -"
-        )
+    try:
+        documents = parse_documents(text)
+    except InputError as error:
+        if template := HELM.search(text):
+            line = 1 + text.count("\n", 0, template.start())
+            raise InputError(_rendered(f"line {line}", template[0])) from error
+        raise
     found: list[Object] = []
-    for document in parse_documents(text):
+    for document in documents:
         if not isinstance(document, dict):
             raise InputError(f"not a job but {type(document).__name__}: {ANNOUNCED}")
         items = document.get("items")
@@ -128,14 +128,11 @@ def objects(text: str) -> list[Object]:
 
 
 def _looks_like_yaml(text: str) -> bool:
-    return re.search(r"(?m)^[\s\"'{-]*(?:kind|apiVersion)[\"']?\s*:", text) is not None
+    return text.lstrip().startswith("{") or bool(re.search(r"(?m)^[\s\"'{-]*(?:kind|apiVersion)[\"']?\s*:", text))
 
 
 def _from_yaml(text: str, options: Options) -> list[Draft]:
-    try:
-        found = objects(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"no YAML and no command line: {error}") from error
+    found = objects(text)
     if options.image or options.gpus is not None:
         raise InputError(
             "--image and --gpus are for scripts and command lines: write them into the container of the file"
@@ -150,7 +147,7 @@ def _from_yaml(text: str, options: Options) -> list[Draft]:
         kind = one.get("kind")
         if kind in (pytorchjob.KIND, trainjob.KIND):
             where = f"{kind} {(one.get('metadata') or {}).get('name', '')}: " if len(jobs) > 1 else ""
-            drafts.append(_one(one, held, options, where, text))
+            drafts.append(_one(one, held, options, where))
         elif kind not in trainjob.RUNTIME_KINDS:
             passed.append(one)
     if not drafts:
@@ -161,12 +158,13 @@ def _from_yaml(text: str, options: Options) -> list[Draft]:
     return drafts
 
 
-def _one(source: Object, held: Sequence[Object], options: Options, where: str, text: str) -> Draft:
+def _one(source: Object, held: Sequence[Object], options: Options, where: str) -> Draft:
     versions = pytorchjob.API_VERSIONS if source["kind"] == pytorchjob.KIND else trainjob.API_VERSIONS
     if source.get("apiVersion") not in versions:
         raise InputError(f"{where}apiVersion: {source.get('apiVersion')} is not converted: write {versions[0]}")
     try:
-        _no_placeholder(source, text)
+        for each in (source, *(held if source["kind"] == trainjob.KIND else ())):
+            _no_placeholder(each)
         if source["kind"] == pytorchjob.KIND:
             draft = pytorchjob.convert(source, options.name, options.command_tokens)
         else:
@@ -174,21 +172,31 @@ def _one(source: Object, held: Sequence[Object], options: Options, where: str, t
         return checked(draft)
     except InputError as error:
         raise InputError(f"{where}{error}") from error
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"{where}a field has another type than {source['apiVersion']} allows ({error}): check the file with"
             " kubectl apply --dry-run=server, and convert it then"
         ) from error
 
 
-def _no_placeholder(source: Object, text: str) -> None:
-    """Raises InputError for `$NAME` in a place that only envsubst fills."""
-    if match := PLACEHOLDER.search(text):
-        line = 1 + text.count("\n", 0, match.start())
-        raise InputError(
-            f"line {line}: ${match[1]} is filled in by envsubst or a script: convert the result, with"
-            " envsubst < FILE | dtj convert -"
-        )
+def _no_placeholder(source: Object) -> None:
+    """Raises InputError for a value that Helm or envsubst fills in. A command's own `$NAME` is the shell's."""
+    for path, value in leaves(source):
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (template := HELM.search(text)):
+                raise InputError(_rendered(path, template[0]))
+        if isinstance(value, str) and (match := PLACEHOLDER.fullmatch(value)):
+            raise InputError(
+                f"{path}: ${match[1] or match[2]} is filled in by envsubst or a script: convert the result, with"
+                " envsubst < FILE | dtj convert -"
+            )
+
+
+def _rendered(where: str, template: str) -> str:
+    return (
+        f"{where}: {shown(template)} is a template of Helm or another tool: convert what it renders, with"
+        " helm template CHART | dtj convert -"
+    )
 
 
 def _no_job(found: Sequence[Any]) -> str:

@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from dtj.errors import InputError
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
 MAX_SHOWN = 60
 MAX_RESTARTS = "spec.restart.maxRestarts"
+GANG = (
+    "pods wait for each other at the rendezvous, and no scheduler admits them as a gang: bound the wait with"
+    " spec.startupDeadlineSeconds"
+)
+MANAGED_BY = "one operator manages the kind: create the job in the cluster that shall run it"
+REDIRECTED = "no shell reads the command any more: the output of each rank is in the pod's log, read it with dtj logs"
 RESTARTS_TEXT = f"{MAX_RESTARTS}, counted within spec.restart.windowSeconds; the largest limit of the file counts"
 
 
@@ -109,6 +116,20 @@ def carry(table: Sequence[Field], source: Any, draft: Draft, prefix: str = "") -
         if entry.how is not How.SAME and not unchanged:
             place, below = _place(entry.path, path)
             draft.note(entry.how, prefix + place, entry.text, "" if below else value)
+
+
+def as_object(value: Any, place: str) -> Object:
+    """Returns an object of the input. Raises InputError for anything else."""
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: required; write an object" if value is None else f"{place}: write an object")
+    return value
+
+
+def whole(value: Any, place: str, least: int) -> int:
+    """Returns a number of the input. Raises InputError unless it is a whole number, and `least` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{place}: write a whole number of {least} or more, not {value!r}")
+    return value
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,8 @@ class Flag:
     """Whether the flag stands without a value."""
     keep: bool = False
     """Whether the launcher itself must run, because only the launcher acts on the flag."""
+    counts: bool = False
+    """Whether the value is a file that holds the number of pods."""
     env: str = ""
     """Variable of the workers that carries the value; a bare flag sets it to true."""
 
@@ -100,10 +102,10 @@ ACCELERATE = (
             "rdzv_conf",
             "same_network",
             "deepspeed_multinode_launcher",
-            "deepspeed_hostfile",
         )
     ),
-    Flag("config_file", How.OTHER, _PLUGIN, keep=True),
+    Flag("deepspeed_hostfile", How.NOT_NEEDED, RENDEZVOUS, counts=True),
+    Flag("config_file", How.OTHER, _PLUGIN, keep=True, counts=True),
     Flag("use_deepspeed", How.OTHER, _PLUGIN, bare=True, keep=True),
     Flag("use_fsdp", How.OTHER, _PLUGIN, bare=True, keep=True),
     Flag("use_megatron_lm", How.OTHER, _PLUGIN, bare=True, keep=True),
@@ -120,23 +122,16 @@ ACCELERATE = (
     Flag("enable_cpu_affinity", How.NOT_CARRIED, "bind in the script", bare=True),
 )
 
+_CHOSEN = "pods see the GPUs that they request: set spec.replicas, and the container's nvidia.com/gpu"
 DEEPSPEED = (
     Flag("num_nodes", How.OTHER, "spec.replicas"),
     Flag("num_gpus", How.OTHER, "spec.processesPerPod"),
     MODULE,
     NO_PYTHON,
+    Flag("hostfile", How.NOT_NEEDED, RENDEZVOUS, counts=True),
     *(
         Flag(name, How.NOT_NEEDED, RENDEZVOUS)
-        for name in (
-            "hostfile",
-            "master_addr",
-            "master_port",
-            "node_rank",
-            "launcher",
-            "launcher_args",
-            "ssh_port",
-            "launcher_args",
-        )
+        for name in ("master_addr", "master_port", "node_rank", "launcher", "launcher_args", "ssh_port")
     ),
     Flag("no_ssh", How.NOT_NEEDED, RENDEZVOUS, bare=True),
     Flag("force_multi", How.NOT_NEEDED, RENDEZVOUS, bare=True),
@@ -144,8 +139,8 @@ DEEPSPEED = (
     Flag("elastic_training", How.OTHER, "spec.elastic, with --min_elastic_nodes and --max_elastic_nodes", bare=True),
     Flag("min_elastic_nodes", How.OTHER, "spec.elastic.minReplicas"),
     Flag("max_elastic_nodes", How.OTHER, "spec.elastic.maxReplicas"),
-    Flag("include", How.NOT_CARRIED, "pods see the GPUs that they request: set the container's nvidia.com/gpu"),
-    Flag("exclude", How.NOT_CARRIED, "pods see the GPUs that they request: set the container's nvidia.com/gpu"),
+    Flag("include", How.NOT_CARRIED, _CHOSEN),
+    Flag("exclude", How.NOT_CARRIED, _CHOSEN),
     Flag("bind_cores_to_rank", How.NOT_CARRIED, "bind in the script", bare=True),
     Flag("bind_core_list", How.NOT_CARRIED, "bind in the script"),
     Flag("autotuning", How.REFUSED, "run the autotuner by itself, and convert the job with its result"),

@@ -7,13 +7,14 @@ stays: the agent then starts one launcher for each pod, and leaves MASTER_PORT t
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dtj.convert import flags, shell
-from dtj.convert.fields import Draft, How
+from dtj.convert.fields import MAX_RESTARTS, REDIRECTED, Draft, How
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
 from dtj_contract import names
@@ -28,10 +29,27 @@ OTHER_LAUNCHERS = {
     "tune": "torchtune starts torchrun itself",
     "composer": "Composer starts the ranks itself",
     "colossalai": "ColossalAI starts the ranks by ssh",
+    **dict.fromkeys(
+        ("docker", "podman", "apptainer", "singularity", "enroot", "kubectl"),
+        "the pod is the container itself, of the image that the job names",
+    ),
 }
 AGENT_SETS = frozenset(names.TORCHRUN_ENV)
 # Variables of the environment that a launcher in the pod reads as its flags.
 EXPORTS = "export PET_NNODES=$WORLD_SIZE PET_NODE_RANK=$RANK PET_MASTER_ADDR=$MASTER_ADDR PET_MASTER_PORT=$MASTER_PORT"
+
+
+ACCELERATE = (
+    "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+)
+# Flags that give a launcher its place, for those that are not made to read the variables.
+OWN_FLAGS = {
+    r"accelerate(?:\s+launch|\.commands)": ("accelerate", ACCELERATE),
+    r"deepspeed(?=\s|\.launcher)": (
+        "deepspeed",
+        "--no_ssh --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT, and a --hostfile",
+    ),
+}
 
 
 @dataclass
@@ -47,11 +65,15 @@ class Launch:
     total: int | None = None
     """Ranks of all pods."""
     max_restarts: int | None = None
+    limits: dict[str, int] = field(default_factory=dict)
+    """Limits of an elastic DeepSpeed job, by `min` and `max`."""
     env: dict[str, str] = field(default_factory=dict)
     directory: str = ""
     """Directory that the shell changed to before."""
     fills_gpus: bool = False
     """Whether the launcher starts a rank for each GPU."""
+    counted_in: str = ""
+    """Flag for a file that holds the number of pods, for a command that does not name it."""
     open: dict[str, str] = field(default_factory=dict)
     """Flags for numbers whose value can't be known here, by `nodes` and `processes`."""
     kept: bool = False
@@ -81,10 +103,10 @@ def unwrap(
     launcher, arguments = _launcher(command)
     if launcher:
         return _unwrapped(launcher, arguments, draft, where, values, _written(command, arguments))
-    if _detected(command):  # behind a prefix such as numactl
+    if is_detected(command):  # behind a prefix such as numactl
         text = f"{_exports(processes)}; exec {shlex.join(command)}"
         return _kept(["sh", "-c", text], draft, where, "a launcher that another program starts")
-    return Launch(command)
+    return _shell_file(command, draft, where) if program.endswith(".sh") else Launch(command)
 
 
 def _without_prefix(command: Sequence[str]) -> list[str]:
@@ -110,7 +132,7 @@ def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
     return (program, list(command[1:])) if program in flags.TABLES else ("", [])
 
 
-def _detected(command: Sequence[str]) -> bool:
+def is_detected(command: Sequence[str]) -> bool:
     """Returns whether the agent will take the command for a launcher, without a look at files of this machine."""
     if PYTHON.fullmatch(os.path.basename(command[0])):
         return is_launcher(command)
@@ -126,41 +148,42 @@ def _unwrapped(
     launcher: str, arguments: Sequence[str], draft: Draft, where: str, values: shell.Values, written: str
 ) -> Launch:
     """Returns the command of a rank, without its launcher. `written` is the launcher as the file has it."""
-    own, script = flags.split(launcher, [shell.expand_text(argument, values) for argument in arguments])
+    own, script = flags.split(launcher, arguments)
     if not script:
         raise InputError(f"{where}: {launcher} starts no script: write it behind the flags, as in {launcher} train.py")
+    own = [(option, shell.expand_text(value, values), flag) for option, value, flag in own]
     launch = Launch([], launcher)
-    module = no_python = keep = False
-    limits: dict[str, int] = {}
+    keep = any(flag and flag.keep for _, _, flag in own)
     for option, value, flag in own:
         if flag is None:
-            draft.note(How.UNKNOWN, f"{where}: {option}", f"no flag of {launcher} that is known here; left out", value)
+            if not keep:
+                text = f"no flag of {launcher} that is known here; left out"
+                draft.note(How.UNKNOWN, f"{where}: {option}", text, value)
             continue
         if flag.how is How.REFUSED:
             raise InputError(f"{where}: {launcher} {option}: {flag.text}")
         draft.note(flag.how, f"{where}: {option}", flag.text, value)
-        module, no_python, keep = (
-            module or flag is flags.MODULE,
-            no_python or flag is flags.NO_PYTHON,
-            keep or flag.keep,
-        )
         if flag.env:
             launch.env[flag.env] = value or "true"
-        limits |= _numbers(flag.name, option, value, launch)
-    if limits:
+        if flag.counts:
+            launch.counted_in = f"{option} {value}"
+        _number(flag, option, value, launch, draft, where)
+    if limits := launch.limits:
         launch.nodes = (limits.get("min", 1), limits.get("max", limits.get("min", 1)))
-    if launcher == "deepspeed" and not any(flag and flag.name == "no_local_rank" for _, _, flag in own):
+    names = {flag.name for _, _, flag in own if flag}
+    passes_rank = launcher == "deepspeed" or "torch.distributed.launch" in written.split()
+    if passes_rank and not names & {"no_local_rank", "use_env"}:
         draft.note(
             How.NOT_CARRIED,
             f"{where}: --local_rank",
-            "deepspeed passed it to the script: read LOCAL_RANK from the environment instead",
+            f"{written} passed it to the script: read LOCAL_RANK from the environment instead",
         )
     if keep:
         return _kept_accelerate(own, script, launch, draft, where)
-    if no_python:
+    if flags.NO_PYTHON.name in names:
         launch.command = script
     else:
-        launch.command = ["python3", "-u", *(["-m"] if module else []), *script]
+        launch.command = ["python3", "-u", *(["-m"] if flags.MODULE.name in names else []), *script]
     draft.note(
         How.NOT_NEEDED,
         f"{where}: {launcher}",
@@ -172,29 +195,39 @@ def _unwrapped(
 
 _NODES = ("nnodes", "num_machines", "num_nodes")
 _PROCESSES = ("nproc_per_node", "num_gpus", "num_processes")
+_LIMITS = {
+    "max_restarts": MAX_RESTARTS,
+    "min_elastic_nodes": "spec.elastic.minReplicas",
+    "max_elastic_nodes": "spec.elastic.maxReplicas",
+}
 
 
-def _numbers(name: str, option: str, value: str, launch: Launch) -> dict[str, int]:
-    """Sets the numbers that a flag holds, and returns limits of an elastic DeepSpeed job."""
+def _number(flag: flags.Flag, option: str, value: str, launch: Launch, draft: Draft, where: str) -> None:
+    """Sets the number that a flag holds. Raises InputError for a number that no launcher takes."""
+    name = flag.name
     if name in _NODES and (match := re.fullmatch(r"(\d+)(?::(\d+))?", value)):
-        launch.nodes = (int(match[1]), int(match[2] or match[1]))
+        low, high = int(match[1]), int(match[2] or match[1])
+        if not 1 <= low <= high:
+            raise InputError(f"{where}: {option} {value}: write 1 or more pods, in MIN:MAX the smaller first")
+        launch.nodes = (low, high)
     elif name == "nproc_per_node" and value in ("auto", "gpu", "cpu"):
         launch.fills_gpus = True
         if value == "gpu":
             launch.open["gpus"] = f"{option} {value}"
     elif name in (*_NODES, *_PROCESSES) and not value.isdecimal():
         launch.open["nodes" if name in _NODES else "processes"] = f"{option} {value}"
-    elif value.isdecimal():
-        number = int(value)
-        if name in ("nproc_per_node", "num_gpus"):
-            launch.processes = number
-        elif name == "num_processes":
-            launch.total = number
-        elif name == "max_restarts":
-            launch.max_restarts = number
-        elif name in ("min_elastic_nodes", "max_elastic_nodes"):
-            return {name[:3]: number}
-    return {}
+    elif name in _PROCESSES and not int(value):
+        raise InputError(f"{where}: {option} {value}: write 1 or more ranks")
+    elif name == "num_processes":
+        launch.total = int(value)
+    elif name in _PROCESSES:
+        launch.processes = int(value)
+    elif name in _LIMITS and not value.isdecimal():
+        draft.note(How.NOT_CARRIED, f"{where}: {option}", f"no whole number is known here: set {_LIMITS[name]}", value)
+    elif name == "max_restarts":
+        launch.max_restarts = int(value)
+    elif name in _LIMITS:
+        launch.limits[name[:3]] = int(value)
 
 
 def _kept_accelerate(
@@ -211,12 +244,8 @@ def _kept_accelerate(
         if flag is None or flag.name not in dropped
         for part in ([option, value] if value else [option])
     ]
-    rendezvous = (
-        "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR"
-        " --main_process_port $MASTER_PORT"
-    )
     ranks = f" --num_processes {launch.total}" if launch.total else ""
-    text = f"exec accelerate launch {rendezvous}{ranks} {shlex.join([*kept, *script])}"
+    text = f"exec accelerate launch {ACCELERATE}{ranks} {shlex.join([*kept, *script])}"
     launch.command, launch.kept = ["sh", "-c", text], True
     draft.note(How.OTHER, f"{where}: accelerate launch", "stays, with the rendezvous of the pods: one for each pod")
     return launch
@@ -236,17 +265,17 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
         program = os.path.basename(step.tokens[0].text)
         if reason := OTHER_LAUNCHERS.get(program):
             raise InputError(f"{where}: {program} can't be converted, because {reason}: write the command of one rank")
-    if not _detected(["sh", text]):
+    if not steps or not is_detected(["sh", text]):
         return Launch(list(command))
     *before, last = steps
-    simple = all(shell.is_export(step) or step.tokens[0].text in ("set", "cd", "echo") for step in before)
+    simple = all(shell.is_export(step) or step.tokens[0].text in ("set", "echo") or _directory(step) for step in before)
     if simple and not last.depth and not any(step.piped for step in steps):
         known, directory, env = dict(values), "", {}
         for step in before:
             for name, token in shell.assignments(step):
                 known[name] = env[name] = shell.expand_text(token.text, known)
-            if step.tokens[0].text == "cd" and len(step.tokens) > 1:
-                directory = shell.expand_text(step.tokens[1].text, known)
+            if changed_to := _directory(step):
+                directory = posixpath.join(directory, shell.expand_text(changed_to, known))
         arguments = shell.expand(last.tokens, known)
         while arguments and (match := shell.ASSIGNMENT.fullmatch(arguments[0])):
             env[match[1]] = match[2]
@@ -261,6 +290,8 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
                 return launch
             launch.env = {**env, **launch.env}
             launch.directory = directory
+            if last.redirected:
+                draft.note(How.NOT_CARRIED, where, REDIRECTED, last.redirected)
             draft.note(How.OTHER, where, "the shell around the launcher is gone; what it exported is in env")
             return launch
     return _kept(
@@ -271,13 +302,18 @@ def _in_shell(command: Sequence[str], draft: Draft, where: str, values: shell.Va
     )
 
 
+def _directory(step: shell.Command) -> str:
+    """Returns the directory of a plain `cd DIRECTORY`; "" for any other command."""
+    texts = [token.text for token in step.tokens]
+    return texts[1] if texts[0] == "cd" and len(texts) == 2 and not texts[1].startswith(("-", "~")) else ""
+
+
 def _shell_file(command: Sequence[str], draft: Draft, where: str) -> Launch:
     draft.note(
         How.OTHER,
         where,
         "runs as it is, once for each rank; if the shell script starts torchrun, set spec.processesPerPod to 1"
-        " and pass "
-        "--nnodes $WORLD_SIZE --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
+        " and pass --nnodes $WORLD_SIZE --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT",
     )
     return Launch(list(command))
 
@@ -301,4 +337,8 @@ def _kept(command: list[str], draft: Draft, where: str, why: str) -> Launch:
         f"{why} stays: the agent starts one launcher for each pod, and PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and"
         " PET_MASTER_PORT give torchrun its place; flags in it that name nodes or an endpoint still decide",
     )
+    for pattern, (launcher, own) in OWN_FLAGS.items():
+        if any(re.search(rf"(?:^|[\s;&|(/.]){pattern}", part) for part in command):
+            text = f"{launcher} goes by flags of its own: in a job of several pods, pass {own}"
+            draft.note(How.NOT_CARRIED, where, text)
     return Launch(command, kept=True)

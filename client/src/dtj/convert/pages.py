@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dtj.convert import flags, pods, pytorchjob, sbatch, slurm, trainjob
+from dtj.convert import directives, flags, pods, pytorchjob, slurm, trainjob
 from dtj.convert.fields import Field, How
 from dtj_contract import names
 
@@ -78,10 +78,10 @@ Overrides are joined as the API server joins them: containers, volumes and varia
 
 
 def _slurm() -> str:
-    short = {name: letter for letter, name in sbatch.SHORT.items()}
+    short = {name: letter for letter, name in directives.SHORT.items()}
     rows = [
         Field(f"{f.path}, -{short[f.path][:1]}" if f.path in short else f.path, f.how, f.text)
-        for f in sbatch.DIRECTIVES
+        for f in directives.DIRECTIVES
     ]
     return _page(
         "From an sbatch script",

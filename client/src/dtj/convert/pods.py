@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
-from dtj.convert.fields import Draft, Field, How
+from dtj.convert.fields import Draft, Field, How, as_object
 from dtj.errors import InputError
 from dtj_contract import names
 from dtj_core.api.v1alpha1 import GPUS
 from dtj_core.plan.model import Object
 
-KEPT = "spec.template"
+NO_IMAGE = (
+    "no container image: a pod needs one with Python 3.9, torch and the script: give --image, for instance"
+    " --image pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
+)
 POD_FIELDS = (
     Field("spec.containers[].image", How.SAME, "spec.image"),
     Field(
@@ -47,7 +49,7 @@ def take(template: Object, draft: Draft, where: str, preferred: Sequence[str]) -
     Raises InputError if no container trains.
     """
     template = copy.deepcopy(template)
-    pod = _object(template.setdefault("spec", {}), f"{where}.spec")
+    pod = as_object(template.setdefault("spec", {}), f"{where}.spec")
     containers = pod.get("containers") or []
     if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers) or not containers:
         raise InputError(f"{where}.spec.containers: write the container that trains")
@@ -59,6 +61,10 @@ def take(template: Object, draft: Draft, where: str, preferred: Sequence[str]) -
     place = f"{where}.spec.containers[{chosen}]"
     container = containers[chosen]
     if len(containers) > 1 and container["name"] != names.CONTAINER:
+        for at, other in enumerate(containers):
+            if other.get("name") == names.CONTAINER:
+                text = f"{names.CONTAINER!r} is the name of the container that trains: write another"
+                raise InputError(f"{where}.spec.containers[{at}].name: {text}")
         draft.note(How.OTHER, f"{place}.name", f"the name is now {names.CONTAINER!r}", container["name"])
         container["name"] = names.CONTAINER
     container.setdefault("name", names.CONTAINER)
@@ -81,6 +87,22 @@ def tokens(container: Object, name: str, place: str) -> list[str]:
             f'{place}.{name}: write a list of texts, such as ["python3", "train.py"], with numbers in quotes'
         )
     return list(value)
+
+
+def command(container: Object, place: str, given: Sequence[str] | None, missing: str) -> list[str]:
+    """Returns command and args of a container. `given` is the image's own command, for a container without one.
+
+    `missing` is the place where the file lacks one. Raises InputError if there are two commands, or none.
+    """
+    own = tokens(container, "command", place)
+    if own and given:
+        raise InputError(f"--command: {place}.command is in the file: change it there")
+    if not (own or given):
+        raise InputError(
+            f"{missing}.command: the container names no command, and the image's own is not in the file: write it"
+            " there, or give --command 'python3 train.py'"
+        )
+    return [*(own or given or ()), *tokens(container, "args", place)]
 
 
 def literal_env(container: Object) -> dict[str, str]:
@@ -117,9 +139,3 @@ def finish(template: Object, container: Object, draft: Draft, place: str) -> Non
         template.pop("spec")
     if template:
         draft.put("spec.template", template)
-
-
-def _object(value: Any, place: str) -> Object:
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: write an object, not {type(value).__name__}")
-    return value

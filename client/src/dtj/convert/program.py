@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dtj.convert import shell
 from dtj.convert.fields import Draft, How
@@ -34,6 +35,20 @@ class Size:
     """Whether a launcher without --nproc-per-node starts a rank for each GPU; else it starts one."""
     values: shell.Values | None = None
     """Variables of a script, beside those of the container; None for a command that no shell reads."""
+
+
+def ranks_of_node(value: Any, place: str, draft: Draft) -> int | None:
+    """Returns Kubeflow's number of ranks in each pod; None where it is that of the GPUs.
+
+    Raises InputError for a value that Kubeflow does not take.
+    """
+    if str(value).isdecimal():
+        return int(str(value))
+    if value == "cpu":
+        draft.note(How.NOT_CARRIED, place, "nothing counts processors here: set spec.processesPerPod", value)
+    elif value not in (None, "auto", "gpu"):
+        raise InputError(f"{place}: write auto, gpu or a whole number, not {value!r}")
+    return None
 
 
 def settle(command: Sequence[str], container: Object, draft: Draft, where: str, size: Size) -> None:
@@ -84,8 +99,13 @@ def _replicas(launch: Launch, draft: Draft, where: str, size: Size) -> int:
     if not low <= replicas <= high and not launch.kept:
         raise InputError(
             f"{where}: --nnodes {low if low == high else f'{low}:{high}'} contradicts {size.replicas_at}, which"
-            " asks for"
-            f" {replicas} pods: write the same number in both places"
+            f" asks for {replicas} pods: write the same number in both places"
+        )
+    if size.replicas is None and launch.nodes is None and launch.counted_in:
+        draft.note(
+            How.NOT_CARRIED,
+            f"{where}: {launch.counted_in}",
+            "the number of pods is in this file, which is not read: set spec.replicas",
         )
     draft.put("spec.replicas", replicas)
     if low < high and "elastic" not in draft.job["spec"]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dtj.convert import meta, pods
-from dtj.convert.fields import RESTARTS_TEXT, Draft, Field, How, carry, shown
-from dtj.convert.program import Size, settle
+from dtj.convert.fields import GANG, MANAGED_BY, RESTARTS_TEXT, Draft, Field, How, as_object, carry, shown, whole
+from dtj.convert.program import Size, ranks_of_node, settle
 from dtj.errors import InputError
 from dtj_core.plan.model import Object
 
@@ -15,10 +15,6 @@ API_VERSIONS = ("kubeflow.org/v1",)
 REPLICAS = "spec.pytorchReplicaSpecs"
 ROLES = ("Master", "Worker")
 _RDZV = "the agents of the pods rendezvous by themselves"
-_GANG = (
-    "pods wait for each other at the rendezvous, and no scheduler admits them as a gang: bound the wait with"
-    " spec.startupDeadlineSeconds"
-)
 _POLICY = (
     "OnFailure and Always restart the group within spec.restart; Never is spec.restart.maxRestarts: 0;"
     " ExitCode is two spec.restart.rules"
@@ -48,7 +44,7 @@ def _run_policy(at: str) -> tuple[Field, ...]:
         Field(
             f"{at}.managedBy",
             How.NOT_CARRIED,
-            "one operator manages the kind: create the job in the cluster that shall run it",
+            MANAGED_BY,
         ),
         Field(
             f"{at}.schedulingPolicy.queue",
@@ -63,8 +59,8 @@ def _run_policy(at: str) -> tuple[Field, ...]:
             "spec.startupDeadlineSeconds",
             lambda value: value or None,
         ),
-        Field(f"{at}.schedulingPolicy.minAvailable", How.NOT_CARRIED, _GANG),
-        Field(f"{at}.schedulingPolicy.minResources.**", How.NOT_CARRIED, _GANG),
+        Field(f"{at}.schedulingPolicy.minAvailable", How.NOT_CARRIED, GANG),
+        Field(f"{at}.schedulingPolicy.minResources.**", How.NOT_CARRIED, GANG),
     )
 
 
@@ -119,17 +115,24 @@ def convert(source: Object, name: str | None = None, command: list[str] | None =
     """
     draft = Draft()
     meta.take(source, draft, name)
-    spec = _object(source.get("spec"), "spec")
-    specs = _object(spec.get("pytorchReplicaSpecs"), REPLICAS)
+    spec = as_object(source.get("spec"), "spec")
+    specs = as_object(spec.get("pytorchReplicaSpecs"), REPLICAS)
     for role in specs:
         if role not in ROLES:
             raise InputError(f"{REPLICAS}.{role}: no replica type of a PyTorchJob: write Master or Worker")
-    counts = {role: _count(specs[role], f"{REPLICAS}.{role}") for role in ROLES if role in specs}
+    counts = {
+        role: whole(as_object(specs[role], f"{REPLICAS}.{role}").get("replicas", 1), f"{REPLICAS}.{role}.replicas", 0)
+        for role in ROLES
+        if role in specs
+    }
     present = [role for role, count in counts.items() if count]
     if not present:
         raise InputError(f"{REPLICAS}: no pods: write Master or Worker with replicas of 1 or more")
     role = present[0]
     carry(FIELDS, source, draft)
+    for idle in set(counts) - set(present):
+        text = f"{idle} has no pods, so nothing of its template is in the job"
+        draft.note(How.NOT_CARRIED, f"{REPLICAS}.{idle}.template", text)
     taken = {each: _template(specs[each], each, draft) for each in present}
     template, container, place = taken[role]
     if len(present) == 2:
@@ -137,24 +140,16 @@ def convert(source: Object, name: str | None = None, command: list[str] | None =
     _restart_policy([specs[each].get("restartPolicy") for each in present], draft)
     replicas = sum(counts.values())
     elastic = _elastic(spec.get("elasticPolicy") or {}, replicas, draft)
-    tokens = pods.tokens(container, "command", place)
-    if tokens and command:
-        raise InputError(f"--command: {place}.command is in the file: change it there")
-    tokens = tokens or list(command or ())
-    if not tokens:
-        raise InputError(
-            f"{place}.command: the container names no command, and the image's own is not in the file: write it"
-            " there, or"
-            " give --command 'python3 train.py'"
-        )
+    tokens = pods.command(container, place, command, place)
+    nproc_at = "spec.nprocPerNode" if "nprocPerNode" in spec else "spec.elasticPolicy.nProcPerNode"
     nproc = spec.get("nprocPerNode", elastic.get("nProcPerNode"))
     size = Size(
         replicas=replicas,
         replicas_at=f"{REPLICAS}.*.replicas",
-        processes=int(str(nproc)) if str(nproc).isdecimal() else None,
+        processes=ranks_of_node(nproc, nproc_at, draft),
         launcher_fills_gpus=True,
     )
-    settle([*tokens, *pods.tokens(container, "args", place)], container, draft, f"{place}.command", size)
+    settle(tokens, container, draft, f"{place}.command", size)
     if elastic.get("maxRestarts") is not None:
         draft.limit_restarts(elastic["maxRestarts"])
     _scheduling({**spec, **(spec.get("runPolicy") or {})}.get("schedulingPolicy") or {}, template)
@@ -164,14 +159,7 @@ def convert(source: Object, name: str | None = None, command: list[str] | None =
 
 def _template(replica: Object, role: str, draft: Draft) -> tuple[Object, Object, str]:
     where = f"{REPLICAS}.{role}.template"
-    return pods.take(_object(replica.get("template"), where), draft, where, ("pytorch",))
-
-
-def _count(replica: Any, where: str) -> int:
-    count = _object(replica, where).get("replicas", 1)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise InputError(f"{where}.replicas: write a whole number, not {count!r}")
-    return count
+    return pods.take(as_object(replica.get("template"), where), draft, where, ("pytorch",))
 
 
 def _same_program(master: tuple[Object, Object, str], worker: tuple[Object, Object, str], draft: Draft) -> None:
@@ -197,12 +185,13 @@ def _same_program(master: tuple[Object, Object, str], worker: tuple[Object, Obje
         )
     names = {container["name"], its_container["name"]}
     for field in sorted({*template["spec"], *other["spec"]}):
-        mine, its = (_without(each["spec"].get(field), names) for each in (template, other))
+        mine, its = (each["spec"].get(field) for each in (template, other))
+        if field == "containers":  # those that train are compared above
+            mine, its = ([one for one in each if one.get("name") not in names] for each in (mine, its))
         if _comparable(mine) != _comparable(its):
             raise InputError(
                 f"{REPLICAS}.Master.template.spec.{field} and {REPLICAS}.Worker.template.spec.{field} differ, but"
-                " all pods"
-                " of a DistributedTrainingJob are the same: write the same in both"
+                " all pods of a DistributedTrainingJob are the same: write the same in both"
             )
     for field, value in (other.get("metadata") or {}).items():
         held = template.setdefault("metadata", {}) if template.get("metadata") is None else template["metadata"]
@@ -210,11 +199,6 @@ def _same_program(master: tuple[Object, Object, str], worker: tuple[Object, Obje
             where = f"{REPLICAS}.Worker.template.metadata.{field}"
             draft.note(How.OTHER, where, "joined with the Master's, which win: all pods are the same")
             held[field] = {**value, **(held.get(field) or {})} if isinstance(value, dict) else held.get(field, value)
-
-
-def _without(value: Any, names: set[str]) -> Any:
-    """Returns a pod's containers without those that train."""
-    return [one for one in value if one.get("name") not in names] if isinstance(value, list) and names else value
 
 
 def _comparable(value: Any) -> Any:
@@ -248,7 +232,7 @@ def _restart_policy(policies: list[Any], draft: Draft) -> None:
 
 def _elastic(given: Any, replicas: int, draft: Draft) -> Object:
     """Writes spec.elastic, and returns the policy."""
-    policy = _object(given, "spec.elasticPolicy")
+    policy = as_object(given, "spec.elasticPolicy")
     least, most = policy.get("minReplicas"), policy.get("maxReplicas")
     if least is not None or most is not None:
         elastic = {"minReplicas": replicas if least is None else least}
@@ -265,9 +249,3 @@ def _scheduling(policy: Object, template: Object) -> None:
         template["metadata"] = metadata
     if priority := policy.get("priorityClass"):
         template["spec"].setdefault("priorityClassName", priority)
-
-
-def _object(value: Any, place: str) -> Object:
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: required; write an object" if value is None else f"{place}: write an object")
-    return value

@@ -21,10 +21,10 @@ _OPERATORS = ("&&", "||", ";;", "|", ";", "&", "(", ")", "\n")
 _NAME = r"[A-Za-z_]\w*"
 ASSIGNMENT = re.compile(rf"({_NAME})(?:\[\w*\])?\+?=(.*)", re.DOTALL)
 _REFERENCE = re.compile(
-    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME})(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
+    rf"\$(?:\(\((?P<sum>[^()]*)\)\)|\((?P<kubelet>[A-Z_][A-Z0-9_]*)\)|{{(?P<braced>{_NAME}|[0-9]+)(?:\[[@*]\])?(?::?[-=](?P<default>[^}}]*))?}}"
     rf"|(?P<bare>{_NAME}|[@*0-9]))"
 )
-_DEFAULT = re.compile(rf"\$\{{({_NAME}):?=([^}}]*)\}}")
+_DEFAULT = re.compile(rf"\$\{{({_NAME}):?=(.*)\}}", re.DOTALL)
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,6 +44,8 @@ class Token:
     quoted: bool = False
     array: bool = False
     """Whether the text has the elements of `NAME=(…)`, which are separate arguments where it is used."""
+    redirects: bool = False
+    """Whether the token begins with an unquoted `<` or `>`, perhaps behind a number."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Command:
     depth: int
     piped: bool = False
     """Whether the command is a part of a pipe, or runs in the background."""
+    redirected: str = ""
+    """The redirections of the command, which are not among its tokens."""
 
     @property
     def text(self) -> str:
@@ -87,7 +91,9 @@ def commands(text: str) -> list[Command]:
             opens = bool(tokens) and tokens[0].text in KEYWORDS
             if tokens:
                 after_pipe = bool(found) and found[-1].piped and found[-1].line == start
-                found.append(Command(tuple(_plain(tokens)), start, depth + opens, item in ("|", "&") or after_pipe))
+                plain, redirected = _parted(tokens)
+                piped = item in ("|", "&") or after_pipe
+                found.append(Command(tuple(plain), start, depth + opens, piped, redirected))
             depth += opens
         if item == "(":
             depth += 1
@@ -162,7 +168,10 @@ def assignments(command: Command) -> Iterator[tuple[str, Token]]:
     tokens = list(command.tokens)
     if tokens and tokens[0].text == ":":  # : ${NAME:=VALUE}
         defaults = [_DEFAULT.fullmatch(token.text) for token in tokens[1:]]
-        yield from ((match[1], Token(f"${{{match[1]}:-{match[2]}}}")) for match in defaults if match)
+        for match in defaults:
+            # A default that holds a variable of its own can't be read behind `:-`.
+            if match:
+                yield match[1], Token(match[2] if "$" in match[2] else f"${{{match[1]}:-{match[2]}}}")
         return
     if tokens and tokens[0].text in ("export", "declare", "local", "readonly", "typeset"):
         tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
@@ -193,6 +202,8 @@ def _calculated(text: str) -> int | None:
             return _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
         raise ValueError(text)
 
+    if not re.fullmatch(r"[\d\s+*/%()-]{1,200}", text):
+        return None
     try:
         return value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
@@ -206,21 +217,30 @@ def _split(text: str) -> list[str]:
         return text.split()
 
 
-def _plain(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Yields the tokens without redirections (`> file`, `2>&1`)."""
-    skip = False
+def _parted(tokens: Sequence[Token]) -> tuple[list[Token], str]:
+    """Returns the tokens without redirections, and the redirections (`> file`, `2>&1`, `<<EOF`) as one text."""
+    plain: list[Token] = []
+    redirections: list[str] = []
+    follows = False
     for token in tokens:
-        if skip:
-            skip = False
-        elif not token.quoted and (match := re.fullmatch(r"[\d&]*(?:>>?|<<?<?-?)(&?[^ ]*)", token.text)):
-            skip = not match[1]
+        if token.redirects or follows:
+            redirections.append(token.text.replace(LITERAL_DOLLAR, "$"))
+            follows = token.redirects and _names_nothing(token)
         else:
-            yield token
+            plain.append(token)
+    return plain, " ".join(redirections)
+
+
+def _names_nothing(token: Token) -> bool:
+    """Returns whether the file of a redirection is in the next token."""
+    return not token.quoted and re.fullmatch(r"[\d&]*(?:>>?\|?|<<?<?-?|<>)", token.text) is not None
 
 
 def _lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
     """Yields tokens and operators, each with its line."""
     place, line = 0, 1
+    ends: list[str] = []  # of the here-documents that begin on the next line
+    before: Token | None = None
     while place < len(text):
         char = text[place]
         if text.startswith("\\\n", place):
@@ -233,13 +253,30 @@ def _lexemes(text: str) -> Iterator[tuple[Token | str, int]]:
             sign := next((one for one in _OPERATORS if text.startswith(one, place)), None)
         ):
             yield sign, line
-            line += sign == "\n"
             place += len(sign)
+            after = _behind_documents(text, place, ends) if sign == "\n" else place
+            line += (sign == "\n") + text.count("\n", place, after)
+            place = after
         else:
             token, after = _token(text, place, line)
+            if before and before.redirects and before.text in ("<<", "<<-"):
+                ends.append(token.text)
+            elif token.redirects and (match := re.fullmatch(r"<<-?([^<].*)", token.text)) and token.text != "<<-":
+                ends.append(match[1])
             yield token, line
             line += text.count("\n", place, after)
-            place = after
+            place, before = after, token
+
+
+def _behind_documents(text: str, place: int, ends: list[str]) -> int:
+    """Returns the place after the here-documents that begin at `place`, and empties the list of their last lines.
+
+    A document without its last line is none: `1 << 3` looks like its beginning.
+    """
+    while ends:
+        if found := re.compile(rf"(?:.*\n)*?\t*{re.escape(ends.pop(0))}(?:\n|$)").match(text, place):
+            place = found.end()
+    return place
 
 
 def _end_of_line(text: str, place: int) -> int:
@@ -255,6 +292,8 @@ def _token(text: str, place: int, line: int) -> tuple[Token, int]:
     while place < len(text) and text[place] not in " \t\r\n;|)":
         char = text[place]
         if char == "&" and text[place - 1 : place] not in (">", "<") and text[place + 1 : place + 2] != ">":
+            break
+        if char in "<>" and parts and re.fullmatch(r"[\d&]*[<>&]*", "".join(parts)) is None:
             break
         if char == "(" and (place == begin or not parts or not parts[-1].endswith("=")):
             break
@@ -275,9 +314,11 @@ def _token(text: str, place: int, line: int) -> tuple[Token, int]:
         else:
             parts.append(char)
             place += 1
+    if re.match(r"~(?:/|$)", "".join(parts)) and text[begin] == "~":
+        parts[0] = "$HOME"
     if place == begin:  # a parenthesis with nothing in front
         return Token(text[place]), place + 1
-    return Token("".join(parts), quoted or array, array), place
+    return Token("".join(parts), quoted or array, array, re.match(r"[\d&]*[<>]", text[begin:place]) is not None), place
 
 
 def _array(text: str) -> str:

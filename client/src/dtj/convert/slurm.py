@@ -9,64 +9,31 @@ from __future__ import annotations
 import os
 import re
 
-from dtj.convert import meta, pods, sbatch, shell
-from dtj.convert.fields import Draft, Field, How
-from dtj.convert.launch import PYTHON, SHELLS
+from dtj.convert import amounts, apptainer, meta, pods, sbatch, script, shell
+from dtj.convert.fields import REDIRECTED, Draft, Field, How, shown
+from dtj.convert.launch import PYTHON, SHELLS, is_detected
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
 from dtj_core.plan.model import Object
 
-_IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
 LINES = (
     Field("srun COMMAND", How.OTHER, "spec.entrypoint or the command of the container; a launcher in it is taken out"),
+    Field("apptainer exec IMAGE COMMAND", How.OTHER, "the command; docker://IMAGE becomes spec.image, a file can't"),
     Field("export NAME=VALUE", How.OTHER, "env of the container"),
     Field("NAME=VALUE", How.OTHER, "filled in where it is used"),
     Field("MASTER_ADDR, MASTER_PORT, RANK, …", How.NOT_NEEDED, "the agent sets what torchrun sets, for each rank"),
     Field("cd DIR", How.OTHER, "workingDir of the container"),
-    Field("module load, conda activate, source", How.NOT_CARRIED, _IMAGE),
-    Field("pip install", How.NOT_CARRIED, _IMAGE),
+    Field("module load, conda activate, source", How.NOT_CARRIED, script.IMAGE),
+    Field("pip install", How.NOT_CARRIED, script.IMAGE),
     Field("echo, set, date, nvidia-smi, …", How.NOT_NEEDED, "it changes nothing of the training"),
     Field(
         "other commands, if, for",
         How.NOT_CARRIED,
-        "the script is not run: do it in the training script, in the image, or in spec.template.spec.initContainers",
+        script.OTHER,
     ),
 )
-_OTHER = LINES[-1].text
-_ENVIRONMENT = frozenset(
-    {"module", "conda", "mamba", "source", ".", "pip", "pip3", "ml", "spack", "uv", "poetry", "deactivate"}
-)
-_IDLE = frozenset(
-    {
-        "echo",
-        "set",
-        "date",
-        "hostname",
-        "nvidia-smi",
-        "printf",
-        "pwd",
-        "env",
-        "scontrol",
-        "sleep",
-        "wait",
-        "exit",
-        "true",
-        "which",
-        "shopt",
-        "unset",
-        "printenv",
-        "df",
-        "free",
-        "lscpu",
-        "sinfo",
-        "squeue",
-        "trap",
-        "shift",
-        "ulimit",
-    }
-)
-_OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_RANK|NODE_RANK|SLURM_\w+|PET_\w+)$")
+_SLURM = re.compile(r"\$(?=\{SLURM_\w+\}|SLURM_)\{?(SLURM_\w+)\}?")
 WRAPPERS = frozenset({"time", "nice", "stdbuf", "env", "exec", "nohup"})
 
 
@@ -86,7 +53,9 @@ def convert(
     """
     draft = Draft()
     allocation = sbatch.read(text, draft)
-    if gpus is not None and allocation.gpus is None:
+    if gpus is not None:
+        if held := allocation.gpus_from:
+            raise InputError(f"--gpus: {allocation.places[held]} {held} is in the script: change it there")
         allocation.options["--gpus-per-node"] = str(gpus)
     try:
         steps = shell.commands(text)
@@ -98,7 +67,7 @@ def convert(
     directory = allocation.options.get("--chdir", "")
     for step in steps:
         if shell.is_export(step):
-            _assign(step, values, env, draft)
+            script.assign(step, values, env, draft)
             continue
         tokens = shell.unwrapped(shell.expand(step.tokens, values))
         tokens = _without_assignments(tokens, env)
@@ -112,14 +81,20 @@ def convert(
             directory = os.path.join(directory, tokens[1])
             draft.note(How.OTHER, f"line {step.line}", "workingDir of the container", step.text)
         else:
-            how, why = _fate(tokens)
+            how, why = script.fate(tokens)
             draft.note(how, f"line {step.line}", why, step.text)
     step, tokens = _only(launches, steps, command)
+    for other, _ in launches:
+        if other.line != step.line:
+            draft.note(How.NOT_CARRIED, f"line {other.line}", script.OTHER, other.text)
     where = f"line {step.line}"
     if command:
         draft.note(How.OTHER, where, "--command takes its place", step.text)
     draft.note(How.OTHER, where, "spec.entrypoint or the command of the container", step.text)
-    tokens = _without_srun(tokens, allocation, where, draft)
+    if step.redirected and not command:
+        draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
+    tokens = apptainer.unwrap(_without_srun(tokens, allocation, where, draft), allocation, where, draft)
+    tokens = _with_variables_of_pods(tokens, values)
     template: Object = {"spec": {"containers": [_container(allocation, image, env, directory, where, draft)]}}
     container = template["spec"]["containers"][0]
     if allocation.gpus is None:
@@ -130,11 +105,13 @@ def convert(
     low, high = allocation.nodes or (None, None)
     size = Size(
         replicas=high,
-        replicas_at=f"{allocation.places.get('--nodes', '')} --nodes",
-        processes=None if _launches_itself(command or tokens) else allocation.tasks,
+        replicas_at=allocation.nodes_at,
+        processes=None if is_detected(command or tokens) else allocation.tasks,
         values=values,
     )
     settle(command or tokens, container, draft, where, size)
+    if left := sorted({name for part in container.get("command", ()) for name in _SLURM.findall(part)}):
+        draft.note(How.NOT_CARRIED, where, f"no value is known here for {', '.join(left)}: write it in the command")
     if low and high and low < high:
         draft.put("spec.elastic", {"minReplicas": low, "maxReplicas": high})
     pods.finish(template, container, draft, where)
@@ -167,43 +144,6 @@ def _slurm_values(allocation: sbatch.Allocation) -> dict[str, str]:
     }
 
 
-def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
-    """Keeps what a line sets, where that can be known. Only what is exported reaches the ranks."""
-    exported = step.tokens[0].text == "export" or any(token.text == "-x" for token in step.tokens)
-    pairs = list(shell.assignments(step))
-    for token in step.tokens[1:] if exported and not pairs else ():
-        if token.text in values:  # export NAME
-            env[token.text] = values[token.text]
-    for name, token in pairs:
-        value = shell.expand_text(token.text, values)
-        text = value.replace(shell.LITERAL_DOLLAR, "$")
-        where = f"line {step.line} {name}"
-        if token.array and not step.depth:
-            values[name] = value
-            draft.note(How.OTHER, where, "filled in where it is used", text)
-        elif step.depth:
-            draft.note(How.NOT_CARRIED, where, f"set inside a condition or loop; {_OTHER}", text)
-        elif _OF_SLURM.match(name):
-            if not shell.unknown(value):
-                values[name] = text
-            draft.note(How.NOT_NEEDED, where, "the agent sets what torchrun sets, for each rank", text)
-        elif left := shell.unknown(value):
-            if not exported and "$(…)" not in left:
-                draft.note(How.OTHER, where, f"filled in where it is used, but for {', '.join(left)}", text)
-            elif not exported and any(_OF_SLURM.match(one) for one in left):
-                draft.note(How.NOT_NEEDED, where, "the agent sets what torchrun sets, for each rank", text)
-            else:
-                why = f"depends on {', '.join(left)}: write its value in the container's env"
-                draft.note(How.NOT_CARRIED, where, why, text)
-            if "$(…)" not in left:
-                values[name] = value
-        else:
-            values[name] = text
-            if exported:
-                env[name] = text
-            draft.note(How.OTHER, where, "env of the container" if exported else "filled in where it is used", text)
-
-
 def _without_assignments(tokens: list[str], env: dict[str, str]) -> list[str]:
     """Returns the command behind `NAME=VALUE …`, whose variables join the environment where the command trains."""
     own: dict[str, str] = {}
@@ -215,11 +155,27 @@ def _without_assignments(tokens: list[str], env: dict[str, str]) -> list[str]:
     return tokens
 
 
+def _with_variables_of_pods(tokens: list[str], values: shell.Values) -> list[str]:
+    """Returns the command of a shell with Slurm's variables as the agent sets them; any other command as it is."""
+
+    def replaced(match: re.Match[str]) -> str:
+        value = values.get(match[1], match[0])
+        return re.sub(r"^\$\((\w+)\)$", r"$\1", value)
+
+    return [_SLURM.sub(replaced, token) for token in tokens] if os.path.basename(tokens[0]) in SHELLS else tokens
+
+
 def _trains(tokens: list[str]) -> bool:
     """Returns whether a command may be the training: srun of a program, a launcher, or Python."""
     if tokens[0] == "srun":
         _, rest = sbatch.split(tokens[1:])
-        return bool(rest) and rest[0] not in _IDLE and (_trains(rest) or rest[0] not in _ENVIRONMENT)
+        return (
+            bool(rest)
+            and rest[0] not in script.IDLE | script.FILES
+            and (_trains(rest) or rest[0] not in script.ENVIRONMENT)
+        )
+    if container := apptainer.inside(tokens):
+        return bool(container.command) and _trains(container.command)
     program = os.path.basename(tokens[0])
     if program in SHELLS:
         return is_launcher([" ".join(tokens) + " "])
@@ -228,29 +184,12 @@ def _trains(tokens: list[str]) -> bool:
     )
 
 
-def _launches_itself(tokens: list[str]) -> bool:
-    return (
-        is_launcher(tokens) if PYTHON.fullmatch(os.path.basename(tokens[0])) else is_launcher([" ".join(tokens) + " "])
-    )
-
-
-def _fate(tokens: list[str]) -> tuple[How, str]:
-    if tokens[0] in _ENVIRONMENT:
-        return How.NOT_CARRIED, _IMAGE
-    program = tokens[1] if tokens[0] == "srun" and len(tokens) > 1 else tokens[0]
-    return (
-        (How.NOT_NEEDED, "it changes nothing of the training")
-        if tokens[0] in _IDLE or program in _IDLE
-        else (How.NOT_CARRIED, _OTHER)
-    )
-
-
 def _only(
     launches: list[tuple[shell.Command, list[str]]], steps: list[shell.Command], command: list[str] | None
 ) -> tuple[shell.Command, list[str]]:
     """Returns the one line that trains. Raises InputError if there is none, or if it can't be known which."""
     under = [one for one in launches if one[1][0] == "srun"] or launches
-    started = [one for one in under if _launches_itself(one[1])] or under
+    started = [one for one in under if is_detected(one[1])] or under
     if command and steps:
         return started[0] if started else (steps[-1], ["true"])
     if not started:
@@ -258,7 +197,7 @@ def _only(
             "no line starts the training: write srun torchrun train.py, or give --command 'torchrun train.py'"
         )
     if len({tuple(tokens) for _, tokens in started}) > 1:
-        places = " and ".join(f"line {step.line} ({step.text[:60]})" for step, _ in started)
+        places = " and ".join(f"line {step.line} ({shown(step.text)})" for step, _ in started)
         raise InputError(
             f"{places} both train: one job is one training: write a file for each, or choose with --command"
         )
@@ -266,8 +205,7 @@ def _only(
     if step.depth:
         raise InputError(
             f"line {step.line}: the training is started inside a loop or condition, which a job has none of:"
-            " write the one"
-            " command that shall run, or give it with --command"
+            " write the one command that shall run, or give it with --command"
         )
     return step, tokens
 
@@ -278,14 +216,19 @@ def _without_srun(tokens: list[str], allocation: sbatch.Allocation, where: str, 
         return tokens
     options, rest = sbatch.split(tokens[1:])
     sbatch.take(
-        [(name, value) for name, value in options if not shell.unknown(value)], f"{where} srun", allocation, draft
+        [(name, value) for name, value in options if not shell.unknown(value) or not sbatch.is_needed(name)],
+        f"{where} srun",
+        allocation,
+        draft,
     )
     for name, value in options:
-        if shell.unknown(value):
+        if shell.unknown(value) and sbatch.is_needed(name):
             draft.note(How.NOT_CARRIED, f"{where} srun {name}", "its value can't be known here", value)
     while rest and re.fullmatch(r"\$\{?\w+(\[@\])?\}?", rest[0]):
         draft.note(How.NOT_CARRIED, f"{where} srun", "options of srun whose value can't be known here", rest[0])
         rest = rest[1:]
+    if ":" in rest:
+        raise InputError(f"{where}: srun starts several programs, and all pods of a job are the same: give --command")
     if not rest:
         raise InputError(f"{where}: srun starts nothing that can be known here: give it with --command")
     return rest
@@ -295,15 +238,14 @@ def _container(
     allocation: sbatch.Allocation, image: str | None, env: dict[str, str], directory: str, where: str, draft: Draft
 ) -> Object:
     own = allocation.options.get("--container-image") or allocation.options.get("--image")
-    if own and not shell.unknown(own) and not own.startswith(("/", ".")) and not own.endswith(".sqsh"):
+    if own and image:
+        draft.note(How.NOT_CARRIED, where, "the image of the script: --image takes its place", own)
+    if own and not shell.unknown(own) and not own.startswith(("/", ".")) and not own.endswith((".sqsh", ".sif")):
         own = re.sub(r"^(?:docker://|docker:)", "", own).replace("#", "/")
     else:
         own = None
     if not (image or own):
-        raise InputError(
-            "no container image: a pod needs one with Python 3.9, torch and the script: give --image, for instance"
-            " --image pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
-        )
+        raise InputError(pods.NO_IMAGE)
     container: Object = {"name": "trainer", "image": image or own}
     if workdir := allocation.options.get("--container-workdir") or directory:
         if os.path.isabs(workdir) and not shell.unknown(workdir):
@@ -316,33 +258,16 @@ def _container(
                 workdir,
             )
     container["env"] = [{"name": name, "value": value} for name, value in env.items()]
-    if resources := _resources(allocation):
+    if resources := amounts.resources(allocation):
         container["resources"] = resources
     return container
-
-
-def _resources(allocation: sbatch.Allocation) -> Object:
-    limits: Object = {}
-    requests: Object = {}
-    tasks, gpus = allocation.tasks or 1, allocation.gpus
-    if gpus:
-        limits["nvidia.com/gpu"] = gpus
-    cpus = (allocation.number("--cpus-per-task") or 0) * tasks or (allocation.number("--cpus-per-gpu") or 0) * (
-        gpus or 0
-    )
-    if cpus:
-        requests["cpu"] = str(cpus)
-    for name, times in (("--mem", 1), ("--mem-per-cpu", cpus or 1), ("--mem-per-gpu", gpus or 1)):
-        if name in allocation.options and (
-            memory := sbatch.quantity(allocation.options[name], allocation.places[name], name, times)
-        ):
-            limits["memory"] = requests["memory"] = memory
-    return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
 
 
 def _spec(allocation: sbatch.Allocation, name: str, draft: Draft) -> None:
     given = allocation.options.get("--job-name")
     where = f"{allocation.places['--job-name']} --job-name" if given else "the name of the file"
     draft.put("metadata.name", meta.valid_name(given or name, draft, where))
-    if (limit := allocation.options.get("--time")) and (deadline := sbatch.seconds(limit, allocation.places["--time"])):
+    if (limit := allocation.options.get("--time")) and (
+        deadline := amounts.seconds(limit, allocation.places["--time"])
+    ):
         draft.put("spec.activeDeadlineSeconds", deadline)

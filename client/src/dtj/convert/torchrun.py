@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
-from dtj.convert import pods, shell
-from dtj.convert.fields import Draft, How
+from dtj.convert import pods, script, shell
+from dtj.convert.fields import REDIRECTED, Draft, How
 from dtj.convert.program import Size, settle
 from dtj.errors import InputError
 from dtj_agent.workers.launchers import is_launcher
@@ -25,10 +23,7 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
     """
     draft = Draft()
     if not image:
-        raise InputError(
-            "no container image: a pod needs one with Python 3.9, torch and the script: give --image, for instance"
-            " --image pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"
-        )
+        raise InputError(pods.NO_IMAGE)
     try:
         steps = shell.commands(text)
     except ValueError as error:
@@ -40,7 +35,7 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
         tokens = shell.unwrapped(shell.expand(step.tokens, values))
         own: dict[str, str] = {}
         if shell.is_export(step):
-            _assign(step, values, env, draft)
+            script.assign(step, values, env, draft)
             continue
         while tokens and (match := shell.ASSIGNMENT.fullmatch(tokens[0])):
             own[match[1]] = match[2]
@@ -49,12 +44,8 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
             found.append((step, tokens))
             env |= own
         elif tokens:
-            draft.note(
-                How.NOT_CARRIED,
-                f"line {step.line}",
-                "only the launcher's command is: do it in the image or the script",
-                step.text,
-            )
+            how, why = script.fate(tokens)
+            draft.note(how, f"line {step.line}", why, step.text)
     if len(found) != 1 or found[0][0].depth:
         lines = ", ".join(str(step.line) for step, _ in found)
         raise InputError(
@@ -69,6 +60,8 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
         )
     step, tokens = found[0]
     where = f"line {step.line}"
+    if step.redirected:
+        draft.note(How.NOT_CARRIED, where, REDIRECTED, step.redirected)
     container: Object = {"name": "trainer", "image": image, "env": [{"name": key, "value": env[key]} for key in env]}
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
@@ -81,26 +74,3 @@ def convert(text: str, image: str | None, name: str, gpus: int | None = None) ->
         )
     pods.finish(template, container, draft, where)
     return draft
-
-
-def _assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
-    for name, token in shell.assignments(step):
-        value = shell.expand_text(token.text, values).replace(shell.LITERAL_DOLLAR, "$")
-        if shell.unknown(value) and not token.array:
-            draft.note(
-                How.NOT_CARRIED,
-                f"line {step.line} {name}",
-                "its value can't be known here: write it in the file",
-                value,
-            )
-            continue
-        values[name] = value
-        if re.match(r"(?:export|declare)$", step.tokens[0].text):
-            env[name] = value
-        exported = name in env
-        draft.note(
-            How.OTHER,
-            f"line {step.line} {name}",
-            "env of the container" if exported else "filled in where it is used",
-            value,
-        )

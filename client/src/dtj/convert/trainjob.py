@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtj.convert import meta, pods
-from dtj.convert.fields import RESTARTS_TEXT, Draft, Field, How, carry
-from dtj.convert.program import Size, settle
+from dtj.convert.fields import GANG, MANAGED_BY, RESTARTS_TEXT, Draft, Field, How, as_object, carry, whole
+from dtj.convert.program import Size, ranks_of_node, settle
 from dtj.errors import InputError
 from dtj_core.plan.model import Object
 
@@ -19,12 +19,9 @@ STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
 JOBS = "spec.template.spec.replicatedJobs"
 TRAINERS = ("node", "trainer", "trainer-node")
 """Names of the replicated job and of the container that train, in the versions of Kubeflow Trainer."""
+OVERRIDES = ("podTemplateOverrides", "podSpecOverrides")
 _INITIALIZER = "download in the script, or in spec.template.spec.initContainers to a volume; each pod has its own"
 _MERGED = "joined with the runtime's pod template in spec.template"
-_GANG = (
-    "pods wait for each other at the rendezvous, and no scheduler admits them as a gang: bound the wait with"
-    " spec.startupDeadlineSeconds"
-)
 _JOBSET = "one StatefulSet runs all pods, and spec.restart is the policy for its failures"
 _RUNTIME_OWN = "it belongs to the runtime, which the job no longer needs"
 
@@ -70,7 +67,7 @@ FIELDS = (
     Field(
         "spec.managedBy",
         How.NOT_CARRIED,
-        "one operator manages the kind: create the job in the cluster that shall run it",
+        MANAGED_BY,
     ),
 )
 
@@ -118,7 +115,7 @@ RUNTIME_FIELDS = (
         "spec.startupDeadlineSeconds",
         lambda value: value or None,
     ),
-    Field("spec.podGroupPolicy.**", How.NOT_CARRIED, _GANG),
+    Field("spec.podGroupPolicy.**", How.NOT_CARRIED, GANG),
     Field(f"{JOBS}[].name", How.NOT_NEEDED, "all pods are the same"),
     Field(f"{JOBS}[].replicas", How.NOT_NEEDED, "spec.replicas counts the pods"),
     Field(f"{JOBS}[].groupName", How.NOT_NEEDED, "all pods are the same"),
@@ -187,7 +184,7 @@ def convert(
     """
     draft = Draft()
     meta.take(source, draft, name)
-    spec = _object(source.get("spec"), "spec")
+    spec = as_object(source.get("spec"), "spec")
     runtime = _runtime(spec, runtimes)
     place = f"{runtime['kind']} {runtime['metadata']['name']}: "
     policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
@@ -195,43 +192,38 @@ def convert(
         if other in policy:
             raise InputError(
                 f"{place}spec.mlPolicy.{other}: starts its processes by other means than torch.distributed:"
-                " convert a job"
-                " with a torch runtime, or write the command of one rank yourself"
+                " convert a job with a torch runtime, or write the command of one rank yourself"
             )
     chosen, template = _trainer_job(runtime, place, draft)
     carry(RUNTIME_FIELDS, _without_others(runtime, chosen), draft, place)
-    carry(FIELDS, source, draft)
+    carry(FIELDS, {**source, "spec": {**spec, **{name: _of_trainer(spec, name) for name in OVERRIDES}}}, draft)
     where = f"{place}{JOBS}[{chosen}].template.spec.template"
     template, container, at = pods.take(template, draft, where, TRAINERS)
     _override(spec, template, container["name"], draft)
     at, container = _trainer(spec.get("trainer") or {}, template, container["name"], at)
     _job_metadata(spec, runtime, template)
     trainer = spec.get("trainer") or {}
+    owns = "numProcPerNode" in trainer
+    nproc_at = "spec.trainer.numProcPerNode" if owns else f"{place}spec.mlPolicy.torch.numProcPerNode"
     nproc = trainer.get("numProcPerNode", (policy.get("torch") or {}).get("numProcPerNode"))
+    nodes_at = "spec.trainer.numNodes" if "numNodes" in trainer else f"{place}spec.mlPolicy.numNodes"
+    nodes = whole(trainer.get("numNodes", policy.get("numNodes", 1)), nodes_at, 1)
     if elastic := draft.job["spec"].get("elastic"):
-        elastic.setdefault("minReplicas", trainer.get("numNodes", policy.get("numNodes", 1)))
-    tokens = pods.tokens(container, "command", at)
-    if tokens and command:
-        raise InputError(f"--command: {at}.command is in the file: change it there")
-    tokens = tokens or list(command or ())
-    if not tokens:
-        raise InputError(
-            "spec.trainer.command: no command is in the TrainJob or its runtime, and the image's own is not in the"
-            " file: write it there, or give --command 'python3 train.py'"
-        )
+        elastic.setdefault("minReplicas", nodes)
+    tokens = pods.command(container, at, command, "spec.trainer")
     size = Size(
-        replicas=trainer.get("numNodes", policy.get("numNodes", 1)),
-        replicas_at="spec.trainer.numNodes" if "numNodes" in trainer else f"{place}spec.mlPolicy.numNodes",
-        processes=int(str(nproc)) if str(nproc).isdecimal() else None,
+        replicas=nodes,
+        replicas_at=nodes_at,
+        processes=ranks_of_node(nproc, nproc_at, draft),
         launcher_fills_gpus=True,
     )
-    settle([*tokens, *pods.tokens(container, "args", at)], container, draft, f"{at}.command", size)
+    settle(tokens, container, draft, f"{at}.command", size)
     pods.finish(template, container, draft, at)
     return draft
 
 
 def _runtime(spec: Object, runtimes: Sequence[Object]) -> Object:
-    reference = _object(spec.get("runtimeRef"), "spec.runtimeRef")
+    reference = as_object(spec.get("runtimeRef"), "spec.runtimeRef")
     kind, name = reference.get("kind") or RUNTIME_KINDS[0], reference.get("name")
     for runtime in runtimes:
         if runtime.get("kind") == kind and (runtime.get("metadata") or {}).get("name") == name:
@@ -254,7 +246,7 @@ def _trainer_job(runtime: Object, place: str, draft: Draft) -> tuple[int, Object
         if at != found[0]:
             draft.note(How.NOT_CARRIED, f"{place}{JOBS}[{at}]", _INITIALIZER, job.get("name"))
     template = ((jobs[found[0]].get("template") or {}).get("spec") or {}).get("template")
-    return found[0], _object(template, f"{place}{JOBS}[{found[0]}].template.spec.template")
+    return found[0], as_object(template, f"{place}{JOBS}[{found[0]}].template.spec.template")
 
 
 def _step(job: Object) -> Any:
@@ -274,14 +266,15 @@ def _without_others(runtime: Object, chosen: int) -> Object:
 
 def _override(spec: Object, template: Object, container: str, draft: Draft) -> None:
     """Joins the overrides of the TrainJob with the pod template."""
-    for at, each in enumerate(spec.get("podTemplateOverrides") or spec.get("podSpecOverrides") or []):
-        if any(target.get("name") in TRAINERS for target in each.get("targetJobs") or [{"name": TRAINERS[0]}]):
+    for name in OVERRIDES:
+        for at, each in enumerate(_of_trainer(spec, name)):
+            if each is None:
+                draft.note(How.NOT_CARRIED, f"spec.{name}[{at}]", _INITIALIZER)
+                continue
             patch = {key: each[key] for key in ("metadata", "spec") if each.get(key)}
-            if "podSpecOverrides" in spec:
+            if name == "podSpecOverrides":
                 patch = {"spec": {key: value for key, value in each.items() if key != "targetJobs"}}
-            _patch(template, patch, container, f"spec.podTemplateOverrides[{at}]", draft)
-        else:
-            draft.note(How.NOT_CARRIED, f"spec.podTemplateOverrides[{at}]", _INITIALIZER)
+            _patch(template, patch, container, f"spec.{name}[{at}]", draft)
     for at, each in enumerate(spec.get("runtimePatches") or []):
         patched = ((each.get("trainingRuntimeSpec") or {}).get("template") or {}).get("spec") or {}
         for number, job in enumerate(patched.get("replicatedJobs") or []):
@@ -291,6 +284,14 @@ def _override(spec: Object, template: Object, container: str, draft: Draft) -> N
                 _patch(template, patch, container, where, draft)
             else:
                 draft.note(How.NOT_CARRIED, where, _INITIALIZER, job.get("name"))
+
+
+def _of_trainer(spec: Object, name: str) -> list[Any]:
+    """Returns the overrides, with None for each of other jobs than the training."""
+    return [
+        each if any(one.get("name") in TRAINERS for one in each.get("targetJobs") or [{"name": TRAINERS[0]}]) else None
+        for each in spec.get(name) or []
+    ]
 
 
 def _patch(template: Object, patch: Object, container: str, where: str, draft: Draft) -> None:
@@ -313,6 +314,8 @@ def merge(base: Any, patch: Any, key: str = "") -> Any:
         identity = "mountPath" if key == "volumeMounts" else "name"
         if all(isinstance(one, dict) and identity in one for one in (*base, *patch)):
             new = {one[identity]: one for one in patch}
+            if key in ("env", "volumes"):  # two sources of one of them exclude each other
+                return [*(new.pop(one[identity], one) for one in base), *new.values()]
             joined = [merge(one, new.pop(one[identity])) if one[identity] in new else one for one in base]
             return [*joined, *new.values()]
     return patch
@@ -345,9 +348,3 @@ def _job_metadata(spec: Object, runtime: Object, template: Object) -> None:
                 metadata = template.get("metadata") or {}
                 metadata[field] = {**source[field], **(metadata.get(field) or {})}
                 template["metadata"] = metadata
-
-
-def _object(value: Any, place: str) -> Object:
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: required; write an object" if value is None else f"{place}: write an object")
-    return value

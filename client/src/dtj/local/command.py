@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 
-from dtj import jobfile, script_job
+from dtj import jobfile, script_job, yaml_text
 from dtj.errors import InputError, LocalRunError
 from dtj.local import container, faults, pods, processes, run, template, volumes
 from dtj.local.log_tail import LogTail
@@ -73,7 +72,7 @@ def _written(flags: argparse.Namespace) -> Object:
 
 
 def _printed(value: Object, form: str) -> str:
-    return json.dumps(value, indent=2) if form == "json" else yaml.safe_dump(value, sort_keys=False).rstrip()
+    return json.dumps(value, indent=2) if form == "json" else yaml_text.dump(value).rstrip()
 
 
 def _run(

@@ -1,0 +1,132 @@
+"""Reads the lines of a shell script that do not train: variables, and commands that are left out. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from dtj.convert import shell
+from dtj.convert.fields import Draft, How
+
+IMAGE = "the image holds what the training imports: build it with that, and name it with --image"
+OTHER = "the script is not run: do it in the training script, in the image, or in spec.template.spec.initContainers"
+ENVIRONMENT = frozenset(
+    {"module", "conda", "mamba", "source", ".", "pip", "pip3", "ml", "spack", "uv", "poetry", "deactivate"}
+)
+IDLE = frozenset(
+    {
+        "echo",
+        "set",
+        "date",
+        "hostname",
+        "nvidia-smi",
+        "printf",
+        "pwd",
+        "env",
+        "scontrol",
+        "sleep",
+        "wait",
+        "exit",
+        "true",
+        "which",
+        "shopt",
+        "unset",
+        "printenv",
+        "df",
+        "free",
+        "lscpu",
+        "sinfo",
+        "squeue",
+        "trap",
+        "shift",
+        "ulimit",
+    }
+)
+FILES = frozenset(
+    {
+        "mkdir",
+        "rmdir",
+        "cp",
+        "mv",
+        "rm",
+        "ln",
+        "ls",
+        "cat",
+        "tar",
+        "unzip",
+        "rsync",
+        "chmod",
+        "touch",
+        "find",
+        "du",
+        "test",
+        "sbcast",
+        "wget",
+        "curl",
+        "git",
+    }
+)
+_AGENT = "the agent sets what torchrun sets, for each rank"
+_COUNT = re.compile(r"N?NODES?")
+_OF_SLURM = re.compile(r"(?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?NODES?|RANK|LOCAL_RANK|NODE_RANK|SLURM_\w+|PET_\w+)$")
+
+
+def assign(step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
+    """Keeps what a line sets in `values`, where that can be known, and what it exports in `env`, for the ranks."""
+    exported = step.tokens[0].text == "export" or any(token.text == "-x" for token in step.tokens)
+    for token in step.tokens[1:] if exported else ():
+        if "=" not in token.text and not token.text.startswith("-"):
+            _export(token.text, step, values, env, draft)
+    for name, token in shell.assignments(step):
+        value = shell.expand_text(token.text, values)
+        text = value.replace(shell.LITERAL_DOLLAR, "$")
+        where = f"line {step.line} {name}"
+        if token.array and not step.depth:
+            values[name] = value
+            draft.note(How.OTHER, where, "filled in where it is used", text)
+        elif step.depth:
+            draft.note(How.NOT_CARRIED, where, f"set inside a condition or loop; {OTHER}", text)
+        elif _OF_SLURM.match(name) and (shell.unknown(value) or not _COUNT.fullmatch(name)):
+            if not shell.unknown(value):
+                values[name] = text
+            draft.note(How.NOT_NEEDED, where, _AGENT, text)
+        elif left := shell.unknown(value):
+            if not exported and "$(…)" not in left:
+                draft.note(How.OTHER, where, f"filled in where it is used, but for {', '.join(left)}", text)
+            elif not exported and any(_OF_SLURM.match(one) for one in left):
+                draft.note(How.NOT_NEEDED, where, _AGENT, text)
+            else:
+                why = f"depends on {', '.join(left)}: write its value in the container's env"
+                draft.note(How.NOT_CARRIED, where, why, text)
+            if "$(…)" not in left:
+                values[name] = value
+        else:
+            values[name] = text
+            if exported:
+                env[name] = text
+            draft.note(How.OTHER, where, "env of the container" if exported else "filled in where it is used", text)
+
+
+def _export(name: str, step: shell.Command, values: dict[str, str], env: dict[str, str], draft: Draft) -> None:
+    """Exports a variable that was set before, as `export NAME` does."""
+    where = f"line {step.line} {name}"
+    if step.depth:
+        draft.note(How.NOT_CARRIED, where, f"exported inside a condition or loop; {OTHER}")
+    elif _OF_SLURM.match(name):
+        draft.note(How.NOT_NEEDED, where, _AGENT)
+    elif name in values and not shell.unknown(values[name]):
+        env[name] = values[name]
+        draft.note(How.OTHER, where, "env of the container", env[name])
+    else:
+        draft.note(How.NOT_CARRIED, where, "no value is known here: write it in the container's env")
+
+
+def fate(tokens: list[str]) -> tuple[How, str]:
+    """Returns what becomes of a command that does not train, and why."""
+    if tokens[0] in ENVIRONMENT:
+        return How.NOT_CARRIED, IMAGE
+    program = tokens[1] if tokens[0] == "srun" and len(tokens) > 1 else tokens[0]
+    return (
+        (How.NOT_NEEDED, "it changes nothing of the training")
+        if tokens[0] in IDLE or program in IDLE
+        else (How.NOT_CARRIED, OTHER)
+    )
