@@ -25,6 +25,9 @@ def strike(world: World) -> None:
         return
     if kind in ("agent", "partition") and not may_be_away(world, pod):
         return
+    if kind == "partition" and any(twin.ordinal == pod.ordinal for twin in world.twins):
+        # The pod that it has replaced may take its place, and the group start while it completes the job (0015).
+        return
     if kind == "twin" and not may_replace(world, pod):
         return
     note(world, kind, pod)
