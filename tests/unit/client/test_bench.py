@@ -201,10 +201,15 @@ def test_link_without_root_or_tools_is_named(
 
 
 def started(folder: Path, python: str, *flags: str) -> subprocess.Popen[bytes]:
-    """Starts a bench as a process of its own."""
+    """Starts a bench as a process of its own, which hears SIGINT also where a shell has this one in the background."""
     command = [sys.executable, "-m", "dtj.main", "bench", *SMALL, "--python", python, "-o", str(folder), *flags]
     environ = os.environ | {FOLDER: str(folder)}
-    return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    null = subprocess.DEVNULL
+    return subprocess.Popen(command, env=environ, stdout=null, stderr=null, preexec_fn=hear_sigint)
+
+
+def hear_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ranks(folder: Path) -> list[int]:

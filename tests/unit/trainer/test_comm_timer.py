@@ -46,7 +46,7 @@ def scattering(clock: Clock, timer: CommTimer) -> FlatParamGroup:
     group: Any = object.__new__(FlatParamGroup)
     group.comm_timer, group.full, group.parameters = timer, torch.zeros(2), []
     group.shard, group._offload = SimpleNamespace(grad=None), "none"
-    group._scattering = Scatter(clock, 5.0), torch.ones(1)
+    group._scattering = Scatter(clock, 5.0), torch.ones(1), torch.ones(2)
     found: FlatParamGroup = group
     return found
 
