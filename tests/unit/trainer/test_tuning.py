@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from dtj_trainer.config import TrainerConfig
 from dtj_trainer.errors import ConfigError
+from dtj_trainer.task import Task
+from dtj_trainer.tuning import probe
 from dtj_trainer.tuning.search import Field, Limits, Settings, candidates, search
-from dtj_trainer.tuning.tune import describe
+from dtj_trainer.tuning.tune import Deadline, describe
+from dtj_trainer.virtual import fit
 from tests.unit.trainer.ranks import finished
-from tests.unit.trainer.ranks_tuning import tuned
+from tests.unit.trainer.ranks_tuning import model, tuned
 
 START = Settings(workers=0, prefetch=2, micro_batch_size=16, bucket_cap_mb=25.0)
 LIMITS = Limits(parameter_mb=200.0, most_workers=8)
@@ -101,6 +106,31 @@ def test_tuned_run_equals_the_same_settings_written_by_hand(tmp_path: Path) -> N
     assert found["saved of fsdp"]["settings"]["bucket_cap_mb"] is None
     assert len(found["fsdp"]) == 3
     assert "tune: data.workers 0 -> " in output
+
+
+class Stream:
+    """A stream that ends with the run's last step."""
+
+    def read(self, start: int) -> Iterator[torch.Tensor]:
+        for number in range(start, 12):
+            yield torch.full((8,), number / 12)
+
+
+def test_stream_that_is_shorter_than_the_tries_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe, "TIMED_SECONDS", 0.05)
+    task = Task(model=model(), data=Stream(), loss=lambda model, batch: model(batch).square().mean())
+    (result,) = fit(task, TrainerConfig(steps=3, global_batch_size=4, tune=True), 1)
+    assert result.step == 3
+
+
+def test_no_try_begins_that_would_not_end_in_time() -> None:
+    deadline = Deadline(60.0, began=100.0)
+    assert deadline.has_time(now=100.0)
+    deadline.took(35.0)
+    assert deadline.has_time(now=124.9)
+    assert not deadline.has_time(now=125.1)
 
 
 def test_tuning_and_compilation_exclude_each_other() -> None:

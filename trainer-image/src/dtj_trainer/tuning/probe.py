@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from dtj_trainer.data.loader import BatchPartition, StreamOrder, batches
 from dtj_trainer.data.nested import to_device
 from dtj_trainer.data.order import DataOrder
 from dtj_trainer.distributed.process_group import Group
+from dtj_trainer.errors import ConfigError
 from dtj_trainer.strategies import DdpConfig, DdpScratchConfig, StrategyConfig
 from dtj_trainer.task import Loss, Task
 from dtj_trainer.torch_private import step_without_hooks
@@ -101,9 +103,7 @@ class Probe:
         wrapped: nn.Module = strategy.wrap(model, group)
         optimizer = task.optimizer(wrapped) if task.optimizer else make_optimizer(wrapped, config.optimizer)
         precision = Precision(config.precision, group)
-        loader = replace(config.data, workers=settings.workers, prefetch=settings.prefetch)
-        ready = batches(task.data, self.order, self._partition(settings), loader, seed=config.seed)
-        for micro_batches in ready:
+        for micro_batches in self._batches(settings):
             for number, (batch, _) in enumerate(micro_batches):
                 with strategy.accumulate(wrapped, last=number + 1 == len(micro_batches)):
                     with precision.autocast():
@@ -114,6 +114,21 @@ class Probe:
                 step_without_hooks(optimizer)
             strategy.zero_grad(wrapped, optimizer)
             yield
+
+    def _batches(self, settings: Settings) -> Iterator[list[tuple[Any, int]]]:
+        """Yields the micro-batches of step after step. A stream that ends begins again."""
+        loader = replace(self.config.data, workers=settings.workers, prefetch=settings.prefetch)
+        while True:
+            taken = 0
+            try:
+                for step in batches(
+                    self.task.data, self.order, self._partition(settings), loader, seed=self.config.seed
+                ):
+                    taken += 1
+                    yield step
+            except ConfigError:
+                if not taken:
+                    raise
 
     def _wait(self) -> None:
         if self.group.device.type == "cuda":

@@ -25,10 +25,24 @@ from dtj_trainer.tuning.search import Limits, Outcome, Settings, search
 
 log = logging.getLogger(__name__)
 SEARCH_SECONDS = 60.0
-"""No try begins later than this."""
+"""In which a try must end, as far as the longest one before shows. The first one, as configured, ends when it ends."""
 FILE = "tuned.json"
 """In the checkpoint folder. A new attempt reads it: other buckets would add up gradients in another order, so that the
 last bits of a resumed run would differ."""
+
+
+class Deadline:
+    """Decides whether one more try ends in time."""
+
+    def __init__(self, seconds: float, *, began: float) -> None:
+        self._end, self._longest = began + seconds, 0.0
+
+    def took(self, seconds: float) -> None:
+        """Notes the time of a try."""
+        self._longest = max(self._longest, seconds)
+
+    def has_time(self, *, now: float) -> bool:
+        return now + self._longest <= self._end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,13 +121,21 @@ def _search(
     first = replace(order, global_batch_size=max(order.global_batch_size, group.world_size))
     probe = Probe(task=task, loss=loss, config=config, strategy=strategy, group=group, order=first)
 
+    deadline = Deadline(SEARCH_SECONDS, began=began)
+
     def has_time() -> bool:
-        return bool(group.from_first(time.monotonic() - began < SEARCH_SECONDS))
+        return bool(group.from_first(deadline.has_time(now=time.monotonic())))
+
+    def measure(settings: Settings) -> float:
+        before = time.monotonic()
+        seconds = probe.seconds(settings)
+        deadline.took(time.monotonic() - before)
+        return seconds
 
     with warnings.catch_warnings():
         # A loader warns of more workers than cores: whether they pay is what is tried.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        outcome = search(start, limits, probe.seconds, has_time)
+        outcome = search(start, limits, measure, has_time)
     rng.restore(random_state)
     if group.rank == 0:
         log.info("%s (%.1f s of tries)", describe(start, outcome), time.monotonic() - began)
