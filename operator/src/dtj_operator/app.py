@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import logging
 import signal
@@ -13,19 +14,21 @@ from collections.abc import Sequence
 
 from dtj_contract import names
 from dtj_core.plan import plan
-from dtj_operator import errors, logs, settings
+from dtj_operator import errors, kopf_shell, logs, loop_lag, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
 from dtj_operator.health import HealthServer
+from dtj_operator.kube.cache.cache import Cache
+from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.login import Login
-from dtj_operator.kube.observer import Key, Observer
+from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import JOB
 from dtj_operator.metrics import Metrics
+from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
-from dtj_operator.watches import WatchState, ignore_unclosed_watches, watch
 from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
@@ -64,7 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def run(options: settings.Options, planner: Planner) -> None:
     """Runs until SIGTERM or SIGINT. Raises OperatorError if the operator cannot continue."""
-    asyncio.get_running_loop().set_exception_handler(ignore_unclosed_watches)
     login = Login(options.kubeconfig, options.context)
     await login.load()
     operator = Operator(options, planner, login)
@@ -90,14 +92,15 @@ class Operator:
         metrics.watch_depth(lambda: len(self.queue))
         self.client = Client(login, metrics.request)
         self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
-        self.observer = Observer(self.client, self.agents)
+        self.cache = Cache(self.client, options.namespaces, metrics, self._wake)
+        for resource, table in self.cache.tables.items():
+            metrics.watch_objects(resource.plural, table.__len__)
+        self.observer = Observer(self.cache, self.client, self.agents)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
-        executor = PlanExecutor(self.client, self.observer, recorder)
+        executor = PlanExecutor(self.client, self.cache, self.observer, recorder)
         self.controller = Controller(self.queue, self.observer, executor, planner, options.settings, metrics)
-        self.watches = WatchState(self._changed, lambda plural: metrics.watch_events.labels(plural).inc())
-        self.resync = Resync(
-            self.client, self.queue, self.observer, self.watches, metrics, options.namespaces, options.resync_seconds
-        )
+        resync = Resync(self.cache, self.queue, self.observer, metrics, options.resync_seconds)
+        self.reconciling = Reconciling(self.cache, self.queue, self.controller, resync, options.workers)
         self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
         self._kopf: asyncio.Task[None] | None = None
 
@@ -114,17 +117,26 @@ class Operator:
             return
         try:
             async with asyncio.TaskGroup() as group:
-                workers = [
-                    group.create_task(self.controller.work(), name=f"worker {i}") for i in range(self.options.workers)
-                ]
-                resync = group.create_task(self.resync.run(), name="resync")
                 kopf_stop = asyncio.Event()
-                kopf = watch(self.watches, self.login, self.options.namespaces, kopf_stop, self._on_signals)
-                self._kopf = group.create_task(kopf, name="kopf")
-                keys = group.create_task(self._watch_keys(), name="master key")
+                caching = group.create_task(self.cache.run(), name="cache")
+                shell = kopf_shell.run(
+                    self.login,
+                    self.options.namespaces,
+                    kopf_stop,
+                    on_start=self._start_reconciling,
+                    on_stop=self._stop_reconciling,
+                    started=self._on_signals,
+                )
+                kopf = group.create_task(shell, name="kopf")
+                beside = [
+                    group.create_task(self._watch_keys(), name="master key"),
+                    group.create_task(loop_lag.measure(self.metrics.lag.observe), name="loop lag"),
+                ]
                 await self.stop.wait()
-                keys.cancel()
-                await self._end(workers, resync, self._kopf, kopf_stop)
+                for task in beside:
+                    task.cancel()
+                await self._end(kopf, kopf_stop)
+                caching.cancel()
         except* errors.OperatorError as failed:
             raise failed.exceptions[0] from None
         logger.info("stopped")
@@ -180,22 +192,20 @@ class Operator:
                 self.stop.set()
                 return
 
-    async def _end(
-        self,
-        workers: list[asyncio.Task[None]],
-        resync: asyncio.Task[None],
-        kopf: asyncio.Task[None],
-        kopf_stop: asyncio.Event,
-    ) -> None:
-        """Closes the queue, lets reconciles in flight finish, and stops the rest."""
+    async def _start_reconciling(self) -> None:
+        await self.cache.synced()
+        # The objects that were read until here stay for long, so no collection needs to look at them.
+        gc.collect()
+        gc.freeze()
+        await self.reconciling.start()
+
+    async def _stop_reconciling(self) -> None:
+        await self.reconciling.stop(DRAIN_SECONDS)
+
+    async def _end(self, kopf: asyncio.Task[None], kopf_stop: asyncio.Event) -> None:
+        """Lets reconciles in flight finish, and stops the rest."""
         logger.info("stopping: reconciles in flight have %g s to finish", DRAIN_SECONDS)
-        self.queue.close()
-        resync.cancel()
-        _, late = await asyncio.wait(workers, timeout=DRAIN_SECONDS)
-        for worker in late:
-            worker.cancel()
-        if late:
-            logger.warning("%d reconciles were cut off: the next operator repeats them", len(late))
+        await self._stop_reconciling()
         # Stop the server before kopf: kopf waits for every task that is younger than itself, such
         # as one of an HTTP connection, as if the task were its own.
         await self.server.stop()
@@ -211,25 +221,22 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
 
-    def _changed(self, key: Key) -> None:
-        self.observer.invalidate(key)
-        self.queue.add(key)
+    def _wake(self, key: Key, seconds: float) -> None:
+        self.reconciling.wake(key, seconds)
 
     # The checks of /healthz. None of them checks the API server, because a restart would not bring
     # it back.
     def _working(self) -> str | None:
+        if self.reconciling.failure() is not None:
+            return "a worker has ended"
         stuck = self.queue.longest_processing()
         return f"a reconcile has not finished after {stuck:.0f} s" if stuck > STUCK_SECONDS else None
 
     def _watching(self) -> str | None:
-        if self._kopf is not None and self._kopf.done():
-            return "no watch is running"
-        if self.resync.stale:
-            return "a watch has missed changes"
-        return None
+        return "a watch is stuck" if self.cache.stuck() else None
 
     def _listed(self) -> str | None:
-        return None if self.resync.listed else "the jobs have not been listed yet"
+        return None if self.cache.is_synced else "the jobs and their children have not been listed yet"
 
 
 if __name__ == "__main__":

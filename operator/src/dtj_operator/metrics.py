@@ -27,6 +27,7 @@ REASONS = {value for name, value in vars(names.Reason).items() if name.isupper()
 OTHER = "Other"  # a pod's reason outside our list
 
 _FAST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RECOVERY = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
@@ -74,9 +75,16 @@ class Metrics:
         self.agent_polls = counter(
             "agent_polls_total", "Status requests to the agents of running jobs by result.", ("result",)
         )
-        self.watch_events = counter("watch_events_total", "Events received by kopf's watches.", ("resource",))
-        self.watch_missed = counter("watch_missed_total", "Changed jobs that a resync found and no watch had reported.")
-        self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last complete list of jobs.")
+        self.watch_events = counter("watch_events_total", "Events received by the watches.", ("resource",))
+        self.watch_failures = counter(
+            "watch_failures_total", "Lists and watches that failed and were tried again.", ("resource",)
+        )
+        self.lists = counter(
+            "cache_lists_total", "Complete lists: one at the start, and one after each gap of a watch.", ("resource",)
+        )
+        self.cached = gauge("cache_objects", "Objects in the cache.", ("resource",))
+        self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last look at all jobs.")
+        self.lag = histogram("event_loop_lag_seconds", "Delay of a timer of the event loop that is due.", _LAG)
         self.events_dropped = counter("events_dropped_total", "Kubernetes events dropped because a job had too many.")
         self.jobs = gauge("jobs", "Jobs by phase.", ("phase",))
         self.finished = counter("jobs_finished_total", "Finished jobs by result and reason.", ("result", "reason"))
@@ -123,6 +131,20 @@ class Metrics:
         """Implements dtj_operator.kube.client.RequestObserver."""
         self.requests.labels(verb, resource, code).inc()
         self.request_seconds.labels(verb, resource).observe(seconds)
+
+    def watch_objects(self, plural: str, count: Callable[[], float]) -> None:
+        """Counts the cached objects of a kind at each scrape."""
+        self.cached.labels(plural).set_function(count)
+
+    # The methods of dtj_operator.kube.cache.reflector.ReflectorObserver.
+    def watch_event(self, plural: str) -> None:
+        self.watch_events.labels(plural).inc()
+
+    def listed(self, plural: str) -> None:
+        self.lists.labels(plural).inc()
+
+    def watch_failed(self, plural: str) -> None:
+        self.watch_failures.labels(plural).inc()
 
     # The methods of dtj_operator.workqueue.QueueObserver.
     def added(self) -> None:

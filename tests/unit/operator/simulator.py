@@ -6,8 +6,7 @@ on an event loop with a virtual clock, and these faults:
     the operator  is killed before or after any call, and starts again without memory; two run at once;
                   its clock is wrong
     calls         are answered by 409, 429 or 5xx, or by nothing, with the write applied or not
-    reads         are up to 15 s old
-    watches       lose events, or deliver them twice
+    watches       are up to 15 s late, each on its own; break, expire, or deliver events twice
     agents        are silent, or answer with an old page, an invalid one or another job's
     pods          are deleted, evicted or crash; nodes are lost; the quota is spent
     people        delete, edit or orphan children, take the name, suspend, resume, scale, change, delete
@@ -227,8 +226,7 @@ class World:
         self.agents = Agents(self)
         self.checks = Checks(self)
         self.faults = Faults(self)
-        # Where nothing is lost and nothing is stale, the operator must not need its resync.
-        self.resync_seconds = 150.0 if self.faults.events or self.faults.stale else 1e5
+        self._changed = asyncio.Event()
         self.api.listeners += [self.cluster.changed, self._watched]
         self.create_job()
         self.start_operator()
@@ -255,8 +253,13 @@ class World:
         self.checks.end()
 
     def _watched(self, plural: str, kind: str, found: Object) -> None:
-        for operator in self.operators:
-            operator.see(plural, kind, found)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change_beyond(self, plural: str, version: int) -> None:
+        """Returns once an object of this kind has changed after `version`."""
+        while not any(at > version for at, _, _ in self.api.changes.get(plural, ())[-1:]):
+            await self._changed.wait()
 
     async def _run_quietly(self) -> None:
         """Waits until the training runs, and checks that the operator then writes little."""

@@ -15,7 +15,7 @@ from dtj_contract.operator_message import HEADER, LostPod, OperatorMessage, Rest
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.observer import Observer
 from dtj_operator.metrics import Metrics
-from tests.unit.operator.fakes import job
+from tests.unit.operator.fakes import FakeCache, job
 from tests.unit.operator.test_observer import Clock, client_with, pod, settings
 
 Answer = Callable[[], web.Response]
@@ -110,9 +110,10 @@ def test_possibly_new_agent_is_polled_at_once(change: str) -> None:
 
 def test_silence_of_an_agent_is_observed_and_dropped_with_its_job() -> None:
     async def test(agents: AgentClient, clock: Clock, counts: Counter[str]) -> None:
-        observer = Observer(client_with(pod()), agents, now=clock)  # type: ignore[arg-type]
+        client = client_with(pod())
+        observer = Observer(FakeCache(client), client, agents)  # type: ignore[arg-type]
         for clock.now in (0, 61):
-            found: Any = await observer.get_job(("ns", "j"))
+            found: Any = observer.get_job(("ns", "j"))
             seen = await observer.observe(found)
         assert (seen.agent, seen.agent_silent_seconds) == (None, 61)
         observer.keep_only([])

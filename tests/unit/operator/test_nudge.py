@@ -17,7 +17,7 @@ from dtj_operator import errors
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.executor import PlanExecutor, Rejected
 from dtj_operator.kube.observer import Observer
-from tests.unit.operator.fakes import FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, job
 from tests.unit.operator.test_executor import Recorded
 
 TIME = "2026-09-21T14:13:20Z"
@@ -34,7 +34,9 @@ def carried_out(client: FakeClient) -> None:
     async def main() -> None:
         agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
         try:
-            executor = PlanExecutor(client, Observer(client, agents), Recorded(client))  # type: ignore[arg-type]
+            cache = FakeCache(client)
+            observer = Observer(cache, client, agents)  # type: ignore[arg-type]
+            executor = PlanExecutor(client, cache, observer, Recorded(client))  # type: ignore[arg-type]
             await executor.execute(job(), Plan(actions=(Nudge(stateful_set=SET, time=TIME),)))
         finally:
             await agents.close()

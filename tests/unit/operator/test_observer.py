@@ -1,7 +1,4 @@
-"""Observing: reads are repeated after every event.
-
-Between events only the agent is polled.
-"""
+"""Observing: children come from the cache, progress from the agents, and nothing else is read."""
 
 from __future__ import annotations
 
@@ -19,8 +16,10 @@ from dtj_core.plan.children import agent_key
 from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Settings
 from dtj_operator.agent_client import AgentClient
+from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.observer import Observer
-from tests.unit.operator.fakes import FakeClient, job
+from dtj_operator.kube.resources import SERVICE, Resource
+from tests.unit.operator.fakes import FakeCache, FakeClient, job
 
 KEY = ("ns", "j")
 
@@ -64,11 +63,11 @@ class Clock:
         return self.now
 
 
-def observing(client: FakeClient, clock: Clock, test: Callable[[Observer], Awaitable[None]], port: int = 1) -> None:
+def observing(client: FakeClient, test: Callable[[Observer], Awaitable[None]], port: int = 1) -> None:
     async def main() -> None:
         agents = AgentClient(settings(port))
         try:
-            await test(Observer(client, agents, now=clock))  # type: ignore[arg-type]
+            await test(Observer(FakeCache(client), client, agents))  # type: ignore[arg-type]
         finally:
             await agents.close()
 
@@ -76,7 +75,7 @@ def observing(client: FakeClient, clock: Clock, test: Callable[[Observer], Await
 
 
 async def look(observer: Observer) -> Any:
-    found = await observer.get_job(KEY)
+    found = observer.get_job(KEY)
     assert found is not None
     return await observer.observe(found)
 
@@ -88,15 +87,14 @@ def test_observed_children_are_as_served_and_missing_ones_are_none() -> None:
     async def test(observer: Observer) -> None:
         observed = await look(observer)
         assert (observed.stateful_set, observed.service, observed.pods, observed.agent) == (None, None, (), None)
-        observer.invalidate(KEY)
         client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         client.objects["pods", "j-1"] = pod(1)
         observed = await look(observer)
         assert observed.stateful_set == {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         assert observed.pods == (pod(1),)
-        assert await observer.get_job(("ns", "other")) is None
+        assert observer.get_job(("ns", "other")) is None
 
-    observing(client, Clock(), test)
+    observing(client, test)
 
 
 def test_children_of_other_jobs_and_namespaces_are_not_observed() -> None:
@@ -111,61 +109,90 @@ def test_children_of_other_jobs_and_namespaces_are_not_observed() -> None:
         observed = await look(observer)
         assert (observed.service, observed.pods) == (None, ())
 
-    observing(client, Clock(), test)
+    observing(client, test)
 
 
-def test_reads_are_reused_for_half_a_minute_without_an_event() -> None:
-    client, clock = client_with(pod()), Clock()
-
-    async def test(observer: Observer) -> None:
-        await look(observer)
-        assert len(client.calls) == 4
-        clock.now = 29
-        await look(observer)
-        assert len(client.calls) == 4
-        clock.now = 31
-        await look(observer)
-        assert len(client.calls) == 8
-        observer.invalidate(KEY)
-        await look(observer)
-        assert len(client.calls) == 12
-        observer.keep_only([])
-        await look(observer)
-        assert len(client.calls) == 16
-
-    observing(client, clock, test)
-
-
-def test_reads_of_a_job_without_a_reachable_agent_are_not_kept() -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-
-    async def test(observer: Observer) -> None:
-        await look(observer)
-        await look(observer)
-        assert len(client.calls) == 8
-
-    observing(client, Clock(), test)
-
-
-@pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
-def test_reads_during_a_change_are_not_reused(moment: str) -> None:
+def test_look_at_a_job_reads_nothing_from_the_api_server() -> None:
     client = client_with(pod())
 
     async def test(observer: Observer) -> None:
-        called = client._called
+        for _ in range(3):
+            assert (await look(observer)).stateful_set is SET
+        assert client.calls == []
 
-        def hear(verb: str, plural: str, name: str, body: Any = None) -> None:
-            called(verb, plural, name, body)
-            if plural == moment:
-                observer.invalidate(KEY)
+    observing(client, test)
 
-        client._called = hear  # type: ignore[method-assign]
+
+class Hiding(FakeCache):
+    """Shows no Service and no StatefulSet, as if they lacked the operator's label."""
+
+    hides = True
+
+    def child(self, resource: Resource, key: Key) -> Any:
+        return None if self.hides else super().child(resource, key)
+
+
+def hiding(client: FakeClient, test: Callable[[Observer, Hiding], Awaitable[None]]) -> None:
+    async def main() -> None:
+        agents, cache = AgentClient(settings(1)), Hiding(client)
+        try:
+            await test(Observer(cache, client, agents), cache)  # type: ignore[arg-type]
+        finally:
+            await agents.close()
+
+    asyncio.run(main())
+
+
+def test_foreign_object_of_a_childs_name_is_read_until_it_is_gone_or_cached() -> None:
+    client = client_with()
+    foreign = {"metadata": {"name": "j", "uid": "web"}}
+    read = ("get", "services", "j")
+
+    async def test(observer: Observer, cache: Hiding) -> None:
+        client.objects["services", "j"] = foreign
+        observer.add_unlabelled(SERVICE, KEY)
+        for number in (1, 2):
+            assert (await look(observer)).service == foreign
+            assert client.calls == [read] * number
+        del client.objects["services", "j"]
+        assert (await look(observer)).service is None
         await look(observer)
-        await look(observer)
-        assert len(client.calls) == 8
+        assert client.calls == [read] * 3
+        observer.add_unlabelled(SERVICE, KEY)
+        observer.keep_only([])
+        client.objects["services", "j"] = foreign
+        observer.add_unlabelled(SERVICE, KEY)
+        cache.hides = False
+        assert (await look(observer)).service is foreign
+        assert client.calls == [read] * 3, "the cache has it"
 
-    observing(client, Clock(), test)
+    hiding(client, test)
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "more", "read"),
+    [
+        ({}, None, {}, True),
+        ({"suspend": True}, None, {}, False),
+        ({}, {"conditions": [{"type": names.COMPLETE, "status": "True"}]}, {}, False),
+        ({}, None, {"deletionTimestamp": "t"}, False),
+        ({}, None, {"ownerReferences": []}, False),
+    ],
+    ids=["runs", "suspended", "ended", "its pods terminate", "its pods were orphaned"],
+)
+def test_own_stateful_set_without_the_label_is_read_while_its_pods_run(
+    spec: Any, status: Any, more: Any, read: bool
+) -> None:
+    owned = pod()
+    owned["metadata"] |= {"ownerReferences": [{"kind": "StatefulSet", "name": "j", "uid": "set"}]} | more
+    client = client_with(owned)
+    client.objects["distributedtrainingjobs", "j"] = job(status) | {"spec": spec}
+
+    async def test(observer: Observer, cache: Hiding) -> None:
+        assert (await look(observer)).stateful_set == (SET if read else None)
+        assert bool(client.calls) == read
+
+    hiding(client, test)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +252,7 @@ def test_agent_status_is_accepted_only_for_this_job_within_bounds(
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         agents = AgentClient(settings(runner.addresses[0][1]), seconds=30)
         try:
-            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
+            observed = await look(Observer(FakeCache(client), client, agents))  # type: ignore[arg-type]
             assert observed.agent == seen
             assert asked == ["Bearer " + status_token(agent_key("u1", settings(1)).encode())]
         finally:
@@ -252,7 +279,7 @@ def test_agent_status_in_several_chunks_is_read_completely() -> None:
         server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)
         agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=30)
         try:
-            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
+            observed = await look(Observer(FakeCache(client), client, agents))  # type: ignore[arg-type]
             assert observed.agent == json.loads(text)
         finally:
             await agents.close()
@@ -273,7 +300,7 @@ def test_silent_agent_costs_its_deadline_and_no_error() -> None:
         agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=0.2)
         try:
             async with asyncio.timeout(30):
-                assert (await look(Observer(client, agents))).agent is None  # type: ignore[arg-type]
+                assert (await look(Observer(FakeCache(client), client, agents))).agent is None  # type: ignore[arg-type]
         finally:
             await agents.close()
             server.close()
