@@ -97,7 +97,7 @@ A toleration in the values takes precedence.
 {{- define "dtj-operator.rules" -}}
 - apiGroups: [training.dtj.dev]
   resources: [distributedtrainingjobs]
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 - apiGroups: [training.dtj.dev]
   resources: [distributedtrainingjobs/status]
   verbs: [patch]
@@ -106,7 +106,7 @@ A toleration in the values takes precedence.
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]
