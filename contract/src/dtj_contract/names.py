@@ -15,6 +15,7 @@ SHORT_NAME = "dtj"
 
 # --- labels and annotations of the objects that the operator creates --------------------------------------------------
 MANAGER = "dtj-operator"  # also the field manager of every apply
+CONTROLLER = GROUP + "/" + MANAGER  # the operator in spec.managedBy
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"

@@ -10,7 +10,7 @@ import re
 from copy import deepcopy
 from typing import Any
 
-from tests.unit.api import specs_elastic, specs_restart
+from tests.unit.api import specs_elastic, specs_restart, specs_shorthands
 
 Object = dict[str, Any]
 
@@ -146,6 +146,7 @@ GOOD: dict[str, Object] = {
     "nccl without a GPU resource": {"backend": "nccl"},
     **specs_elastic.GOOD,
     **specs_restart.GOOD,
+    **specs_shorthands.GOOD,
 }
 
 # Mistakes in YAML: quotes around a number, none around text, a list for a map, a map for a list,
@@ -309,6 +310,7 @@ BAD: dict[str, tuple[Object, str]] = {
     "a window of no length": ({"restart": {"windowSeconds": 0}}, "spec.restart.windowSeconds"),
     **specs_elastic.BAD,
     **specs_restart.BAD,
+    **specs_shorthands.BAD,
     "suspend as text": ({"suspend": "yes"}, "spec.suspend"),
     "a negative TTL": ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished"),
     "a deadline of no length": ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds"),

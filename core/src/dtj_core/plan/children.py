@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
-from dtj_core.api.v1alpha1 import GPUS
 from dtj_core.plan import avoided_nodes, shape
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
@@ -323,14 +322,11 @@ def undecided_accelerator(job: Job) -> Cause | None:
 
     A guess could train on a part of the machine, and nobody would notice.
     """
-    accelerator = job.spec.undecided_accelerator
-    if accelerator is None:
+    question = job.spec.accelerator_question
+    if question is None:
         return None
-    return Cause(
-        Reason.ACCELERATOR_UNDECIDED,
-        f"the trainer container requests {accelerator}: set spec.processesPerPod and spec.backend, which have defaults "
-        f"only for {' and '.join(GPUS)} (set spec.suspend to true first, or create a new job)",
-    )
+    remedy = " (set spec.suspend to true first, or create a new job)"
+    return Cause(Reason.ACCELERATOR_UNDECIDED, question + remedy)
 
 
 def _applied_hash(child: Object) -> str | None:

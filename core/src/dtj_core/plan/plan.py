@@ -56,6 +56,8 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     stored: Object = obj.get("status") or {}
     if "deletionTimestamp" in obj["metadata"]:
         return Plan(status=stored)  # garbage collection deletes the children
+    if (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) != names.CONTROLLER:
+        return Plan(status=stored)  # another controller runs the job
     if is_finished(stored):
         return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
     conditions = Conditions(obj["metadata"].get("generation", 1), now)

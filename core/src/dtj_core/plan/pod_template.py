@@ -29,7 +29,7 @@ def pod_template(
     job: Job, settings: Settings, labels: dict[str, str], attempt_floor: int, avoided: tuple[str, ...] = ()
 ) -> Object:
     """Returns a PodTemplateSpec. `avoided`: the nodes that its pods are kept from."""
-    template: Object = _without_nulls(job.spec.template or {})
+    template: Object = _without_nulls(job.spec.merged_template)
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = (metadata.get("labels") or {}) | labels
     pod: Object = template.setdefault("spec", {})
@@ -177,7 +177,7 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         {"name": names.VOLUME_TMP, "emptyDir": {}},
         # The default of 64 MiB starves data loaders and NCCL. This volume counts against the
         # container's memory limit.
-        {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}},
+        {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"} | _shm_limit(job)},
     ]
     if job.spec.checkpoint:
         volume = job.spec.checkpoint.volume
@@ -192,6 +192,10 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
             source = volume.source.model_dump(by_alias=True, exclude_none=True)
         volumes.append({"name": names.VOLUME_CHECKPOINT, **source})
     return [volume for volume in volumes if volume["name"] in ours]
+
+
+def _shm_limit(job: Job) -> Object:
+    return {} if job.spec.shm_size is None else {"sizeLimit": job.spec.shm_size}
 
 
 def _agent_installer(settings: Settings) -> Object:

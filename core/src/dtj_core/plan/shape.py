@@ -48,6 +48,18 @@ FIELDS: dict[str, Any] = {
     "elastic.waitSeconds": 10,
     "elastic.batch": "Global",
     "elastic.learningRate": "Keep",
+    "processesFrom": None,
+    "env": None,
+    "envFrom": None,
+    "resources": None,
+    "nodeSelector": None,
+    "tolerations": None,
+    "priorityClassName": None,
+    "imagePullSecrets": None,
+    "shmSize": None,
+    "network.hostNetwork": None,
+    "network.interface": None,
+    "network.dnsPolicy": None,
 }
 DIGITS = 12
 DEFAULT = "default"
