@@ -48,6 +48,7 @@ GOOD: dict[str, Object] = {
         "env": [{"name": "A", "value": "1"}],
         "template": {"spec": {"containers": [{"name": "trainer"}, {"name": "x", "env": [{"name": "A"}]}]}},
     },
+    "a queue": {"queueName": "team-a.research"},
     "another controller": {"managedBy": "kueue.x-k8s.io/multikueue"},
     "the operator as the controller": {"managedBy": "training.dtj.dev/dtj-operator"},
 }
@@ -115,5 +116,6 @@ BAD: dict[str, tuple[Object, str]] = {
     "shared memory without a size": ({"shmSize": "big"}, "spec.shmSize"),
     "a number and a resource of ranks": ({"processesPerPod": 2, "processesFrom": "cpu"}, "spec.processesFrom"),
     "a resource that is no name": ({"processesFrom": "nvidia.com/"}, "spec.processesFrom"),
+    "a queue that is no name": ({"queueName": "Team A"}, "spec.queueName"),
     "a controller without a domain": ({"managedBy": "me"}, "spec.managedBy"),
 }

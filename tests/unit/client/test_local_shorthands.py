@@ -18,6 +18,7 @@ SHORTHANDS = """\
   imagePullSecrets: [{name: registry}]
   shmSize: 16Gi
   network: {hostNetwork: true, interface: ib0}
+  queueName: team-a
   managedBy: kueue.x-k8s.io/multikueue
   template:
     spec:
@@ -28,6 +29,7 @@ SHORTHANDS = """\
 IGNORED = (
     "network is ignored: all ranks are on this machine",
     "shmSize is ignored: /dev/shm is that of this machine",
+    "queueName is ignored: nothing is queued here",
     "managedBy is ignored: dtj run runs the job",
     "nodeSelector is ignored",
     "tolerations is ignored",

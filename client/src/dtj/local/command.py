@@ -36,6 +36,7 @@ NAMESPACE = "default"
 IGNORED = {
     "network": "all ranks are on this machine",
     "shmSize": "/dev/shm is that of this machine",
+    "queueName": "nothing is queued here",
     "managedBy": "dtj run runs the job",
 }
 NVIDIA = Path("/dev/nvidiactl")  # exists only with the driver

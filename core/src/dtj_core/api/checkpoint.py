@@ -22,7 +22,7 @@ class HostPath(Model):
     path: Annotated[str, StringConstraints(max_length=1024, pattern="^/")]
     """Absolute path of the directory on the node."""
     type: Literal["", "Directory", "DirectoryOrCreate"] = "Directory"
-    """`Directory`: must exist. `DirectoryOrCreate`: the kubelet creates it, owned by root."""
+    """Requirement for the directory. `Directory`: must exist. `DirectoryOrCreate`: the kubelet creates it, owned by root."""
 
 
 class VolumeSource(OpenModel):

@@ -32,6 +32,7 @@ NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+_QUEUE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 # As spec.managedBy of a Kubernetes Job.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~-]+$"
 ModuleName = Annotated[str, StringConstraints(max_length=256, pattern=_MODULE)]
@@ -149,12 +150,16 @@ class Spec(Model):
     """Seconds without any sign of life after which a group hangs, whatever the script announced: no
     step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
     unknown. Default: no limit."""
+    queue_name: Annotated[str, StringConstraints(max_length=63, pattern=_QUEUE)] | None = None
+    """LocalQueue of Kueue that admits the pods, all at once. The StatefulSet gets Kueue's label
+    kueue.x-k8s.io/queue-name, so Kueue's integration for StatefulSets must be enabled. The clocks of
+    deadlines run while the job is queued."""
     managed_by: Annotated[str, StringConstraints(max_length=63, pattern=_CONTROLLER)] | None = None
     """Controller that runs the job, such as `kueue.x-k8s.io/multikueue`. The operator leaves a job with
     another value than `training.dtj.dev/dtj-operator` alone: it creates nothing and writes no status.
     Can't change. Default: training.dtj.dev/dtj-operator."""
     suspend: bool = False
-    """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
+    """Whether the job is paused. true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
     checkpoint."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=INT32_MAX)
     """Seconds after the job has finished until it is deleted. Default: never."""
@@ -227,6 +232,7 @@ class Spec(Model):
                 "entrypoint",
                 "image",
                 *shorthands.FIELDS,
+                "queueName",
                 "template",
                 "warmWorkers",
                 "preload",

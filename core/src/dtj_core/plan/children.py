@@ -39,6 +39,11 @@ def labels(job: Job) -> dict[str, str]:
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name}
 
 
+def _labels_for_queue(job: Job) -> dict[str, str]:
+    queue = {} if job.spec.queue_name is None else {names.LABEL_QUEUE: job.spec.queue_name}
+    return labels(job) | queue
+
+
 def selector(job: Job) -> dict[str, str]:
     return {names.LABEL_JOB: job.name}
 
@@ -81,7 +86,7 @@ def stateful_set(
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, job.name) | {"annotations": annotations},
+        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job)},
         "spec": {
             "replicas": job.pod_count if pods is None else pods,
             "serviceName": job.name,

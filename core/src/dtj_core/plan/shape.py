@@ -60,6 +60,7 @@ FIELDS: dict[str, Any] = {
     "network.hostNetwork": None,
     "network.interface": None,
     "network.dnsPolicy": None,
+    "queueName": None,
 }
 DIGITS = 12
 DEFAULT = "default"
