@@ -159,8 +159,8 @@ class Spec(Model):
     another value than `training.dtj.dev/dtj-operator` alone: it creates nothing and writes no status.
     Can't change. Default: training.dtj.dev/dtj-operator."""
     suspend: bool = False
-    """Whether the job is paused. true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
-    checkpoint."""
+    """Whether the job is paused. true: the pods are deleted, checkpoints are kept. false: the job
+    resumes from the newest checkpoint."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=INT32_MAX)
     """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
@@ -219,6 +219,20 @@ class Spec(Model):
             message="a container of the template already mounts a volume at checkpoint.mountPath:"
             " remove that mount, or change mountPath",
             holds=lambda self: not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in _mounts(self),
+            field="checkpoint",
+        ),
+        Rule(
+            cel="!has(self.checkpoint) || !has(self.checkpoint.volume.claimTemplate)"
+            " || !('ReadWriteOncePod' in self.checkpoint.volume.claimTemplate.accessModes)"
+            " || self.replicas + self.spares <= 1",
+            message="several pods can't mount a ReadWriteOncePod claim: write ReadWriteMany in"
+            " checkpoint.volume.claimTemplate.accessModes",
+            holds=lambda self: (
+                self.checkpoint is None
+                or self.checkpoint.volume.claim_template is None
+                or "ReadWriteOncePod" not in self.checkpoint.volume.claim_template.access_modes
+                or self.replicas + self.spares <= 1
+            ),
             field="checkpoint",
         ),
         *map(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
+from dtj_core.api.claim_template import claim_name
 from dtj_core.plan import avoided_nodes, shape
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
@@ -57,6 +58,23 @@ def secret(job: Job, settings: Settings) -> Object:
         "type": "Opaque",
         "data": {names.SECRET_KEY: key},
     }
+
+
+def claim(job: Job) -> Object | None:
+    """Returns the claim for checkpoints that the operator creates; None if the job brings its own volume.
+
+    Kubernetes deletes the claim with its owner. A claim that outlives the job has none.
+    """
+    template = job.spec.checkpoint.volume.claim_template if job.spec.checkpoint else None
+    if template is None:
+        return None
+    spec: Object = {"accessModes": list(template.access_modes), "resources": {"requests": {"storage": template.size}}}
+    if template.storage_class_name is not None:
+        spec["storageClassName"] = template.storage_class_name
+    metadata = _metadata(job, claim_name(job.name))
+    if template.when_deleted == "Retain":
+        del metadata["ownerReferences"]
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def service(job: Job, settings: Settings) -> Object:

@@ -277,9 +277,13 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
     status |= replica_counts(job, 0)
-    actions = tuple(
-        Apply(body=body)
-        for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+    claim = children.claim(job)
+    actions = (
+        *(() if claim is None else (Apply(body=claim, if_missing=True),)),
+        *(
+            Apply(body=body)
+            for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+        ),
     )
     return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 

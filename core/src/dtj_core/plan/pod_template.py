@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtj_contract import names
+from dtj_core.api.claim_template import claim_name
 from dtj_core.api.v1alpha1 import find_trainer_container
 from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
@@ -184,6 +185,8 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         source: Any
         if volume.claim_name is not None:
             source = {"persistentVolumeClaim": {"claimName": volume.claim_name}}
+        elif volume.claim_template is not None:
+            source = {"persistentVolumeClaim": {"claimName": claim_name(job.name)}}
         elif volume.host_path is not None:
             source = {"hostPath": volume.host_path.model_dump(by_alias=True)}
         else:

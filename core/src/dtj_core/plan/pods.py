@@ -83,7 +83,7 @@ def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = No
     waiting = [cause for pod in pods if (cause := _why_waiting(pod, job, now)) is not None]
     specific = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
     if specific:
-        return specific[0]
+        return pod_waits.add_claim_hint(specific[0], pods)
     if len(pods) < job.pod_count and refusal is not None:
         return Cause(Reason.CHILD_REFUSED, refused_message(refusal))
     if len(pods) < job.pod_count:

@@ -61,6 +61,10 @@ FIELDS: dict[str, Any] = {
     "network.interface": None,
     "network.dnsPolicy": None,
     "queueName": None,
+    "checkpoint.volume.claimTemplate.size": None,
+    "checkpoint.volume.claimTemplate.storageClassName": None,
+    "checkpoint.volume.claimTemplate.accessModes": ["ReadWriteMany"],
+    "checkpoint.volume.claimTemplate.whenDeleted": "Retain",
 }
 DIGITS = 12
 DEFAULT = "default"
