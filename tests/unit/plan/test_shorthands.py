@@ -27,7 +27,7 @@ def own_env(container: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", FROZEN)
-def test_pod_template_of_a_job_without_shorthands_is_that_of_version_0_3(case: str) -> None:
+def test_pod_template_of_a_job_without_shorthands_is_as_before_them(case: str) -> None:
     """A difference would recreate pods that a repair touches, and is never intended."""
     children = applied(**FROZEN[case]["spec"])
     assert children["StatefulSet"]["spec"]["template"] == FROZEN[case]["template"]
