@@ -30,8 +30,12 @@ GOOD: dict[str, Object] = {
     "all shorthands beside a template": EVERYTHING
     | _template({"runtimeClassName": "nvidia"}, securityContext={"capabilities": {"add": ["IPC_LOCK"]}}),
     "shorthands that are empty": {"env": [], "tolerations": [], "nodeSelector": {}},
-    "ranks of a resource": {"processesFrom": "aws.amazon.com/neuroncore"},
-    "ranks of processors": {"processesFrom": "cpu"},
+    "ranks of a resource": {
+        "processesFrom": "aws.amazon.com/neuroncore",
+        "resources": {"limits": {"aws.amazon.com/neuroncore": 2}},
+        "backend": "gloo",
+    },
+    "ranks of processors": {"processesFrom": "cpu", "resources": {"requests": {"cpu": 4}}},
     "an interface beside other variables": {"network": {"interface": "eth0"}} | _template(env=[{"name": "A"}]),
     "a sidecar that mounts shared memory": {
         "shmSize": "1.5Gi",
@@ -39,14 +43,17 @@ GOOD: dict[str, Object] = {
             "spec": {
                 "containers": [
                     {"name": "trainer"},
-                    {"name": "x", "volumeMounts": [{"name": "v", "mountPath": "/dev/shm"}]},
-                ]
+                    {"name": "x", "image": "x", "volumeMounts": [{"name": "v", "mountPath": "/dev/shm"}]},
+                ],
+                "volumes": [{"name": "v", "emptyDir": {}}],
             }
         },
     },
     "a sidecar with its own variables": {
         "env": [{"name": "A", "value": "1"}],
-        "template": {"spec": {"containers": [{"name": "trainer"}, {"name": "x", "env": [{"name": "A"}]}]}},
+        "template": {
+            "spec": {"containers": [{"name": "trainer"}, {"name": "x", "image": "x", "env": [{"name": "A"}]}]}
+        },
     },
     "a queue": {"queueName": "team-a.research"},
     "another controller": {"managedBy": "kueue.x-k8s.io/multikueue"},

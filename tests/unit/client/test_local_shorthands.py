@@ -54,3 +54,11 @@ def test_local_run_carries_out_or_names_every_shorthand(start: Callable[..., Loc
         assert f"count-0 [rank {rank}] {rank} of 2, you, any interface" in lines
     for notice in IGNORED:
         assert lines.count(notice) == 1, lines
+
+
+def test_local_run_keeps_the_claim_of_a_template_in_a_folder_of_its_name(start: Callable[..., LocalRun]) -> None:
+    text = job_yaml(steps=3, replicas=1).replace("{claimName: shared}", "{claimTemplate: {size: 1Gi}}")
+    run = start(job=text)
+    code, found = run.wait()
+    assert code == 0, run.lines()
+    assert found["run"]["checkpoints"].endswith("/count-checkpoints/default/count")
