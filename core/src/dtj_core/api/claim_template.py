@@ -15,7 +15,7 @@ SUFFIX = "-checkpoints"
 class ClaimTemplate(Model):
     """PersistentVolumeClaim that the operator creates.
 
-    The operator neither changes nor replaces a claim of its name that exists already.
+    The operator never changes a claim of its name that exists already.
     """
 
     size: Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$")]
@@ -26,7 +26,7 @@ class ClaimTemplate(Model):
     """Access modes to request. Pods on several nodes need ReadWriteMany; with ReadWriteOnce all pods
     must be on one node."""
     when_deleted: Literal["Retain", "Delete"] = "Retain"
-    """What happens to the claim when the job is deleted. Retain: it stays, and a job of the same name
+    """Fate of the claim when the job is deleted. Retain: it stays, and a job of the same name
     resumes from it. Delete: Kubernetes deletes the claim, and with most StorageClasses its data."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
