@@ -180,6 +180,8 @@ TOOLS = {
             "v0.0.30",
             "github.com/rancher/local-path-provisioner",
         ),
+        # The interpreter that Argo CD runs health rules with.
+        Tool("glua", "github.com/yuin/gopher-lua", "v1.1.1", "github.com/yuin/gopher-lua/cmd/glua"),
         Tool("pause", "", "v1", ".", main=_PAUSE_MAIN),
     )
 }

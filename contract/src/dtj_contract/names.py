@@ -15,7 +15,9 @@ SHORT_NAME = "dtj"
 
 # --- labels and annotations of the objects that the operator creates --------------------------------------------------
 MANAGER = "dtj-operator"  # also the field manager of every apply
+CONTROLLER = GROUP + "/" + MANAGER  # the operator in spec.managedBy
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
@@ -257,6 +259,7 @@ class Reason:
     CREATED = "ChildrenCreated"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
+    QUEUED = "Queued"  # a scheduling gate, such as Kueue's, holds the pods back
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"

@@ -56,6 +56,8 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     stored: Object = obj.get("status") or {}
     if "deletionTimestamp" in obj["metadata"]:
         return Plan(status=stored)  # garbage collection deletes the children
+    if (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) != names.CONTROLLER:
+        return Plan(status=stored)  # another controller runs the job
     if is_finished(stored):
         return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
     conditions = Conditions(obj["metadata"].get("generation", 1), now)
@@ -275,9 +277,13 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
     status |= replica_counts(job, 0)
-    actions = tuple(
-        Apply(body=body)
-        for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+    claim = children.claim(job)
+    actions = (
+        *(() if claim is None else (Apply(body=claim, if_missing=True),)),
+        *(
+            Apply(body=body)
+            for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+        ),
     )
     return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 
