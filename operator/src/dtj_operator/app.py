@@ -16,6 +16,7 @@ from dtj_core.plan import plan
 from dtj_operator import errors, logs, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.health import HealthServer
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
@@ -89,8 +90,10 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
         self.client = Client(login, metrics.request)
-        self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
-        self.observer = Observer(self.client, self.agents)
+        self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_requests.labels(result).inc())
+        self.listeners = AgentListeners(self.agents, self.queue.add)
+        metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
+        self.observer = Observer(self.client, self.listeners)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
         executor = PlanExecutor(self.client, self.observer, recorder)
         self.controller = Controller(self.queue, self.observer, executor, planner, options.settings, metrics)
@@ -112,6 +115,7 @@ class Operator:
         logger.info("dtj-operator %s serves %s; port %d", self.version, where, self.server.port)
         if not await self._crd():
             return
+        await self.listeners.start()
         try:
             async with asyncio.TaskGroup() as group:
                 workers = [
@@ -132,6 +136,7 @@ class Operator:
     async def close(self) -> None:
         """Closes every connection."""
         await self.server.stop()
+        await self.listeners.stop()
         await self.agents.close()
         await self.client.close()
 
@@ -190,6 +195,7 @@ class Operator:
         """Closes the queue, lets reconciles in flight finish, and stops the rest."""
         logger.info("stopping: reconciles in flight have %g s to finish", DRAIN_SECONDS)
         self.queue.close()
+        await self.listeners.stop()
         resync.cancel()
         _, late = await asyncio.wait(workers, timeout=DRAIN_SECONDS)
         for worker in late:

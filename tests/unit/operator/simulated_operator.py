@@ -14,6 +14,7 @@ from dtj_core.plan.model import Object
 from dtj_operator import agent_client, errors
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
 from dtj_operator.kube.observer import Key, Observer
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from tests.unit.operator.simulator import World
 
 WORKERS = 2
+POLL_SECONDS = 5.0
+"""Between two requests to agents that answer at once."""
 
 
 class Measures:
@@ -171,16 +174,37 @@ class Agents(AgentClient):
         self._world = world
         self._operator = operator
 
-    async def _ask(self, job: Object, pod: Object, message: str) -> Object:
+    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
         self._operator.check_alive()
         await asyncio.sleep(self._world.latency())
         self._operator.check_alive()
-        answer = self._world.agents.page(pod["status"]["podIP"], job["metadata"]["uid"])
+        answer = self._page(job, pod)
+        ends = self._world.clock() + wait
+        while answer is not None and answer.get("statusVersion") == after and self._world.clock() < ends:
+            await asyncio.sleep(1.0)
+            self._operator.check_alive()
+            answer = self._page(job, pod)
         if answer is None:
-            raise agent_client._Unanswered(agent_client.UNREACHABLE, "is unreachable")
+            raise agent_client.Unanswered(agent_client.UNREACHABLE, "is unreachable")
         if answer.get("uid") != job["metadata"]["uid"]:
-            raise agent_client._Unanswered(agent_client.INVALID, "belongs to another job")
+            raise agent_client.Unanswered(agent_client.INVALID, "belongs to another job")
         return answer
+
+    def _page(self, job: Object, pod: Object) -> Object | None:
+        return self._world.agents.page(pod["status"]["podIP"], job["metadata"]["uid"])
+
+
+class Listeners(AgentListeners):
+    """The real listeners. One that ends by itself is a violation."""
+
+    def __init__(self, world: World, client: AgentClient, enqueue: Callable[[Key], None]) -> None:
+        super().__init__(client, enqueue, poll_seconds=POLL_SECONDS, wall=world.wall)
+        self._world = world
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._world.violation = self._world.violation or task.exception()
+        super()._ended(key, task)
 
 
 class Operator:
@@ -195,7 +219,8 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(measures)
         self.client: Any = Client(world, self)
         self.agents = Agents(world, self)
-        self.observer = Observer(self.client, self.agents, now=clock)
+        self.listeners = Listeners(world, self.agents, self.queue.add)
+        self.observer = Observer(self.client, self.listeners, now=clock)
         skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-90.0, 90.0)))
         self.wall = lambda: world.wall() + skew
         recorder = EventRecorder(self.client, f"operator-{number}", now=self.wall)
@@ -218,6 +243,7 @@ class Operator:
         loop = asyncio.get_running_loop()
         self.tasks = [loop.create_task(self.controller.work()) for _ in range(WORKERS)]
         self.tasks.append(loop.create_task(self.resync.run()))
+        self.tasks.append(loop.create_task(self.listeners.start()))
         for resource in (JOB, STATEFUL_SET, POD):
             for found in world.api.of(resource.plural):
                 self.see(resource.plural, "", found)
@@ -257,4 +283,5 @@ class Operator:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.listeners.stop()
         await self.agents.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Object, Observed
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
 
@@ -29,15 +29,15 @@ class _Seen:
 class Observer:
     """Reads by name and by label, never from a watch's cache: kopf keeps ghosts after a re-list.
 
-    A running job is observed every 2 s for its progress, which only the agent knows. As long as no
-    event about its objects arrived and the operator wrote nothing, an observation reuses reads that
-    are at most `reuse_seconds` old: 4 reads in 30 s instead of 60.
+    The agents' reports are in memory: listeners follow them, so an observation waits for no agent.
+    As long as no event about the job's objects arrived and the operator wrote nothing, an observation
+    reuses reads that are at most `reuse_seconds` old.
     """
 
     def __init__(
         self,
         client: Client,
-        agents: AgentClient,
+        agents: AgentListeners,
         *,
         reuse_seconds: float = REUSE_SECONDS,
         now: Callable[[], float] = time.monotonic,
@@ -69,7 +69,10 @@ class Observer:
         self._seen.pop(key, None)
         # Mark the job before the first read, because an event during the reads makes them stale.
         self._reading.add(key)
-        return await self._get(JOB, *key)
+        job = await self._get(JOB, *key)
+        if job is None or "deletionTimestamp" in job["metadata"]:
+            self._agents.end(key)
+        return job
 
     async def observe(self, job: Object) -> Observed:
         """Returns the children of `job` and the status that its agents report."""
@@ -89,11 +92,14 @@ class Observer:
             if key in self._reading and reachable_pods(job, observed.stateful_set, observed.pods):
                 self._seen[key] = _Seen(job, observed, started)
             self._reading.discard(key)
-        reachable = reachable_pods(job, observed.stateful_set, observed.pods)
-        if not reachable:
-            return observed
-        agent = await self._agents.status(job, reachable, observed.pods)
-        return replace(observed, agent=agent, agent_silent_seconds=self._agents.silent_seconds(job))
+        heard = self._agents.observe(job, observed.stateful_set, observed.pods)
+        return replace(
+            observed,
+            agent=heard.page,
+            agent_silent_seconds=heard.silent_seconds,
+            agent_silence=heard.cause,
+            agent_asked=heard.is_known,
+        )
 
     async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         try:
