@@ -62,7 +62,8 @@ def set_unreachable(
     reason, cure = CAUSES.get(observed.agent_silence, (Reason.AGENT_UNREACHABLE, _NETWORK))
     known = find_condition(status, names.AGENT_UNREACHABLE)
     if known is not None and known.get("reason") == reason:
-        return status  # the message has the time since when, which a restart of the operator forgets
+        # The message has the time since when, which a restart of the operator forgets.
+        return status
     since = rfc3339(conditions.now - observed.agent_silent_seconds)
     message = f"no agent has answered since {since}: {cure}"
     return conditions.set(status, names.AGENT_UNREACHABLE, True, reason, message)

@@ -18,14 +18,14 @@ from dtj_operator.following.retry import Pace, retry_seconds, with_jitter
 WAIT_SECONDS = 26.0
 """Longest wait for an answer, and so the longest time between two reports of mere progress."""
 UNSETTLED_SECONDS = 5.0
-"""The same while the leader does not lead a running attempt: another agent may lead by now."""
+"""Longest wait while the leader does not lead a running attempt: another agent may lead by now."""
 POLL_SECONDS = 2.0
 """Between two requests to an agent of a version that answers at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What is known of a job's agents at one moment."""
+    """The knowledge of a job's agents at one moment."""
 
     page: Object | None = None
     """The slim page of the last answer; None if no agent has answered since it was asked last."""

@@ -68,7 +68,7 @@ class AgentListeners:
         self._is_started = True
 
     async def stop(self) -> None:
-        """Ends all listeners. What they have heard stays, for reconciles that are still in flight."""
+        """Ends all listeners. Their reports stay, for reconciles that are still in flight."""
         self._is_started = False
         tasks = [following.task for following in self._following.values()]
         for task in tasks:
