@@ -164,6 +164,6 @@ class Settings:
     """Address that the agents bind to; "[::]" where pods have only IPv6 addresses."""
     progress_write_seconds: float = 25.0
     """Shortest pause between two status writes that change only progress. Agents report progress every 26 s."""
-    status_poll_seconds: float = 60.0
+    status_poll_seconds: float = 30.0
     """Pause between two reconciles while the job's pods run. The operator is also called when the agents report
     something, so this is its safety net; `dtj run` asks the agents in each reconcile."""

@@ -15,6 +15,7 @@ from dtj_core.plan.model import Object
 from dtj_core.plan.operator_message import operator_message
 from dtj_operator import logs
 from dtj_operator.agent_client import AgentClient
+from dtj_operator.following.descriptors import make_room
 from dtj_operator.following.listener import POLL_SECONDS, WAIT_SECONDS, Heard, Listener, Slots, Wanted
 from dtj_operator.kube.resources import job_key
 
@@ -63,6 +64,7 @@ class AgentListeners:
 
     async def start(self) -> None:
         """Begins to listen. Reports of an earlier start are forgotten."""
+        make_room()
         self._following.clear()
         self._client.keep_only(())
         self._is_started = True
