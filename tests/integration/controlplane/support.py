@@ -249,6 +249,13 @@ class Operator:
         assert not traced, traced
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignores that the operator has ended a connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Agents:
     """The agents of all pods 0.
 
@@ -292,7 +299,7 @@ class Agents:
                 """Logs nothing."""
 
         self._is_closed = threading.Event()
-        self._server = http.server.ThreadingHTTPServer((agent_address(), names.AGENT_PORT), Handler)
+        self._server = _Server((agent_address(), names.AGENT_PORT), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="agents")
 
     def _page(self, uid: str, path: str) -> bytes | None:

@@ -238,7 +238,7 @@ def _reconcile_active(
 
 
 def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings: Settings) -> float | None:
-    looks = []
+    looks: list[float | None] = []
     if any(pods.is_running(pod, job.trainer_container) for pod in group):
         looks.append(settings.status_poll_seconds)
         looks.append(agent_silence.until_overdue(observed))
