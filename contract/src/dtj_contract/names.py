@@ -249,6 +249,8 @@ RESTARTING = "Restarting"
 PENDING = "Pending"  # a phase only: there is no condition Pending
 # Beside the others: the pods continue, and the operator can't do what the spec requests.
 STALLED = "Stalled"
+# Beside the others: the pods run, and no agent of theirs answers the operator.
+AGENT_UNREACHABLE = "AgentUnreachable"
 CONDITIONS = (COMPLETE, FAILED, SUSPENDED, RUNNING, RESTARTING)
 
 
@@ -270,6 +272,9 @@ class Reason:
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
     AGENT_UNREACHABLE = "AgentUnreachable"  # pods run, but no agent has answered for a minute
+    # why: the agents reject the operator's key, or something else answers at their port
+    AGENT_REFUSED = "AgentRefused"
+    AGENT_INVALID = "AgentInvalid"
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"

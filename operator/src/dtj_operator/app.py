@@ -17,6 +17,7 @@ from dtj_core.plan import plan
 from dtj_operator import errors, kopf_shell, logs, loop_lag, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.health import HealthServer
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.cache.store import Key
@@ -29,7 +30,7 @@ from dtj_operator.kube.resources import JOB
 from dtj_operator.metrics import Metrics
 from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
-from dtj_operator.workqueue import WorkQueue
+from dtj_operator.workqueue import Priority, WorkQueue
 
 DRAIN_SECONDS = 10.0
 KOPF_STOP_SECONDS = 5.0
@@ -91,16 +92,18 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
         self.client = Client(login, metrics.request)
-        self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
+        self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_requests.labels(result).inc())
+        self.listeners = AgentListeners(self.agents, lambda key: self.queue.add(key, Priority.CHANGED))
+        metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
         self.cache = Cache(self.client, options.namespaces, metrics, self._wake)
         for resource, table in self.cache.tables.items():
             metrics.watch_objects(resource.plural, table.__len__)
-        self.observer = Observer(self.cache, self.client, self.agents)
+        self.observer = Observer(self.cache, self.client, self.listeners)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
         executor = PlanExecutor(self.client, self.cache, self.observer, recorder)
         self.controller = Controller(self.queue, self.observer, executor, planner, options.settings, metrics)
         resync = Resync(self.cache, self.queue, self.observer, metrics, options.resync_seconds)
-        self.reconciling = Reconciling(self.cache, self.queue, self.controller, resync, options.workers)
+        self.reconciling = Reconciling(self.cache, self.queue, self.controller, resync, self.listeners, options.workers)
         self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
         self._kopf: asyncio.Task[None] | None = None
 
@@ -144,6 +147,7 @@ class Operator:
     async def close(self) -> None:
         """Closes every connection."""
         await self.server.stop()
+        await self.listeners.stop()
         await self.agents.close()
         await self.client.close()
 

@@ -72,9 +72,10 @@ class Metrics:
             _FAST,
             ("verb", "resource"),
         )
-        self.agent_polls = counter(
-            "agent_polls_total", "Status requests to the agents of running jobs by result.", ("result",)
+        self.agent_requests = counter(
+            "agent_requests_total", "Status requests to the agents of running jobs by result.", ("result",)
         )
+        self.agent_listeners = gauge("agent_listeners", "Jobs whose agents are listened to, by state.", ("state",))
         self.watch_events = counter("watch_events_total", "Events received by the watches.", ("resource",))
         self.watch_failures = counter(
             "watch_failures_total", "Lists and watches that failed and were tried again.", ("resource",)
@@ -107,7 +108,7 @@ class Metrics:
         for result in RESULTS:
             self.reconcile.labels(result)
         for result in agent_client.RESULTS:
-            self.agent_polls.labels(result)
+            self.agent_requests.labels(result)
         for phase in PHASES:
             self.jobs.labels(phase)
         for kind in KINDS.values():
@@ -126,6 +127,11 @@ class Metrics:
     def watch_depth(self, depth: Callable[[], float]) -> None:
         """Reads the queue's depth at each scrape instead of at each change."""
         self.depth.set_function(depth)
+
+    def watch_listeners(self, heard: Callable[[], float], silent: Callable[[], float]) -> None:
+        """Reads the number of listeners at each scrape."""
+        self.agent_listeners.labels("heard").set_function(heard)
+        self.agent_listeners.labels("silent").set_function(silent)
 
     def request(self, verb: str, resource: str, code: str, seconds: float) -> None:
         """Implements dtj_operator.kube.client.RequestObserver."""

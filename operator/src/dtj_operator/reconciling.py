@@ -1,4 +1,4 @@
-"""The part of the operator that acts: the queue, its workers and the resync, from `start` to `stop`.
+"""The part of the operator that acts: the queue, its workers, the listeners and the resync, from `start` to `stop`.
 
 The cache may be kept true by an operator that does not act.
 """
@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from dtj_operator.controller import Controller
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.cache.store import Key
 from dtj_operator.resync import Resync
@@ -21,12 +22,19 @@ class Reconciling:
     """Starts and stops any number of times. Keys that are woken in between are dropped: a start queues all jobs."""
 
     def __init__(
-        self, cache: Cache, queue: WorkQueue[Key], controller: Controller, resync: Resync, workers: int
+        self,
+        cache: Cache,
+        queue: WorkQueue[Key],
+        controller: Controller,
+        resync: Resync,
+        listeners: AgentListeners,
+        workers: int,
     ) -> None:
         self._cache = cache
         self._queue = queue
         self._controller = controller
         self._resync = resync
+        self._listeners = listeners
         self._count = workers
         self._workers: list[asyncio.Task[None]] = []
         self._resyncing: asyncio.Task[None] | None = None
@@ -34,6 +42,7 @@ class Reconciling:
     async def start(self) -> None:
         """Waits until everything has been listed, then begins to reconcile all jobs."""
         await self._cache.synced()
+        await self._listeners.start()
         self._queue.open()
         self._workers = [
             asyncio.create_task(self._controller.work(), name=f"worker {number}") for number in range(self._count)
@@ -47,6 +56,7 @@ class Reconciling:
         if self._resyncing is not None:
             self._resyncing.cancel()
             self._resyncing = None
+        await self._listeners.stop()
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=seconds)

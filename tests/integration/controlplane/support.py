@@ -14,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -247,15 +249,25 @@ class Operator:
         assert not traced, traced
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignores that the operator has ended a connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Agents:
     """The agents of all pods 0.
 
-    These agents answer GET /status for each job in `statuses` to a request with the job's key.
+    These agents answer GET /status for each job in `statuses` to a request with the job's key: at once, or when the
+    status has changed if the request waits for that.
     """
 
     def __init__(self) -> None:
         self.statuses: dict[str, Any] = {}
         """By job uid."""
+        self.patience = 1.0
+        """Longest wait for a change, so that a test may wait for several answers. Real agents wait longer."""
         self.asked = 0
         self.refused = 0
         self.handed_over = OperatorMessage()
@@ -264,13 +276,17 @@ class Agents:
         agents = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def do_GET(self) -> None:
                 agents.asked += 1
                 shown = self.headers.get("Authorization")
-                for uid, status in agents.statuses.items():
+                for uid in list(agents.statuses):
                     if shown == "Bearer " + status_token(agent_key(uid, settings).encode()):
                         agents.handed_over = decode(self.headers.get(HEADER, ""))
-                        body = json.dumps(status | {"version": 1, "uid": uid}).encode()
+                        body = agents._page(uid, self.path)
+                        if body is None:
+                            break
                         self.send_response(200)
                         self.send_header("Content-Length", str(len(body)))
                         self.end_headers()
@@ -282,8 +298,20 @@ class Agents:
             def log_message(self, *_: object) -> None:
                 """Logs nothing."""
 
-        self._server = http.server.ThreadingHTTPServer((agent_address(), names.AGENT_PORT), Handler)
+        self._is_closed = threading.Event()
+        self._server = _Server((agent_address(), names.AGENT_PORT), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="agents")
+
+    def _page(self, uid: str, path: str) -> bytes | None:
+        """Returns the page once its version is not the one in `path`, at the latest after the wait in `path`."""
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(path).query))
+        ends = time.monotonic() + min(float(query.get("wait", "0")), self.patience)
+        while (status := self.statuses.get(uid)) is not None:
+            page = json.dumps(status | {"version": 1, "uid": uid})
+            version = f"{zlib.crc32(page.encode()):08x}"
+            if version != query.get("after") or time.monotonic() >= ends or self._is_closed.wait(0.05):
+                return json.dumps(json.loads(page) | {"statusVersion": version}).encode()
+        return None
 
     def __enter__(self) -> Agents:
         self._thread.start()
@@ -292,6 +320,7 @@ class Agents:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closed.set()
         self._server.shutdown()
         self._thread.join(60)
         self._server.server_close()

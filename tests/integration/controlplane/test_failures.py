@@ -281,9 +281,10 @@ def test_wrong_flags_exit_with_2_and_name_the_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
+def test_hundred_running_jobs_cost_little_while_nothing_happens(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
+    agents.patience = 60.0
     operator = start_operator().ready()
     for number in range(100):
         agents.statuses[submit(f"j{number:03}", replicas=1)["metadata"]["uid"]] = running()
@@ -294,11 +295,11 @@ def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     calls = operator.calls()[before:]
     reads = sum(call["verb"] in ("get", "list") for call in calls)
     print(
-        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} polls, "
+        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} requests to agents, "
         f"{reads} reads, "
         f"{len(calls) - reads} other calls, RSS {operator.rss_mib():.0f} MiB"
     )
-    assert agents.asked - asked >= 200
+    assert agents.asked - asked <= 150, "each job's agent once in 26 s"
     assert not [call for call in calls if call["verb"] not in ("get", "list", "watch")]
     assert reads == 0
 

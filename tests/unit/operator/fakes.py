@@ -14,6 +14,7 @@ import yaml
 
 from dtj_core.api.encoding import apply_body
 from dtj_operator import errors
+from dtj_operator.following.listener import Heard
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.resources import JOB, POD, Resource, job_selector
@@ -119,6 +120,24 @@ class FakeCache(Cache):
 
     def deleted(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         self.gone.append(uid)
+
+
+class FakeListeners:
+    """Listeners that have heard `heard` of every job, and record whom they were asked about."""
+
+    def __init__(self, heard: Heard | None = None) -> None:
+        self.heard = heard or Heard(is_known=True)
+        self.ended: list[tuple[str, str]] = []
+        self.kept: list[tuple[str, str]] = []
+
+    def observe(self, job: Any, stateful_set: Any, pods: Any) -> Heard:
+        return self.heard
+
+    def end(self, key: tuple[str, str]) -> None:
+        self.ended.append(key)
+
+    def keep_only(self, keys: Any) -> None:
+        self.kept = list(keys)
 
 
 def _namespace(obj: Any) -> str:

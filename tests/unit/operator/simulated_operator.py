@@ -14,6 +14,7 @@ from dtj_core.plan.model import Object
 from dtj_operator import agent_client, errors
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.event_recorder import EventRecorder
@@ -22,7 +23,7 @@ from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import STATEFUL_SET, Resource
 from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
-from dtj_operator.workqueue import WorkQueue
+from dtj_operator.workqueue import Priority, WorkQueue
 from tests.unit.operator.simulated_api import NAMESPACE, labelled
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 WORKERS = 2
 # A world never needs it.
 RESYNC_SECONDS = 1e5
+POLL_SECONDS = 5.0
+"""Between two requests to agents that answer at once."""
 
 
 class Measures:
@@ -217,16 +220,37 @@ class Agents(AgentClient):
         self._world = world
         self._operator = operator
 
-    async def _ask(self, job: Object, pod: Object, message: str) -> Object:
+    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
         self._operator.check_alive()
         await asyncio.sleep(self._world.latency())
         self._operator.check_alive()
-        answer = self._world.agents.page(pod["status"]["podIP"], job["metadata"]["uid"])
+        answer = self._page(job, pod)
+        ends = self._world.clock() + wait
+        while answer is not None and answer.get("statusVersion") == after and self._world.clock() < ends:
+            await asyncio.sleep(1.0)
+            self._operator.check_alive()
+            answer = self._page(job, pod)
         if answer is None:
-            raise agent_client._Unanswered(agent_client.UNREACHABLE, "is unreachable")
+            raise agent_client.Unanswered(agent_client.UNREACHABLE, "is unreachable")
         if answer.get("uid") != job["metadata"]["uid"]:
-            raise agent_client._Unanswered(agent_client.INVALID, "belongs to another job")
+            raise agent_client.Unanswered(agent_client.INVALID, "belongs to another job")
         return answer
+
+    def _page(self, job: Object, pod: Object) -> Object | None:
+        return self._world.agents.page(pod["status"]["podIP"], job["metadata"]["uid"])
+
+
+class Listeners(AgentListeners):
+    """The real listeners. One that ends by itself is a violation."""
+
+    def __init__(self, world: World, client: AgentClient, enqueue: Callable[[Key], None]) -> None:
+        super().__init__(client, enqueue, poll_seconds=POLL_SECONDS, wall=world.wall)
+        self._world = world
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._world.violation = self._world.violation or task.exception()
+        super()._ended(key, task)
 
 
 class SimulatedObserver(Observer):
@@ -250,8 +274,9 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(measures)
         self.client: Any = Client(world, self)
         self.agents = Agents(world, self)
+        self.listeners = Listeners(world, self.agents, lambda key: self.queue.add(key, Priority.CHANGED))
         self.cache = Cache(self.client, (NAMESPACE,), measures, self._wake)
-        self.observer = SimulatedObserver(self.cache, self.client, self.agents)
+        self.observer = SimulatedObserver(self.cache, self.client, self.listeners)
         skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-90.0, 90.0)))
         self.wall = lambda: world.wall() + skew
         recorder = EventRecorder(self.client, f"operator-{number}", now=self.wall)
@@ -259,7 +284,7 @@ class Operator:
         controller = Controller(self.queue, self.observer, executor, plan, world.settings, measures, now=self.wall)
         controller._rejections._now = world.clock
         resync = Resync(self.cache, self.queue, self.observer, measures, RESYNC_SECONDS, uniform=world.rng.uniform)
-        self.reconciling = Reconciling(self.cache, self.queue, controller, resync, WORKERS)
+        self.reconciling = Reconciling(self.cache, self.queue, controller, resync, self.listeners, WORKERS)
         for reflector in self.cache._reflectors:
             reflector._jitter = world.rng.random
         loop = asyncio.get_running_loop()
@@ -295,4 +320,5 @@ class Operator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.listeners.stop()
         await self.agents.close()

@@ -41,6 +41,8 @@ EPOCH = 1_790_000_000.0
 PATIENCE_SECONDS = 1500.0
 QUIET_SECONDS = 180.0
 RECONCILES_A_MINUTE = 20
+LATENESS_SECONDS = 3.0
+"""By which a report of progress may be late, so that the next write follows sooner."""
 
 
 class Violation(AssertionError):
@@ -68,9 +70,10 @@ class World:
         self.settings = Settings(
             agent_image="agent:1",
             master_key=b"key",
-            status_poll_seconds=5.0,
-            progress_write_seconds=self.rng.choice((5.0, 30.0)),
+            progress_write_seconds=self.rng.choice((20.0, 30.0)),
         )
+        self.agents_wait = self.rng.random() < 0.7
+        """Whether requests for /status wait for a change; else they are answered at once, as by older agents."""
         self.is_long = self.rng.random() < 0.15
         """Whether the training runs until the world has been quiet."""
         self.work = 1e6 if self.is_long else self.rng.uniform(3.0, 100.0)
@@ -270,7 +273,7 @@ class World:
 
         await self._until("the training runs", runs)
         await self._pass(120.0)  # back-offs end, kept reads become old
-        await self._stay_quiet(60.0 / self.settings.progress_write_seconds)
+        await self._stay_quiet(60.0 / (self.settings.progress_write_seconds - 2 * LATENESS_SECONDS))
 
     async def _stay_quiet(self, writes_a_minute: float) -> None:
         began, writes, reconciles = self.clock(), len(self.writes), self.reconciles

@@ -14,7 +14,6 @@ import pytest
 
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller
 from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.executor import PlanExecutor
@@ -22,7 +21,7 @@ from dtj_operator.kube.observer import Observer
 from dtj_operator.metrics import Metrics
 from dtj_operator.workqueue import WorkQueue
 from tests.lib.waiting import wait_until_async
-from tests.unit.operator.fakes import FakeCache, FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 from tests.unit.operator.test_executor import SET, Recorded
 
 SETTINGS = Settings(agent_image="i", master_key=b"k" * 32)
@@ -35,9 +34,8 @@ class Shell:
     def __init__(self, client: FakeClient, planner: Callable[[Object, Observed, float, Settings], Plan]) -> None:
         self.metrics = Metrics("1")
         self.queue: WorkQueue[Key] = WorkQueue(self.metrics, first_backoff=0.01)
-        self.agents = AgentClient(SETTINGS)
         cache = FakeCache(client)
-        observer = Observer(cache, client, self.agents)  # type: ignore[arg-type]
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
         executor = PlanExecutor(client, cache, observer, Recorded(client))  # type: ignore[arg-type]
         self.controller = Controller(self.queue, observer, executor, planner, SETTINGS, self.metrics, now=lambda: 7.0)
 
@@ -55,7 +53,6 @@ class Shell:
         finally:
             self.queue.close()
             await worker
-            await self.agents.close()
 
 
 def client_with(*jobs: Any) -> FakeClient:

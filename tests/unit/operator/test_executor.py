@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from dtj_core.plan.model import Apply, Delete, Event, Plan, Settings
+from dtj_core.plan.model import Apply, Delete, Event, Plan
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.executor import PlanExecutor, Rejected, same_status
 from dtj_operator.kube.observer import Observer
-from tests.unit.operator.fakes import FakeCache, FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 
 SET = {
     "apiVersion": "apps/v1",
@@ -37,13 +36,9 @@ class Recorded:
 
 def execute(client: FakeClient, plan: Plan, of: Any = None) -> Any:
     async def main() -> Any:
-        agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
-        try:
-            cache = FakeCache(client)
-            observer = Observer(cache, client, agents)  # type: ignore[arg-type]
-            return await PlanExecutor(client, cache, observer, Recorded(client)).execute(of or job(), plan)  # type: ignore[arg-type]
-        finally:
-            await agents.close()
+        cache = FakeCache(client)
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
+        return await PlanExecutor(client, cache, observer, Recorded(client)).execute(of or job(), plan)  # type: ignore[arg-type]
 
     return asyncio.run(main())
 

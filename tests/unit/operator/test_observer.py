@@ -1,25 +1,21 @@
-"""Observing: children come from the cache, progress from the agents, and nothing else is read."""
+"""Observing: children come from the cache, reports of agents from memory, and nothing else is read."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from dtj_contract import names
-from dtj_contract.status_token import status_token
-from dtj_core.plan.children import agent_key
 from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Settings
-from dtj_operator.agent_client import AgentClient
+from dtj_operator.following.listener import Heard
 from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import SERVICE, Resource
-from tests.unit.operator.fakes import FakeCache, FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 
 KEY = ("ns", "j")
 
@@ -63,13 +59,11 @@ class Clock:
         return self.now
 
 
-def observing(client: FakeClient, test: Callable[[Observer], Awaitable[None]], port: int = 1) -> None:
+def observing(
+    client: FakeClient, test: Callable[[Observer], Awaitable[None]], listeners: FakeListeners | None = None
+) -> None:
     async def main() -> None:
-        agents = AgentClient(settings(port))
-        try:
-            await test(Observer(FakeCache(client), client, agents))  # type: ignore[arg-type]
-        finally:
-            await agents.close()
+        await test(Observer(FakeCache(client), client, listeners or FakeListeners()))  # type: ignore[arg-type]
 
     asyncio.run(main())
 
@@ -134,11 +128,8 @@ class Hiding(FakeCache):
 
 def hiding(client: FakeClient, test: Callable[[Observer, Hiding], Awaitable[None]]) -> None:
     async def main() -> None:
-        agents, cache = AgentClient(settings(1)), Hiding(client)
-        try:
-            await test(Observer(cache, client, agents), cache)  # type: ignore[arg-type]
-        finally:
-            await agents.close()
+        cache = Hiding(client)
+        await test(Observer(cache, client, FakeListeners()), cache)  # type: ignore[arg-type]
 
     asyncio.run(main())
 
@@ -218,91 +209,39 @@ def test_foreign_pod_with_our_labels_is_never_asked() -> None:
     assert reachable_pods(job(), None, (pod(0),)) == ()
 
 
-GOOD = {"uid": "u1", "phase": "Running"}
+def test_report_of_the_agents_is_observed_without_a_wait() -> None:
+    heard = Heard(page={"uid": "u1"}, silent_seconds=0.0, is_known=True)
+
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.agent, observed.agent_silent_seconds, observed.agent_asked) == ({"uid": "u1"}, 0.0, True)
+
+    observing(client_with(pod()), test, FakeListeners(heard))
 
 
-@pytest.mark.parametrize(
-    ("answer", "seen"),
-    [
-        (lambda: web.json_response(GOOD), GOOD),
-        (lambda: web.json_response({"uid": "another"}), None),
-        (lambda: web.json_response([1]), None),
-        (lambda: web.Response(text="{"), None),
-        (lambda: web.Response(text="[" * 100_000), None),
-        (lambda: web.Response(status=401), None),
-        (lambda: web.Response(status=302, headers={"Location": "/status"}), None),
-        (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
-    ],
-)
-def test_agent_status_is_accepted_only_for_this_job_within_bounds(
-    answer: Callable[[], web.Response], seen: Any
-) -> None:
-    client = client_with(pod())
-    asked = []
+def test_silence_of_the_agents_is_observed_with_its_cause() -> None:
+    heard = Heard(silent_seconds=61.0, cause="refused")
 
-    async def status(request: web.Request) -> web.Response:
-        asked.append(request.headers["Authorization"])
-        return answer()
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.agent, observed.agent_silent_seconds) == (None, 61.0)
+        assert (observed.agent_silence, observed.agent_asked) == ("refused", False)
 
-    async def test() -> None:
-        app = web.Application()
-        app.router.add_get("/status", status)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        agents = AgentClient(settings(runner.addresses[0][1]), seconds=30)
-        try:
-            observed = await look(Observer(FakeCache(client), client, agents))  # type: ignore[arg-type]
-            assert observed.agent == seen
-            assert asked == ["Bearer " + status_token(agent_key("u1", settings(1)).encode())]
-        finally:
-            await agents.close()
-            await runner.cleanup()
-
-    asyncio.run(test())
+    observing(client_with(pod()), test, FakeListeners(heard))
 
 
-def test_agent_status_in_several_chunks_is_read_completely() -> None:
-    client = client_with(pod())
-    text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
+@pytest.mark.parametrize("metadata", [None, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
+def test_listener_ends_with_its_job(metadata: Any) -> None:
+    client, listeners = client_with(pod()), FakeListeners()
+    if metadata is None:
+        del client.objects["distributedtrainingjobs", "j"]
+    else:
+        client.objects["distributedtrainingjobs", "j"] = job(**metadata)
 
-    async def test() -> None:
-        async def in_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text))
-            for start in range(0, len(text), 5000):
-                writer.write(text[start : start + 5000])
-                await writer.drain()
-                await asyncio.sleep(0.001)  # so that each chunk arrives alone
-            writer.close()
+    async def test(observer: Observer) -> None:
+        observer.get_job(KEY)
+        assert listeners.ended == [KEY]
+        observer.keep_only([("ns", "k")])
+        assert listeners.kept == [("ns", "k")]
 
-        server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)
-        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=30)
-        try:
-            observed = await look(Observer(FakeCache(client), client, agents))  # type: ignore[arg-type]
-            assert observed.agent == json.loads(text)
-        finally:
-            await agents.close()
-            server.close()
-
-    asyncio.run(test())
-
-
-def test_silent_agent_costs_its_deadline_and_no_error() -> None:
-    client = client_with(pod())
-
-    async def test() -> None:
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=0.2)
-        try:
-            async with asyncio.timeout(30):
-                assert (await look(Observer(FakeCache(client), client, agents))).agent is None  # type: ignore[arg-type]
-        finally:
-            await agents.close()
-            server.close()
-
-    asyncio.run(test())
+    observing(client, test, listeners)

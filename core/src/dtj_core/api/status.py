@@ -21,7 +21,7 @@ RECOVERIES = 5
 class Condition(Model):
     """A metav1.Condition.
 
-    Types: Complete, Failed, Suspended, Running, Restarting; and Stalled, which is set beside them.
+    Types: Complete, Failed, Suspended, Running, Restarting; and, beside them, Stalled and AgentUnreachable.
     """
 
     type: str = Field(max_length=316)

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dtj_core.plan.conditions import is_finished
-from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Object, Observed
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import SERVICE, STATEFUL_SET, Resource, job_key
@@ -21,9 +20,10 @@ class Observer:
     No watch shows it. One of somebody else that has a child's name is found when the child can't be
     applied; our own StatefulSet that somebody took the label from, when its pods are still there.
     Reads of it are repeated at each look until it is gone, or has the label.
+    The agents' reports are in memory: listeners follow them, so an observation waits for no agent.
     """
 
-    def __init__(self, store: Store, client: Client, agents: AgentClient) -> None:
+    def __init__(self, store: Store, client: Client, agents: AgentListeners) -> None:
         self._store = store
         self._client = client
         self._agents = agents
@@ -41,7 +41,10 @@ class Observer:
 
     def get_job(self, key: Key) -> Object | None:
         """Returns the job, or None if there is none."""
-        return self._store.job(key)
+        job = self._store.job(key)
+        if job is None or "deletionTimestamp" in job["metadata"]:
+            self._agents.end(key)
+        return job
 
     async def observe(self, job: Object) -> Observed:
         """Returns the children of `job` and the status that its agents report."""
@@ -55,7 +58,14 @@ class Observer:
             self.add_unlabelled(STATEFUL_SET, key)
         if key in self._unlabelled:
             observed = await self._with_unlabelled(key, observed)
-        return await self._with_agents(job, observed)
+        heard = self._agents.observe(job, observed.stateful_set, observed.pods)
+        return replace(
+            observed,
+            agent=heard.page,
+            agent_silent_seconds=heard.silent_seconds,
+            agent_silence=heard.cause,
+            agent_asked=heard.is_known,
+        )
 
     async def _with_unlabelled(self, key: Key, observed: Observed) -> Observed:
         found: dict[Resource, Object] = {}
@@ -72,14 +82,6 @@ class Observer:
             stateful_set=found.get(STATEFUL_SET, observed.stateful_set),
             service=found.get(SERVICE, observed.service),
         )
-
-    async def _with_agents(self, job: Object, observed: Observed) -> Observed:
-        """Adds what the agents report. All that the operator asks of agents, it asks here."""
-        reachable = reachable_pods(job, observed.stateful_set, observed.pods)
-        if not reachable:
-            return observed
-        agent = await self._agents.status(job, reachable, observed.pods)
-        return replace(observed, agent=agent, agent_silent_seconds=self._agents.silent_seconds(job))
 
 
 def _has_lost_its_set(job: Object, pods: tuple[Object, ...]) -> bool:
