@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 
 from dtj_contract import names
@@ -20,15 +21,21 @@ from dtj_operator.health import HealthServer
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
+from dtj_operator.kube.leases import LeaseClient
 from dtj_operator.kube.login import Login
 from dtj_operator.kube.observer import Key, Observer
 from dtj_operator.kube.resources import JOB
+from dtj_operator.leader.claims import Claims
+from dtj_operator.leader.leadership import Alone, Leader, Leadership
+from dtj_operator.leader.terms import Terms
 from dtj_operator.metrics import Metrics
 from dtj_operator.resync import Resync
 from dtj_operator.watches import WatchState, ignore_unclosed_watches, watch
 from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
+# With leader election, a standby continues at once, and a reconcile that is cut off costs nothing.
+HAND_OVER_SECONDS = 0.5
 KOPF_STOP_SECONDS = 5.0
 # Between two reads of the mounted master key; the kubelet itself takes up to two minutes to update
 # it.
@@ -88,7 +95,9 @@ class Operator:
         metrics = self.metrics = Metrics(self.version)
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
-        self.client = Client(login, metrics.request)
+        self.leases = LeaseClient(login, metrics.request)
+        self.leader = self._leader()
+        self.client = Client(login, metrics.request, fence=self.leader.fence)
         self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
         self.observer = Observer(self.client, self.agents)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
@@ -97,6 +106,12 @@ class Operator:
         self.watches = WatchState(self._changed, lambda plural: metrics.watch_events.labels(plural).inc())
         self.resync = Resync(
             self.client, self.queue, self.observer, self.watches, metrics, options.namespaces, options.resync_seconds
+        )
+        self.terms = Terms(
+            self.leader,
+            lambda: [self.controller.work() for _ in range(options.workers)],
+            lambda: [self.resync.run()],
+            self._term_ended,
         )
         self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
         self._kopf: asyncio.Task[None] | None = None
@@ -114,19 +129,17 @@ class Operator:
             return
         try:
             async with asyncio.TaskGroup() as group:
-                workers = [
-                    group.create_task(self.controller.work(), name=f"worker {i}") for i in range(self.options.workers)
-                ]
-                resync = group.create_task(self.resync.run(), name="resync")
+                terms = group.create_task(self.terms.run(), name="terms")
+                election = group.create_task(self.leader.run(), name="election")
                 kopf_stop = asyncio.Event()
                 kopf = watch(self.watches, self.login, self.options.namespaces, kopf_stop, self._on_signals)
                 self._kopf = group.create_task(kopf, name="kopf")
                 keys = group.create_task(self._watch_keys(), name="master key")
                 await self.stop.wait()
                 keys.cancel()
-                await self._end(workers, resync, self._kopf, kopf_stop)
+                await self._end(terms, election, self._kopf, kopf_stop)
         except* errors.OperatorError as failed:
-            raise failed.exceptions[0] from None
+            raise _first(failed) from None
         logger.info("stopped")
 
     async def close(self) -> None:
@@ -134,6 +147,24 @@ class Operator:
         await self.server.stop()
         await self.agents.close()
         await self.client.close()
+        await self.leases.close()
+
+    def _leader(self) -> Leader:
+        options, metrics = self.options, self.metrics
+        if not options.leader_election:
+            leader: Leader = Alone()
+        else:
+            installation = f"{options.lease_namespace}/{options.lease_name}"
+            claims = options.claims_namespace and Claims(
+                self.leases, options.claims_namespace, installation, options.namespaces, metrics.overlapping.set
+            )
+            identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+            leader = Leadership(
+                self.leases, options.lease_namespace, options.lease_name, identity, options.timing, claims or None
+            )
+        leader.on_start(lambda: metrics.leader.set(1))
+        leader.on_stop(lambda: metrics.leader.set(0))
+        return leader
 
     async def _crd(self) -> bool:
         """Waits for the CRD. Returns False if `stop` is set meanwhile. Raises NotServed."""
@@ -182,20 +213,21 @@ class Operator:
 
     async def _end(
         self,
-        workers: list[asyncio.Task[None]],
-        resync: asyncio.Task[None],
+        terms: asyncio.Task[None],
+        election: asyncio.Task[None],
         kopf: asyncio.Task[None],
         kopf_stop: asyncio.Event,
     ) -> None:
-        """Closes the queue, lets reconciles in flight finish, and stops the rest."""
-        logger.info("stopping: reconciles in flight have %g s to finish", DRAIN_SECONDS)
+        """Closes the queue, lets reconciles in flight finish, releases the lease, and stops the rest."""
+        drain_seconds = HAND_OVER_SECONDS if self.options.leader_election else DRAIN_SECONDS
+        logger.info("stopping: reconciles in flight have %g s to finish", drain_seconds)
         self.queue.close()
-        resync.cancel()
-        _, late = await asyncio.wait(workers, timeout=DRAIN_SECONDS)
-        for worker in late:
-            worker.cancel()
-        if late:
-            logger.warning("%d reconciles were cut off: the next operator repeats them", len(late))
+        if cut_off := await self.terms.drain(drain_seconds):
+            logger.warning("%d reconciles were cut off: the next operator repeats them", cut_off)
+        terms.cancel()
+        election.cancel()
+        await asyncio.wait([terms, election])
+        await self.leader.release()
         # Stop the server before kopf: kopf waits for every task that is younger than itself, such
         # as one of an HTTP connection, as if the task were its own.
         await self.server.stop()
@@ -213,7 +245,15 @@ class Operator:
 
     def _changed(self, key: Key) -> None:
         self.observer.invalidate(key)
-        self.queue.add(key)
+        # Whoever becomes the leader lists all jobs first.
+        if self.leader.leads:
+            self.queue.add(key)
+
+    def _term_ended(self) -> None:
+        """Forgets what the next leader knows better."""
+        self.queue.clear()
+        self.observer.keep_only(())
+        self.metrics.all_job_phases({})
 
     # The checks of /healthz. None of them checks the API server, because a restart would not bring
     # it back.
@@ -229,7 +269,18 @@ class Operator:
         return None
 
     def _listed(self) -> str | None:
+        if not self.leader.leads and self.leader.settled:
+            return None  # a standby is ready to take over
         return None if self.resync.listed else "the jobs have not been listed yet"
+
+
+def _first(group: BaseExceptionGroup[errors.OperatorError]) -> errors.OperatorError:
+    """Returns the first exception of a group, whose groups are those of nested tasks."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, errors.OperatorError)
+    return found
 
 
 if __name__ == "__main__":

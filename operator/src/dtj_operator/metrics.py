@@ -78,6 +78,11 @@ class Metrics:
         self.watch_missed = counter("watch_missed_total", "Changed jobs that a resync found and no watch had reported.")
         self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last complete list of jobs.")
         self.events_dropped = counter("events_dropped_total", "Kubernetes events dropped because a job had too many.")
+        self.leader = gauge("leader", "1 while this process is the leader and acts, else 0.")
+        self.overlapping = gauge(
+            "overlapping_installations",
+            "Other installations that serve a namespace of this one, as its leader sees it.",
+        )
         self.jobs = gauge("jobs", "Jobs by phase.", ("phase",))
         self.finished = counter("jobs_finished_total", "Finished jobs by result and reason.", ("result", "reason"))
         self.restarts = counter("job_restarts_total", "Restarts of a job's group.", ("kind",))

@@ -54,6 +54,7 @@ class Resync:
 
     async def run(self) -> None:
         """Runs until cancelled. Raises NotServed if the CRD is deleted."""
+        self.listed = self.stale = False
         while True:
             try:
                 jobs = await self.once()

@@ -39,6 +39,7 @@ SERVICE = Resource("v1", "Service", "services")
 SECRET = Resource("v1", "Secret", "secrets")
 POD = Resource("v1", "Pod", "pods")
 EVENT = Resource("events.k8s.io/v1", "Event", "events")
+LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, POD)}
 
