@@ -12,6 +12,8 @@ import yaml
 
 from dtj_contract import names
 from dtj_operator import rbac, settings
+from dtj_operator.leader.claims import claim_name
+from dtj_operator.leader.election import Timing
 from hack.cluster.versions import KUBERNETES
 from tests.integration.chart import scc
 from tests.integration.chart.kit import CHART, NAMESPACE, ROOT, Object, helm, of_kind, pod, render, render_text, values
@@ -69,17 +71,22 @@ def test_every_object_has_name_labels_and_namespace(documents: list[Object]) -> 
             assert document["metadata"]["namespace"] == NAMESPACE
 
 
-def test_operator_accepts_its_arguments(documents: list[Object], tmp_path: Path) -> None:
+def arguments_of(documents: list[Object], tmp_path: Path) -> settings.Options:
+    """Returns the operator's options as its pod is started."""
     [container] = pod(documents)["containers"]
     [mount] = [m for m in container["volumeMounts"] if m["name"] == "master-key"]
     key = tmp_path / "key"
     key.write_bytes(b"k" * 64)
-    arguments = [a.replace(f"{mount['mountPath']}/key", str(key)) for a in container["args"]]
-    options = settings.parse(arguments, environ={})
-    assert options.settings.master_key == key.read_bytes()
+    return settings.parse([a.replace(f"{mount['mountPath']}/key", str(key)) for a in container["args"]], environ={})
+
+
+def test_operator_accepts_its_arguments(documents: list[Object], tmp_path: Path) -> None:
+    [container] = pod(documents)["containers"]
+    options = arguments_of(documents, tmp_path)
+    assert options.settings.master_key == b"k" * 64
     assert options.settings.agent_image == container["image"], "the agent comes from the operator's own image"
     assert options.metrics_port == container["ports"][0]["containerPort"]
-    namespaces = {r["metadata"]["namespace"] for r in of_kind(documents, "Role")}
+    namespaces = {r["metadata"]["namespace"] for r in of_kind(documents, "Role") if r not in lease_roles(documents)}
     assert set(options.namespaces) == namespaces
 
 
@@ -114,7 +121,7 @@ def test_cluster_role_is_exactly_the_operators_rbac_table() -> None:
 def test_named_namespaces_get_the_same_rights_and_no_others_do() -> None:
     documents = render({"watchNamespaces": ["team-a", "team-b"], "rbac.aggregate": False})
     assert of_kind(documents, "ClusterRole") + of_kind(documents, "ClusterRoleBinding") == []
-    roles = of_kind(documents, "Role")
+    roles = [r for r in of_kind(documents, "Role") if r not in lease_roles(documents)]
     assert [r["metadata"]["namespace"] for r in roles] == ["team-a", "team-b"]
     assert all(_normal(r["rules"]) == _normal(rbac.rules()) for r in roles)
     for binding in of_kind(documents, "RoleBinding"):
@@ -168,10 +175,88 @@ def test_existing_secret_is_mounted_and_none_is_created() -> None:
     assert volume["secret"]["secretName"] == "mine"
 
 
-def test_rollout_stops_the_old_operator_before_starting_the_new_one() -> None:
+def test_rollout_has_a_new_standby_before_an_old_replica_ends() -> None:
     [deployment] = of_kind(render(), "Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    rolling = {"maxSurge": 1, "maxUnavailable": 0}
+    assert deployment["spec"]["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
+
+
+def test_without_leader_election_there_is_one_replica_that_ends_before_the_next() -> None:
+    [deployment] = of_kind(render({"replicas": 1, "leaderElection.enabled": False}), "Deployment")
     assert deployment["spec"]["replicas"] == 1
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    two = values({"leaderElection.enabled": False})
+    done = helm("template", "dtj", str(CHART), "--kube-version", f"v{KUBERNETES}", *two)
+    assert done.returncode != 0
+    assert "replicas must be 1" in done.stderr
+
+
+@pytest.mark.parametrize(("replicas", "budgets"), [(1, 0), (2, 1), (3, 1)])
+def test_disruption_budget_exists_where_another_replica_can_take_over(replicas: int, budgets: int) -> None:
+    documents = render({"replicas": replicas})
+    found = of_kind(documents, "PodDisruptionBudget")
+    assert len(found) == budgets
+    [deployment] = of_kind(documents, "Deployment")
+    for budget in found:
+        assert budget["spec"]["maxUnavailable"] == 1
+        assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+    assert of_kind(render({"replicas": replicas, "podDisruptionBudget.enabled": False}), "PodDisruptionBudget") == []
+
+
+def test_replicas_are_spread_over_nodes_and_zones_unless_the_values_decide() -> None:
+    documents = render()
+    found = pod(documents)["topologySpreadConstraints"]
+    assert [each["topologyKey"] for each in found] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert {each["whenUnsatisfiable"] for each in found} == {"ScheduleAnyway"}, "one node is enough"
+    [deployment] = of_kind(documents, "Deployment")
+    assert all(each["labelSelector"] == deployment["spec"]["selector"] for each in found)
+    own = [{"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]
+    assert pod(render({"topologySpreadConstraints": own}))["topologySpreadConstraints"] == own
+
+
+def lease_roles(documents: list[Object]) -> list[Object]:
+    return [r for r in of_kind(documents, "Role") if any("leases" in rule["resources"] for rule in r["rules"])]
+
+
+@pytest.mark.parametrize("chosen", [{}, {"watchNamespaces": ["team-a"]}], ids=str)
+def test_rights_on_leases_are_those_of_the_election_and_of_one_claim(chosen: Object, tmp_path: Path) -> None:
+    documents = render(chosen)
+    election, claims = lease_roles(documents)
+    assert election["metadata"]["namespace"] == NAMESPACE
+    assert _normal(election["rules"]) == _normal(rbac.rules(rbac.ELECTION_RULES))
+    assert claims["metadata"]["namespace"] == "kube-system"
+    options = arguments_of(documents, tmp_path)
+    assert claims["rules"] == rbac.claim_rules(claim_name(f"{options.lease_namespace}/{options.lease_name}"))
+    bindings = {(b["metadata"]["namespace"], b["roleRef"]["name"]): b for b in of_kind(documents, "RoleBinding")}
+    for role in (election, claims):
+        binding = bindings[role["metadata"]["namespace"], role["metadata"]["name"]]
+        assert binding["roleRef"]["kind"] == "Role"
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dtj-operator", "namespace": NAMESPACE}]
+
+
+def test_rights_on_leases_go_with_what_needs_them() -> None:
+    assert lease_roles(render({"replicas": 1, "leaderElection.enabled": False})) == []
+    assert lease_roles(render({"rbac.create": False})) == []
+    [election] = lease_roles(render({"leaderElection.claimsNamespace": "none"}))
+    assert election["metadata"]["namespace"] == NAMESPACE
+
+
+def test_leader_election_values_reach_the_operator(tmp_path: Path) -> None:
+    options = arguments_of(render(release="blue"), tmp_path)
+    assert options.leader_election
+    assert (options.lease_namespace, options.lease_name) == (NAMESPACE, "blue-dtj-operator")
+    assert (options.timing, options.claims_namespace) == (Timing(), "kube-system")
+    chosen = {
+        "leaderElection.leaseDurationSeconds": 30,
+        "leaderElection.renewDeadlineSeconds": 20,
+        "leaderElection.retryPeriodSeconds": 4.5,
+        "leaderElection.claimsNamespace": "none",
+    }
+    options = arguments_of(render(chosen), tmp_path)
+    assert options.timing == Timing(lease_seconds=30, renew_seconds=20, retry_seconds=4.5)
+    assert options.claims_namespace is None
+    assert not arguments_of(render({"replicas": 1, "leaderElection.enabled": False}), tmp_path).leader_election
 
 
 @pytest.mark.parametrize(
@@ -225,7 +310,11 @@ def test_two_releases_of_one_name_in_two_namespaces_share_no_cluster_role() -> N
 
 def test_two_releases_serving_one_namespace_share_no_role_in_it() -> None:
     names_of = [
-        {d["metadata"]["name"] for d in yaml.safe_load_all(text) if d and d["kind"] in ("Role", "RoleBinding")}
+        {
+            (d["metadata"]["namespace"], d["metadata"]["name"])
+            for d in yaml.safe_load_all(text)
+            if d and d["kind"] in ("Role", "RoleBinding")
+        }
         for text in (render_text({"watchNamespaces": ["team"]}, namespace=home) for home in ("home-a", "home-b"))
     ]
     assert names_of[0]
@@ -297,7 +386,10 @@ def test_previous_master_key_is_mounted_where_the_operator_reads_it() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"replicas": 2},
+        {"replicas": "two"},
+        {"leaderElection.leaseDuration": 10},
+        {"leaderElection.claimsNamespace": ""},
+        {"podDisruptionBudget.minAvailable": 1},
         {"image.tagg": "x"},
         {"image.pullPolicy": "Sometimes"},
         {"image.digest": "abc"},
