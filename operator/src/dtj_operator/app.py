@@ -143,7 +143,8 @@ class Operator:
         logger.info("stopped")
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Releases the lease, if that has not been done, and closes every connection."""
+        await self.leader.release()
         await self.server.stop()
         await self.agents.close()
         await self.client.close()
@@ -245,7 +246,7 @@ class Operator:
 
     def _changed(self, key: Key) -> None:
         self.observer.invalidate(key)
-        # Whoever becomes the leader lists all jobs first.
+        # A process that becomes the leader lists all jobs first.
         if self.leader.leads:
             self.queue.add(key)
 
@@ -269,8 +270,9 @@ class Operator:
         return None
 
     def _listed(self) -> str | None:
-        if not self.leader.leads and self.leader.settled:
-            return None  # a standby is ready to take over
+        if self.options.leader_election and not self.leader.leads:
+            # A standby is ready to take over.
+            return None if self.leader.settled else "the lease of the leader election has not been read yet"
         return None if self.resync.listed else "the jobs have not been listed yet"
 
 

@@ -12,11 +12,23 @@ import yaml
 
 from dtj_contract import names
 from dtj_operator import rbac, settings
-from dtj_operator.leader.claims import claim_name
-from dtj_operator.leader.election import Timing
 from hack.cluster.versions import KUBERNETES
 from tests.integration.chart import scc
-from tests.integration.chart.kit import CHART, NAMESPACE, ROOT, Object, helm, of_kind, pod, render, render_text, values
+from tests.integration.chart.kit import (
+    CHART,
+    NAMESPACE,
+    ROOT,
+    Object,
+    arguments_of,
+    helm,
+    lease_roles,
+    of_kind,
+    pod,
+    render,
+    render_text,
+    rights,
+    values,
+)
 from tests.integration.chart.pss import violations
 
 CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
@@ -71,15 +83,6 @@ def test_every_object_has_name_labels_and_namespace(documents: list[Object]) -> 
             assert document["metadata"]["namespace"] == NAMESPACE
 
 
-def arguments_of(documents: list[Object], tmp_path: Path) -> settings.Options:
-    """Returns the operator's options as its pod is started."""
-    [container] = pod(documents)["containers"]
-    [mount] = [m for m in container["volumeMounts"] if m["name"] == "master-key"]
-    key = tmp_path / "key"
-    key.write_bytes(b"k" * 64)
-    return settings.parse([a.replace(f"{mount['mountPath']}/key", str(key)) for a in container["args"]], environ={})
-
-
 def test_operator_accepts_its_arguments(documents: list[Object], tmp_path: Path) -> None:
     [container] = pod(documents)["containers"]
     options = arguments_of(documents, tmp_path)
@@ -109,13 +112,9 @@ def test_agent_resources_reach_the_operator(chosen: Object, resources: Object, t
     assert settings.resources(flag.partition("=")[2]) == resources
 
 
-def _normal(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
-
-
 def test_cluster_role_is_exactly_the_operators_rbac_table() -> None:
     [role] = [r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "dtj-system:dtj-operator"]
-    assert _normal(role["rules"]) == _normal(rbac.rules())
+    assert rights(role["rules"]) == rights(rbac.rules())
 
 
 def test_named_namespaces_get_the_same_rights_and_no_others_do() -> None:
@@ -123,16 +122,16 @@ def test_named_namespaces_get_the_same_rights_and_no_others_do() -> None:
     assert of_kind(documents, "ClusterRole") + of_kind(documents, "ClusterRoleBinding") == []
     roles = [r for r in of_kind(documents, "Role") if r not in lease_roles(documents)]
     assert [r["metadata"]["namespace"] for r in roles] == ["team-a", "team-b"]
-    assert all(_normal(r["rules"]) == _normal(rbac.rules()) for r in roles)
+    assert all(rights(r["rules"]) == rights(rbac.rules()) for r in roles)
     for binding in of_kind(documents, "RoleBinding"):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dtj-operator", "namespace": NAMESPACE}]
 
 
 def test_no_rule_has_a_wildcard_or_reads_secrets() -> None:
     for role in of_kind(render(), "ClusterRole"):
-        rights = _normal(role["rules"])
-        assert not [right for right in rights if "*" in right]
-        assert not rights & {("", "secrets", verb) for verb in ("get", "list", "watch")}
+        granted = rights(role["rules"])
+        assert not [right for right in granted if "*" in right]
+        assert not granted & {("", "secrets", verb) for verb in ("get", "list", "watch")}
 
 
 def test_viewers_read_jobs_and_editors_write_them() -> None:
@@ -141,8 +140,8 @@ def test_viewers_read_jobs_and_editors_write_them() -> None:
     viewer, editor = roles["dtj-system:dtj-operator:viewer"], roles["dtj-system:dtj-operator:editor"]
     assert viewer["metadata"]["labels"][aggregate + "view"] == "true"
     assert {editor["metadata"]["labels"][aggregate + to] for to in ("edit", "admin")} == {"true"}
-    assert {verb for _, _, verb in _normal(viewer["rules"])} == {"get", "list", "watch"}
-    assert (names.GROUP, names.PLURAL + "/status", "patch") not in _normal(editor["rules"])
+    assert {verb for _, _, verb in rights(viewer["rules"])} == {"get", "list", "watch"}
+    assert (names.GROUP, names.PLURAL + "/status", "patch") not in rights(editor["rules"])
 
 
 def test_crd_is_the_generated_one() -> None:
@@ -173,90 +172,6 @@ def test_existing_secret_is_mounted_and_none_is_created() -> None:
     assert of_kind(documents, "Secret") == []
     [volume] = [v for v in pod(documents)["volumes"] if "secret" in v]
     assert volume["secret"]["secretName"] == "mine"
-
-
-def test_rollout_has_a_new_standby_before_an_old_replica_ends() -> None:
-    [deployment] = of_kind(render(), "Deployment")
-    assert deployment["spec"]["replicas"] == 2
-    rolling = {"maxSurge": 1, "maxUnavailable": 0}
-    assert deployment["spec"]["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
-
-
-def test_without_leader_election_there_is_one_replica_that_ends_before_the_next() -> None:
-    [deployment] = of_kind(render({"replicas": 1, "leaderElection.enabled": False}), "Deployment")
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
-    two = values({"leaderElection.enabled": False})
-    done = helm("template", "dtj", str(CHART), "--kube-version", f"v{KUBERNETES}", *two)
-    assert done.returncode != 0
-    assert "replicas must be 1" in done.stderr
-
-
-@pytest.mark.parametrize(("replicas", "budgets"), [(1, 0), (2, 1), (3, 1)])
-def test_disruption_budget_exists_where_another_replica_can_take_over(replicas: int, budgets: int) -> None:
-    documents = render({"replicas": replicas})
-    found = of_kind(documents, "PodDisruptionBudget")
-    assert len(found) == budgets
-    [deployment] = of_kind(documents, "Deployment")
-    for budget in found:
-        assert budget["spec"]["maxUnavailable"] == 1
-        assert budget["spec"]["selector"] == deployment["spec"]["selector"]
-    assert of_kind(render({"replicas": replicas, "podDisruptionBudget.enabled": False}), "PodDisruptionBudget") == []
-
-
-def test_replicas_are_spread_over_nodes_and_zones_unless_the_values_decide() -> None:
-    documents = render()
-    found = pod(documents)["topologySpreadConstraints"]
-    assert [each["topologyKey"] for each in found] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
-    assert {each["whenUnsatisfiable"] for each in found} == {"ScheduleAnyway"}, "one node is enough"
-    [deployment] = of_kind(documents, "Deployment")
-    assert all(each["labelSelector"] == deployment["spec"]["selector"] for each in found)
-    own = [{"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]
-    assert pod(render({"topologySpreadConstraints": own}))["topologySpreadConstraints"] == own
-
-
-def lease_roles(documents: list[Object]) -> list[Object]:
-    return [r for r in of_kind(documents, "Role") if any("leases" in rule["resources"] for rule in r["rules"])]
-
-
-@pytest.mark.parametrize("chosen", [{}, {"watchNamespaces": ["team-a"]}], ids=str)
-def test_rights_on_leases_are_those_of_the_election_and_of_one_claim(chosen: Object, tmp_path: Path) -> None:
-    documents = render(chosen)
-    election, claims = lease_roles(documents)
-    assert election["metadata"]["namespace"] == NAMESPACE
-    assert _normal(election["rules"]) == _normal(rbac.rules(rbac.ELECTION_RULES))
-    assert claims["metadata"]["namespace"] == "kube-system"
-    options = arguments_of(documents, tmp_path)
-    assert claims["rules"] == rbac.claim_rules(claim_name(f"{options.lease_namespace}/{options.lease_name}"))
-    bindings = {(b["metadata"]["namespace"], b["roleRef"]["name"]): b for b in of_kind(documents, "RoleBinding")}
-    for role in (election, claims):
-        binding = bindings[role["metadata"]["namespace"], role["metadata"]["name"]]
-        assert binding["roleRef"]["kind"] == "Role"
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dtj-operator", "namespace": NAMESPACE}]
-
-
-def test_rights_on_leases_go_with_what_needs_them() -> None:
-    assert lease_roles(render({"replicas": 1, "leaderElection.enabled": False})) == []
-    assert lease_roles(render({"rbac.create": False})) == []
-    [election] = lease_roles(render({"leaderElection.claimsNamespace": "none"}))
-    assert election["metadata"]["namespace"] == NAMESPACE
-
-
-def test_leader_election_values_reach_the_operator(tmp_path: Path) -> None:
-    options = arguments_of(render(release="blue"), tmp_path)
-    assert options.leader_election
-    assert (options.lease_namespace, options.lease_name) == (NAMESPACE, "blue-dtj-operator")
-    assert (options.timing, options.claims_namespace) == (Timing(), "kube-system")
-    chosen = {
-        "leaderElection.leaseDurationSeconds": 30,
-        "leaderElection.renewDeadlineSeconds": 20,
-        "leaderElection.retryPeriodSeconds": 4.5,
-        "leaderElection.claimsNamespace": "none",
-    }
-    options = arguments_of(render(chosen), tmp_path)
-    assert options.timing == Timing(lease_seconds=30, renew_seconds=20, retry_seconds=4.5)
-    assert options.claims_namespace is None
-    assert not arguments_of(render({"replicas": 1, "leaderElection.enabled": False}), tmp_path).leader_election
 
 
 @pytest.mark.parametrize(

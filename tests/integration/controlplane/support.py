@@ -32,6 +32,8 @@ from tests.lib import waiting
 
 MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
+CLAIMS = "kube-system"
+"""Where installations keep their claims."""
 
 # A server that fails or does not answer counts as a condition that is not met yet.
 UNANSWERED = (ProvisionError, OSError, http.client.HTTPException)
@@ -254,6 +256,16 @@ class Operator:
         """Checks that every line is JSON, and that there is no traceback."""
         traced = [line for line in self.lines() if "traceback" in line or "Traceback" in line["message"]]
         assert not traced, traced
+
+
+def leads(operator: Operator) -> bool:
+    return metric(operator, "dtj_leader") == 1
+
+
+def metric(operator: Operator, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", operator.get("/metrics")[1], re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 class Agents:

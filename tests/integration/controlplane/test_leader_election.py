@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import random
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,42 +15,27 @@ import pytest
 
 from dtj_contract import names
 from dtj_operator import rbac
-from dtj_operator.leader.claims import claim_name
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.shell import ProvisionError
-from tests.integration.controlplane.support import Objects, Operator, bind, grant, wait_until
+from tests.integration.controlplane.support import (
+    CLAIMS,
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    leads,
+    metric,
+    running,
+    wait_until,
+)
 from tests.integration.controlplane.test_two_operators import made
 
 Start = Callable[..., Operator]
-CLAIMS = "kube-system"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
+QUICK = ("--lease-duration-seconds", "3", "--renew-deadline-seconds", "2", "--retry-period-seconds", "0.5")
+ENDS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 LATE = 60.0
 """The bound of a take-over. The configured 10 s are asserted by tests/unit/operator/test_leadership.py."""
-
-
-@pytest.fixture
-def replica(plane: ControlPlane, namespace: str, start_operator: Start) -> Start:
-    """Starts a replica of an installation, with an account of its own, so that the audit log tells them apart."""
-
-    def start(account: str, installation: str = "dtj", **how: Any) -> Operator:
-        grant(plane, namespace, account)
-        own, claim = (namespace, account), claim_name(f"{namespace}/{installation}")
-        bind(plane, namespace, f"{account}-election", rbac.rules(rbac.ELECTION_RULES), own)
-        bind(plane, CLAIMS, f"{namespace}-{account}", rbac.claim_rules(claim), own)
-        flags = ("--leader-election", "true", "--lease-namespace", namespace, "--lease-name", installation)
-        return start_operator(*flags, account=account, **how)
-
-    return start
-
-
-def leads(operator: Operator) -> bool:
-    return metric(operator, "dtj_leader") == 1
-
-
-def metric(operator: Operator, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", operator.get("/metrics")[1], re.MULTILINE)
-    assert found is not None
-    return float(found[1])
 
 
 def pair(replica: Start) -> tuple[Operator, Operator]:
@@ -143,6 +130,44 @@ def test_leader_that_was_stopped_writes_nothing_when_it_continues(
     assert made(objects, "pods") == 26
     assert leads(second)
     assert holder(objects) != ""
+
+
+@pytest.mark.timeout(600)
+def test_leaders_that_end_twenty_times_at_random_lose_and_double_nothing(
+    replica: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"\nseed {seed}")
+    chance, pause = random.Random(seed), threading.Event()
+    pair = {account: replica(account, "dtj", *QUICK) for account in ("first", "second")}
+
+    def leader() -> str | None:
+        return next((name for name, each in pair.items() if leads(each)), None)
+
+    jobs = [f"j{number}" for number in range(20)]
+    for name in jobs:
+        account = wait_until("one leads", leader)
+        job = submit(name)
+        agents.statuses[job["metadata"]["uid"]] = running(step=7)
+        pause.wait(chance.uniform(0, 1))
+        ended, process = chance.choice(ENDS), pair[account].process
+        process.send_signal(ended)
+        if ended is signal.SIGSTOP:
+            (other,) = pair.keys() - {account}
+            wait_until("the other one leads", lambda other=other: leads(pair[other]), timeout=LATE)
+            process.send_signal(signal.SIGCONT)
+            wait_until("the old leader is a standby", lambda account=account: not leads(pair[account]))
+        else:
+            process.wait(60)
+            pair[account] = replica(account, "dtj", *QUICK)
+    for name in jobs:
+        wait_until(f"job {name} runs", lambda name=name: objects.condition(name, "Running"))
+    kinds = ("statefulsets", "pods", "services", "secrets")
+    assert [made(objects, kind) for kind in kinds] == [20, 40, 20, 20]
+    statuses = [job["status"] for job in objects.list(names.PLURAL)]
+    assert [(s["attempt"], s["restarts"]["total"], s["progress"]["step"]) for s in statuses] == [(1, 0, 7)] * 20
+    recorded = Counter(e["regarding"]["name"] for e in objects.list("events") if e["reason"] == names.Reason.CREATED)
+    assert max(recorded.values()) == 1, recorded
 
 
 @pytest.mark.timeout(300)

@@ -12,7 +12,7 @@ from dtj_operator.kube.resources import Resource
 
 
 class LeaseServer:
-    """Stores leases by namespace and name, with a resourceVersion, and tells watches of changes."""
+    """Stores leases by namespace and name, with a resourceVersion, and reports changes to watches."""
 
     def __init__(self) -> None:
         self.leases: dict[tuple[str, str], Any] = {}

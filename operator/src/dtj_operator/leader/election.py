@@ -91,7 +91,7 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether this replica holds the lease as far as it knows. `left` tells if it may still write."""
+        """Whether this replica holds the lease as far as it knows. `left` returns whether it may still write."""
         return self.renewed is not None
 
     def left(self, now: float) -> float:

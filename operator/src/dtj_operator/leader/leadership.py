@@ -41,7 +41,7 @@ class Permit(Protocol):
         ...
 
     def forget(self) -> None:
-        """Called when this process does not hold the lease any more."""
+        """Forgets what was seen, because this process does not hold the lease any more."""
 
     seconds: float
     """Between two calls of `look`."""
