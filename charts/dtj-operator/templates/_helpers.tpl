@@ -68,6 +68,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.masterKey.existingSecret | default (printf "%s-master-key" (include "dtj-operator.fullname" .)) -}}
 {{- end -}}
 
+{{/* Binds a Role for leases to the operator's account. */}}
+{{- define "dtj-operator.leaseBinding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ .role }}
+  namespace: {{ .namespace }}
+  labels: {{- include "dtj-operator.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ .role }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "dtj-operator.serviceAccountName" .root }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end -}}
+
+{{/*
+Spreads the replicas over nodes and zones where there are several. A rollout counts its own pods only.
+A constraint in the values replaces these.
+*/}}
+{{- define "dtj-operator.topologySpreadConstraints" -}}
+{{- if .Values.topologySpreadConstraints -}}
+{{- toYaml .Values.topologySpreadConstraints -}}
+{{- else -}}
+{{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{- include "dtj-operator.selectorLabels" $ | nindent 6 }}
+  matchLabelKeys: [pod-template-hash]
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* With `openshift`, the cluster chooses user and group, because restricted-v2 rejects all others. */}}
 {{- define "dtj-operator.podSecurityContext" -}}
 {{- if .Values.openshift -}}

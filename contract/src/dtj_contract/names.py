@@ -32,6 +32,10 @@ ANNOTATION_NUDGED = GROUP + "/nudged"
 # On the pod template and its pods: the nodes that they avoid, separated by commas.
 ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
 
+# --- label and annotation of the Lease by which an installation claims its namespaces ---------------------------------
+LABEL_CLAIM = GROUP + "/claim"
+ANNOTATION_NAMESPACES = GROUP + "/namespaces"  # separated by commas, or * for all
+
 # --- names inside the pod ---------------------------------------------------------------------------------------------
 CONTAINER = "trainer"  # the container that runs the agent
 INIT_CONTAINER = "dtj-agent"  # copies the agent's zipapp into the pod

@@ -66,6 +66,9 @@ class Controller:
         try:
             async with asyncio.timeout(RECONCILE_SECONDS):
                 found, again = await self.reconcile(key)
+        except errors.NotLeader as error:
+            result, delay = "error", self._back_off(key)
+            logger.info("reconcile ended: %s", error)
         except (errors.KubeError, TimeoutError) as error:
             result = "conflict" if isinstance(error, errors.Conflict) else "error"
             delay = self._back_off(key)

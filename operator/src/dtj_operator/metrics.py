@@ -87,6 +87,11 @@ class Metrics:
         self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last look at all jobs.")
         self.lag = histogram("event_loop_lag_seconds", "Delay of a timer of the event loop that is due.", _LAG)
         self.events_dropped = counter("events_dropped_total", "Kubernetes events dropped because a job had too many.")
+        self.leader = gauge("leader", "1 while this process is the leader and acts, else 0.")
+        self.overlapping = gauge(
+            "overlapping_installations",
+            "Other installations that serve a namespace of this one, as its leader sees it.",
+        )
         self.jobs = gauge("jobs", "Jobs by phase.", ("phase",))
         self.finished = counter("jobs_finished_total", "Finished jobs by result and reason.", ("result", "reason"))
         self.restarts = counter("job_restarts_total", "Restarts of a job's group.", ("kind",))

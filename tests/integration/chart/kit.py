@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from dtj_operator import settings
 from hack.cluster import kind
 from hack.cluster.versions import KUBERNETES
 
@@ -52,3 +53,20 @@ def pod(documents: list[Object]) -> Object:
     [deployment] = of_kind(documents, "Deployment")
     spec: Object = deployment["spec"]["template"]["spec"]
     return spec
+
+
+def arguments_of(documents: list[Object], tmp_path: Path) -> settings.Options:
+    """Returns the operator's options as its pod is started."""
+    [container] = pod(documents)["containers"]
+    [mount] = [m for m in container["volumeMounts"] if m["name"] == "master-key"]
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 64)
+    return settings.parse([a.replace(f"{mount['mountPath']}/key", str(key)) for a in container["args"]], environ={})
+
+
+def rights(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+
+
+def lease_roles(documents: list[Object]) -> list[Object]:
+    return [r for r in of_kind(documents, "Role") if any("leases" in rule["resources"] for rule in r["rules"])]

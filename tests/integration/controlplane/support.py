@@ -34,6 +34,8 @@ from tests.lib import waiting
 
 MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
+CLAIMS = "kube-system"
+"""Where installations keep their claims."""
 
 # A server that fails or does not answer counts as a condition that is not met yet.
 UNANSWERED = (ProvisionError, OSError, http.client.HTTPException)
@@ -64,15 +66,20 @@ def agent_address() -> str:
     return f"127.0.{int(worker.removeprefix('gw')) + 1}.1"
 
 
-def grant(plane: ControlPlane, namespace: str) -> None:
+def grant(plane: ControlPlane, namespace: str, account: str = SERVICE_ACCOUNT) -> None:
     """Creates a service account with exactly the operator's rules, in this namespace only."""
+    plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
+    bind(plane, namespace, account, rbac.rules(), (namespace, account))
+
+
+def bind(plane: ControlPlane, namespace: str, name: str, rules: Sequence[Any], account: tuple[str, str]) -> None:
+    """Grants rules in `namespace` to a service account, which is given as its namespace and name."""
     base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": SERVICE_ACCOUNT}})
-    plane.request("POST", f"{base}/roles", {"metadata": {"name": SERVICE_ACCOUNT}, "rules": rbac.rules()})
+    plane.request("POST", f"{base}/roles", {"metadata": {"name": name}, "rules": rules})
     binding = {
-        "metadata": {"name": SERVICE_ACCOUNT},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": SERVICE_ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": namespace}],
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}],
     }
     plane.request("POST", f"{base}/rolebindings", binding)
 
@@ -163,29 +170,33 @@ class Operator:
         flags: Sequence[str] = (),
         *,
         served: str | None = None,
+        account: str = SERVICE_ACCOUNT,
         program: Sequence[str] = ("-m", "dtj_operator.app"),
     ) -> None:
         """`served` is the value of --namespace, or "" for the whole cluster.
 
-        `program` is what python runs.
+        `account` is a service account of `namespace`, and `program` is what python runs.
         """
         self.plane = plane
         self.namespace = namespace
         self.log = log
         key = log.with_suffix(".key")
         key.write_bytes(MASTER_KEY)
-        self.kubeconfig = plane.kubeconfig_for_service_account(namespace, SERVICE_ACCOUNT)
+        self.account = account
+        self.kubeconfig = plane.kubeconfig_for_service_account(namespace, account)
         command = [sys.executable, *program, "--agent-image", "dtj-operator:test"]
         for each in (namespace if served is None else served).split():
             command += ["--namespace", each]
-        command += ["--kubeconfig", str(self.kubeconfig), "--master-key-file", str(key), "--metrics-port", "0", *flags]
+        command += ["--kubeconfig", str(self.kubeconfig), "--master-key-file", str(key), "--metrics-port", "0"]
+        # Without an election, an operator that replaces a killed one acts at once. The last of two flags holds.
+        command += ["--leader-election", "false", *flags]
         self.started = time.monotonic()
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(command, stderr=stderr)
 
     @property
     def user(self) -> str:
-        return f"system:serviceaccount:{self.namespace}:{SERVICE_ACCOUNT}"
+        return f"system:serviceaccount:{self.namespace}:{self.account}"
 
     def lines(self) -> list[dict[str, Any]]:
         """Returns the parsed log: every whole line must be JSON."""
@@ -254,6 +265,16 @@ class _Server(http.server.ThreadingHTTPServer):
         """Ignores that the operator has ended a connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
+
+
+def leads(operator: Operator) -> bool:
+    return metric(operator, "dtj_leader") == 1
+
+
+def metric(operator: Operator, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", operator.get("/metrics")[1], re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 class Agents:

@@ -265,16 +265,13 @@ def test_answers_reach_the_cache_before_the_next_plan() -> None:
             return terminating if name == "j-1" else {"kind": "Status"}
 
     async def main() -> None:
-        agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
         client, cache = Terminating(), FakeCache(FakeClient())
         kept.append(cache)
         client.refuse["delete", "pods", "j-3"] = errors.ObjectNotFound("gone", status=404)
-        try:
-            executor = PlanExecutor(client, cache, Observer(cache, client, agents), Recorded(client))  # type: ignore[arg-type]
-            deleted = [Delete(kind="Pod", name=f"j-{i}", uid=f"p{i}") for i in (1, 2, 3)]
-            await executor.execute(job(), Plan(actions=(Apply(body=SERVICE), *deleted), status={"phase": "Pending"}))
-        finally:
-            await agents.close()
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
+        executor = PlanExecutor(client, cache, observer, Recorded(client))  # type: ignore[arg-type]
+        deleted = [Delete(kind="Pod", name=f"j-{i}", uid=f"p{i}") for i in (1, 2, 3)]
+        await executor.execute(job(), Plan(actions=(Apply(body=SERVICE), *deleted), status={"phase": "Pending"}))
 
     asyncio.run(main())
     assert [answer["metadata"]["name"] for answer in kept[0].answers] == ["j", "j-1", "j"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 from urllib.parse import urlencode
 
@@ -23,7 +24,7 @@ from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.plan.model import Object
 from dtj_operator import errors
 from dtj_operator.kube.login import Login
-from dtj_operator.kube.resources import Resource
+from dtj_operator.kube.resources import LEASE, Resource
 
 REQUEST_SECONDS = 10.0
 # A hanging admission webhook has 10 s by default; the API server's response then names the webhook.
@@ -65,15 +66,24 @@ class Client:
     Each has a deadline, raises the exceptions of dtj_operator.errors, and is measured.
     """
 
-    def __init__(self, login: Login, on_request: RequestObserver, *, concurrency: int = CONCURRENCY) -> None:
+    def __init__(
+        self,
+        login: Login,
+        on_request: RequestObserver,
+        *,
+        concurrency: int = CONCURRENCY,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`fence` is called right before each write, and raises NotLeader if the write must not be sent."""
         self._login = login
+        self._fence = fence
         self._on_request = on_request
         self._slots = asyncio.Semaphore(concurrency)
         # Watches keep their connections, so the slots alone limit the other requests.
         login.configuration.connection_pool_maxsize = 0
         # trust_env makes aiohttp look for proxies and .netrc in a thread, twice a request. The
         # proxy-url of a kubeconfig works without it.
-        login.configuration.client_session_kwargs = {"trust_env": False}
+        login.configuration.client_session_kwargs = {"trust_env": False, "trace_configs": [_trace(fence)]}
         self._api = ApiClient(login.configuration)
         self._api.user_agent = names.MANAGER
 
@@ -243,6 +253,8 @@ class Client:
     ) -> Object:
         code = "unreachable"
         async with self._slots:
+            if method != "GET":
+                self._fence()
             began = time.monotonic()
             try:
                 response = await self._send(method, path, query, aiohttp.ClientTimeout(total=seconds), body, content)
@@ -310,6 +322,25 @@ def _event(line: bytes, path: str) -> Object:
         message = f"GET {path}: the watch ended: {obj.get('message') or obj}"
         raise (errors.Gone if code == 410 else errors.Transient)(message, status=code)
     return event
+
+
+def _trace(fence: Callable[[], None]) -> aiohttp.TraceConfig:
+    """Calls `fence` again when a write had to wait for a new connection: the process may have been stopped meanwhile.
+
+    Leases are exempt: their writes make the leader, and clients of one login share these settings.
+    """
+
+    async def started(_: object, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
+        context.fenced = request.method != "GET" and f"/{LEASE.api_version}/" not in request.url.path
+
+    async def connected(_: object, context: SimpleNamespace, __: object) -> None:
+        if context.fenced:
+            fence()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(started)
+    trace.on_connection_create_end.append(connected)
+    return trace
 
 
 def _slim(obj: Object) -> Object:

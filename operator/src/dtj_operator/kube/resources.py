@@ -40,6 +40,7 @@ SECRET = Resource("v1", "Secret", "secrets")
 CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Resource("v1", "Pod", "pods")
 EVENT = Resource("events.k8s.io/v1", "Event", "events")
+LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
 BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD)}
 
