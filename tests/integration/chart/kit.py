@@ -35,7 +35,9 @@ def render_text(chosen: Object, release: str = "dtj", namespace: str = NAMESPACE
 
 @functools.cache
 def _rendered(settings: tuple[str, ...], release: str, namespace: str) -> str:
-    done = helm("template", release, str(CHART), "-n", namespace, "--kube-version", f"v{KUBERNETES}", *settings)
+    done = helm(
+        "template", release, str(CHART), "-n", namespace, "--kube-version", f"v{KUBERNETES}", "--no-hooks", *settings
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -52,3 +54,13 @@ def pod(documents: list[Object]) -> Object:
     [deployment] = of_kind(documents, "Deployment")
     spec: Object = deployment["spec"]["template"]["spec"]
     return spec
+
+
+def hooks(chosen: Object | None = None, release: str = "dtj") -> list[Object]:
+    """Returns the objects of `helm test`."""
+    done = helm(
+        "template", release, str(CHART), "-n", NAMESPACE, "--kube-version", f"v{KUBERNETES}", *values(chosen or {})
+    )
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [d for d in documents if "helm.sh/hook" in d["metadata"].get("annotations", {})]
