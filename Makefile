@@ -43,7 +43,7 @@ test-fast: venv ## run the tests without a cluster: planners, agents as real pro
 
 .PHONY: test-controlplane
 test-controlplane: venv ## run the tests on a real control plane: etcd, kube-apiserver, kube-controller-manager
-	@$(CLUSTER) bin >/dev/null
+	@$(CLUSTER) bin >/dev/null && $(CLUSTER) bin promtool >/dev/null
 	@$(TESTS) controlplane $(SPREAD) --durations=5 -- -m controlplane tests/integration tests/unit/client
 
 .PHONY: test-e2e

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Generates files from the API types (the CRD, its copy in the chart, the reference page), the tables of dtj convert
-(docs/migrate) and VERSION.
+(docs/migrate), the chart's README and dashboard, and VERSION.
 
 python3 hack/generate.py            writes the files
 python3 hack/generate.py --check    writes nothing; exits 1 if a file is stale
@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT), *(str(ROOT / folder) for folder in SOURCES)]  # no in
 
 from dtj.convert import pages  # noqa: E402 (needs the path above)
 from dtj_core.api import crd, docs  # noqa: E402 (needs the path above)
+from hack import chart_readme, dashboard  # noqa: E402
 from hack.version import stamped  # noqa: E402
 
 # Half of the 256 KiB that `kubectl apply` can keep in its annotation, as JSON without spaces.
@@ -35,6 +36,8 @@ def outputs(chart_copy: Path) -> dict[Path, str]:
         chart_copy: definition,
         ROOT / "docs/reference/api.md": docs.render(),
         **{ROOT / "docs/migrate" / name: text for name, text in pages.render().items()},
+        ROOT / "charts/dtj-operator/README.md": chart_readme.render(ROOT / "charts/dtj-operator/values.yaml"),
+        ROOT / "charts/dtj-operator/files/dashboard.json": dashboard.render(),
         **stamped(),
     }
 

@@ -36,7 +36,9 @@ def render_text(chosen: Object, release: str = "dtj", namespace: str = NAMESPACE
 
 @functools.cache
 def _rendered(settings: tuple[str, ...], release: str, namespace: str) -> str:
-    done = helm("template", release, str(CHART), "-n", namespace, "--kube-version", f"v{KUBERNETES}", *settings)
+    done = helm(
+        "template", release, str(CHART), "-n", namespace, "--kube-version", f"v{KUBERNETES}", "--no-hooks", *settings
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -70,3 +72,13 @@ def rights(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
 
 def lease_roles(documents: list[Object]) -> list[Object]:
     return [r for r in of_kind(documents, "Role") if any("leases" in rule["resources"] for rule in r["rules"])]
+
+
+def hooks(chosen: Object | None = None, release: str = "dtj") -> list[Object]:
+    """Returns the objects of `helm test`."""
+    done = helm(
+        "template", release, str(CHART), "-n", NAMESPACE, "--kube-version", f"v{KUBERNETES}", *values(chosen or {})
+    )
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [d for d in documents if "helm.sh/hook" in d["metadata"].get("annotations", {})]

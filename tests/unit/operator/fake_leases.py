@@ -91,7 +91,7 @@ class FakeLeaseClient:
             raise errors.Conflict("another version", status=409)
         return await self._write(lease)
 
-    async def watch(self, namespace: str, name: str) -> AsyncIterator[Any]:
+    async def watch_lease(self, namespace: str, name: str) -> AsyncIterator[Any]:
         shown = None
         while True:
             await self._reach()
