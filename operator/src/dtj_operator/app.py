@@ -247,7 +247,6 @@ class Operator:
     async def _stop_term(self) -> None:
         """Ends a term that was lost. A reconcile may end at any line: the next leader repeats it."""
         await self.reconciling.stop(0.0)
-        self.queue.clear()
         self.observer.keep_only(())
         self.metrics.all_job_phases({})
 

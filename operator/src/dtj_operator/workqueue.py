@@ -161,15 +161,6 @@ class WorkQueue(Generic[K]):
         if key in self._dirty and not self._closed:
             self._push(key)
 
-    def clear(self) -> None:
-        """Drops all keys that wait now or later, because another process works on them."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        self._ready.clear()
-        self._dirty.clear()
-        self._failures.clear()
-
     def close(self) -> None:
         """Hands out no more keys. Waiting workers get None; busy workers finish."""
         self._closed = True

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import yaml
 
 from dtj_agent.pages import metrics as agent_metrics
 from dtj_operator.metrics import Metrics
-from hack.cluster import gobuild
 from tests.integration.chart.kit import CHART, ROOT, Object, of_kind, render
 
 RULES = CHART / "files/alerts.yaml"
@@ -36,11 +33,6 @@ STATUS: Any = {
 PROMETHEUS_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
 
-def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(gobuild.binary("promtool")), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def alerts() -> list[Any]:
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
@@ -61,33 +53,12 @@ def test_nothing_of_prometheus_is_created_unless_it_is_enabled() -> None:
     assert {document["kind"] for document in render(ON)} >= {*PROMETHEUS_KINDS, "ConfigMap"}
 
 
-@pytest.mark.controlplane  # which builds promtool
-def test_promtool_accepts_every_rule() -> None:
-    done = promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_rendered_rules_are_those_that_promtool_has_checked() -> None:
     [rule] = of_kind(render(ON), "PrometheusRule")
     rendered = [each for group in rule["spec"]["groups"] for each in group["rules"]]
     for each in rendered:
         each["annotations"].pop("runbook")
     assert rendered == alerts()
-
-
-@pytest.mark.controlplane  # which builds promtool
-def test_alerts_fire_when_they_should_and_only_then() -> None:
-    done = promtool("test", "rules", str(Path(__file__).with_name("alerts_test.yaml")))
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.controlplane  # which builds promtool
-def test_promtool_accepts_every_query_of_the_dashboard(tmp_path: Path) -> None:
-    rules = [{"record": f"dashboard:query:{n}", "expr": expr} for n, expr in enumerate(queries())]
-    path = tmp_path / "rules.yaml"
-    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    done = promtool("check", "rules", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_metric_of_an_alert_or_panel_is_exported() -> None:

@@ -267,16 +267,6 @@ class _Server(http.server.ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def leads(operator: Operator) -> bool:
-    return metric(operator, "dtj_leader") == 1
-
-
-def metric(operator: Operator, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", operator.get("/metrics")[1], re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
 class Agents:
     """The agents of all pods 0.
 

@@ -23,11 +23,21 @@ from tests.integration.controlplane.support import (
     Kubelet,
     Objects,
     Operator,
-    leads,
-    metric,
     running,
     wait_until,
 )
+
+
+def leads(operator: Operator) -> bool:
+    return metric(operator, "dtj_leader") == 1
+
+
+def metric(operator: Operator, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", operator.get("/metrics")[1], re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 from tests.integration.controlplane.test_two_operators import made
 
 Start = Callable[..., Operator]
