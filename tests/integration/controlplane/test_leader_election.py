@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import threading
 import time
@@ -26,6 +27,7 @@ from tests.integration.controlplane.support import (
     running,
     wait_until,
 )
+from tests.integration.controlplane.test_two_operators import made
 
 
 def leads(operator: Operator) -> bool:
@@ -37,8 +39,6 @@ def metric(operator: Operator, name: str) -> float:
     assert found is not None
     return float(found[1])
 
-
-from tests.integration.controlplane.test_two_operators import made
 
 Start = Callable[..., Operator]
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
