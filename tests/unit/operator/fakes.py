@@ -139,6 +139,12 @@ class FakeListeners:
     def keep_only(self, keys: Any) -> None:
         self.kept = list(keys)
 
+    async def start(self) -> None:
+        """Nothing is listened to."""
+
+    async def stop(self) -> None:
+        """Nothing is listened to."""
+
 
 def _namespace(obj: Any) -> str:
     return str(obj.get("metadata", {}).get("namespace", NAMESPACE))

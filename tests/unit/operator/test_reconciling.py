@@ -12,7 +12,7 @@ from dtj_operator import loop_lag
 from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
 from tests.lib.virtual_time import run
-from tests.unit.operator.fakes import FakeCache
+from tests.unit.operator.fakes import FakeCache, FakeListeners
 from tests.unit.operator.test_controller import KEY, Shell, client_with
 
 
@@ -21,7 +21,8 @@ def reconciling(test: Callable[[Reconciling, FakeCache, Shell], Coroutine[Any, A
         shell = Shell(client_with(), lambda *_: Plan())
         cache = FakeCache(client_with())
         resync = Resync(cache, shell.queue, Mock(), shell.metrics, 450.0)
-        made = Reconciling(cache, shell.queue, shell.controller, resync, 2)
+        listeners: Any = FakeListeners()
+        made = Reconciling(cache, shell.queue, shell.controller, resync, listeners, 2)
         try:
             await test(made, cache, shell)
         finally:
