@@ -27,7 +27,6 @@ def reconciling(test: Callable[[Reconciling, FakeCache, Shell], Coroutine[Any, A
             await test(made, cache, shell)
         finally:
             await made.stop(1.0)
-            await shell.agents.close()
 
     run(main())
 
