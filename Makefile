@@ -56,6 +56,8 @@ test-long: venv ## run 100,000 simulated groups, 20,000 operators, 1,000 faults,
 	@DTJ_PLANNER_SEEDS=$(or $(PLANNER_SEEDS),20000) $(PY) -m pytest -q -n 2 tests/unit/operator/test_simulator.py
 	@for group in plain spare elastic; do $(PY) -m tests.chaos --slow --faults $(or $(FAULTS),300) --group $$group || exit 1; done
 	@$(PY) -m tests.chaos --slow --faults $(or $(TORCH_FAULTS),100) --group torch
+	@$(CLUSTER) bin promtool >/dev/null
+	@$(PY) -m pytest -q tests/integration/chart/on_promtool.py
 	@./hack/test_long.sh
 
 .PHONY: chaos-kind

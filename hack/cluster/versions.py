@@ -159,6 +159,14 @@ TOOLS = {
         Tool(
             "helm", "helm.sh/helm/v3", "v3.21.4", "helm.sh/helm/v3/cmd/helm", stamps=((f"{_HELM}.version", "v3.21.4"),)
         ),
+        # Checks the chart's alerts. No service discovery: the clients of all clouds are most of what would be compiled.
+        Tool(
+            "promtool",
+            "github.com/prometheus/prometheus",
+            "v0.316.0",
+            "github.com/prometheus/prometheus/cmd/promtool",
+            tags=("remove_all_sd",),
+        ),
         Tool("registry", "github.com/distribution/distribution/v3", "v3.1.2", ".", main=_REGISTRY_MAIN),
         Tool("kind", "sigs.k8s.io/kind", f"v{KIND}", "sigs.k8s.io/kind"),
         _kubernetes("kubelet"),
@@ -180,6 +188,8 @@ TOOLS = {
             "v0.0.30",
             "github.com/rancher/local-path-provisioner",
         ),
+        # The interpreter that Argo CD runs health rules with.
+        Tool("glua", "github.com/yuin/gopher-lua", "v1.1.1", "github.com/yuin/gopher-lua/cmd/glua"),
         Tool("pause", "", "v1", ".", main=_PAUSE_MAIN),
     )
 }

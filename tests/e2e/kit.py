@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,19 @@ def conditions(job: Object) -> dict[str, Object]:
 
 def is_true(job: Object, kind: str) -> bool:
     return conditions(job).get(kind, {}).get("status") == "True"
+
+
+def leader(operator: Kubectl, other_than: Iterable[str] = ()) -> Object:
+    """Returns the pod of the operator that leads, when its uid is none of `other_than`."""
+
+    def found() -> Object | None:
+        lease = operator.get("lease", "dtj-operator") or {"spec": {}}
+        # An identity is the name of a pod and a number of its process.
+        name = (lease["spec"].get("holderIdentity") or "").rpartition("_")[0]
+        pod = operator.get("pod", name) if name else None
+        return pod if pod and pod["metadata"]["uid"] not in other_than else None
+
+    return wait_until("a pod of the operator leads", found)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.kit import Job, Kubectl, docker, is_true, wait_until
+from tests.e2e.kit import Job, Kubectl, docker, is_true, leader, wait_until
 from tests.e2e.test_recovery import assert_resumed
 
 
@@ -20,7 +20,7 @@ def test_job_survives_a_worker_node_that_stops_and_starts(
     """The survivors wait in place, a condition reports it, and the group forms again when the node is back."""
     job = make_job().create()
     job.until_step(50)
-    (manager,) = operator.list("pods", "app.kubernetes.io/name=dtj-operator")
+    manager = leader(operator)
     nodes = {p["spec"]["nodeName"] for p in job.pods().values()}
     node = next(n for n in nodes if n != manager["spec"]["nodeName"])
     docker("stop", "-t", "0", node)

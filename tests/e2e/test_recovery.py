@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.conftest import DIGITS_ARGS
-from tests.e2e.kit import Job, Kubectl, Object, steps_by_attempt, wait_until
+from tests.e2e.kit import Job, Kubectl, Object, leader, steps_by_attempt
 
 EVERY = 20  # checkpoint.everySteps of the suite's job
 
@@ -114,7 +114,7 @@ else:
 
 
 def kill_operator(operator: Kubectl) -> None:
-    """Kills the operator with SIGKILL; its Deployment creates another pod."""
+    """Kills all replicas of the operator with SIGKILL; its Deployment creates other pods, and one of them leads."""
 
     def pods() -> list[Object]:
         return operator.list("pods", "app.kubernetes.io/name=dtj-operator")
@@ -122,13 +122,4 @@ def kill_operator(operator: Kubectl) -> None:
     old = {p["metadata"]["uid"] for p in pods()}
     for pod in pods():
         operator("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
-    wait_until(
-        "another operator pod is ready",
-        lambda: [
-            p
-            for p in pods()
-            if p["metadata"]["uid"] not in old
-            and any(c["type"] == "Ready" and c["status"] == "True" for c in p["status"].get("conditions", []))
-        ],
-        timeout=90,
-    )
+    leader(operator, other_than=old)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from tests.e2e.audit import operator_writes
-from tests.e2e.kit import Job, Kubectl, conditions, is_true, wait_until
+from tests.e2e.kit import Job, Kubectl, conditions, is_true, leader, wait_until
 
 
 def test_digits_on_three_pods_completes_and_releases_its_pods(undisturbed: Job) -> None:
@@ -60,7 +60,7 @@ def test_chart_and_job_fit_in_their_requested_memory(make_job: Callable[..., Job
     job.until_step(1)
     status = job.kubectl("exec", "memory-0", "-c", "trainer", "--", "cat", "/proc/1/status")
     agent = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
-    pod = operator.list("pods", "app.kubernetes.io/name=dtj-operator")[0]["metadata"]["name"]
+    pod = leader(operator)["metadata"]["name"]
     status = operator("exec", pod, "--", "cat", "/proc/1/status")
     rss = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
     print(f"\nresident: agent {agent:.1f} MB, operator {rss:.1f} MB")

@@ -31,6 +31,7 @@ from dtj_agent.net.resolver import Resolver
 from dtj_agent.net.server import AgentServer
 from dtj_agent.pages import status
 from dtj_agent.pages.routes import pages
+from dtj_agent.pages.status_waits import StatusWaits
 from dtj_agent.settings import Address, AgentSettings
 from dtj_agent.worker_shell import WorkerShell
 from dtj_contract import names
@@ -66,11 +67,12 @@ class Agent:
         self.workers.watch.on_stopped = self._send_beat
         self.workers.on_warm = self._send_beat  # a group that can grow waits for it
         self.member.port = self.workers.port
+        self.status_waits = StatusWaits(loop, self._status)
         self.server = AgentServer(
             loop,
             settings.listen,
             settings.secret,
-            pages(settings.secret, self._status, self._handed_over),
+            pages(settings.secret, self._status, self._handed_over, self.status_waits),
             self._accept,
             settings.most_peers,
         )
@@ -143,6 +145,7 @@ class Agent:
                 self._exit(effect.code)
             else:
                 self.log(effect.text)
+        self.status_waits.touch()
 
     def _exit(self, code: int) -> None:
         """Exits as soon as every message is sent and, if this agent leads, every member has the outcome."""
@@ -161,6 +164,7 @@ class Agent:
         if busy and self.loop.clock() < self._exit_by:
             self.loop.later(0.02, self._try_exit)
         else:
+            self.status_waits.look()
             self.loop.stop()
 
     # --- workers ----------------------------------------------------------------------------------
@@ -228,7 +232,9 @@ class Agent:
             self.log(problem)
         history, final = History.from_json(self.member.history.to_json()), self.member.outcome
         coordinator = Coordinator(read_group_spec(settings), history, final, self._now(), settings.ordinal)
-        return CoordinatorShell(self.loop, coordinator, settings.checkpoint_dir, self.log)
+        shell = CoordinatorShell(self.loop, coordinator, settings.checkpoint_dir, self.log)
+        shell.on_changed = self.status_waits.touch
+        return shell
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -238,6 +244,7 @@ class Agent:
         self._send_reports()
         self._send_beat()
         self.leadership.on_tick()
+        self.status_waits.touch()
         if self.settings.parent and os.getppid() != self._parent:
             self._parent = os.getppid()
             self.log("the process that started this agent has died")

@@ -27,6 +27,7 @@ class CoordinatorShell:
     ) -> None:
         self.coordinator = coordinator
         self.on_step_down: Callable[[effects.StepDown], None] = lambda effect: None
+        self.on_changed: Callable[[], None] = lambda: None
         self._is_dropped = False
         self._loop = loop
         self._checkpoint_dir = checkpoint_dir
@@ -115,6 +116,7 @@ class CoordinatorShell:
             finally:
                 # Without this, an error would leave the group with nothing but heartbeats from now on.
                 self._busy = False
+        self.on_changed()
 
     def _do_one(self, effect: effects.Effect) -> None:
         if isinstance(effect, effects.Send):

@@ -38,6 +38,10 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: dtj
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- /* A label of the chart itself can't be replaced: selectors rely on it. */}}
+{{- with omit .Values.commonLabels "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/part-of" "app.kubernetes.io/managed-by" "helm.sh/chart" }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "dtj-operator.image" -}}
@@ -66,6 +70,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "dtj-operator.masterKeySecret" -}}
 {{- .Values.masterKey.existingSecret | default (printf "%s-master-key" (include "dtj-operator.fullname" .)) -}}
+{{- end -}}
+
+{{/* Binds a Role for leases to the operator's account. */}}
+{{- define "dtj-operator.leaseBinding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ .role }}
+  namespace: {{ .namespace }}
+  labels: {{- include "dtj-operator.labels" .root | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ .role }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "dtj-operator.serviceAccountName" .root }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end -}}
+
+{{/*
+Spreads the replicas over nodes and zones where there are several. A rollout counts its own pods only.
+A constraint in the values replaces these.
+*/}}
+{{- define "dtj-operator.topologySpreadConstraints" -}}
+{{- if .Values.topologySpreadConstraints -}}
+{{- toYaml .Values.topologySpreadConstraints -}}
+{{- else -}}
+{{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ $key }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{- include "dtj-operator.selectorLabels" $ | nindent 6 }}
+  matchLabelKeys: [pod-template-hash]
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* With `openshift`, the cluster chooses user and group, because restricted-v2 rejects all others. */}}
@@ -97,7 +138,7 @@ A toleration in the values takes precedence.
 {{- define "dtj-operator.rules" -}}
 - apiGroups: [training.dtj.dev]
   resources: [distributedtrainingjobs]
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 - apiGroups: [training.dtj.dev]
   resources: [distributedtrainingjobs/status]
   verbs: [patch]
@@ -106,13 +147,16 @@ A toleration in the values takes precedence.
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, patch]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [create]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from dtj_core import api
+from dtj_core.api.crd import schema
 from dtj_core.plan.model import Object
 
 CONTAINER = "spec.template.spec.containers[0]"
 ELSEWHERE = {
-    "spec.resources": f"write it in {CONTAINER}.resources",
-    "spec.env": f"write it in {CONTAINER}.env",
     "spec.volumes": "write it in spec.template.spec.volumes",
     "spec.volumeMounts": f"write it in {CONTAINER}.volumeMounts",
-    "spec.nodeSelector": "write it in spec.template.spec.nodeSelector",
-    "spec.tolerations": "write it in spec.template.spec.tolerations",
+    "spec.affinity": "write it in spec.template.spec.affinity",
+    "spec.securityContext": "write it in spec.template.spec.securityContext",
+    "spec.serviceAccountName": "write it in spec.template.spec.serviceAccountName",
+    "spec.hostNetwork": "write spec.network: {hostNetwork: …}",
+    "spec.dnsPolicy": "write spec.network: {dnsPolicy: …}",
+    "spec.nproc_per_node": "write spec.processesPerPod",
+    "spec.maxRestarts": "write spec.restart: {maxRestarts: …}",
+    "spec.backoffLimit": "write spec.restart: {maxRestarts: …}",
     "spec.command": "write spec.entrypoint: {script: …} or {module: …}",
     "spec.args": "write it in spec.entrypoint.args",
     "spec.checkpoint.claimName": "write volume: {claimName: …}",
@@ -35,7 +41,8 @@ def explain(violation: api.Violation, job: Object) -> str:
         shown = str(value).lower() if isinstance(value, bool) else str(value)
         return f'{violation.path}: must be a string, not {shown}; quote it: "{shown}"'
     if violation.message.startswith("Input should be") and isinstance(value, str | int | float):
-        return f"{violation}, not {value!r}"
+        allowed = [each for each in _field(violation.path).get("enum", ()) if isinstance(each, str)]
+        return f"{violation}, not {value!r}{_near(value, allowed)}"
     return str(violation)
 
 
@@ -43,11 +50,23 @@ def _instead(path: str) -> str:
     if path in ELSEWHERE:
         return f"; {ELSEWHERE[path]}"
     parent, _, field = path.rpartition(".")
-    if parent != "spec":
-        return ""
-    known = [info.alias or name for name, info in api.Spec.model_fields.items()]
-    near = difflib.get_close_matches(field, known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return _near(field, _field(parent).get("properties", ()))
+
+
+def _near(given: Any, known: Iterable[str]) -> str:
+    """Returns a question for the known name that is nearest to `given`; empty if none is near."""
+    by_case = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(str(given).lower(), by_case, 1)
+    return f"; did you mean {by_case[near[0]]}?" if near else ""
+
+
+def _field(path: str) -> Any:
+    """Returns the schema of a field; empty if the CRD has no such field."""
+    node: Any = schema()
+    for match in _PART.finditer(path):
+        node = node.get("items" if match[1] else "properties", {})
+        node = node if match[1] else node.get(match[2], {})
+    return node
 
 
 def _at(job: Object, path: str) -> Any:

@@ -9,6 +9,15 @@ from typing import Any, Dict, List, Optional, TypedDict
 
 VERSION = 1
 
+# `GET /status?after=STATUS_VERSION&wait=SECONDS` is answered once the page's statusVersion is another one, at the
+# latest after the seconds, and keeps the connection for the next request. An agent that does not know the parameters
+# answers at once and closes the connection.
+MAX_WAIT_SECONDS = 45
+# Requests that wait at the same time; one more ends the wait of the oldest.
+MAX_WAITING = 8
+# From a response on a kept connection to the next request.
+KEPT_SECONDS = 15.0
+
 # Phases of a group.
 RENDEZVOUS = "Rendezvous"
 RUNNING = "Running"
@@ -17,7 +26,13 @@ FINISHED = "Finished"
 PHASES = (RENDEZVOUS, RUNNING, STOPPING, FINISHED)
 
 
-class AgentStatus(TypedDict):
+class _Version(TypedDict, total=False):
+    statusVersion: str
+    """Changes with the phase, the attempt, a failure, the outcome, the leader and whatever else is worth an answer
+    at once; mere progress does not change it. Absent in the pages of older versions, which answer at once."""
+
+
+class AgentStatus(_Version):
     """The page. The coordinator's has all members; another agent's has that agent alone. Times in Unix seconds."""
 
     version: int

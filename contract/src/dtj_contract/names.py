@@ -15,7 +15,9 @@ SHORT_NAME = "dtj"
 
 # --- labels and annotations of the objects that the operator creates --------------------------------------------------
 MANAGER = "dtj-operator"  # also the field manager of every apply
+CONTROLLER = GROUP + "/" + MANAGER  # the operator in spec.managedBy
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue's, on the StatefulSet
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_JOB = GROUP + "/job-name"
 LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"  # set by the StatefulSet controller
@@ -29,6 +31,10 @@ ANNOTATION_REPAIRED = GROUP + "/repaired-generation"
 ANNOTATION_NUDGED = GROUP + "/nudged"
 # On the pod template and its pods: the nodes that they avoid, separated by commas.
 ANNOTATION_AVOIDED_NODES = GROUP + "/avoided-nodes"
+
+# --- label and annotation of the Lease by which an installation claims its namespaces ---------------------------------
+LABEL_CLAIM = GROUP + "/claim"
+ANNOTATION_NAMESPACES = GROUP + "/namespaces"  # separated by commas, or * for all
 
 # --- names inside the pod ---------------------------------------------------------------------------------------------
 CONTAINER = "trainer"  # the container that runs the agent
@@ -247,6 +253,8 @@ RESTARTING = "Restarting"
 PENDING = "Pending"  # a phase only: there is no condition Pending
 # Beside the others: the pods continue, and the operator can't do what the spec requests.
 STALLED = "Stalled"
+# Beside the others: the pods run, and no agent of theirs answers the operator.
+AGENT_UNREACHABLE = "AgentUnreachable"
 CONDITIONS = (COMPLETE, FAILED, SUSPENDED, RUNNING, RESTARTING)
 
 
@@ -257,6 +265,7 @@ class Reason:
     CREATED = "ChildrenCreated"
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
+    QUEUED = "Queued"  # a scheduling gate, such as Kueue's, holds the pods back
     VOLUME_CLAIM_NOT_FOUND = "VolumeClaimNotFound"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
@@ -267,6 +276,9 @@ class Reason:
     RENDEZVOUS = "Rendezvous"
     WORKERS_RUNNING = "WorkersRunning"
     AGENT_UNREACHABLE = "AgentUnreachable"  # pods run, but no agent has answered for a minute
+    # why: the agents reject the operator's key, or something else answers at their port
+    AGENT_REFUSED = "AgentRefused"
+    AGENT_INVALID = "AgentInvalid"
     JOB_SUSPENDED = "JobSuspended"
     JOB_RESUMED = "JobResumed"
     SUCCEEDED = "AllWorkersSucceeded"

@@ -1,6 +1,6 @@
-"""Polls the agent that leads a job's group: `GET /status`.
+"""Requests to the agents of a job: `GET /status`, at once or when something has changed.
 
-The request hands over what the agents can't know: the budget and the size that the job's spec has
+A request hands over what the agents can't know: the budget and the size that the job's spec has
 now, and why Kubernetes ended pods.
 """
 
@@ -12,41 +12,53 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import quote
 
 import aiohttp
 
-from dtj_contract.operator_message import HEADER, encode
+from dtj_contract.agent_status import KEPT_SECONDS
+from dtj_contract.operator_message import HEADER
 from dtj_contract.status_token import status_token
+from dtj_core.plan import agent_silence
 from dtj_core.plan.children import agent_key
-from dtj_core.plan.leader_search import LeaderSearch, pod_name
+from dtj_core.plan.leader_search import Answer, LeaderSearch, pod_name
 from dtj_core.plan.model import Object, Settings
-from dtj_core.plan.operator_message import operator_message
+from dtj_operator.following.retry import retry_seconds
 from dtj_operator.kube.resources import job_key
 
 STATUS_SECONDS = 1.0
+"""Deadline of a search, and of a connection."""
+ANSWER_MARGIN_SECONDS = 3.0
+"""Beyond the wait that was requested: the agent or this process may be starved."""
 STATUS_BYTES = 256 * 1024
-CONCURRENCY = 100
 
-# The results of a poll, as labels of the metric.
-ANSWERED, UNREACHABLE, REFUSED, INVALID = RESULTS = ("answered", "unreachable", "refused", "invalid")
+# The results of a request, as labels of the metric.
+ANSWERED, UNREACHABLE, REFUSED, INVALID = RESULTS = (
+    "answered",
+    agent_silence.SILENT,
+    agent_silence.REFUSED,
+    agent_silence.INVALID,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class _Unanswered(Exception):
+class Unanswered(Exception):
     """No usable answer. `result` is one of RESULTS."""
 
-    def __init__(self, result: str, message: str) -> None:
+    def __init__(self, result: str, message: str, *, is_late: bool = False) -> None:
         super().__init__(message)
         self.result = result
+        self.is_late = is_late
+        """Whether the connection stayed silent; else its end was noticed."""
 
 
-class _OtherKey(_Unanswered):
+class _OtherKey(Unanswered):
     """The agent rejected one of two keys, so the next request uses the other."""
 
 
 @dataclass(frozen=True)
-class _Silence:
+class Silence:
     """The silence of one pod's agent, or of all agents of a job."""
 
     since: float
@@ -62,14 +74,14 @@ class _Agents:
     """Name of the pod whose agent led at the last answer."""
     known: dict[str, tuple[object, ...]] = field(default_factory=dict)
     """By pod name: a value that changes when another agent may be running in the pod."""
-    silent: dict[str, _Silence] = field(default_factory=dict)
+    silent: dict[str, Silence] = field(default_factory=dict)
     """By pod name."""
-    all_silent: _Silence | None = None
+    all_silent: Silence | None = None
     """Set while no agent of the job answers."""
 
     def see(self, pods: Sequence[Object]) -> None:
         """Forgets the silence of the pods that are gone or may have another agent."""
-        seen = {pod_name(pod): _identity(pod) for pod in pods}
+        seen = {pod_name(pod): agent_identity(pod) for pod in pods}
         changed = {name for name in self.silent if seen.get(name) != self.known.get(name)}
         self.silent = {name: silence for name, silence in self.silent.items() if name not in changed}
         if changed:
@@ -78,15 +90,14 @@ class _Agents:
 
     def add_silence(self, name: str, now: float, result: str) -> None:
         before = self.silent.get(name)
-        self.silent[name] = _Silence(now if before is None else before.since, now, result)
+        self.silent[name] = Silence(now if before is None else before.since, now, result)
 
 
 class AgentClient:
-    """A connection pool for all agents. Create it on the event loop that uses it.
+    """The connections to all agents. Create it on the event loop that uses it.
 
-    A silent agent is polled less and less often (Settings.poll_seconds), however often its job is
-    reconciled. The start of the silence is remembered only here, so after a restart of the operator
-    the silence counts from the first poll.
+    The start of a silence is remembered only here, so after a restart of the operator the silence
+    counts from the first request.
     """
 
     def __init__(
@@ -102,47 +113,56 @@ class AgentClient:
         """Uids of jobs whose agents rejected the current key: they were started before it was replaced."""
         self._seconds = seconds
         self._count = count
-        self._now = now
+        self.now = now
         self._jobs: dict[tuple[str, str], _Agents] = {}
-        # A pod changes its address with each life, so a kept connection would rarely be reused and
-        # would hold a file descriptor.
-        connector = aiohttp.TCPConnector(limit=CONCURRENCY, force_close=True)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=seconds))
+        # As many connections as jobs run. Whoever opens them bounds how many at a time.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS / 2)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
     async def close(self) -> None:
         await self._session.close()
 
-    def silent_seconds(self, job: Object) -> float:
-        """Returns for how long no agent of the job has answered a poll; 0 after an answer."""
+    def silence(self, job: Object) -> Silence | None:
+        """Returns since when no agent of the job has answered; None after an answer."""
         agents = self._jobs.get(job_key(job))
-        silence = agents.all_silent if agents is not None else None
-        return 0.0 if silence is None else self._now() - silence.since
+        return agents.all_silent if agents is not None else None
+
+    def silent_seconds(self, job: Object) -> float:
+        """Returns for how long no agent of the job has answered; 0 after an answer."""
+        silence = self.silence(job)
+        return 0.0 if silence is None else self.now() - silence.since
+
+    def see(self, job: Object, reachable: Sequence[Object]) -> None:
+        """Forgets the silence of pods that are gone, or whose agent may be another one."""
+        self._jobs.setdefault(job_key(job), _Agents()).see(reachable)
 
     def keep_only(self, keys: Iterable[tuple[str, str]]) -> None:
         """Drops the agents of all other jobs."""
         wanted = set(keys)
         self._jobs = {key: agents for key, agents in self._jobs.items() if key in wanted}
 
-    async def status(self, job: Object, reachable: Sequence[Object], pods: Iterable[Object] = ()) -> Object | None:
-        """Returns the leader's status, or the best that another agent knows; None without a usable answer.
+    def forget(self, key: tuple[str, str]) -> None:
+        """Drops the agents of one job."""
+        self._jobs.pop(key, None)
 
-        `reachable`: the pods whose agents may be asked (reachable_pods). `pods`: those of the job's
-        StatefulSet, whose ends are handed over. The agents may be starting or stopping, or their
-        nodes may be gone; the planner copes without.
+    async def search(
+        self, job: Object, reachable: Sequence[Object], message: str, *, heard: float | None = None
+    ) -> Answer | None:
+        """Returns the leader's answer, or the best of another agent; None without a usable answer.
+
+        `reachable`: the pods whose agents may be asked (reachable_pods). `message`: what is handed over
+        (operator_message). `heard`: when an agent of the job was last known to answer; a new silence counts from
+        there. The agents may be starting or stopping, or their nodes may be gone; the planner copes without.
         """
         agents = self._jobs.setdefault(job_key(job), _Agents())
         agents.see(reachable)
-        silence, now = agents.all_silent, self._now()
-        if silence is not None and now - silence.asked < self._settings.poll_seconds(silence.asked - silence.since):
-            return None
+        silence, now = agents.all_silent, self.now()
         hint = agents.leader or str((job.get("status") or {}).get("coordinator") or "")
         search = LeaderSearch(reachable, hint, {name: each.asked for name, each in agents.silent.items()})
         search.avoided = {
-            name
-            for name, each in agents.silent.items()
-            if now - each.asked < self._settings.poll_seconds(each.asked - each.since)
+            name for name, each in agents.silent.items() if now - each.asked < retry_seconds(each.asked - each.since)
         }
-        failures = await self._search(job, search, encode(operator_message(job, pods, time.time())))
+        failures = await self._search(job, search, message)
         for name, error in failures:
             agents.add_silence(name, now, error.result)
         for name in search.answered:
@@ -151,7 +171,8 @@ class AgentClient:
         if best is None:
             name, error = failures[0]
             self._count(error.result)
-            agents.all_silent = _Silence(now if silence is None else silence.since, now, error.result)
+            since = silence.since if silence is not None else now if heard is None else heard
+            agents.all_silent = Silence(since, now, error.result)
             self._log_silence(name, error, silence)
             return None
         self._count(ANSWERED)
@@ -159,11 +180,30 @@ class AgentClient:
             agents.all_silent = None
             logger.info("the agent of pod %s answers again", best.pod)
         agents.leader = best.leader
-        return best.page
+        return best
 
-    async def _search(self, job: Object, search: LeaderSearch, message: str) -> list[tuple[str, _Unanswered]]:
-        """Asks one agent after the other, all within the time of one poll. Returns the failures by pod name."""
-        failures: list[tuple[str, _Unanswered]] = []
+    async def listen(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
+        """Returns the page of one agent once its version is not `after`, at the latest after about `wait` seconds.
+
+        Raises Unanswered.
+        """
+        limit = wait + self._seconds + ANSWER_MARGIN_SECONDS
+        try:
+            async with asyncio.timeout(limit):
+                page = await self._ask_with_either_key(job, pod, message, after, wait)
+        except TimeoutError:
+            error = Unanswered(UNREACHABLE, f"has not answered for {limit:g} s", is_late=True)
+            self._count(error.result)
+            raise error from None
+        except Unanswered as error:
+            self._count(error.result)
+            raise
+        self._count(ANSWERED)
+        return page
+
+    async def _search(self, job: Object, search: LeaderSearch, message: str) -> list[tuple[str, Unanswered]]:
+        """Asks one agent after the other, all within the time of one search. Returns the failures by pod name."""
+        failures: list[tuple[str, Unanswered]] = []
         ends = asyncio.get_running_loop().time() + self._seconds
         while (pod := search.next()) is not None:
             left = ends - asyncio.get_running_loop().time()
@@ -173,31 +213,32 @@ class AgentClient:
             limit = left / 2 if search.has_more() else left
             try:
                 async with asyncio.timeout(limit):
-                    search.add(pod, await self._ask_with_either_key(job, pod, message))
+                    search.add(pod, await self._ask_with_either_key(job, pod, message, "", 0.0))
             except TimeoutError:
-                failures.append((pod_name(pod), _Unanswered(UNREACHABLE, "is unreachable: TimeoutError")))
-            except _Unanswered as error:
+                failures.append((pod_name(pod), Unanswered(UNREACHABLE, "is unreachable: TimeoutError")))
+            except Unanswered as error:
                 failures.append((pod_name(pod), error))
         return failures
 
-    def _log_silence(self, pod: str, error: _Unanswered, before: _Silence | None) -> None:
-        """Logs a poll that no agent answered, unless the previous one failed in the same way."""
+    def _log_silence(self, pod: str, error: Unanswered, before: Silence | None) -> None:
+        """Logs a search that no agent answered, unless the previous one failed in the same way."""
         if before is None or before.result != error.result:
             # Every agent is unreachable for a moment while its pod starts.
             level = logging.DEBUG if error.result == UNREACHABLE else logging.WARNING
             logger.log(level, "the agent of pod %s %s", pod, error)
 
-    async def _ask_with_either_key(self, job: Object, pod: Object, message: str) -> Object:
+    async def _ask_with_either_key(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
         try:
-            return await self._ask(job, pod, message)
+            return await self._ask(job, pod, message, after, wait)
         except _OtherKey:
-            return await self._ask(job, pod, message)
+            return await self._ask(job, pod, message, after, wait)
 
-    async def _ask(self, job: Object, pod: Object, message: str) -> Object:
-        """Requests the status once. Raises _Unanswered."""
+    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
+        """Requests the status once. Raises Unanswered."""
         address = pod["status"]["podIP"]
         uid = job["metadata"]["uid"]
-        url = f"http://{'[' + address + ']' if ':' in address else address}:{self._settings.agent_port}/status"
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{self._settings.agent_port}/status?after={quote(after)}&wait={wait:.0f}"
         headers = {"Authorization": "Bearer " + status_token(self._key(uid).encode()), HEADER: message}
         try:
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
@@ -205,20 +246,20 @@ class AgentClient:
                     self._with_previous ^= {uid}
                     raise _OtherKey(REFUSED, "answered 401 to GET /status")
                 if response.status != 200:
-                    raise _Unanswered(REFUSED, f"answered {response.status} to GET /status")
+                    raise Unanswered(REFUSED, f"answered {response.status} to GET /status")
                 text = bytearray()
                 async for part in response.content.iter_any():
                     text += part
                     if len(text) > STATUS_BYTES:  # a pod may send anything
-                        raise _Unanswered(INVALID, f"answered more than {STATUS_BYTES} bytes")
-        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-            raise _Unanswered(UNREACHABLE, f"is unreachable: {str(error) or type(error).__name__}") from error
+                        raise Unanswered(INVALID, f"answered more than {STATUS_BYTES} bytes")
+        except (aiohttp.ClientError, asyncio.IncompleteReadError, OSError) as error:
+            raise Unanswered(UNREACHABLE, f"is unreachable: {str(error) or type(error).__name__}") from error
         try:
             report = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _Unanswered(INVALID, f"answered with invalid JSON: {error}") from error
+            raise Unanswered(INVALID, f"answered with invalid JSON: {error}") from error
         if not isinstance(report, dict) or report.get("uid") != uid:
-            raise _Unanswered(INVALID, f"at {address} belongs to another job")
+            raise Unanswered(INVALID, f"at {address} belongs to another job")
         return report
 
     def _key(self, uid: str) -> str:
@@ -228,7 +269,7 @@ class AgentClient:
         return agent_key(uid, replace(self._settings, master_key=previous))
 
 
-def _identity(pod: Object) -> tuple[object, ...]:
+def agent_identity(pod: Object) -> tuple[object, ...]:
     """Returns a value that changes when another agent may be running in the pod.
 
     A new agent may be silent for another reason, or answer.

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import logging
 import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 
 from dtj_contract import names
 from dtj_core.plan import plan
-from dtj_operator import errors, logs, settings
+from dtj_operator import errors, kopf_shell, logs, loop_lag, settings
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller, Planner
+from dtj_operator.following.listeners import AgentListeners
 from dtj_operator.health import HealthServer
+from dtj_operator.kube.cache.cache import Cache
+from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
+from dtj_operator.kube.leases import LeaseClient
 from dtj_operator.kube.login import Login
-from dtj_operator.kube.observer import Key, Observer
+from dtj_operator.kube.observer import Observer
 from dtj_operator.kube.resources import JOB
+from dtj_operator.leader.claims import Claims
+from dtj_operator.leader.leadership import Alone, Leader, Leadership
+from dtj_operator.leader.terms import Terms
 from dtj_operator.metrics import Metrics
+from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
-from dtj_operator.watches import WatchState, ignore_unclosed_watches, watch
 from dtj_operator.workqueue import WorkQueue
 
 DRAIN_SECONDS = 10.0
+# With leader election, a standby continues at once, and a reconcile that is cut off costs nothing.
+HAND_OVER_SECONDS = 0.5
 KOPF_STOP_SECONDS = 5.0
 # Between two reads of the mounted master key; the kubelet itself takes up to two minutes to update
 # it.
@@ -64,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def run(options: settings.Options, planner: Planner) -> None:
     """Runs until SIGTERM or SIGINT. Raises OperatorError if the operator cannot continue."""
-    asyncio.get_running_loop().set_exception_handler(ignore_unclosed_watches)
     login = Login(options.kubeconfig, options.context)
     await login.load()
     operator = Operator(options, planner, login)
@@ -88,16 +98,24 @@ class Operator:
         metrics = self.metrics = Metrics(self.version)
         self.queue: WorkQueue[Key] = WorkQueue(metrics)
         metrics.watch_depth(lambda: len(self.queue))
-        self.client = Client(login, metrics.request)
-        self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_polls.labels(result).inc())
-        self.observer = Observer(self.client, self.agents)
+        self.leases = LeaseClient(login, metrics.request)
+        self.leader = self._leader()
+        self.client = Client(login, metrics.request, fence=self.leader.fence)
+        self.agents = AgentClient(options.settings, count=lambda result: metrics.agent_requests.labels(result).inc())
+        self.listeners = AgentListeners(self.agents, self.queue.add)
+        metrics.watch_listeners(lambda: self.listeners.count(silent=False), lambda: self.listeners.count(silent=True))
+        self.cache = Cache(self.client, options.namespaces, metrics, self._wake)
+        for resource, table in self.cache.tables.items():
+            metrics.watch_objects(resource.plural, table.__len__)
+        self.observer = Observer(self.cache, self.client, self.listeners)
         recorder = EventRecorder(self.client, socket.gethostname(), dropped=metrics.events_dropped.inc)
-        executor = PlanExecutor(self.client, self.observer, recorder)
+        executor = PlanExecutor(self.client, self.cache, self.observer, recorder)
         self.controller = Controller(self.queue, self.observer, executor, planner, options.settings, metrics)
-        self.watches = WatchState(self._changed, lambda plural: metrics.watch_events.labels(plural).inc())
-        self.resync = Resync(
-            self.client, self.queue, self.observer, self.watches, metrics, options.namespaces, options.resync_seconds
-        )
+        resync = Resync(self.cache, self.queue, self.observer, metrics, options.resync_seconds)
+        self.reconciling = Reconciling(self.cache, self.queue, self.controller, resync, self.listeners, options.workers)
+        self.terms = Terms(self.leader, self._start_term, self._stop_term)
+        self._drain_seconds = HAND_OVER_SECONDS if options.leader_election else DRAIN_SECONDS
+        self._is_started = asyncio.Event()
         self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
         self._kopf: asyncio.Task[None] | None = None
 
@@ -114,26 +132,57 @@ class Operator:
             return
         try:
             async with asyncio.TaskGroup() as group:
-                workers = [
-                    group.create_task(self.controller.work(), name=f"worker {i}") for i in range(self.options.workers)
-                ]
-                resync = group.create_task(self.resync.run(), name="resync")
                 kopf_stop = asyncio.Event()
-                kopf = watch(self.watches, self.login, self.options.namespaces, kopf_stop, self._on_signals)
-                self._kopf = group.create_task(kopf, name="kopf")
-                keys = group.create_task(self._watch_keys(), name="master key")
+                caching = group.create_task(self.cache.run(), name="cache")
+                shell = kopf_shell.run(
+                    self.login,
+                    self.options.namespaces,
+                    kopf_stop,
+                    on_start=self._start_up,
+                    on_stop=self._stop_reconciling,
+                    started=self._on_signals,
+                )
+                kopf = group.create_task(shell, name="kopf")
+                beside = [
+                    group.create_task(self._watch_keys(), name="master key"),
+                    group.create_task(loop_lag.measure(self.metrics.lag.observe), name="loop lag"),
+                ]
+                terms = group.create_task(self._run_terms(), name="terms")
+                election = group.create_task(self.leader.run(), name="election")
                 await self.stop.wait()
-                keys.cancel()
-                await self._end(workers, resync, self._kopf, kopf_stop)
+                for task in beside:
+                    task.cancel()
+                await self._end(terms, election, kopf, kopf_stop)
+                caching.cancel()
         except* errors.OperatorError as failed:
-            raise failed.exceptions[0] from None
+            raise _first(failed) from None
         logger.info("stopped")
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Releases the lease, if that has not been done, and closes every connection."""
+        await self.leader.release()
         await self.server.stop()
+        await self.listeners.stop()
         await self.agents.close()
         await self.client.close()
+        await self.leases.close()
+
+    def _leader(self) -> Leader:
+        options, metrics = self.options, self.metrics
+        if not options.leader_election:
+            leader: Leader = Alone()
+        else:
+            installation = f"{options.lease_namespace}/{options.lease_name}"
+            claims = options.claims_namespace and Claims(
+                self.leases, options.claims_namespace, installation, options.namespaces, metrics.overlapping.set
+            )
+            identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+            leader = Leadership(
+                self.leases, options.lease_namespace, options.lease_name, identity, options.timing, claims or None
+            )
+        leader.on_start(lambda: metrics.leader.set(1))
+        leader.on_stop(lambda: metrics.leader.set(0))
+        return leader
 
     async def _crd(self) -> bool:
         """Waits for the CRD. Returns False if `stop` is set meanwhile. Raises NotServed."""
@@ -180,22 +229,45 @@ class Operator:
                 self.stop.set()
                 return
 
+    async def _start_up(self) -> None:
+        self._is_started.set()
+
+    async def _run_terms(self) -> None:
+        """Reconciles whenever this process leads, until cancelled."""
+        await self._is_started.wait()
+        await self.cache.synced()
+        # The objects that were read until here stay for long, so no collection needs to look at them.
+        gc.collect()
+        gc.freeze()
+        await self.terms.run()
+
+    async def _start_term(self) -> None:
+        await self.reconciling.start()
+
+    async def _stop_term(self) -> None:
+        """Ends a term that was lost. A reconcile may end at any line: the next leader repeats it."""
+        await self.reconciling.stop(0.0)
+        self.observer.keep_only(())
+        self.metrics.all_job_phases({})
+
+    async def _stop_reconciling(self) -> None:
+        await self.reconciling.stop(self._drain_seconds)
+
     async def _end(
         self,
-        workers: list[asyncio.Task[None]],
-        resync: asyncio.Task[None],
+        terms: asyncio.Task[None],
+        election: asyncio.Task[None],
         kopf: asyncio.Task[None],
         kopf_stop: asyncio.Event,
     ) -> None:
-        """Closes the queue, lets reconciles in flight finish, and stops the rest."""
-        logger.info("stopping: reconciles in flight have %g s to finish", DRAIN_SECONDS)
-        self.queue.close()
-        resync.cancel()
-        _, late = await asyncio.wait(workers, timeout=DRAIN_SECONDS)
-        for worker in late:
-            worker.cancel()
-        if late:
-            logger.warning("%d reconciles were cut off: the next operator repeats them", len(late))
+        """Lets reconciles in flight finish, releases the lease, and stops the rest."""
+        logger.info("stopping: reconciles in flight have %g s to finish", self._drain_seconds)
+        terms.cancel()
+        await asyncio.wait([terms])
+        await self._stop_reconciling()
+        election.cancel()
+        await asyncio.wait([election])
+        await self.leader.release()
         # Stop the server before kopf: kopf waits for every task that is younger than itself, such
         # as one of an HTTP connection, as if the task were its own.
         await self.server.stop()
@@ -211,25 +283,36 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
 
-    def _changed(self, key: Key) -> None:
-        self.observer.invalidate(key)
-        self.queue.add(key)
+    def _wake(self, key: Key, seconds: float) -> None:
+        # A process that becomes the leader looks at all jobs first.
+        if self.leader.leads:
+            self.reconciling.wake(key, seconds)
 
     # The checks of /healthz. None of them checks the API server, because a restart would not bring
     # it back.
     def _working(self) -> str | None:
+        if self.reconciling.failure() is not None:
+            return "a worker has ended"
         stuck = self.queue.longest_processing()
         return f"a reconcile has not finished after {stuck:.0f} s" if stuck > STUCK_SECONDS else None
 
     def _watching(self) -> str | None:
-        if self._kopf is not None and self._kopf.done():
-            return "no watch is running"
-        if self.resync.stale:
-            return "a watch has missed changes"
-        return None
+        return "a watch is stuck" if self.cache.stuck() else None
 
     def _listed(self) -> str | None:
-        return None if self.resync.listed else "the jobs have not been listed yet"
+        if self.options.leader_election and not self.leader.leads:
+            # A standby is ready to take over.
+            return None if self.leader.settled else "the lease of the leader election has not been read yet"
+        return None if self.cache.is_synced else "the jobs and their children have not been listed yet"
+
+
+def _first(group: BaseExceptionGroup[errors.OperatorError]) -> errors.OperatorError:
+    """Returns the first exception of a group, whose groups are those of nested tasks."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, errors.OperatorError)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reconciles one job: reads it, observes its children, plans, executes the plan.
+"""Reconciles one job: observes it and its children, plans, executes the plan.
 
 The rejection cache is the only state that one reconcile leaves to the next, and it only saves
 calls.
@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dtj_core.plan.model import Object, Observed, Plan, Settings
 from dtj_operator import errors, logs
 from dtj_operator.admission_backoff import RejectionCache, with_rejection
+from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.executor import PlanExecutor, Rejected
-from dtj_operator.kube.observer import Key, Observer
+from dtj_operator.kube.observer import Observer
 from dtj_operator.metrics import Metrics, phase_label
-from dtj_operator.workqueue import WorkQueue
+from dtj_operator.workqueue import Priority, WorkQueue
 
 RECONCILE_SECONDS = 60.0
 Planner = Callable[[Object, Observed, float, Settings], Plan]
@@ -57,12 +58,17 @@ class Controller:
             finally:
                 self._queue.done(key)
                 logs.clear_job()
+            # A reconcile without a request has not let anything else run.
+            await asyncio.sleep(0)
 
     async def _process(self, key: Key) -> None:
         began = time.monotonic()
         try:
             async with asyncio.timeout(RECONCILE_SECONDS):
                 found, again = await self.reconcile(key)
+        except errors.NotLeader as error:
+            result, delay = "error", self._back_off(key)
+            logger.info("reconcile ended: %s", error)
         except (errors.KubeError, TimeoutError) as error:
             result = "conflict" if isinstance(error, errors.Conflict) else "error"
             delay = self._back_off(key)
@@ -80,12 +86,11 @@ class Controller:
             self._queue.forget(key)
             result = "gone" if not found else "success" if again is None else "requeue"
             if again is not None:
-                self._queue.add_after(key, again)
+                self._queue.add_after(key, again, Priority.AGAIN if again else Priority.CHANGED)
         self._metrics.reconcile.labels(result).inc()
         self._metrics.reconcile_seconds.observe(time.monotonic() - began)
 
     def _back_off(self, key: Key) -> float:
-        self._observer.invalidate(key)
         return self._queue.add_rate_limited(key)
 
     async def reconcile(self, key: Key) -> tuple[bool, float | None]:
@@ -95,11 +100,10 @@ class Controller:
         reconcile (None: wait for an event). Raises KubeError; the next try finds whatever was done
         before.
         """
-        job = await self._observer.get_job(key)
+        job = self._observer.get_job(key)
         if job is None or "deletionTimestamp" in job["metadata"]:
             # Kubernetes deletes the children by their owner references, so there is nothing to
             # clean up.
-            self._observer.invalidate(key)
             self._rejections.clear(key)
             self._metrics.job_phase(key, None)
             return False, None

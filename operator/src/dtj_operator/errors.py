@@ -4,6 +4,7 @@ OperatorError
 ├── OptionError           a flag, a variable or a file that the operator reads is wrong: exit 2
 ├── NotServed             the API server does not serve the resource: the CRD is missing, exit 1
 ├── ShellEnded            kopf's watch loops ended unexpectedly: exit 1, the kubelet restarts the operator
+├── NotLeader             a write was not sent, because this operator does not lead (any more)
 └── KubeError             the API server rejected a call, or could not be reached
     ├── ObjectNotFound    404
     ├── Conflict          409: another uid, or the name is taken
@@ -32,6 +33,13 @@ class NotServed(OperatorError):
 
 class ShellEnded(OperatorError):
     """No watch is running any more."""
+
+
+class NotLeader(OperatorError):
+    """A write was not sent, because this operator does not lead (any more).
+
+    No KubeError: the API server has judged nothing, and no plan may draw a conclusion.
+    """
 
 
 class KubeError(OperatorError):

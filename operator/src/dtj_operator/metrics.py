@@ -27,6 +27,7 @@ REASONS = {value for name, value in vars(names.Reason).items() if name.isupper()
 OTHER = "Other"  # a pod's reason outside our list
 
 _FAST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_LAG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RECOVERY = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
@@ -71,13 +72,26 @@ class Metrics:
             _FAST,
             ("verb", "resource"),
         )
-        self.agent_polls = counter(
-            "agent_polls_total", "Status requests to the agents of running jobs by result.", ("result",)
+        self.agent_requests = counter(
+            "agent_requests_total", "Status requests to the agents of running jobs by result.", ("result",)
         )
-        self.watch_events = counter("watch_events_total", "Events received by kopf's watches.", ("resource",))
-        self.watch_missed = counter("watch_missed_total", "Changed jobs that a resync found and no watch had reported.")
-        self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last complete list of jobs.")
+        self.agent_listeners = gauge("agent_listeners", "Jobs whose agents are listened to, by state.", ("state",))
+        self.watch_events = counter("watch_events_total", "Events received by the watches.", ("resource",))
+        self.watch_failures = counter(
+            "watch_failures_total", "Lists and watches that failed and were tried again.", ("resource",)
+        )
+        self.lists = counter(
+            "cache_lists_total", "Complete lists: one at the start, and one after each gap of a watch.", ("resource",)
+        )
+        self.cached = gauge("cache_objects", "Objects in the cache.", ("resource",))
+        self.resync = gauge("last_resync_timestamp_seconds", "Unix time of the last look at all jobs.")
+        self.lag = histogram("event_loop_lag_seconds", "Delay of a timer of the event loop that is due.", _LAG)
         self.events_dropped = counter("events_dropped_total", "Kubernetes events dropped because a job had too many.")
+        self.leader = gauge("leader", "1 while this process is the leader and acts, else 0.")
+        self.overlapping = gauge(
+            "overlapping_installations",
+            "Other installations that serve a namespace of this one, as its leader sees it.",
+        )
         self.jobs = gauge("jobs", "Jobs by phase.", ("phase",))
         self.finished = counter("jobs_finished_total", "Finished jobs by result and reason.", ("result", "reason"))
         self.restarts = counter("job_restarts_total", "Restarts of a job's group.", ("kind",))
@@ -99,7 +113,7 @@ class Metrics:
         for result in RESULTS:
             self.reconcile.labels(result)
         for result in agent_client.RESULTS:
-            self.agent_polls.labels(result)
+            self.agent_requests.labels(result)
         for phase in PHASES:
             self.jobs.labels(phase)
         for kind in KINDS.values():
@@ -119,10 +133,29 @@ class Metrics:
         """Reads the queue's depth at each scrape instead of at each change."""
         self.depth.set_function(depth)
 
+    def watch_listeners(self, heard: Callable[[], float], silent: Callable[[], float]) -> None:
+        """Reads the number of listeners at each scrape."""
+        self.agent_listeners.labels("heard").set_function(heard)
+        self.agent_listeners.labels("silent").set_function(silent)
+
     def request(self, verb: str, resource: str, code: str, seconds: float) -> None:
         """Implements dtj_operator.kube.client.RequestObserver."""
         self.requests.labels(verb, resource, code).inc()
         self.request_seconds.labels(verb, resource).observe(seconds)
+
+    def watch_objects(self, plural: str, count: Callable[[], float]) -> None:
+        """Counts the cached objects of a kind at each scrape."""
+        self.cached.labels(plural).set_function(count)
+
+    # The methods of dtj_operator.kube.cache.reflector.ReflectorObserver.
+    def watch_event(self, plural: str) -> None:
+        self.watch_events.labels(plural).inc()
+
+    def listed(self, plural: str) -> None:
+        self.lists.labels(plural).inc()
+
+    def watch_failed(self, plural: str) -> None:
+        self.watch_failures.labels(plural).inc()
 
     # The methods of dtj_operator.workqueue.QueueObserver.
     def added(self) -> None:

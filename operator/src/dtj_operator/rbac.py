@@ -10,24 +10,45 @@ whoever may create pods may mount any Secret and use any service account there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dtj_contract import names
 
 # (API group, resource) -> verbs. Server-side apply is `patch`, and `create` where the object may
 # not be there yet.
 RULES: dict[tuple[str, str], tuple[str, ...]] = {
-    (names.GROUP, names.PLURAL): ("get", "list", "watch", "delete"),  # delete: ttlSecondsAfterFinished
+    (names.GROUP, names.PLURAL): ("list", "watch", "delete"),  # delete: ttlSecondsAfterFinished
     (names.GROUP, names.PLURAL + "/status"): ("patch",),
     ("apps", "statefulsets"): ("get", "list", "watch", "create", "patch", "delete"),
-    ("", "services"): ("get", "create", "patch"),
+    # get: where an object of somebody else has a child's name. Else everything is read by list and watch.
+    ("", "services"): ("get", "list", "watch", "create", "patch"),
     ("", "pods"): ("list", "watch", "create", "delete"),  # create: dry runs only
     ("", "secrets"): ("create", "patch"),  # a patch returns the object
+    ("", "persistentvolumeclaims"): ("create",),  # checkpoint.volume.claimTemplate
     ("events.k8s.io", "events"): ("create", "patch"),
 }
 
+# In the operator's own namespace, for the leader election.
+ELECTION_RULES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("coordination.k8s.io", "leases"): ("get", "watch", "create", "update"),
+}
 
-def rules() -> list[dict[str, list[str]]]:
+
+def claim_rules(name: str) -> list[dict[str, list[str]]]:
+    """Returns the rules in the namespace of the claims: update one claim, `name`, and list all.
+
+    RBAC can't restrict `create` and `list` to a name.
+    """
+    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    return [
+        {**lease, "verbs": ["list", "create"]},
+        {**lease, "verbs": ["get", "update"], "resourceNames": [name]},
+    ]
+
+
+def rules(table: Mapping[tuple[str, str], tuple[str, ...]] = RULES) -> list[dict[str, list[str]]]:
     """Returns the table as the `rules` of a Role."""
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-        for (group, resource), verbs in RULES.items()
+        for (group, resource), verbs in table.items()
     ]

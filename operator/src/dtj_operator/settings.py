@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dtj_contract import names
 from dtj_core.plan.model import Settings
 from dtj_operator.errors import OptionError
+from dtj_operator.leader.election import Timing
 
 ENV_PREFIX = "DTJ_OPERATOR_"
 KEY_BYTES = 32
 AGENT_RESOURCES = "cpu=100m,memory=64Mi"
+# The kubelet mounts the namespace of the operator's own pod here.
+POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 QUANTITY = r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i)?"
 FLAGS = (
     "agent-image", "image-pull-policy", "agent-resources", "agent-listen-host", "pod-user", "master-key-file",
     "previous-master-key-file", "namespace", "workers", "resync-seconds", "metrics-port", "crd-wait-seconds",
-    "kubeconfig", "context", "log-format", "log-level",
+    "kubeconfig", "context", "log-format", "log-level", "leader-election", "lease-namespace", "lease-name",
+    "lease-duration-seconds", "renew-deadline-seconds", "retry-period-seconds", "claims-namespace",
 )  # fmt: skip
 
 
@@ -42,6 +47,12 @@ class Options:
     log_level: str
     master_key_file: str
     previous_master_key_file: str | None
+    leader_election: bool
+    lease_namespace: str
+    lease_name: str
+    timing: Timing
+    claims_namespace: str | None
+    """Where the installations of the cluster keep their claims; None: overlaps are not looked for."""
 
     def read_keys(self) -> tuple[bytes, bytes | None]:
         """Reads the current and the previous master key from their files. Raises OptionError."""
@@ -57,6 +68,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     for flag, least in (("workers", 1), ("resync_seconds", 1), ("metrics_port", 0), ("crd_wait_seconds", 0)):
         if getattr(given, flag) < least:
             raise OptionError(f"--{flag.replace('_', '-')} is {getattr(given, flag)}; it must be {least} or more")
+    _check_timing(given)
     return Options(
         settings=Settings(
             agent_image=given.agent_image,
@@ -78,7 +90,34 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         log_level=given.log_level,
         master_key_file=given.master_key_file,
         previous_master_key_file=given.previous_master_key_file,
+        leader_election=given.leader_election == "true",
+        lease_namespace=given.lease_namespace or pod_namespace(),
+        lease_name=given.lease_name,
+        timing=Timing(
+            lease_seconds=given.lease_duration_seconds,
+            renew_seconds=given.renew_deadline_seconds,
+            retry_seconds=given.retry_period_seconds,
+        ),
+        claims_namespace=None if given.claims_namespace == "none" else given.claims_namespace,
     )
+
+
+def _check_timing(given: argparse.Namespace) -> None:
+    """Raises OptionError unless the leader always stops before a standby may take over."""
+    lease, renew, retry = (given.lease_duration_seconds, given.renew_deadline_seconds, given.retry_period_seconds)
+    if not 0 < 2 * retry <= renew <= lease - 1:
+        raise OptionError(
+            f"--lease-duration-seconds is {lease:g}, --renew-deadline-seconds {renew:g} and --retry-period-seconds "
+            f"{retry:g}; the deadline must be a second shorter than the duration, and twice the retry period or more"
+        )
+
+
+def pod_namespace(path: Path = POD_NAMESPACE) -> str:
+    """Returns the namespace of the operator's pod, or `default` outside a cluster."""
+    try:
+        return path.read_text().strip() or "default"
+    except OSError:
+        return "default"
 
 
 def _from(environ: Mapping[str, str], arguments: Sequence[str]) -> Iterator[str]:
@@ -189,5 +228,37 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("json", "text"), default="json", help="json: one object a line; text: for a terminal")
     add(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="lowest level that is logged"
+    )
+    add(
+        "--leader-election",
+        choices=("true", "false"),
+        default="true",
+        help="of several replicas only the one that holds a Lease acts; false: this process acts at once",
+    )
+    add("--lease-namespace", help="namespace of the Lease (default: that of the operator's pod, else default)")
+    add("--lease-name", default=names.MANAGER, help="name of the Lease; the replicas of one installation share it")
+    add(
+        "--lease-duration-seconds",
+        type=float,
+        default=Timing.lease_seconds,
+        help="a standby takes over when the leader has not renewed the Lease for this long",
+    )
+    add(
+        "--renew-deadline-seconds",
+        type=float,
+        default=Timing.renew_seconds,
+        help="the leader stops acting when it could not renew the Lease for this long",
+    )
+    add(
+        "--retry-period-seconds",
+        type=float,
+        default=Timing.retry_seconds,
+        help="the leader renews the Lease this often",
+    )
+    add(
+        "--claims-namespace",
+        default="kube-system",
+        help="namespace where all installations of the cluster keep a Lease with the namespaces that they serve, "
+        "to notice when they overlap; none: do not look",
     )
     return parser

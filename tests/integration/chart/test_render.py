@@ -14,7 +14,21 @@ from dtj_contract import names
 from dtj_operator import rbac, settings
 from hack.cluster.versions import KUBERNETES
 from tests.integration.chart import scc
-from tests.integration.chart.kit import CHART, NAMESPACE, ROOT, Object, helm, of_kind, pod, render, render_text, values
+from tests.integration.chart.kit import (
+    CHART,
+    NAMESPACE,
+    ROOT,
+    Object,
+    arguments_of,
+    helm,
+    lease_roles,
+    of_kind,
+    pod,
+    render,
+    render_text,
+    rights,
+    values,
+)
 from tests.integration.chart.pss import violations
 
 CRD_NAME = f"{names.PLURAL}.{names.GROUP}"
@@ -71,15 +85,11 @@ def test_every_object_has_name_labels_and_namespace(documents: list[Object]) -> 
 
 def test_operator_accepts_its_arguments(documents: list[Object], tmp_path: Path) -> None:
     [container] = pod(documents)["containers"]
-    [mount] = [m for m in container["volumeMounts"] if m["name"] == "master-key"]
-    key = tmp_path / "key"
-    key.write_bytes(b"k" * 64)
-    arguments = [a.replace(f"{mount['mountPath']}/key", str(key)) for a in container["args"]]
-    options = settings.parse(arguments, environ={})
-    assert options.settings.master_key == key.read_bytes()
+    options = arguments_of(documents, tmp_path)
+    assert options.settings.master_key == b"k" * 64
     assert options.settings.agent_image == container["image"], "the agent comes from the operator's own image"
     assert options.metrics_port == container["ports"][0]["containerPort"]
-    namespaces = {r["metadata"]["namespace"] for r in of_kind(documents, "Role")}
+    namespaces = {r["metadata"]["namespace"] for r in of_kind(documents, "Role") if r not in lease_roles(documents)}
     assert set(options.namespaces) == namespaces
 
 
@@ -102,30 +112,26 @@ def test_agent_resources_reach_the_operator(chosen: Object, resources: Object, t
     assert settings.resources(flag.partition("=")[2]) == resources
 
 
-def _normal(rules: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
-
-
 def test_cluster_role_is_exactly_the_operators_rbac_table() -> None:
     [role] = [r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "dtj-system:dtj-operator"]
-    assert _normal(role["rules"]) == _normal(rbac.rules())
+    assert rights(role["rules"]) == rights(rbac.rules())
 
 
 def test_named_namespaces_get_the_same_rights_and_no_others_do() -> None:
     documents = render({"watchNamespaces": ["team-a", "team-b"], "rbac.aggregate": False})
     assert of_kind(documents, "ClusterRole") + of_kind(documents, "ClusterRoleBinding") == []
-    roles = of_kind(documents, "Role")
+    roles = [r for r in of_kind(documents, "Role") if r not in lease_roles(documents)]
     assert [r["metadata"]["namespace"] for r in roles] == ["team-a", "team-b"]
-    assert all(_normal(r["rules"]) == _normal(rbac.rules()) for r in roles)
+    assert all(rights(r["rules"]) == rights(rbac.rules()) for r in roles)
     for binding in of_kind(documents, "RoleBinding"):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "dtj-operator", "namespace": NAMESPACE}]
 
 
 def test_no_rule_has_a_wildcard_or_reads_secrets() -> None:
     for role in of_kind(render(), "ClusterRole"):
-        rights = _normal(role["rules"])
-        assert not [right for right in rights if "*" in right]
-        assert not rights & {("", "secrets", verb) for verb in ("get", "list", "watch")}
+        granted = rights(role["rules"])
+        assert not [right for right in granted if "*" in right]
+        assert not granted & {("", "secrets", verb) for verb in ("get", "list", "watch")}
 
 
 def test_viewers_read_jobs_and_editors_write_them() -> None:
@@ -134,8 +140,8 @@ def test_viewers_read_jobs_and_editors_write_them() -> None:
     viewer, editor = roles["dtj-system:dtj-operator:viewer"], roles["dtj-system:dtj-operator:editor"]
     assert viewer["metadata"]["labels"][aggregate + "view"] == "true"
     assert {editor["metadata"]["labels"][aggregate + to] for to in ("edit", "admin")} == {"true"}
-    assert {verb for _, _, verb in _normal(viewer["rules"])} == {"get", "list", "watch"}
-    assert (names.GROUP, names.PLURAL + "/status", "patch") not in _normal(editor["rules"])
+    assert {verb for _, _, verb in rights(viewer["rules"])} == {"get", "list", "watch"}
+    assert (names.GROUP, names.PLURAL + "/status", "patch") not in rights(editor["rules"])
 
 
 def test_crd_is_the_generated_one() -> None:
@@ -166,12 +172,6 @@ def test_existing_secret_is_mounted_and_none_is_created() -> None:
     assert of_kind(documents, "Secret") == []
     [volume] = [v for v in pod(documents)["volumes"] if "secret" in v]
     assert volume["secret"]["secretName"] == "mine"
-
-
-def test_rollout_stops_the_old_operator_before_starting_the_new_one() -> None:
-    [deployment] = of_kind(render(), "Deployment")
-    assert deployment["spec"]["replicas"] == 1
-    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,11 @@ def test_two_releases_of_one_name_in_two_namespaces_share_no_cluster_role() -> N
 
 def test_two_releases_serving_one_namespace_share_no_role_in_it() -> None:
     names_of = [
-        {d["metadata"]["name"] for d in yaml.safe_load_all(text) if d and d["kind"] in ("Role", "RoleBinding")}
+        {
+            (d["metadata"]["namespace"], d["metadata"]["name"])
+            for d in yaml.safe_load_all(text)
+            if d and d["kind"] in ("Role", "RoleBinding")
+        }
         for text in (render_text({"watchNamespaces": ["team"]}, namespace=home) for home in ("home-a", "home-b"))
     ]
     assert names_of[0]
@@ -297,7 +301,10 @@ def test_previous_master_key_is_mounted_where_the_operator_reads_it() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"replicas": 2},
+        {"replicas": "two"},
+        {"leaderElection.leaseDuration": 10},
+        {"leaderElection.claimsNamespace": ""},
+        {"podDisruptionBudget.minAvailable": 1},
         {"image.tagg": "x"},
         {"image.pullPolicy": "Sometimes"},
         {"image.digest": "abc"},
@@ -306,7 +313,14 @@ def test_previous_master_key_is_mounted_where_the_operator_reads_it() -> None:
         {"masterKey.value": "s3cret"},
         {"rbac.clusterAdmin": True},
         {"serviceAccount.labels": {}},
-        {"metrics.serviceMonitor": {}},
+        {"metrics.serviceMonitor.endpoints": []},
+        {"metrics.prometheusRule.runbookUrl": "docs#x"},
+        {"networkPolicy.egress": []},
+        {"test.image": 3},
+        {"log.level": "loud"},
+        {"workers": 0},
+        {"extraEnv": {"A": "b"}},
+        {"commonLabels": {"a": 1}},
         {"metrics.service.type": "LoadBalancer"},
         {"metrics.port": 80},
         {"resources.limit": {}},

@@ -11,10 +11,22 @@ import pytest
 import yaml
 
 from dtj_contract import names
+from dtj_operator import rbac
+from dtj_operator.leader.claims import claim_name
 from hack.cluster import gobuild
 from hack.cluster.controlplane import ControlPlane
 from hack.cluster.versions import CONTROL_PLANE
-from tests.integration.controlplane.support import Agents, Kubelet, Objects, Operator, grant, running, wait_until
+from tests.integration.controlplane.support import (
+    CLAIMS,
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    bind,
+    grant,
+    running,
+    wait_until,
+)
 
 ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
@@ -93,6 +105,25 @@ def start_operator(plane: ControlPlane, namespace: str, tmp_path: Path) -> Itera
         operator.kill()
     for operator in started:
         operator.check_log()
+
+
+@pytest.fixture
+def replica(plane: ControlPlane, namespace: str, start_operator: Callable[..., Operator]) -> Callable[..., Operator]:
+    """Starts a replica of an installation, with an account of its own, so that the audit log distinguishes them."""
+
+    granted = set()
+
+    def start(account: str, installation: str = "dtj", *more: str, **how: Any) -> Operator:
+        if account not in granted:
+            grant(plane, namespace, account)
+            own, claim = (namespace, account), claim_name(f"{namespace}/{installation}")
+            bind(plane, namespace, f"{account}-election", rbac.rules(rbac.ELECTION_RULES), own)
+            bind(plane, CLAIMS, f"{namespace}-{account}", rbac.claim_rules(claim), own)
+            granted.add(account)
+        flags = ("--leader-election", "true", "--lease-namespace", namespace, "--lease-name", installation)
+        return start_operator(*flags, *more, account=account, **how)
+
+    return start
 
 
 @pytest.fixture

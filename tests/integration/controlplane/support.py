@@ -14,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +34,8 @@ from tests.lib import waiting
 
 MASTER_KEY = b"0123456789abcdef0123456789abcdef"
 SERVICE_ACCOUNT = "dtj-operator"
+CLAIMS = "kube-system"
+"""Where installations keep their claims."""
 
 # A server that fails or does not answer counts as a condition that is not met yet.
 UNANSWERED = (ProvisionError, OSError, http.client.HTTPException)
@@ -62,15 +66,20 @@ def agent_address() -> str:
     return f"127.0.{int(worker.removeprefix('gw')) + 1}.1"
 
 
-def grant(plane: ControlPlane, namespace: str) -> None:
+def grant(plane: ControlPlane, namespace: str, account: str = SERVICE_ACCOUNT) -> None:
     """Creates a service account with exactly the operator's rules, in this namespace only."""
+    plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": account}})
+    bind(plane, namespace, account, rbac.rules(), (namespace, account))
+
+
+def bind(plane: ControlPlane, namespace: str, name: str, rules: Sequence[Any], account: tuple[str, str]) -> None:
+    """Grants rules in `namespace` to a service account, which is given as its namespace and name."""
     base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    plane.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": SERVICE_ACCOUNT}})
-    plane.request("POST", f"{base}/roles", {"metadata": {"name": SERVICE_ACCOUNT}, "rules": rbac.rules()})
+    plane.request("POST", f"{base}/roles", {"metadata": {"name": name}, "rules": rules})
     binding = {
-        "metadata": {"name": SERVICE_ACCOUNT},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": SERVICE_ACCOUNT},
-        "subjects": [{"kind": "ServiceAccount", "name": SERVICE_ACCOUNT, "namespace": namespace}],
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}],
     }
     plane.request("POST", f"{base}/rolebindings", binding)
 
@@ -161,29 +170,33 @@ class Operator:
         flags: Sequence[str] = (),
         *,
         served: str | None = None,
+        account: str = SERVICE_ACCOUNT,
         program: Sequence[str] = ("-m", "dtj_operator.app"),
     ) -> None:
         """`served` is the value of --namespace, or "" for the whole cluster.
 
-        `program` is what python runs.
+        `account` is a service account of `namespace`, and `program` is what python runs.
         """
         self.plane = plane
         self.namespace = namespace
         self.log = log
         key = log.with_suffix(".key")
         key.write_bytes(MASTER_KEY)
-        self.kubeconfig = plane.kubeconfig_for_service_account(namespace, SERVICE_ACCOUNT)
+        self.account = account
+        self.kubeconfig = plane.kubeconfig_for_service_account(namespace, account)
         command = [sys.executable, *program, "--agent-image", "dtj-operator:test"]
         for each in (namespace if served is None else served).split():
             command += ["--namespace", each]
-        command += ["--kubeconfig", str(self.kubeconfig), "--master-key-file", str(key), "--metrics-port", "0", *flags]
+        command += ["--kubeconfig", str(self.kubeconfig), "--master-key-file", str(key), "--metrics-port", "0"]
+        # Without an election, an operator that replaces a killed one acts at once. The last of two flags holds.
+        command += ["--leader-election", "false", *flags]
         self.started = time.monotonic()
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(command, stderr=stderr)
 
     @property
     def user(self) -> str:
-        return f"system:serviceaccount:{self.namespace}:{SERVICE_ACCOUNT}"
+        return f"system:serviceaccount:{self.namespace}:{self.account}"
 
     def lines(self) -> list[dict[str, Any]]:
         """Returns the parsed log: every whole line must be JSON."""
@@ -247,15 +260,25 @@ class Operator:
         assert not traced, traced
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignores that the operator has ended a connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Agents:
     """The agents of all pods 0.
 
-    These agents answer GET /status for each job in `statuses` to a request with the job's key.
+    These agents answer GET /status for each job in `statuses` to a request with the job's key: at once, or when the
+    status has changed if the request waits for that.
     """
 
     def __init__(self) -> None:
         self.statuses: dict[str, Any] = {}
         """By job uid."""
+        self.patience = 1.0
+        """Longest wait for a change, so that a test may wait for several answers. Real agents wait longer."""
         self.asked = 0
         self.refused = 0
         self.handed_over = OperatorMessage()
@@ -264,13 +287,17 @@ class Agents:
         agents = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def do_GET(self) -> None:
                 agents.asked += 1
                 shown = self.headers.get("Authorization")
-                for uid, status in agents.statuses.items():
+                for uid in list(agents.statuses):
                     if shown == "Bearer " + status_token(agent_key(uid, settings).encode()):
                         agents.handed_over = decode(self.headers.get(HEADER, ""))
-                        body = json.dumps(status | {"version": 1, "uid": uid}).encode()
+                        body = agents._page(uid, self.path)
+                        if body is None:
+                            break
                         self.send_response(200)
                         self.send_header("Content-Length", str(len(body)))
                         self.end_headers()
@@ -282,8 +309,20 @@ class Agents:
             def log_message(self, *_: object) -> None:
                 """Logs nothing."""
 
-        self._server = http.server.ThreadingHTTPServer((agent_address(), names.AGENT_PORT), Handler)
+        self._is_closed = threading.Event()
+        self._server = _Server((agent_address(), names.AGENT_PORT), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="agents")
+
+    def _page(self, uid: str, path: str) -> bytes | None:
+        """Returns the page once its version is not the one in `path`, at the latest after the wait in `path`."""
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(path).query))
+        ends = time.monotonic() + min(float(query.get("wait", "0")), self.patience)
+        while (status := self.statuses.get(uid)) is not None:
+            page = json.dumps(status | {"version": 1, "uid": uid})
+            version = f"{zlib.crc32(page.encode()):08x}"
+            if version != query.get("after") or time.monotonic() >= ends or self._is_closed.wait(0.05):
+                return json.dumps(json.loads(page) | {"statusVersion": version}).encode()
+        return None
 
     def __enter__(self) -> Agents:
         self._thread.start()
@@ -292,6 +331,7 @@ class Agents:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_closed.set()
         self._server.shutdown()
         self._thread.join(60)
         self._server.server_close()

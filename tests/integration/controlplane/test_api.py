@@ -13,6 +13,7 @@ import yaml
 
 from hack.cluster.controlplane import ControlPlane
 from tests.unit.api.specs import BAD, BAD_NAMES, GOOD, MINIMAL, job, template
+from tests.unit.api.specs_shorthands import EVERYTHING
 
 
 class Kubectl:
@@ -116,6 +117,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "progressDeadlineSeconds": {"progressDeadlineSeconds": 600},
     "spares": {"spares": 1},
     "elastic": {"elastic": {"minReplicas": 1}},
+    "processesFrom": {"processesFrom": "cpu"},
+    **{field: {field: EVERYTHING[field]} for field in EVERYTHING},
+    "queueName": {"queueName": "team-a"},
 }
 
 
@@ -168,6 +172,14 @@ def test_number_of_kept_checkpoints_changes_while_the_job_runs(kubectl: Kubectl)
         assert "of checkpoint, only keep can change while the job runs" in refused.stderr
 
 
+def test_controller_of_a_job_never_changes(kubectl: Kubectl) -> None:
+    assert kubectl.apply(job({"managedBy": "example.com/mine", "suspend": True})).returncode == 0
+    for spec in ({"managedBy": "example.com/other"}, {}):
+        refused = kubectl.apply(job(spec | {"suspend": True}))
+        assert refused.returncode == 1, spec
+        assert "managedBy can't change: create a new job" in refused.stderr
+
+
 def test_lifetime_fields_change_at_any_time(kubectl: Kubectl) -> None:
     kubectl.apply(job({}))
     changes = {"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 3600, "cleanPodPolicy": "None"}
@@ -191,33 +203,28 @@ RUNNING = {
 
 
 def test_kubectl_get_prints_the_state_of_a_job(kubectl: Kubectl) -> None:
-    kubectl.apply(job({}))
+    kubectl.apply(job({"queueName": "team-a"}))
     status = {
         "status": {
             "phase": "Running", "ready": "3/3", "attempt": 2, "reason": "WorkersRunning", "restarts": {"total": 1},
             "spares": 1,
-            "progress": {"step": 130, "loss": 0.31}, "checkpoint": {"step": 100},
+            "progress": {
+                "step": 130, "percent": 43.3, "loss": 0.31, "stepsPerSecond": 2.5, "eta": "2026-11-21T00:10:00Z",
+            },
+            "checkpoint": {"step": 100}, "goodput": 0.97,
             "conditions": [RUNNING],
         }
     }  # fmt: skip
     done = kubectl("patch", "dtj", "j", "--subresource=status", "--type=merge", "-p", json.dumps(status))
     assert done.returncode == 0, done.stderr
     header, row = kubectl("get", "dtj").stdout.splitlines()
-    assert header.split() == ["NAME", "PHASE", "READY", "RESTARTS", "STEP", "AGE"]
-    assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130"]
+    narrow = ["PHASE", "READY", "RESTARTS", "STEP", "PROGRESS", "REASON"]
+    state = ["Running", "3/3", "1", "130", "43.3", "WorkersRunning"]
+    assert header.split() == ["NAME", *narrow, "AGE"]
+    assert row.split()[:-1] == ["j", *state]
     header, row = kubectl("get", "dtj", "-o", "wide").stdout.splitlines()
-    assert header.split() == [
-        "NAME",
-        "PHASE",
-        "READY",
-        "RESTARTS",
-        "STEP",
-        "ATTEMPT",
-        "LOSS",
-        "CHECKPOINT",
-        "SPARES",
-        "REASON",
-        "AGE",
-    ]
-    assert row.split()[:-1] == ["j", "Running", "3/3", "1", "130", "2", "0.31", "100", "1", "WorkersRunning"]
+    wide = ["ATTEMPT", "LOSS", "RATE", "ETA", "GOODPUT", "CHECKPOINT", "SPARES", "QUEUE"]
+    assert header.split() == ["NAME", *narrow, *wide, "AGE"]
+    more = ["2", "0.31", "2.5", "2026-11-21T00:10:00Z", "0.97", "100", "1", "team-a"]
+    assert row.split()[:-1] == ["j", *state, *more]
     assert kubectl("wait", "dtj/j", "--for=condition=Running", "--timeout=5s").returncode == 0

@@ -1,4 +1,4 @@
-"""Failures around the operator: a crash, an unavailable API server, dead watches, missing rights."""
+"""Failures around the operator: a crash, an unavailable API server, missing rights."""
 
 from __future__ import annotations
 
@@ -131,23 +131,6 @@ def test_operator_waits_for_a_crashed_api_server_and_catches_up(
     assert operator.process.poll() is None
 
 
-def test_resync_replaces_dead_watches_and_healthz_reports_them(
-    start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
-) -> None:
-    operator = start_operator("--resync-seconds", "2", program=(str(HERE / "deaf.py"),)).ready()
-    job = submit()
-    agents.statuses[job["metadata"]["uid"]] = running()
-    wait_until("the job runs", lambda: objects.condition("j", "Running"))
-    _, health = wait_until("healthz reports the failure", lambda: (r := operator.get("/healthz"))[0] == 503 and r)
-    assert "a watch has missed changes" in health
-    objects.plane.request("DELETE", objects.path(JOBS, "j"))
-
-    def counted() -> bool:
-        return 'dtj_jobs{phase="Running"} 0.0' in operator.get("/metrics")[1]
-
-    wait_until("a missed deletion is noticed", counted)
-
-
 def test_sigterm_lets_the_running_reconcile_finish_and_exits_0(
     start_operator: Start, submit: Callable[..., Any], objects: Objects
 ) -> None:
@@ -192,7 +175,10 @@ def test_rbac_rights_are_exactly_the_used_ones(
             verbs.add("create")
     granted = {key: set(verbs) for key, verbs in rbac.RULES.items()}
     granted["events.k8s.io", "events"] -= {"patch"}  # for a repeated event
+    del granted["", "persistentvolumeclaims"]  # for a claimTemplate
     granted["", "pods"] -= {"delete"}  # for a node that is dead for half a minute
+    for child in (("apps", "statefulsets"), ("", "services")):
+        granted[child] -= {"get"}  # for an object of somebody else that has the name
     assert used == granted
 
 
@@ -202,7 +188,7 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     where = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{objects.namespace}/roles/{SERVICE_ACCOUNT}"
     whole = plane.request("GET", where)["rules"]
     change(plane, where, lambda role: role.update(rules=[rule for rule in whole if rule["resources"] != ["services"]]))
-    operator = start_operator().ready()
+    operator = start_operator()
     submit()
     warnings = wait_until(
         "the log says which right",
@@ -210,6 +196,7 @@ def test_missing_right_is_reported_and_recovers_once_granted(
     )
     assert warnings[0]["level"] == "warning"
     assert not objects.condition("j", "Failed"), "the installation is wrong, not the job"
+    assert operator.get("/readyz")[0] == 503, "no job is planned from a part of what there is"
     change(plane, where, lambda role: role.update(rules=whole))
     wait_until("the pods exist", lambda: len(objects.list("pods")) == 2, timeout=60)
 
@@ -294,9 +281,10 @@ def test_wrong_flags_exit_with_2_and_name_the_flag(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
+def test_hundred_running_jobs_cost_little_while_nothing_happens(
     start_operator: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
 ) -> None:
+    agents.patience = 60.0
     operator = start_operator().ready()
     for number in range(100):
         agents.statuses[submit(f"j{number:03}", replicas=1)["metadata"]["uid"]] = running()
@@ -307,13 +295,13 @@ def test_hundred_running_jobs_cost_little_more_than_their_agent_polls(
     calls = operator.calls()[before:]
     reads = sum(call["verb"] in ("get", "list") for call in calls)
     print(
-        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} polls, "
+        f"100 running jobs, 10 s: CPU {operator.cpu_seconds() - cpu:.1f} s, {agents.asked - asked} requests to agents, "
         f"{reads} reads, "
         f"{len(calls) - reads} other calls, RSS {operator.rss_mib():.0f} MiB"
     )
-    assert agents.asked - asked >= 200
+    assert agents.asked - asked <= 150, "each job's agent once in 26 s"
     assert not [call for call in calls if call["verb"] not in ("get", "list", "watch")]
-    assert reads <= 400, "each job's four objects at most once in the time"
+    assert reads == 0
 
 
 @pytest.mark.timeout(300)

@@ -75,7 +75,7 @@ def test_agent_imports_no_heavy_module() -> None:
 PURE = sorted([
     *(path for path in AGENT.glob("group/*.py") if path.name != "__init__.py"),
     *(AGENT / f"{name}.py" for name in (
-        "errors", "net/http_response", "pages/metrics", "pages/status", "workers/worker_output",
+        "errors", "net/http_response", "pages/metrics", "pages/status", "pages/status_version", "workers/worker_output",
         "workers/progress_board", "workers/worker_env",
     )),
 ])  # fmt: skip

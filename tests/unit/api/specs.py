@@ -10,7 +10,7 @@ import re
 from copy import deepcopy
 from typing import Any
 
-from tests.unit.api import specs_elastic, specs_restart
+from tests.unit.api import specs_claims, specs_elastic, specs_restart, specs_shorthands
 
 Object = dict[str, Any]
 
@@ -144,8 +144,10 @@ GOOD: dict[str, Object] = {
     "all limits on its life": {"ttlSecondsAfterFinished": 0, "activeDeadlineSeconds": 1, "cleanPodPolicy": "None"},
     "a field that is null": {"processesPerPod": 2, "entrypoint": {"module": "train", "script": None}},
     "nccl without a GPU resource": {"backend": "nccl"},
+    **specs_claims.GOOD,
     **specs_elastic.GOOD,
     **specs_restart.GOOD,
+    **specs_shorthands.GOOD,
 }
 
 # Mistakes in YAML: quotes around a number, none around text, a list for a map, a map for a list,
@@ -307,8 +309,10 @@ BAD: dict[str, tuple[Object, str]] = {
     "hangs after four seconds": ({"hangDetection": {"minSeconds": 4}}, "spec.hangDetection.minSeconds"),
     "a deadline for progress that is too short": ({"progressDeadlineSeconds": 9}, "spec.progressDeadlineSeconds"),
     "a window of no length": ({"restart": {"windowSeconds": 0}}, "spec.restart.windowSeconds"),
+    **specs_claims.BAD,
     **specs_elastic.BAD,
     **specs_restart.BAD,
+    **specs_shorthands.BAD,
     "suspend as text": ({"suspend": "yes"}, "spec.suspend"),
     "a negative TTL": ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished"),
     "a deadline of no length": ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds"),

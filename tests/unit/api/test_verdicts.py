@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from dtj_core.api import InvalidJob, read, validate, violations
 from tests.unit.api.specs import BAD, BAD_NAMES, GOOD, MINIMAL, job, template
@@ -75,3 +79,10 @@ def test_gpus_set_one_process_each_and_nccl(
 ) -> None:
     spec = read(job({"template": template(resources={"limits": gpus}), **given})).spec
     assert (spec.processes, spec.resolved_backend) == (processes, backend)
+
+
+def test_job_of_the_tutorial_is_valid_and_has_a_rank_for_each_gpu() -> None:
+    page = (Path(__file__).parents[3] / "docs/tutorial.md").read_text()
+    (written,) = re.findall(r"^```yaml\n(apiVersion: training.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    spec = validate(yaml.safe_load(written)).spec
+    assert (spec.replicas, spec.processes, spec.resolved_backend) == (4, 8, "nccl")

@@ -26,5 +26,5 @@ def test_local_run_with_an_undecided_accelerator_is_rejected(tmp_path: Path) -> 
     }
     file = tmp_path / "job.yaml"
     file.write_text(json.dumps(job))
-    with pytest.raises(InputError, match=r"habana\.ai/gaudi: set spec\.processesPerPod and spec\.backend"):
+    with pytest.raises(InputError, match=r"habana\.ai/gaudi, for which there is no default: set spec\.backend"):
         command(parser().parse_args(["run", str(file)]))

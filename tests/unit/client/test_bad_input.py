@@ -20,9 +20,37 @@ JOBS = {
         'spec.entrypoint.args[1]: must be a string, not 30; quote it: "30"',
     ),
     "another backend": (job_yaml().replace("gloo", "mpi"), "'gloo', not 'mpi'"),
-    "resources in the spec": (
-        job_yaml(more="  resources: {limits: {cpu: 1}}"),
-        "spec.resources: unknown field; write it in spec.template.spec.containers[0].resources",
+    "another case": (job_yaml(more="  imagepullsecrets: []"), "unknown field; did you mean imagePullSecrets?"),
+    "unknown field inside": (
+        job_yaml(more="  restart: {maxRestart: 1}"),
+        "spec.restart.maxRestart: unknown field; did you mean maxRestarts?",
+    ),
+    "unknown field in a list": (
+        job_yaml(more="  restart: {rules: [{action: Fail, exitCode: [1]}]}"),
+        "spec.restart.rules[0].exitCode: unknown field; did you mean exitCodes?",
+    ),
+    "a field like no other": (job_yaml(more="  zzz: 1"), "spec.zzz: unknown field\n"),
+    "an enum value with a typo": (job_yaml(more="  cleanPodPolicy: al"), "not 'al'; did you mean All?"),
+    "an enum value in a list": (
+        job_yaml(more="  restart: {rules: [{action: Fail, reasons: [OOMKill]}]}"),
+        "not 'OOMKill'; did you mean OOMKilled?",
+    ),
+    "an enum value like no other": (job_yaml(more="  cleanPodPolicy: Running"), "not 'Running'\n"),
+    "host network in the spec": (
+        job_yaml(more="  hostNetwork: true"),
+        "spec.hostNetwork: unknown field; write spec.network: {hostNetwork: …}",
+    ),
+    "volumes in the spec": (
+        job_yaml(more="  volumes: []"),
+        "spec.volumes: unknown field; write it in spec.template.spec.volumes",
+    ),
+    "a limit that is an object": (
+        job_yaml(more="  resources: {limits: {cpu: {}}}"),
+        "spec.resources.limits.cpu: must be a quantity, not an object",
+    ),
+    "a shorthand and the template's field": (
+        job_yaml(more="  nodeSelector: {a: b}\n  template: {spec: {nodeSelector: {c: d}}}"),
+        "set spec.nodeSelector or template.spec.nodeSelector, not both",
     ),
     "a claim without its volume": (
         job_yaml().replace("volume: {claimName: shared}", "claimName: shared"),

@@ -44,8 +44,8 @@ CARRIED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     ),
     "Kueue's label": (
         {"metadata.labels": {"kueue.x-k8s.io/queue-name": "users"}},
-        {"metadata.labels": None},
-        ["not carried over: metadata.labels.kueue.x-k8s.io/queue-name (users)"],
+        {"metadata.labels": None, "spec.queueName": "users"},
+        ["in another form: metadata.labels.kueue.x-k8s.io/queue-name (users): spec.queueName"],
     ),
     "what the server wrote": (
         {"metadata.uid": "1", "metadata.resourceVersion": "2", "status": {"conditions": [{"type": "Running"}]}},

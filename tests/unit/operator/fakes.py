@@ -6,13 +6,18 @@ The meaning of the requests is tested on a real API server.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import yaml
 
 from dtj_core.api.encoding import apply_body
 from dtj_operator import errors
-from dtj_operator.kube.resources import Resource
+from dtj_operator.following.listener import Heard
+from dtj_operator.kube.cache.cache import Cache
+from dtj_operator.kube.cache.store import Key
+from dtj_operator.kube.resources import JOB, POD, Resource, job_selector
 
 Call = tuple[str, str, str]
 NAMESPACE = "ns"
@@ -53,14 +58,23 @@ class FakeClient:
         self._called("dry-run" if dry_run else "create", resource.plural, body["metadata"]["name"], stored)
         return stored
 
-    async def apply(self, resource: Resource, namespace: str, body: Any, *, subresource: str | None = None) -> Any:
+    async def apply(
+        self,
+        resource: Resource,
+        namespace: str,
+        body: Any,
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+        dry_run: bool = False,
+    ) -> Any:
         plural = resource.plural + ("/" + subresource if subresource else "")
         try:
             yaml.compose(apply_body(body), Loader=yaml.CSafeLoader)
         except yaml.YAMLError as error:
             raise errors.Invalid(f"error decoding YAML: {error}", status=400) from error
         stored = _sent(body)
-        self._called("apply", plural, body["metadata"]["name"], stored)
+        self._called("dry-run" if dry_run else "apply", plural, body["metadata"]["name"], stored)
         return stored
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Any) -> Any:
@@ -70,8 +84,66 @@ class FakeClient:
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
-    ) -> None:
+    ) -> Any:
         self._called("delete", resource.plural, name, {"uid": uid, "grace": grace_seconds})
+        return {"kind": "Status"}
+
+
+class FakeCache(Cache):
+    """A cache that always shows what the client would serve, and keeps the answers that it got."""
+
+    def __init__(self, client: FakeClient) -> None:
+        self.client = client
+        self.answers: list[Any] = []
+        self.gone: list[str] = []
+        super().__init__(client, (), Mock(), lambda key, seconds: None)  # type: ignore[arg-type]
+
+    def job(self, key: Key) -> Any:
+        return next((job for job in self._found(JOB, key[0]) if job["metadata"]["name"] == key[1]), None)
+
+    def jobs(self) -> list[Any]:
+        return list(self._found(JOB, None))
+
+    def child(self, resource: Resource, key: Key) -> Any:
+        return next((each for each in self._found(resource, key[0]) if each["metadata"]["name"] == key[1]), None)
+
+    def pods(self, key: Key) -> tuple[Any, ...]:
+        return tuple(pod for pod in self._found(POD, key[0]) if _matches(pod, job_selector(key[1])))
+
+    def _found(self, resource: Resource, namespace: str | None) -> Iterator[Any]:
+        for (plural, _), found in self.client.objects.items():
+            if plural == resource.plural and namespace in (None, _namespace(found)):
+                yield found
+
+    def answer(self, resource: Resource, obj: Any) -> None:
+        self.answers.append(obj)
+
+    def deleted(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        self.gone.append(uid)
+
+
+class FakeListeners:
+    """Listeners that have heard `heard` of every job, and record whom they were asked about."""
+
+    def __init__(self, heard: Heard | None = None) -> None:
+        self.heard = heard or Heard(is_known=True)
+        self.ended: list[tuple[str, str]] = []
+        self.kept: list[tuple[str, str]] = []
+
+    def observe(self, job: Any, stateful_set: Any, pods: Any) -> Heard:
+        return self.heard
+
+    def end(self, key: tuple[str, str]) -> None:
+        self.ended.append(key)
+
+    def keep_only(self, keys: Any) -> None:
+        self.kept = list(keys)
+
+    async def start(self) -> None:
+        """Nothing is listened to."""
+
+    async def stop(self) -> None:
+        """Nothing is listened to."""
 
 
 def _namespace(obj: Any) -> str:

@@ -9,6 +9,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dtj_agent.pages.status_version import status_version
 from dtj_contract import names
 from dtj_core.plan.model import Object
 
@@ -254,5 +255,7 @@ class Agents:
             "address": leader.address,
             "epoch": group.attempt,
         }
+        if self.world.agents_wait:
+            page["statusVersion"] = status_version({"stragglers": [], "stepsUnknown": False, **page})  # type: ignore[typeddict-item]
         group.pages.append(page)
         return self.world.faults.of_page(page, group.pages)

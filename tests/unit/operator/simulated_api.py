@@ -13,7 +13,7 @@ from dtj_contract import names
 from dtj_core.plan.model import Object
 from dtj_core.plan.times import rfc3339, unix
 from dtj_operator import errors
-from dtj_operator.kube.resources import JOB, POD, STATEFUL_SET, Resource
+from dtj_operator.kube.resources import POD, STATEFUL_SET, Resource
 
 NAMESPACE = "team"
 Key = tuple[str, str]
@@ -28,6 +28,10 @@ class ApiServer:
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
         self._serial = itertools.count(1)
+        self.version = 0
+        """Of the last change of any object."""
+        self.changes: dict[str, list[tuple[int, str, Object]]] = {}
+        """The events of a watch, by plural: version, ADDED, MODIFIED or DELETED, and the object."""
         self.objects: dict[Key, Object] = {}
         self.past: dict[Key, list[tuple[float, Object | None]]] = {}
         """All versions by time: what a stale read returns."""
@@ -74,8 +78,8 @@ class ApiServer:
         }
         return self._store(key, {"kind": resource.kind, **body, "metadata": metadata}, "ADDED")
 
-    def apply(self, resource: Resource, body: Object, subresource: str | None = None) -> Object:
-        """Applies with `force`, as one field manager."""
+    def apply(self, resource: Resource, body: Object, subresource: str | None = None, *, force: bool = True) -> Object:
+        """Applies as one field manager. Without `force` it takes no object that the manager has never applied."""
         sent = body["metadata"]
         key = (resource.plural, sent["name"])
         live = self.objects.get(key)
@@ -93,6 +97,8 @@ class ApiServer:
         if resource is STATEFUL_SET and live["spec"].get("selector") != body["spec"]["selector"]:
             raise errors.Invalid("spec: Forbidden: updates to statefulset spec for fields other than …", status=422)
         owner = metadata["uid"] + (subresource or "")
+        if not force and owner not in self._applied:
+            raise errors.Conflict("Apply failed with 2 conflicts", status=409)
         before = self._applied.get(owner, {})
         self._applied[owner] = body
         if subresource is not None:
@@ -150,7 +156,8 @@ class ApiServer:
         gone = self.objects.pop(key, None)
         if gone is not None:
             self.past.setdefault(key, []).append((self._wall(), None))
-            self._tell(key, "DELETED", gone)
+            version = {"resourceVersion": str(next(self._serial))}
+            self._tell(key, "DELETED", {**gone, "metadata": gone["metadata"] | version})
         return gone
 
     def _store(self, key: Key, new: Object, kind: str) -> Object:
@@ -168,6 +175,8 @@ class ApiServer:
         return new
 
     def _tell(self, key: Key, kind: str, found: Object) -> None:
+        self.version = int(found["metadata"]["resourceVersion"])
+        self.changes.setdefault(key[0], []).append((self.version, kind, found))
         for listener in self.listeners:
             listener(key[0], kind, found)
 
@@ -196,10 +205,6 @@ def _merge_owners(live: Object, before: Object, sent: Object) -> list[Object]:
 
 def owner_uids(found: Object) -> set[str]:
     return {owner["uid"] for owner in found["metadata"].get("ownerReferences") or ()}
-
-
-def is_job(plural: str) -> bool:
-    return plural == JOB.plural
 
 
 def labelled(found: Object) -> bool:

@@ -89,9 +89,7 @@ class Checks:
             self._world.fail("the end of the job is of an attempt that the status does not know")
 
     def stateful_set_applied(self, served: Object | None) -> None:
-        """Checks that a job which is to have no pods gets none. `served`: the job as last read."""
-        if self._world.faults.stale:
-            return  # a read that confirms the version may be stale too
+        """Checks that a job which is to have no pods gets none. `served`: the job as last confirmed."""
         assert served is not None
         if is_finished(served.get("status", {})) or "deletionTimestamp" in served["metadata"]:
             self._world.fail("a StatefulSet is applied for a job that is finished or deleted")

@@ -24,9 +24,9 @@ class Faults:
         self.kills = rng.choice((0.0, 0.01, 0.05))
         """Share of the calls at which the operator is killed."""
         self.stale = rng.choice((0.0, 0.0, 2.0, 15.0))
-        """Largest age of a read, in seconds."""
-        self.events = rng.choice((0.0, 0.05, 0.5))
-        """Share of the watch events that are lost; as many come twice."""
+        """Longest delay of a watch, in seconds."""
+        self.events = rng.choice((0.0, 0.05, 0.3))
+        """Share of the looks at a watch at which it breaks or expires; as many times events come twice."""
         self.pages = rng.choice((0.0, 0.1, 0.5))
         """Share of the agents' answers that are silent, old or invalid."""
         self.active = True
@@ -63,10 +63,11 @@ class Faults:
         rng = self._world.rng
         return rng.uniform(0.0, self.stale) if self.active and self.stale and rng.random() < 0.3 else 0.0
 
-    def deliveries(self) -> int:
-        """Returns how often a watch delivers an event."""
-        chance = self._world.rng.random() if self.active else 1.0
-        return 0 if chance < self.events else 2 if chance < 2 * self.events else 1
+    def of_watch(self) -> str:
+        """Returns what happens to a watch that has events; "" for nothing."""
+        rng = self._world.rng
+        chance = rng.random() if self.active else 1.0
+        return rng.choice(("gone", "broken")) if chance < self.events else "twice" if chance < 2 * self.events else ""
 
     def of_page(self, page: Object, pages: list[Object]) -> Object | None:
         rng = self._world.rng

@@ -6,7 +6,7 @@ Its client and its watches reach the simulated API server. The process can be ki
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dtj_core.plan import plan
@@ -14,19 +14,26 @@ from dtj_core.plan.model import Object
 from dtj_operator import agent_client, errors
 from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller
+from dtj_operator.following.listeners import AgentListeners
+from dtj_operator.kube.cache.cache import Cache
+from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.event_recorder import EventRecorder
 from dtj_operator.kube.executor import PlanExecutor
-from dtj_operator.kube.observer import Key, Observer
-from dtj_operator.kube.resources import JOB, POD, STATEFUL_SET, Resource
+from dtj_operator.kube.observer import Observer
+from dtj_operator.kube.resources import STATEFUL_SET, Resource
+from dtj_operator.reconciling import Reconciling
 from dtj_operator.resync import Resync
-from dtj_operator.watches import WatchState
-from dtj_operator.workqueue import WorkQueue
-from tests.unit.operator.simulated_api import is_job, labelled
+from dtj_operator.workqueue import Priority, WorkQueue
+from tests.unit.operator.simulated_api import NAMESPACE, labelled
 
 if TYPE_CHECKING:
     from tests.unit.operator.simulator import World
 
 WORKERS = 2
+# A world never needs it.
+RESYNC_SECONDS = 1e5
+POLL_SECONDS = 5.0
+"""Between two requests to agents that answer at once."""
 
 
 class Measures:
@@ -55,26 +62,46 @@ class Client:
     def __init__(self, world: World, operator: Operator) -> None:
         self._world = world
         self._operator = operator
-        self._served: Object | None = None
-        """The job as this operator last read it."""
+        self.served: Object | None = None
+        """The job as the operator last planned on it, or has confirmed it since."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         age = self._world.faults.read_age()
         found = await self._call("get", resource, lambda: self._read(resource, name, age))
         if found is None:
             raise errors.ObjectNotFound(f"{resource.kind} {name} not found", status=404)
-        if resource is JOB:
-            self._served = found
         return dict(found)
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str | None = None) -> list[Object]:
-        age = self._world.faults.read_age()
+    async def pages(
+        self, resource: Resource, namespace: str | None, selector: str | None = None, *, limit: int = 500
+    ) -> AsyncIterator[tuple[list[Object], str]]:
         api = self._world.api
+        read = lambda: (api.of(resource.plural), str(api.version))  # noqa: E731
+        listed, version = await self._call("list", resource, read)
+        yield [found for found in listed if selector is None or labelled(found)], version
 
-        def read() -> list[Object]:
-            return api.of(resource.plural) if not age else api.list_at(resource.plural, self._world.wall() - age)
-
-        return [found for found in await self._call("list", resource, read) if resource is JOB or labelled(found)]
+    async def watch(
+        self, resource: Resource, namespace: str | None, selector: str | None, version: str, **_: float
+    ) -> AsyncIterator[list[Object]]:
+        """Yields what happened since `version`, late if the world is stale, until the watch breaks."""
+        world, position = self._world, int(version)
+        await self._call("watch", resource, lambda: None)
+        while True:
+            await world.change_beyond(resource.plural, position)
+            await asyncio.sleep(world.latency() + world.faults.read_age())
+            self._operator.check_alive()
+            fault = world.faults.of_watch()
+            if fault == "gone":
+                raise errors.Gone("too old resource version", status=410)
+            if fault == "broken":
+                raise errors.Transient("the connection was lost")
+            new = [each for each in world.api.changes[resource.plural] if each[0] > position]
+            events = [{"type": kind, "object": found} for _, kind, found in new if selector is None or labelled(found)]
+            yield events
+            if fault == "twice":
+                yield events
+            position = new[-1][0]
+            yield [{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(position)}}}]
 
     async def create(self, resource: Resource, namespace: str, body: Object, *, dry_run: bool = False) -> Object:
         name = body["metadata"]["name"]
@@ -84,16 +111,25 @@ class Client:
         return created
 
     async def apply(
-        self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        body: Object,
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+        dry_run: bool = False,
     ) -> Object:
         name = body["metadata"]["name"]
+        if dry_run:
+            return await self._call("dry-run", resource, lambda: self._confirm(body))
 
         def act() -> Object:
             if resource is STATEFUL_SET:
-                self._world.checks.stateful_set_applied(self._served)
+                self._world.checks.stateful_set_applied(self.served)
             if subresource:
                 self._world.checks.status_written(body, self._operator.wall())
-            return self._world.api.apply(resource, body, subresource)
+            return self._world.api.apply(resource, body, subresource, force=force)
 
         applied: Object = await self._call("apply", resource, act, subresource or name)
         return applied
@@ -117,18 +153,31 @@ class Client:
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
-    ) -> None:
-        def act() -> None:
-            self._world.checks.deleted(resource, name, uid, self._served)
+    ) -> Object:
+        def act() -> Object:
+            self._world.checks.deleted(resource, name, uid, self.served)
             if grace_seconds == 0:
                 self._world.checks.force_deleted(name, uid, self._operator.wall())
             self._world.api.delete(resource, name, uid=uid, grace=grace_seconds)
+            left = self._world.api.find(resource.plural, name)
+            return {"kind": "Status"} if left is None else left
 
-        await self._call("delete", resource, act, name)
+        answer: Object = await self._call("delete", resource, act, name)
+        return answer
 
     def _read(self, resource: Resource, name: str, age: float) -> Object | None:
         api = self._world.api
         return api.at((resource.plural, name), self._world.wall() - age) if age else api.find(resource.plural, name)
+
+    def _confirm(self, body: Object) -> Object:
+        """Answers an apply of a status that is a dry run."""
+        sent, live = body["metadata"], self._world.job
+        if live is None:
+            raise errors.ObjectNotFound("not found", status=404)
+        if any(live["metadata"][key] != sent[key] for key in ("uid", "resourceVersion")):
+            raise errors.Conflict("the object has been modified", status=409)
+        self.served = live
+        return live
 
     def _admit(self, name: str) -> Object:
         if self._world.cluster.quota_spent:
@@ -171,16 +220,47 @@ class Agents(AgentClient):
         self._world = world
         self._operator = operator
 
-    async def _ask(self, job: Object, pod: Object, message: str) -> Object:
+    async def _ask(self, job: Object, pod: Object, message: str, after: str, wait: float) -> Object:
         self._operator.check_alive()
         await asyncio.sleep(self._world.latency())
         self._operator.check_alive()
-        answer = self._world.agents.page(pod["status"]["podIP"], job["metadata"]["uid"])
+        answer = self._page(job, pod)
+        ends = self._world.clock() + wait
+        while answer is not None and answer.get("statusVersion") == after and self._world.clock() < ends:
+            await asyncio.sleep(1.0)
+            self._operator.check_alive()
+            answer = self._page(job, pod)
         if answer is None:
-            raise agent_client._Unanswered(agent_client.UNREACHABLE, "is unreachable")
+            raise agent_client.Unanswered(agent_client.UNREACHABLE, "is unreachable")
         if answer.get("uid") != job["metadata"]["uid"]:
-            raise agent_client._Unanswered(agent_client.INVALID, "belongs to another job")
+            raise agent_client.Unanswered(agent_client.INVALID, "belongs to another job")
         return answer
+
+    def _page(self, job: Object, pod: Object) -> Object | None:
+        return self._world.agents.page(pod["status"]["podIP"], job["metadata"]["uid"])
+
+
+class Listeners(AgentListeners):
+    """The real listeners. One that ends by itself is a violation."""
+
+    def __init__(self, world: World, client: AgentClient, enqueue: Callable[[Key], None]) -> None:
+        super().__init__(client, enqueue, poll_seconds=POLL_SECONDS, wall=world.wall)
+        self._world = world
+
+    def _ended(self, key: Key, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._world.violation = self._world.violation or task.exception()
+        super()._ended(key, task)
+
+
+class SimulatedObserver(Observer):
+    """The real observer. Its client keeps what the operator plans on."""
+
+    def get_job(self, key: Key) -> Object | None:
+        found = super().get_job(key)
+        client: Any = self._client
+        client.served = found
+        return found
 
 
 class Operator:
@@ -191,55 +271,37 @@ class Operator:
         self.number = number
         self.dead = False
         measures: Any = Measures(world)
-        clock = world.clock
         self.queue: WorkQueue[Key] = WorkQueue(measures)
         self.client: Any = Client(world, self)
         self.agents = Agents(world, self)
-        self.observer = Observer(self.client, self.agents, now=clock)
+        self.listeners = Listeners(world, self.agents, lambda key: self.queue.add(key, Priority.CHANGED))
+        self.cache = Cache(self.client, (NAMESPACE,), measures, self._wake)
+        self.observer = SimulatedObserver(self.cache, self.client, self.listeners)
         skew = world.rng.choice((0.0, 0.0, world.rng.uniform(-90.0, 90.0)))
         self.wall = lambda: world.wall() + skew
         recorder = EventRecorder(self.client, f"operator-{number}", now=self.wall)
-        executor = PlanExecutor(self.client, self.observer, recorder)
-        self.controller = Controller(self.queue, self.observer, executor, plan, world.settings, measures, now=self.wall)
-        self.controller._rejections._now = clock
-        self.watches = WatchState(self._changed, measures)
-        self.resync = Resync(
-            self.client,
-            self.queue,
-            self.observer,
-            self.watches,
-            measures,
-            (),
-            world.resync_seconds,
-            missed_after_seconds=30.0,
-            uniform=world.rng.uniform,
-        )
-        self._next_event = 0.0
+        executor = PlanExecutor(self.client, self.cache, self.observer, recorder)
+        controller = Controller(self.queue, self.observer, executor, plan, world.settings, measures, now=self.wall)
+        controller._rejections._now = world.clock
+        resync = Resync(self.cache, self.queue, self.observer, measures, RESYNC_SECONDS, uniform=world.rng.uniform)
+        self.reconciling = Reconciling(self.cache, self.queue, controller, resync, self.listeners, WORKERS)
+        for reflector in self.cache._reflectors:
+            reflector._jitter = world.rng.random
         loop = asyncio.get_running_loop()
-        self.tasks = [loop.create_task(self.controller.work()) for _ in range(WORKERS)]
-        self.tasks.append(loop.create_task(self.resync.run()))
-        for resource in (JOB, STATEFUL_SET, POD):
-            for found in world.api.of(resource.plural):
-                self.see(resource.plural, "", found)
+        self._started = [loop.create_task(self.cache.run()), loop.create_task(self.reconciling.start())]
 
-    def see(self, plural: str, kind: str, found: Object) -> None:
-        """Delivers a watch event after a while, in order."""
-        if is_job(plural) or (plural in (STATEFUL_SET.plural, POD.plural) and labelled(found)):
-            for _ in range(self.world.faults.deliveries() if kind else 1):
-                self._next_event = max(self._next_event, self.world.clock() + self.world.latency())
-                asyncio.get_running_loop().call_at(self._next_event, self._deliver, plural, kind or None, found)
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        resyncing = self.reconciling._resyncing
+        return [
+            *self._started,
+            *self.cache._tasks,
+            *self.reconciling._workers,
+            *([resyncing] if resyncing is not None else []),
+        ]
 
-    def _deliver(self, plural: str, kind: str | None, found: Object) -> None:
-        if self.dead:
-            return
-        if is_job(plural):
-            self.watches.on_job_event(kind, found)
-        else:
-            self.watches.on_child_event(plural, kind, found)
-
-    def _changed(self, key: Key) -> None:
-        self.observer.invalidate(key)
-        self.queue.add(key)
+    def _wake(self, key: Key, seconds: float) -> None:
+        self.reconciling.wake(key, seconds)
 
     def check_alive(self) -> None:
         if self.dead:
@@ -254,7 +316,9 @@ class Operator:
         """Ends the process at once."""
         self.dead = True
         self.queue.close()
-        for task in self.tasks:
+        tasks = self.tasks
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.listeners.stop()
         await self.agents.close()

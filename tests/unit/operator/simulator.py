@@ -6,8 +6,7 @@ on an event loop with a virtual clock, and these faults:
     the operator  is killed before or after any call, and starts again without memory; two run at once;
                   its clock is wrong
     calls         are answered by 409, 429 or 5xx, or by nothing, with the write applied or not
-    reads         are up to 15 s old
-    watches       lose events, or deliver them twice
+    watches       are up to 15 s late, each on its own; break, expire, or deliver events twice
     agents        are silent, or answer with an old page, an invalid one or another job's
     pods          are deleted, evicted or crash; nodes are lost; the quota is spent
     people        delete, edit or orphan children, take the name, suspend, resume, scale, change, delete
@@ -42,6 +41,8 @@ EPOCH = 1_790_000_000.0
 PATIENCE_SECONDS = 1500.0
 QUIET_SECONDS = 180.0
 RECONCILES_A_MINUTE = 20
+LATENESS_SECONDS = 3.0
+"""By which a report of progress may be late, so that the next write follows sooner."""
 
 
 class Violation(AssertionError):
@@ -69,9 +70,10 @@ class World:
         self.settings = Settings(
             agent_image="agent:1",
             master_key=b"key",
-            status_poll_seconds=5.0,
-            progress_write_seconds=self.rng.choice((5.0, 30.0)),
+            progress_write_seconds=self.rng.choice((20.0, 30.0)),
         )
+        self.agents_wait = self.rng.random() < 0.7
+        """Whether requests for /status wait for a change; else they are answered at once, as by older agents."""
         self.is_long = self.rng.random() < 0.15
         """Whether the training runs until the world has been quiet."""
         self.work = 1e6 if self.is_long else self.rng.uniform(3.0, 100.0)
@@ -227,8 +229,7 @@ class World:
         self.agents = Agents(self)
         self.checks = Checks(self)
         self.faults = Faults(self)
-        # Where nothing is lost and nothing is stale, the operator must not need its resync.
-        self.resync_seconds = 150.0 if self.faults.events or self.faults.stale else 1e5
+        self._changed = asyncio.Event()
         self.api.listeners += [self.cluster.changed, self._watched]
         self.create_job()
         self.start_operator()
@@ -255,8 +256,13 @@ class World:
         self.checks.end()
 
     def _watched(self, plural: str, kind: str, found: Object) -> None:
-        for operator in self.operators:
-            operator.see(plural, kind, found)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change_beyond(self, plural: str, version: int) -> None:
+        """Returns once an object of this kind has changed after `version`."""
+        while not any(at > version for at, _, _ in self.api.changes.get(plural, ())[-1:]):
+            await self._changed.wait()
 
     async def _run_quietly(self) -> None:
         """Waits until the training runs, and checks that the operator then writes little."""
@@ -267,7 +273,7 @@ class World:
 
         await self._until("the training runs", runs)
         await self._pass(120.0)  # back-offs end, kept reads become old
-        await self._stay_quiet(60.0 / self.settings.progress_write_seconds)
+        await self._stay_quiet(60.0 / (self.settings.progress_write_seconds - 2 * LATENESS_SECONDS))
 
     async def _stay_quiet(self, writes_a_minute: float) -> None:
         began, writes, reconciles = self.clock(), len(self.writes), self.reconciles

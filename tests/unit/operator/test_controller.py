@@ -14,14 +14,14 @@ import pytest
 
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
 from dtj_operator.controller import Controller
+from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.executor import PlanExecutor
-from dtj_operator.kube.observer import Key, Observer
+from dtj_operator.kube.observer import Observer
 from dtj_operator.metrics import Metrics
 from dtj_operator.workqueue import WorkQueue
 from tests.lib.waiting import wait_until_async
-from tests.unit.operator.fakes import FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 from tests.unit.operator.test_executor import SET, Recorded
 
 SETTINGS = Settings(agent_image="i", master_key=b"k" * 32)
@@ -34,9 +34,9 @@ class Shell:
     def __init__(self, client: FakeClient, planner: Callable[[Object, Observed, float, Settings], Plan]) -> None:
         self.metrics = Metrics("1")
         self.queue: WorkQueue[Key] = WorkQueue(self.metrics, first_backoff=0.01)
-        self.agents = AgentClient(SETTINGS)
-        observer = Observer(client, self.agents)  # type: ignore[arg-type]
-        executor = PlanExecutor(client, observer, Recorded(client))  # type: ignore[arg-type]
+        cache = FakeCache(client)
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
+        executor = PlanExecutor(client, cache, observer, Recorded(client))  # type: ignore[arg-type]
         self.controller = Controller(self.queue, observer, executor, planner, SETTINGS, self.metrics, now=lambda: 7.0)
 
     def results(self) -> dict[str, float]:
@@ -53,7 +53,6 @@ class Shell:
         finally:
             self.queue.close()
             await worker
-            await self.agents.close()
 
 
 def client_with(*jobs: Any) -> FakeClient:
@@ -100,7 +99,7 @@ def test_deleted_or_terminating_job_is_left_alone(there: list[Any]) -> None:
         assert shell.results() == {"gone": 1}
 
     asyncio.run(main())
-    assert client.calls == [("get", "distributedtrainingjobs", "j")]
+    assert client.calls == []
 
 
 def test_invalid_child_is_planned_again_at_once_with_the_servers_message() -> None:
@@ -144,10 +143,10 @@ def test_temporary_rejection_is_reported_each_time_and_retried_with_back_off() -
 
 def test_error_is_one_log_line_and_retried_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     client = client_with()
-    client.refuse["get", "distributedtrainingjobs", "j"] = errors.Transient("no answer in 10 s")
+    client.refuse["apply", "distributedtrainingjobs/status", "j"] = errors.Transient("no answer in 10 s")
 
     async def main() -> None:
-        shell = Shell(client, lambda *_: Plan())
+        shell = Shell(client, lambda *_: Plan(status={"phase": "Pending"}))
 
         def healed() -> bool:
             if shell.results().get("error", 0) >= 2:

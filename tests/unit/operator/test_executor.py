@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from dtj_core.plan.model import Apply, Delete, Event, Plan, Settings
+from dtj_core.plan.model import Apply, Delete, Event, Plan
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.executor import PlanExecutor, Rejected, same_status
 from dtj_operator.kube.observer import Observer
-from tests.unit.operator.fakes import FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 
 SET = {
     "apiVersion": "apps/v1",
@@ -37,12 +36,9 @@ class Recorded:
 
 def execute(client: FakeClient, plan: Plan, of: Any = None) -> Any:
     async def main() -> Any:
-        agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
-        try:
-            observer = Observer(client, agents)  # type: ignore[arg-type]
-            return await PlanExecutor(client, observer, Recorded(client)).execute(of or job(), plan)  # type: ignore[arg-type]
-        finally:
-            await agents.close()
+        cache = FakeCache(client)
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
+        return await PlanExecutor(client, cache, observer, Recorded(client)).execute(of or job(), plan)  # type: ignore[arg-type]
 
     return asyncio.run(main())
 
@@ -178,6 +174,8 @@ def test_only_an_invalid_object_is_rejected_permanently(error: errors.KubeError,
 @pytest.mark.parametrize("error", REFUSED, ids=name)
 def test_every_other_error_is_a_temporary_rejection_with_the_servers_message(error: errors.KubeError) -> None:
     client = FakeClient()
+    owners = [{"kind": "DistributedTrainingJob", "name": "j", "uid": "u1"}]
+    client.objects["statefulsets", "j"] = SET | {"metadata": {"name": "j", "uid": "s", "ownerReferences": owners}}
     client.refuse["apply", "statefulsets", "j"] = error
     refused = refusal_of(client)
     assert (str(refused), refused.permanent) == (error.message, False)
@@ -255,3 +253,27 @@ def test_existing_object_is_not_overwritten_by_an_if_missing_apply() -> None:
     client.refuse["create", "secrets", "j-dtj-agent"] = errors.Conflict("already exists", status=409)
     execute(client, plan)
     assert client.calls == [("create", "secrets", "j-dtj-agent"), ("apply", "distributedtrainingjobs/status", "j")]
+
+
+def test_answers_reach_the_cache_before_the_next_plan() -> None:
+    terminating = {"metadata": {"name": "j-1", "uid": "p1", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    kept: list[FakeCache] = []
+
+    class Terminating(FakeClient):
+        async def delete(self, resource: Any, namespace: str, name: str, **how: Any) -> Any:
+            await super().delete(resource, namespace, name, **how)
+            return terminating if name == "j-1" else {"kind": "Status"}
+
+    async def main() -> None:
+        client, cache = Terminating(), FakeCache(FakeClient())
+        kept.append(cache)
+        client.refuse["delete", "pods", "j-3"] = errors.ObjectNotFound("gone", status=404)
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
+        executor = PlanExecutor(client, cache, observer, Recorded(client))  # type: ignore[arg-type]
+        deleted = [Delete(kind="Pod", name=f"j-{i}", uid=f"p{i}") for i in (1, 2, 3)]
+        await executor.execute(job(), Plan(actions=(Apply(body=SERVICE), *deleted), status={"phase": "Pending"}))
+
+    asyncio.run(main())
+    assert [answer["metadata"]["name"] for answer in kept[0].answers] == ["j", "j-1", "j"]
+    assert kept[0].answers[1] is terminating, "a pod that terminates is still there"
+    assert kept[0].gone == ["p2", "p3"]

@@ -80,6 +80,12 @@ def test_pod_that_was_silent_is_asked_after_all_others() -> None:
     assert searched({0: SILENT, 1: SILENT}, silent={"j-0": 5.0, "j-1": 4.0}) == ([1, 0], None)
 
 
+async def found(agents: AgentClient, of: Any, pods: list[Any]) -> Any:
+    """Returns the page that a search uses; None without an answer."""
+    answer = await agents.search(of, pods, "{}")
+    return None if answer is None else answer.page
+
+
 def group(pages: Pages, test: Callable[[AgentClient, Clock, Counter[int], list[Any]], Awaitable[None]]) -> None:
     """Runs `test` with an agent for each page, on an address of its own."""
     asked: Counter[int] = Counter()
@@ -113,11 +119,11 @@ def test_leader_is_asked_alone_after_it_was_found() -> None:
 
     async def test(agents: AgentClient, clock: Clock, asked: Counter[int], pods: list[Any]) -> None:
         for clock.now in range(0, 20, 2):
-            assert await agents.status(job(), pods) == pages[2]
+            assert await found(agents, job(), pods) == pages[2]
         assert asked == {0: 1, 2: 10}
         pages[2], pages[0], pages[1] = SILENT, page(0, 1), page(1, 1)
         for clock.now in range(20, 40, 2):
-            assert await agents.status(job(), pods) == pages[1]
+            assert await found(agents, job(), pods) == pages[1]
             assert agents.silent_seconds(job()) == 0
         assert asked == {0: 2, 2: 11, 1: 10}
 
@@ -128,7 +134,7 @@ def test_leader_in_the_stored_status_is_asked_first() -> None:
     pages: Pages = {0: page(0, 2), 1: page(1, 2), 2: page(2, 2)}
 
     async def test(agents: AgentClient, clock: Clock, asked: Counter[int], pods: list[Any]) -> None:
-        assert await agents.status(job({"coordinator": "j-2"}), pods) == pages[2]
+        assert await found(agents, job({"coordinator": "j-2"}), pods) == pages[2]
         assert asked == {2: 1}
 
     group(pages, test)
@@ -140,12 +146,12 @@ def test_silent_leader_costs_one_request_now_and_then() -> None:
 
     async def test(agents: AgentClient, clock: Clock, asked: Counter[int], pods: list[Any]) -> None:
         for clock.now in range(0, 600, 2):
-            assert await agents.status(job(), pods) == pages[0]
+            assert await found(agents, job(), pods) == pages[0]
         assert agents.silent_seconds(job()) == 0
         assert 5 <= asked[1] <= 30
         pages[1] = page(1, 1)
         clock.now = 700
-        assert await agents.status(job(), pods) == pages[1]
+        assert await found(agents, job(), pods) == pages[1]
 
     group(pages, test)
 
@@ -154,17 +160,17 @@ def test_silence_counts_only_while_nobody_answers() -> None:
     pages: Pages = {0: SILENT, 1: SILENT, 2: SILENT, 3: page(3, 3)}
 
     async def test(agents: AgentClient, clock: Clock, asked: Counter[int], pods: list[Any]) -> None:
-        assert await agents.status(job(), pods) is None
+        assert await found(agents, job(), pods) is None
         clock.now = 3
         assert agents.silent_seconds(job()) == 3
-        assert await agents.status(job(), pods) == pages[3], "the pods that were not asked before come first"
+        assert await found(agents, job(), pods) == pages[3], "the pods that were not asked before come first"
         assert agents.silent_seconds(job()) == 0
 
     group(pages, test)
 
 
 def test_leader_that_no_time_is_left_for_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask_slowly(self: AgentClient, job: Any, pod: Any, message: str) -> Any:
+    async def ask_slowly(self: AgentClient, job: Any, pod: Any, *_: Any) -> Any:
         if pod["metadata"]["name"] == "j-1":
             await asyncio.sleep(0)
             return page(1, 1)
@@ -175,7 +181,7 @@ def test_leader_that_no_time_is_left_for_is_not_silent(monkeypatch: pytest.Monke
         monkeypatch.setattr(AgentClient, "_ask_with_either_key", ask_slowly)
         agents = AgentClient(settings(1), seconds=0.01)
         try:
-            assert await agents.status(job(), [pod(0), pod(1)]) == page(0, 1)
+            assert await found(agents, job(), [pod(0), pod(1)]) == page(0, 1)
             assert agents._jobs[("ns", "j")].silent == {}
         finally:
             await agents.close()
@@ -205,7 +211,7 @@ def test_leader_that_hangs_leaves_time_for_the_others() -> None:
         try:
             async with asyncio.timeout(60):
                 pods = [pod(0, ip="127.0.0.1"), pod(1, ip="127.0.0.2")]
-                assert await agents.status(job(), pods) == page(1, 0)
+                assert await found(agents, job(), pods) == page(1, 0)
                 assert agents.silent_seconds(job()) == 0
         finally:
             await agents.close()

@@ -13,9 +13,11 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 
+from dtj_core.plan.model import Plan
 from dtj_operator import errors
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.resources import JOB
+from tests.unit.operator.fakes import job
 from tests.unit.operator.test_controller import Shell
 
 IMPATIENT = """
@@ -68,6 +70,7 @@ class Refusing(Client):
 
     def __init__(self) -> None:
         super().__init__(ExpiredLogin(), lambda *_: None)  # type: ignore[arg-type]
+        self.objects = {("distributedtrainingjobs", "j"): job()}
 
         async def call_api(*_: Any, **__: Any) -> Any:
             answer = Mock(status=401)
@@ -94,7 +97,7 @@ def test_failed_login_renewal_is_an_api_error_and_no_bug() -> None:
 def test_reconcile_with_a_failed_login_renewal_counts_as_error_and_is_retried() -> None:
     async def main() -> None:
         client = Refusing()
-        shell = Shell(client, lambda *_: pytest.fail("nothing to plan"))  # type: ignore[arg-type]
+        shell = Shell(client, lambda *_: Plan(status={"phase": "Pending"}))  # type: ignore[arg-type]
         try:
             await shell.until(lambda: shell.results().get("error", 0) >= 2)
             assert set(shell.results()) == {"error"}

@@ -46,7 +46,7 @@ def test_agent_is_polled_with_the_key_it_was_started_with(has: Settings, asked: 
         agents = AgentClient(replace(NEW, agent_port=port), seconds=30)
         pod = {"metadata": {"name": "j-0"}, "status": {"podIP": "127.0.0.1"}}
         try:
-            return [await agents.status(job(), [pod]) for _ in range(4)]
+            return [await agents.search(job(), [pod], "{}") for _ in range(4)]
         finally:
             await agents.close()
             await runner.cleanup()

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from dtj_contract import names
-from dtj_core.plan.model import Nudge, Plan, Settings
+from dtj_core.plan.model import Nudge, Plan
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
 from dtj_operator.kube.executor import PlanExecutor, Rejected
 from dtj_operator.kube.observer import Observer
-from tests.unit.operator.fakes import FakeClient, job
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 from tests.unit.operator.test_executor import Recorded
 
 TIME = "2026-09-21T14:13:20Z"
@@ -32,12 +31,10 @@ PATCH = ("patch", "statefulsets", "j")
 
 def carried_out(client: FakeClient) -> None:
     async def main() -> None:
-        agents = AgentClient(Settings(agent_image="i", master_key=b"k" * 32))
-        try:
-            executor = PlanExecutor(client, Observer(client, agents), Recorded(client))  # type: ignore[arg-type]
-            await executor.execute(job(), Plan(actions=(Nudge(stateful_set=SET, time=TIME),)))
-        finally:
-            await agents.close()
+        cache = FakeCache(client)
+        observer = Observer(cache, client, FakeListeners())  # type: ignore[arg-type]
+        executor = PlanExecutor(client, cache, observer, Recorded(client))  # type: ignore[arg-type]
+        await executor.execute(job(), Plan(actions=(Nudge(stateful_set=SET, time=TIME),)))
 
     asyncio.run(main())
 

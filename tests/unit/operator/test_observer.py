@@ -1,26 +1,21 @@
-"""Observing: reads are repeated after every event.
-
-Between events only the agent is polled.
-"""
+"""Observing: children come from the cache, reports of agents from memory, and nothing else is read."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from dtj_contract import names
-from dtj_contract.status_token import status_token
-from dtj_core.plan.children import agent_key
 from dtj_core.plan.leader_search import reachable_pods
 from dtj_core.plan.model import Settings
-from dtj_operator.agent_client import AgentClient
+from dtj_operator.following.listener import Heard
+from dtj_operator.kube.cache.store import Key
 from dtj_operator.kube.observer import Observer
-from tests.unit.operator.fakes import FakeClient, job
+from dtj_operator.kube.resources import SERVICE, Resource
+from tests.unit.operator.fakes import FakeCache, FakeClient, FakeListeners, job
 
 KEY = ("ns", "j")
 
@@ -64,19 +59,17 @@ class Clock:
         return self.now
 
 
-def observing(client: FakeClient, clock: Clock, test: Callable[[Observer], Awaitable[None]], port: int = 1) -> None:
+def observing(
+    client: FakeClient, test: Callable[[Observer], Awaitable[None]], listeners: FakeListeners | None = None
+) -> None:
     async def main() -> None:
-        agents = AgentClient(settings(port))
-        try:
-            await test(Observer(client, agents, now=clock))  # type: ignore[arg-type]
-        finally:
-            await agents.close()
+        await test(Observer(FakeCache(client), client, listeners or FakeListeners()))  # type: ignore[arg-type]
 
     asyncio.run(main())
 
 
 async def look(observer: Observer) -> Any:
-    found = await observer.get_job(KEY)
+    found = observer.get_job(KEY)
     assert found is not None
     return await observer.observe(found)
 
@@ -88,15 +81,14 @@ def test_observed_children_are_as_served_and_missing_ones_are_none() -> None:
     async def test(observer: Observer) -> None:
         observed = await look(observer)
         assert (observed.stateful_set, observed.service, observed.pods, observed.agent) == (None, None, (), None)
-        observer.invalidate(KEY)
         client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         client.objects["pods", "j-1"] = pod(1)
         observed = await look(observer)
         assert observed.stateful_set == {"metadata": {"name": "j", "uid": "set"}, "newField2027": 1}
         assert observed.pods == (pod(1),)
-        assert await observer.get_job(("ns", "other")) is None
+        assert observer.get_job(("ns", "other")) is None
 
-    observing(client, Clock(), test)
+    observing(client, test)
 
 
 def test_children_of_other_jobs_and_namespaces_are_not_observed() -> None:
@@ -111,61 +103,87 @@ def test_children_of_other_jobs_and_namespaces_are_not_observed() -> None:
         observed = await look(observer)
         assert (observed.service, observed.pods) == (None, ())
 
-    observing(client, Clock(), test)
+    observing(client, test)
 
 
-def test_reads_are_reused_for_half_a_minute_without_an_event() -> None:
-    client, clock = client_with(pod()), Clock()
-
-    async def test(observer: Observer) -> None:
-        await look(observer)
-        assert len(client.calls) == 4
-        clock.now = 29
-        await look(observer)
-        assert len(client.calls) == 4
-        clock.now = 31
-        await look(observer)
-        assert len(client.calls) == 8
-        observer.invalidate(KEY)
-        await look(observer)
-        assert len(client.calls) == 12
-        observer.keep_only([])
-        await look(observer)
-        assert len(client.calls) == 16
-
-    observing(client, clock, test)
-
-
-def test_reads_of_a_job_without_a_reachable_agent_are_not_kept() -> None:
-    client = FakeClient()
-    client.objects["distributedtrainingjobs", "j"] = job()
-
-    async def test(observer: Observer) -> None:
-        await look(observer)
-        await look(observer)
-        assert len(client.calls) == 8
-
-    observing(client, Clock(), test)
-
-
-@pytest.mark.parametrize("moment", ["distributedtrainingjobs", "pods"])
-def test_reads_during_a_change_are_not_reused(moment: str) -> None:
+def test_look_at_a_job_reads_nothing_from_the_api_server() -> None:
     client = client_with(pod())
 
     async def test(observer: Observer) -> None:
-        called = client._called
+        for _ in range(3):
+            assert (await look(observer)).stateful_set is SET
+        assert client.calls == []
 
-        def hear(verb: str, plural: str, name: str, body: Any = None) -> None:
-            called(verb, plural, name, body)
-            if plural == moment:
-                observer.invalidate(KEY)
+    observing(client, test)
 
-        client._called = hear  # type: ignore[method-assign]
+
+class Hiding(FakeCache):
+    """Shows no Service and no StatefulSet, as if they lacked the operator's label."""
+
+    hides = True
+
+    def child(self, resource: Resource, key: Key) -> Any:
+        return None if self.hides else super().child(resource, key)
+
+
+def hiding(client: FakeClient, test: Callable[[Observer, Hiding], Awaitable[None]]) -> None:
+    async def main() -> None:
+        cache = Hiding(client)
+        await test(Observer(cache, client, FakeListeners()), cache)  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+def test_foreign_object_of_a_childs_name_is_read_until_it_is_gone_or_cached() -> None:
+    client = client_with()
+    foreign = {"metadata": {"name": "j", "uid": "web"}}
+    read = ("get", "services", "j")
+
+    async def test(observer: Observer, cache: Hiding) -> None:
+        client.objects["services", "j"] = foreign
+        observer.add_unlabelled(SERVICE, KEY)
+        for number in (1, 2):
+            assert (await look(observer)).service == foreign
+            assert client.calls == [read] * number
+        del client.objects["services", "j"]
+        assert (await look(observer)).service is None
         await look(observer)
-        await look(observer)
-        assert len(client.calls) == 8
+        assert client.calls == [read] * 3
+        observer.add_unlabelled(SERVICE, KEY)
+        observer.keep_only([])
+        client.objects["services", "j"] = foreign
+        observer.add_unlabelled(SERVICE, KEY)
+        cache.hides = False
+        assert (await look(observer)).service is foreign
+        assert client.calls == [read] * 3, "the cache has it"
 
-    observing(client, Clock(), test)
+    hiding(client, test)
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "more", "read"),
+    [
+        ({}, None, {}, True),
+        ({"suspend": True}, None, {}, False),
+        ({}, {"conditions": [{"type": names.COMPLETE, "status": "True"}]}, {}, False),
+        ({}, None, {"deletionTimestamp": "t"}, False),
+        ({}, None, {"ownerReferences": []}, False),
+    ],
+    ids=["runs", "suspended", "ended", "its pods terminate", "its pods were orphaned"],
+)
+def test_own_stateful_set_without_the_label_is_read_while_its_pods_run(
+    spec: Any, status: Any, more: Any, read: bool
+) -> None:
+    owned = pod()
+    owned["metadata"] |= {"ownerReferences": [{"kind": "StatefulSet", "name": "j", "uid": "set"}]} | more
+    client = client_with(owned)
+    client.objects["distributedtrainingjobs", "j"] = job(status) | {"spec": spec}
+
+    async def test(observer: Observer, cache: Hiding) -> None:
+        assert (await look(observer)).stateful_set == (SET if read else None)
+        assert bool(client.calls) == read
+
+    hiding(client, test)
 
 
 @pytest.mark.parametrize(
@@ -191,91 +209,39 @@ def test_foreign_pod_with_our_labels_is_never_asked() -> None:
     assert reachable_pods(job(), None, (pod(0),)) == ()
 
 
-GOOD = {"uid": "u1", "phase": "Running"}
+def test_report_of_the_agents_is_observed_without_a_wait() -> None:
+    heard = Heard(page={"uid": "u1"}, silent_seconds=0.0, is_known=True)
+
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.agent, observed.agent_silent_seconds, observed.agent_asked) == ({"uid": "u1"}, 0.0, True)
+
+    observing(client_with(pod()), test, FakeListeners(heard))
 
 
-@pytest.mark.parametrize(
-    ("answer", "seen"),
-    [
-        (lambda: web.json_response(GOOD), GOOD),
-        (lambda: web.json_response({"uid": "another"}), None),
-        (lambda: web.json_response([1]), None),
-        (lambda: web.Response(text="{"), None),
-        (lambda: web.Response(text="[" * 100_000), None),
-        (lambda: web.Response(status=401), None),
-        (lambda: web.Response(status=302, headers={"Location": "/status"}), None),
-        (lambda: web.Response(text=" " * 300_000 + '{"uid": "u1"}'), None),
-    ],
-)
-def test_agent_status_is_accepted_only_for_this_job_within_bounds(
-    answer: Callable[[], web.Response], seen: Any
-) -> None:
-    client = client_with(pod())
-    asked = []
+def test_silence_of_the_agents_is_observed_with_its_cause() -> None:
+    heard = Heard(silent_seconds=61.0, cause="refused")
 
-    async def status(request: web.Request) -> web.Response:
-        asked.append(request.headers["Authorization"])
-        return answer()
+    async def test(observer: Observer) -> None:
+        observed = await look(observer)
+        assert (observed.agent, observed.agent_silent_seconds) == (None, 61.0)
+        assert (observed.agent_silence, observed.agent_asked) == ("refused", False)
 
-    async def test() -> None:
-        app = web.Application()
-        app.router.add_get("/status", status)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        agents = AgentClient(settings(runner.addresses[0][1]), seconds=30)
-        try:
-            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
-            assert observed.agent == seen
-            assert asked == ["Bearer " + status_token(agent_key("u1", settings(1)).encode())]
-        finally:
-            await agents.close()
-            await runner.cleanup()
-
-    asyncio.run(test())
+    observing(client_with(pod()), test, FakeListeners(heard))
 
 
-def test_agent_status_in_several_chunks_is_read_completely() -> None:
-    client = client_with(pod())
-    text = json.dumps(GOOD | {"members": [{"pod": f"j-{i}"} for i in range(1000)]}).encode()
+@pytest.mark.parametrize("metadata", [None, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
+def test_listener_ends_with_its_job(metadata: Any) -> None:
+    client, listeners = client_with(pod()), FakeListeners()
+    if metadata is None:
+        del client.objects["distributedtrainingjobs", "j"]
+    else:
+        client.objects["distributedtrainingjobs", "j"] = job(**metadata)
 
-    async def test() -> None:
-        async def in_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text))
-            for start in range(0, len(text), 5000):
-                writer.write(text[start : start + 5000])
-                await writer.drain()
-                await asyncio.sleep(0.001)  # so that each chunk arrives alone
-            writer.close()
+    async def test(observer: Observer) -> None:
+        observer.get_job(KEY)
+        assert listeners.ended == [KEY]
+        observer.keep_only([("ns", "k")])
+        assert listeners.kept == [("ns", "k")]
 
-        server = await asyncio.start_server(in_pieces, "127.0.0.1", 0)
-        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=30)
-        try:
-            observed = await look(Observer(client, agents))  # type: ignore[arg-type]
-            assert observed.agent == json.loads(text)
-        finally:
-            await agents.close()
-            server.close()
-
-    asyncio.run(test())
-
-
-def test_silent_agent_costs_its_deadline_and_no_error() -> None:
-    client = client_with(pod())
-
-    async def test() -> None:
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        agents = AgentClient(settings(server.sockets[0].getsockname()[1]), seconds=0.2)
-        try:
-            async with asyncio.timeout(30):
-                assert (await look(Observer(client, agents))).agent is None  # type: ignore[arg-type]
-        finally:
-            await agents.close()
-            server.close()
-
-    asyncio.run(test())
+    observing(client, test, listeners)

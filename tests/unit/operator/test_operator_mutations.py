@@ -13,8 +13,18 @@ from tests.unit.operator.simulator import World
 
 LIST = Path(__file__).with_name("mutations.toml")
 MODULES = {
-    "plan": ("children", "suspend", "lifecycle", "orphans", "repairs", "outcome", "status_throttle", "force_delete"),
-    "operator": ("overtaken_plan", "executor", "observer"),
+    "plan": (
+        "children",
+        "deadlines",
+        "suspend",
+        "lifecycle",
+        "orphans",
+        "repairs",
+        "outcome",
+        "status_throttle",
+        "force_delete",
+    ),
+    "operator": ("overtaken_plan", "executor", "store", "reflector_state"),
 }
 """The test modules that may find a bug, by folder; of these, the tests that need no fixture."""
 SEEDS = range(int(os.environ.get("DTJ_MUTATION_SEEDS", "200")))

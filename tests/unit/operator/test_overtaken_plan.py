@@ -1,4 +1,4 @@
-"""An overtaken plan is dropped, and the job is read again."""
+"""An overtaken plan is dropped, and the job is planned again from a newer view."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from dtj_core.plan.model import Apply, Object, Observed, Plan, Settings
 from dtj_operator import errors
+from dtj_operator.kube.resources import STATEFUL_SET, Resource
 from tests.unit.operator.fakes import FakeClient, job
 from tests.unit.operator.test_controller import KEY, Shell, client_with
 from tests.unit.operator.test_executor import SERVICE, SET, execute
@@ -22,16 +23,30 @@ def test_status_is_written_under_the_planned_resource_version() -> None:
     assert client.bodies[0]["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}
 
 
+CONFIRM = ("dry-run", "distributedtrainingjobs/status", "j")
+APPLY_SET = ("apply", "statefulsets", "j")
+
+
 @pytest.mark.parametrize(
-    "stored",
-    [job(resourceVersion="8"), job(resourceVersion="7", uid="another"), None],
-    ids=["changed", "another job of that name", "deleted"],
+    "error",
+    [errors.Conflict("the object has been modified", status=409), errors.ObjectNotFound("not found", status=404)],
+    ids=["changed, or another job of that name", "deleted"],
 )
-def test_overtaken_plan_creates_no_stateful_set(stored: Any) -> None:
-    client = client_with(stored) if stored else FakeClient()
-    with pytest.raises(errors.Conflict, match="meanwhile"):
+def test_overtaken_plan_creates_no_stateful_set(error: errors.KubeError) -> None:
+    client = FakeClient()
+    client.refuse[CONFIRM] = error
+    with pytest.raises(errors.Overtaken, match="meanwhile"):
         execute(client, MADE, job(resourceVersion="7"))
-    assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == []
+    assert [call for call in client.calls if call[1] in ("statefulsets", "distributedtrainingjobs/status")] == [CONFIRM]
+
+
+def test_version_is_confirmed_by_a_dry_run_that_changes_nothing() -> None:
+    client = FakeClient()
+    execute(client, MADE, job({"phase": "Suspended"}, resourceVersion="7"))
+    asked = client.bodies[client.calls.index(CONFIRM)]
+    assert asked["metadata"] == {"name": "j", "namespace": "ns", "uid": "u1", "resourceVersion": "7"}
+    assert asked["status"] == {"phase": "Suspended"}, "the status as it is, which is always a valid one"
+    assert not [call for call in client.calls if call[0] in ("get", "list")]
 
 
 def test_current_plan_creates_the_stateful_set() -> None:
@@ -43,20 +58,53 @@ def test_current_plan_creates_the_stateful_set() -> None:
     ]
 
 
-def test_stateful_set_that_another_owner_has_created_meanwhile_is_left_alone() -> None:
+def test_stateful_set_of_another_owner_is_left_alone() -> None:
     """A forced apply would take it over, and a job of the same name would lose its pods."""
     client = client_with(job(resourceVersion="7"))
     owner = {"kind": "DistributedTrainingJob", "name": "j", "uid": "another"}
     client.objects["statefulsets", "j"] = {"metadata": {"name": "j", "uid": "s", "ownerReferences": [owner]}}
     with pytest.raises(errors.Overtaken, match="another owner"):
         execute(client, MADE, job(resourceVersion="7"))
-    assert [call for call in client.calls if call[:2] == ("apply", "statefulsets")] == []
+    assert APPLY_SET not in client.calls
     owner["uid"] = "u1"
     execute(client, MADE, job(resourceVersion="7"))
-    assert ("apply", "statefulsets", "j") in client.calls
+    assert APPLY_SET in client.calls
 
 
-def test_status_write_conflict_reads_and_plans_the_job_again() -> None:
+class Unlabelled(FakeClient):
+    """Serves a StatefulSet that no cache shows, because it lacks the operator's label."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.hidden = {"metadata": {"name": "j", "uid": "s", "ownerReferences": [{"uid": owner}]}}
+        self.forced: list[bool] = []
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Any:
+        self._called("get", resource.plural, name)
+        return self.hidden
+
+    async def apply(self, resource: Resource, namespace: str, body: Any, **how: Any) -> Any:
+        if resource is STATEFUL_SET:
+            self.forced.append(how.get("force", True))
+            if not self.forced[-1]:
+                raise errors.Conflict("Apply failed with 3 conflicts", status=409)
+        return await super().apply(resource, namespace, body, **how)
+
+
+def test_unlabelled_stateful_set_of_somebody_else_is_found_and_left_alone() -> None:
+    client = Unlabelled("another")
+    with pytest.raises(errors.Overtaken, match="another owner"):
+        execute(client, MADE, job(resourceVersion="7"))
+    assert client.forced == [False]
+
+
+def test_own_stateful_set_that_lost_its_label_is_applied_again() -> None:
+    client = Unlabelled("u1")
+    execute(client, MADE, job(resourceVersion="7"))
+    assert client.forced == [False, True]
+
+
+def test_status_write_conflict_plans_the_job_again() -> None:
     client = client_with(job(resourceVersion="7"))
     write = ("apply", "distributedtrainingjobs/status", "j")
     client.refuse[write] = errors.Conflict("the object has been modified", status=409)
@@ -77,4 +125,3 @@ def test_status_write_conflict_reads_and_plans_the_job_again() -> None:
 
     asyncio.run(main())
     assert versions == ["7", "8"]
-    assert client.calls.count(("get", "distributedtrainingjobs", "j")) == 2

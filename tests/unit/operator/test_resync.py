@@ -1,66 +1,50 @@
-"""A resync that finds a change which no watch has reported marks the watches as stale.
-
-A job that merely changed again is no reason to.
-"""
+"""The resync queues all jobs at the start, and later those that have not ended, without a request."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import Mock
 
-import pytest
-
-from dtj_operator.kube.observer import Observer
+from dtj_contract import names
 from dtj_operator.metrics import Metrics
 from dtj_operator.resync import Resync
-from dtj_operator.watches import WatchState
 from dtj_operator.workqueue import WorkQueue
-from tests.unit.operator.fakes import FakeClient, job
+from tests.lib.virtual_time import run
+from tests.unit.operator.fakes import FakeCache, FakeClient, job
 
-JOB = ("distributedtrainingjobs", "j")
-
-
-def deleted(client: FakeClient, watches: WatchState) -> None:
-    del client.objects[JOB]
-    watches.on_job_event("ADDED", job())  # kopf's first list came later than ours
-    watches.on_job_event("DELETED", job())
+ENDED = {"phase": names.COMPLETE, "conditions": [{"type": names.COMPLETE, "status": "True"}]}
 
 
-def changed(client: FakeClient, watches: WatchState) -> None:
-    client.objects[JOB] = job(generation=2)
-    watches.on_job_event("MODIFIED", job(generation=2))
-
-
-def reported(client: FakeClient, watches: WatchState) -> None:
-    watches.on_job_event(None, job())
-
-
-def silent(client: FakeClient, watches: WatchState) -> None:
-    """Changes nothing, and no event arrives."""
-
-
-@pytest.mark.parametrize(("happens", "missed"), [(deleted, 0), (changed, 0), (reported, 0), (silent, 1)])
-def test_watches_are_stale_after_an_unreported_and_unchanged_job(
-    happens: Callable[[FakeClient, WatchState], None], missed: int
-) -> None:
+def resync(test: Callable[[Resync, WorkQueue[Any], Metrics], Any]) -> None:
     client, metrics = FakeClient(), Metrics("1")
-    client.objects[JOB] = job()
-    watches = WatchState(lambda key: None, lambda plural: None)
+    for name, status in (("ended", ENDED), ("new", None), ("runs", {"phase": names.RUNNING})):
+        client.objects["distributedtrainingjobs", name] = job(status, name=name)
+    queue: WorkQueue[Any] = WorkQueue(metrics)
+    made = Resync(FakeCache(client), queue, Mock(), metrics, 100.0, uniform=lambda low, high: high)
 
     async def main() -> None:
-        observer = Observer(client, Mock())  # type: ignore[arg-type]
-        resync = Resync(client, WorkQueue(metrics), observer, watches, metrics, (), 0.02)  # type: ignore[arg-type]
-        running = asyncio.ensure_future(resync.run())
-        try:
-            async with asyncio.timeout(60):
-                while not client.calls:
-                    await asyncio.sleep(0)
-                happens(client, watches)
-                while len(client.calls) < 3:
-                    await asyncio.sleep(0.001)
-        finally:
-            running.cancel()
+        await test(made, queue, metrics)
+        assert client.calls == []
 
-    asyncio.run(main())
-    assert min(next(iter(metrics.watch_missed.collect())).samples[0].value, 1) == missed
+    run(main())
+
+
+def test_start_queues_all_jobs_and_those_that_have_ended_last() -> None:
+    async def test(made: Resync, queue: WorkQueue[Any], metrics: Metrics) -> None:
+        made.queue_all()
+        taken = [await queue.get() for _ in range(3)]
+        assert [key and key[1] for key in taken] == ["new", "runs", "ended"]
+        assert metrics.registry.get_sample_value("dtj_jobs", {"phase": names.RUNNING}) == 1
+
+    resync(test)
+
+
+def test_job_that_ended_is_never_looked_at_again() -> None:
+    async def test(made: Resync, queue: WorkQueue[Any], metrics: Metrics) -> None:
+        made.queue_unfinished()
+        taken = [await queue.get() for _ in range(2)]
+        assert sorted(key[1] for key in taken if key) == ["new", "runs"]
+        assert not queue._timers
+
+    resync(test)

@@ -39,6 +39,19 @@ def test_every_flag_has_its_variable() -> None:
     }
 
 
+def test_leader_election_is_on_and_its_lease_is_in_the_pods_namespace(key: Path, tmp_path: Path) -> None:
+    required = ["--agent-image", "i", "--master-key-file", str(key)]
+    options = settings.parse(required, {})
+    assert options.leader_election
+    assert (options.timing.lease_seconds, options.timing.renew_seconds, options.timing.retry_seconds) == (10, 7, 2)
+    assert (options.lease_name, options.claims_namespace) == ("dtj-operator", "kube-system")
+    assert not settings.parse([*required, "--leader-election=false"], {}).leader_election
+    assert settings.parse([*required, "--claims-namespace", "none"], {}).claims_namespace is None
+    (tmp_path / "namespace").write_text("dtj-system\n")
+    assert settings.pod_namespace(tmp_path / "namespace") == "dtj-system"
+    assert settings.pod_namespace(tmp_path / "missing") == "default"
+
+
 def test_no_namespace_flag_means_all_namespaces(key: Path) -> None:
     assert settings.parse(["--agent-image", "i", "--master-key-file", str(key)], {}).namespaces == ()
 
@@ -49,6 +62,9 @@ def test_no_namespace_flag_means_all_namespaces(key: Path) -> None:
         (["--master-key-file", "/nowhere"], "--master-key-file: /nowhere can't be read"),
         (["--master-key-file", "/dev/null"], "holds 0 bytes; it must hold 32"),
         (["--workers", "0"], "--workers is 0; it must be 1 or more"),
+        (["--renew-deadline-seconds", "10"], "--renew-deadline-seconds 10 .*a second shorter than the duration"),
+        (["--retry-period-seconds", "4"], "--retry-period-seconds 4; .*twice the retry period"),
+        (["--retry-period-seconds", "0"], "--retry-period-seconds 0"),
         (["--resync-seconds", "0.1"], "--resync-seconds is 0.1; it must be 1 or more"),
     ],
 )

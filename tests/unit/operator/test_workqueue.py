@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dtj_operator.workqueue import WorkQueue
+from dtj_operator.workqueue import CHANGES_IN_A_ROW, Priority, WorkQueue
 from tests.lib.virtual_time import run
 
 
@@ -159,5 +159,76 @@ def test_queue_measures_wait_work_and_stuck_times() -> None:
         queue.done("a")
         assert counter.waits == pytest.approx([3])
         assert counter.works == pytest.approx([7])
+
+    run(main())
+
+
+def test_changed_keys_go_before_those_that_are_looked_at_again() -> None:
+    async def main() -> None:
+        queue: WorkQueue[str] = WorkQueue(Counter())
+        for name in ("poll-1", "poll-2", "raised"):
+            queue.add(name, Priority.AGAIN)
+        queue.add("new")
+        queue.add("raised")
+        queue.add("raised", Priority.AGAIN)
+        assert len(queue) == 4
+        assert [await queue.get() for _ in range(4)] == ["new", "raised", "poll-1", "poll-2"]
+        assert len(queue) == 0
+
+    run(main())
+
+
+def test_changes_without_end_do_not_keep_the_others_waiting_for_ever() -> None:
+    async def main() -> None:
+        queue: WorkQueue[str] = WorkQueue(Counter())
+        queue.add("poll", Priority.AGAIN)
+        for number in range(3 * CHANGES_IN_A_ROW):
+            queue.add(f"new-{number}")
+        taken = [await queue.get() for _ in range(CHANGES_IN_A_ROW + 1)]
+        assert taken[-1] == "poll"
+
+    run(main())
+
+
+def test_most_urgent_and_earliest_of_several_delays_holds() -> None:
+    async def main() -> None:
+        queue: WorkQueue[str] = WorkQueue(Counter())
+        queue.add_after("a", 5, Priority.AGAIN)
+        queue.add_after("b", 5, Priority.AGAIN)
+        queue.add_after("b", 9, Priority.CHANGED)
+        await asyncio.sleep(5.5)
+        assert [await queue.get() for _ in range(2)] == ["b", "a"]
+        assert not queue._timers
+
+    run(main())
+
+
+def test_raised_key_in_work_returns_with_its_new_urgency() -> None:
+    async def main() -> None:
+        queue: WorkQueue[str] = WorkQueue(Counter())
+        queue.add("a")
+        assert await queue.get() == "a"
+        queue.add("a", Priority.AGAIN)
+        queue.add("b", Priority.AGAIN)
+        queue.add("a")
+        queue.done("a")
+        assert [await queue.get() for _ in range(2)] == ["a", "b"]
+
+    run(main())
+
+
+def test_closed_queue_opens_again_empty() -> None:
+    async def main() -> None:
+        queue: WorkQueue[str] = WorkQueue(Counter())
+        queue.add("old")
+        queue.add_after("later", 5)
+        queue.close()
+        assert await queue.get() is None
+        queue.add("dropped")
+        queue.open()
+        await asyncio.sleep(10)
+        assert len(queue) == 0
+        queue.add("new")
+        assert await queue.get() == "new"
 
     run(main())

@@ -54,7 +54,7 @@ WAITS: dict[str, tuple[Object, tuple[str, str], tuple[str, str]]] = {
     "a scheduling gate": (
         waiting({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
                  "message": "Scheduling is blocked due to non-empty scheduling gates"}, node=None),
-        ("Unschedulable", "scheduling gates"), ("Unschedulable", "scheduling gates"),
+        ("Queued", "pod digits-1 is held back by a scheduling gate"), ("Queued", "held back by a scheduling gate"),
     ),
     "a silent kubelet": (
         waiting(SCHEDULED), ("PodsPending", "is starting"), ("NodeSilent", "kubectl describe node w1"),
@@ -104,7 +104,7 @@ def test_pending_pod_names_what_it_waits_for(case: str) -> None:
         running = condition(after.status, "Running")
         assert running["reason"] == reason
         assert message in running["message"]
-        expected = [] if reason in ("PodsPending", "PodEvicted") else [reason]
+        expected = [] if reason in ("PodsPending", "PodEvicted", "Queued") else [reason]
         assert [event.reason for event in after.events] == expected
 
 
@@ -137,3 +137,17 @@ def test_pod_that_a_finalizer_keeps_is_named() -> None:
     after = look(kept, 31)
     assert "finalizer example.com/backup" in condition(after.status, "Running")["message"]
     assert "finalizer" not in condition(look(kept, 29).status, "Running")["message"]
+
+
+def test_job_in_a_queue_names_it() -> None:
+    stored, child = started(queueName="team-a")
+    assert child["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert "kueue.x-k8s.io/queue-name" not in child["spec"]["template"]["metadata"]["labels"], "Kueue labels the pods"
+    gated = waiting({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}, node=None)
+    found = Observed(stateful_set=child, service=service(), pods=(pod(0), gated, pod(2)))
+    wanted = plan(stored, found, NOW + 90, SETTINGS)
+    running = condition(wanted.status, "Running")
+    assert (running["status"], running["reason"]) == ("False", "Queued")
+    assert running["message"] == "pod digits-1 is held back by a scheduling gate until queue team-a admits the job"
+    assert wanted.status["reason"] == "Queued"
+    assert [event for event in wanted.events if event.type == "Warning"] == [], "a queue is no problem"

@@ -73,6 +73,7 @@ steps = st.one_of(
     st.tuples(st.just("look"), st.none() | st.integers(0, 4)),
     st.tuples(st.just("pods"), pod_states),
     st.tuples(st.just("agent"), st.none() | status_page | broken_page),
+    st.tuples(st.just("silence"), st.sampled_from([0.0, 5.0, 90.0])),
     st.tuples(st.just("wait"), st.sampled_from([0.0, 1.0, 31.0, 4000.0])),
     st.tuples(st.just("spec"), st.sampled_from([
         {"suspend": True}, {"suspend": False}, {"image": "b"}, {"replicas": 2}, {"cleanPodPolicy": "None"},
@@ -105,7 +106,8 @@ class Run:
         changes: dict[str, Callable[[], None]] = {
             "look": lambda: self.look(value),
             "pods": lambda: world.see(pods=tuple(self.pod(o, *p) for o, p in enumerate(value) if p)),
-            "agent": lambda: world.see(agent=value),
+            "agent": lambda: world.see(agent=value, agent_silent_seconds=0.0),
+            "silence": lambda: world.see(agent=None, agent_silent_seconds=value, agent_asked=value > 0),
             "wait": lambda: setattr(self, "now", self.now + value),
             "spec": lambda: self.change(value),
             "lose": lambda: world.see(**{value: None}),
@@ -140,8 +142,9 @@ class Run:
         Status.model_validate(json.loads(json.dumps(status, allow_nan=False)), by_alias=True, by_name=False)
         assert len(status.get("failures", ())) <= FAILURES
         assert len(status.get("recoveries", ())) <= RECOVERIES
-        # At most one condition is true, and it is the phase. Stalled may be true beside it.
-        true = [kind for kind in true_conditions(status) if kind != names.STALLED]
+        # At most one condition is true, and it is the phase. Stalled and AgentUnreachable may be true beside it.
+        beside = (names.STALLED, names.AGENT_UNREACHABLE)
+        true = [kind for kind in true_conditions(status) if kind not in beside]
         assert len(true) <= 1, true
         assert not status or status["phase"] == (true[0] if true else "Pending")
         # Counters never decrease.

@@ -174,3 +174,53 @@ def test_short_failure_of_an_outcome_replaces_only_one_for_another_reason(reason
     ]),))  # fmt: skip
     world.reconcile(NOW + 61)
     assert seen_failures(world) == [(99, kept)]
+
+
+def listening_world() -> World:
+    """Returns a running job with the settings of the operator, which hears of progress each 26 s."""
+    world = running_world()
+    world.settings = replace(world.settings, progress_write_seconds=25.0)
+    return world
+
+
+def progress(seconds: float) -> Any:
+    return agent(progress={"step": int(seconds), "time": NOW + seconds})
+
+
+def test_reports_of_mere_progress_cost_four_writes_in_100_seconds_and_are_never_old() -> None:
+    """A report each 26 s, as the listeners get them, late by up to a second."""
+    world, oldest = listening_world(), 0.0
+    written, reported = world.status, 0.0
+    for second in range(1, 2000):
+        if second % 26 == 0:
+            world.see(agent=progress(second))
+            reported = second
+        world.reconcile(NOW + second + (second % 7) / 7)
+        if world.status != written:
+            written, shown = world.status, reported
+        elif second > 60:
+            oldest = max(oldest, second - shown)
+    assert world.writes.count("status") <= 0.04 * 2000
+    assert oldest <= 27
+
+
+def test_progress_is_not_held_back_by_another_write_just_before() -> None:
+    world = listening_world()
+    world.see(agent=progress(100))
+    world.reconcile(NOW + 100)
+    world.see(agent=progress(100) | {"restarts": {"inPlace": 1, "pod": 0, "counted": 0}})
+    world.reconcile(NOW + 120)
+    left = world.status["writesLeft"]
+    world.see(agent=progress(126) | {"restarts": {"inPlace": 1, "pod": 0, "counted": 0}})
+    world.reconcile(NOW + 126)
+    assert world.status["progress"]["step"] == 126
+    assert world.status["writesLeft"] == pytest.approx(left + 0.6 - 1.0), "the write takes from the bucket"
+
+
+def test_progress_out_of_its_pace_leaves_half_of_the_bucket() -> None:
+    world = listening_world()
+    for look in range(1, 40):
+        world.see(agent=agent(progress={"step": look, "time": NOW + look * 1000}))
+        world.reconcile(NOW + 10 + look * 0.1)
+    assert world.status["writesLeft"] >= 4
+    assert world.writes.count("status") <= 7

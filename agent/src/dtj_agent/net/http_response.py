@@ -1,11 +1,18 @@
-"""HTTP/1.1 for an agent's pages, on the port of the agents' protocol: GET only, one request per connection. Pure."""
+"""HTTP/1.1 for an agent's pages, on the port of the agents' protocol: GET only. Pure.
+
+A connection ends with its first response, unless the request has a parameter `wait`: its sender listens, and the
+connection is kept for the next request.
+"""
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, NamedTuple, Optional
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Union
 
 from dtj_contract import operator_message
+from dtj_contract.agent_status import MAX_WAIT_SECONDS
 
+MAX_VERSION = 64
+"""Characters of a page's version that are read."""
 METHOD = b"GET "
 _OPERATOR = operator_message.HEADER.lower()
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
@@ -22,9 +29,28 @@ class Request(NamedTuple):
     authorization: str
     operator: str = ""
     """The operator's message (dtj_contract.operator_message)."""
+    after: str = ""
+    """Version of the page that the sender has; empty: none."""
+    wait: Optional[float] = None
+    """Seconds that the sender waits for another version; None: the sender asks once, and does not listen."""
+    closes: bool = False
+    """Whether the sender ends the connection with this request."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the connection stays open for another request."""
+        return self.wait is not None and not self.closes
 
 
-Page = Callable[[Request], Response]
+class Deferred:
+    """A response that comes later: the page calls `deliver` once, unless the connection has called `cancel`."""
+
+    def __init__(self) -> None:
+        self.deliver: Callable[[Response], None] = lambda response: None
+        self.cancel: Callable[[], None] = lambda: None
+
+
+Page = Callable[[Request], Union[Response, Deferred]]
 
 
 def text(status: int, body: str) -> Response:
@@ -37,28 +63,47 @@ def parse(head: bytes) -> Optional[Request]:
     parts = lines[0].split(" ")
     if len(parts) != 3 or parts[0] != "GET" or not parts[2].startswith("HTTP/1."):
         return None
-    headers = {}
+    headers: Dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         if colon:
             headers[name.strip().lower()] = value.strip()
-    return Request(parts[1].partition("?")[0], headers.get("authorization", ""), headers.get(_OPERATOR, ""))
+    path, _, query = parts[1].partition("?")
+    parameters = dict(pair.partition("=")[::2] for pair in query.split("&"))
+    closes = parts[2] != "HTTP/1.1" or headers.get("connection", "").lower() == "close"
+    return Request(
+        path,
+        headers.get("authorization", ""),
+        headers.get(_OPERATOR, ""),
+        parameters.get("after", "")[:MAX_VERSION],
+        _seconds(parameters.get("wait")),
+        closes,
+    )
 
 
-def respond(head: bytes, pages: Mapping[str, Page]) -> bytes:
-    """Returns the bytes that answer a request."""
-    request = parse(head)
+def _seconds(text: Optional[str]) -> Optional[float]:
+    """Returns the seconds that a client waits, within bounds; None if it names none."""
+    if text is None or not text.isdecimal():
+        return None
+    return float(min(int(text[:9]), MAX_WAIT_SECONDS))
+
+
+def answer(request: Optional[Request], pages: Mapping[str, Page]) -> Union[Response, Deferred]:
+    """Returns the response to a request, now or later. None: what was sent is no GET request."""
     if request is None:
-        response = text(400, "only GET with HTTP/1.1\n")
-    elif request.path in pages:
-        response = pages[request.path](request)
-    else:
-        response = text(404, "pages: %s\n" % " ".join(sorted(pages)))
+        return text(400, "only GET with HTTP/1.1\n")
+    if request.path in pages:
+        return pages[request.path](request)
+    return text(404, "pages: %s\n" % " ".join(sorted(pages)))
+
+
+def render(response: Response, *, keep: bool = False) -> bytes:
+    """Returns the bytes of a response. `keep`: another request may follow on the connection."""
     lines = [
         "HTTP/1.1 %d %s" % (response.status, _REASONS[response.status]),
         "Content-Type: " + response.content_type,
         "Content-Length: %d" % len(response.body),
-        "Connection: close",
+        "Connection: " + ("keep-alive" if keep else "close"),
     ]
     if response.status == 401:
         lines.append("WWW-Authenticate: Bearer")

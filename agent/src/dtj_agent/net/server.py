@@ -9,6 +9,7 @@ from typing import Callable, Dict, Mapping, Optional
 from dtj_agent.errors import SettingsError
 from dtj_agent.net import http_response
 from dtj_agent.net.auth import MAGIC
+from dtj_agent.net.http_connection import HttpConnection
 from dtj_agent.net.link import Link
 from dtj_agent.net.loop import READ, Loop
 from dtj_agent.net.stream import Stream
@@ -110,14 +111,20 @@ class AgentServer:
                 return
             if buffer.startswith(MAGIC):
                 self._hand_over(unproven, bytes(buffer), settled)
-            elif buffer.endswith(b"\r\n\r\n") or b"\r\n\r\n" in buffer:
-                stream.write(http_response.respond(bytes(buffer).partition(b"\r\n\r\n")[0], self._pages))
-                stream.close_when_written()
+            elif b"\r\n\r\n" in buffer:
+                self._serve(stream, bytes(buffer), settled)
             elif len(buffer) > names.MAX_HTTP_BYTES or not buffer.startswith(http_response.METHOD[: len(buffer)]):
                 stream.close("not an agent and not a GET request")
 
         stream.on_data = data
         stream.on_close = lambda reason: settled()
+
+    def _serve(self, stream: Stream, request: bytes, settled: Callable[[], None]) -> None:
+        """Serves an HTTP request. A connection that waits has proven itself with the job's token."""
+        connection = HttpConnection(stream, self._pages, settled)
+        connection.received(request)
+        if connection.is_listening:
+            settled()
 
     def _to_drop(self) -> UnprovenConnection:
         """Returns the connection to drop: from a source with too many first, then not greeted, then the oldest."""

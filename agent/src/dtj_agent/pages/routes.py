@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Optional, Union
 
 from dtj_agent.net import http_response
 from dtj_agent.pages import metrics
+from dtj_agent.pages.status_waits import StatusWaits
 from dtj_contract import operator_message
 from dtj_contract.agent_status import AgentStatus
 from dtj_contract.operator_message import OperatorMessage
@@ -14,19 +15,24 @@ from dtj_contract.status_token import bearer_is_valid
 
 
 def pages(
-    secret: bytes, status: Callable[[], AgentStatus], handed_over: Callable[[OperatorMessage], None]
+    secret: bytes,
+    status: Callable[[], AgentStatus],
+    handed_over: Callable[[OperatorMessage], None],
+    waits: Optional[StatusWaits] = None,
 ) -> Mapping[str, http_response.Page]:
     """Returns the pages by path.
 
     /healthz and /metrics are open; /status shows logs and pod names, so it needs the job's token. A
-    request for /status may hand over what the operator knows about the job.
+    request for /status may hand over what the operator knows about the job, and may wait for a change.
     """
 
-    def show_status(request: http_response.Request) -> http_response.Response:
+    def show_status(request: http_response.Request) -> Union[http_response.Response, http_response.Deferred]:
         if not bearer_is_valid(secret, request.authorization):
             return http_response.text(401, 'Authorization: Bearer <hex HMAC-SHA256(key, "status")>\n')
         if request.operator:
             handed_over(operator_message.decode(request.operator))
+        if waits is not None and request.wait is not None:
+            return waits.answer(request)
         return http_response.Response(200, "application/json", json.dumps(status()).encode())
 
     return {

@@ -20,6 +20,7 @@ from dtj.cluster.wait import condition_text
 from dtj.errors import ClusterError, DtjError, JobNotFound
 from dtj_contract import names
 from dtj_core.api import find_trainer_container
+from dtj_core.api.claim_template import claim_name
 from dtj_core.plan.model import Object
 
 LOOK_SECONDS = 2.0  # between two looks for new pods
@@ -209,7 +210,8 @@ def _afterwards(job: Object, namespace: str) -> int:
     checkpoint = job["spec"].get("checkpoint")
     if checkpoint:
         volume = checkpoint["volume"]
-        where = f"claim {volume['claimName']}" if "claimName" in volume else f"the volume {volume}"
+        claim = claim_name(name) if "claimTemplate" in volume else volume.get("claimName")
+        where = f"claim {claim}" if claim else f"the volume {volume}"
         folder = f"{namespace}/{name}/{names.LOG_FOLDER}/"
         print(f"dtj: the pods of {name} are gone; the whole logs are on {where}, in {folder}", file=sys.stderr)
     else:

@@ -19,7 +19,7 @@ GANG = (
     "pods wait for each other at the rendezvous, and no scheduler admits them as a gang: bound the wait with"
     " spec.startupDeadlineSeconds"
 )
-MANAGED_BY = "one operator manages the kind: create the job in the cluster that shall run it"
+MANAGED_BY = "the controller that it names does not know the new job: set spec.managedBy if another one shall run it"
 REDIRECTED = "no shell reads the command any more: the output of each rank is in the pod's log, read it with dtj logs"
 RESTARTS_TEXT = f"{MAX_RESTARTS}, counted within spec.restart.windowSeconds; the largest limit of the file counts"
 

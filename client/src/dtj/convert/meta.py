@@ -7,11 +7,11 @@ from typing import Any
 
 from dtj.convert.fields import Draft, Field, How
 from dtj.errors import InputError
+from dtj_contract import names
 from dtj_core.api.v1alpha1 import NAME_LENGTH, NAME_PATTERN
 from dtj_core.plan.model import Object
 
-KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-KUEUE = "Kueue has no integration for this kind and checks no quota: limit the namespace with a ResourceQuota"
+KUEUE = "Kueue reads it from a workload of its own kinds: set it on the StatefulSet by hand, or leave it out"
 _SERVER = "the API server writes it"
 METADATA = (
     Field("apiVersion", How.SAME, "training.dtj.dev/v1alpha1"),
@@ -19,7 +19,11 @@ METADATA = (
     Field("metadata.name", How.SAME, f"the same place; at most {NAME_LENGTH} characters"),
     Field("metadata.generateName", How.OTHER, "metadata.name without a random ending: --name gives another"),
     Field("metadata.namespace", How.SAME, "the same place"),
-    Field(f"metadata.labels.{KUEUE_LABEL}", How.NOT_CARRIED, KUEUE),
+    Field(
+        f"metadata.labels.{names.LABEL_QUEUE}",
+        How.OTHER,
+        "spec.queueName; Kueue's integration for StatefulSets must be enabled",
+    ),
     Field("metadata.labels.kueue.x-k8s.io/**", How.NOT_CARRIED, KUEUE),
     Field("metadata.labels.**", How.SAME, "the same place"),
     Field("metadata.annotations.kubectl.kubernetes.io/last-applied-configuration", How.NOT_NEEDED, "kubectl writes it"),
@@ -56,6 +60,8 @@ def take(source: Object, draft: Draft, name: str | None) -> None:
         if value:
             made[key] = value
     draft.job["metadata"] = made
+    if queue := (metadata.get("labels") or {}).get(names.LABEL_QUEUE):
+        draft.put("spec.queueName", queue)
 
 
 def valid_name(text: str, draft: Draft, where: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dtj.convert.fields import Draft, Field, How, as_object
 from dtj.errors import InputError
 from dtj_contract import names
-from dtj_core.api.v1alpha1 import GPUS
+from dtj_core.api.accelerators import GPUS
 from dtj_core.plan.model import Object
 
 NO_IMAGE = (

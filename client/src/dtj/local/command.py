@@ -32,6 +32,13 @@ from dtj_core.plan.model import Object, Observed, Plan, Settings
 from dtj_core.plan.plan import plan
 
 NAMESPACE = "default"
+# Fields of a spec that mean nothing on one machine, and why.
+IGNORED = {
+    "network": "all ranks are on this machine",
+    "shmSize": "/dev/shm is that of this machine",
+    "queueName": "nothing is queued here",
+    "managedBy": "dtj run runs the job",
+}
 NVIDIA = Path("/dev/nvidiactl")  # exists only with the driver
 
 
@@ -42,14 +49,14 @@ def command(flags: argparse.Namespace) -> int:
     written = _written(flags)
     origin = flags.file or "dtj run"
     model = jobfile.check(written, origin)
-    template.check(written["spec"].get("template"), origin)
+    template.check_spec(written["spec"], origin)
     if flags.dry_run:
         print(_printed(written, flags.output or "yaml"))
         return 0
     if model.spec.suspend:
         raise InputError(f"{origin}: spec.suspend: the job would never start; set it to false to run the job here")
-    if accelerator := model.spec.undecided_accelerator:
-        raise InputError(f"{origin}: spec.template requests {accelerator}: set spec.processesPerPod and spec.backend")
+    if question := model.spec.accelerator_question:
+        raise InputError(f"{origin}: {question}")
     volumes.plain(f"{origin}: metadata.namespace", written["metadata"].get("namespace", NAMESPACE))
     if model.spec.checkpoint and model.spec.checkpoint.volume.claim_name:
         volumes.plain(f"{origin}: spec.checkpoint.volume.claimName", model.spec.checkpoint.volume.claim_name)
@@ -153,9 +160,12 @@ def _for_this_machine(job: Object) -> Object:
     """Returns the job as this machine can run it; the job that people see is unchanged.
 
     Its pods run as the user of this process where the template names none (the home of a pod's
-    nameless user is /tmp), and `backend: auto` is gloo where there is no GPU.
+    nameless user is /tmp), and `backend: auto` is gloo where there is no GPU. `_notices` names what
+    it ignores.
     """
     job = copy.deepcopy(job)
+    for field in IGNORED:
+        job["spec"].pop(field, None)
     wanted = job["spec"]["template"] = job["spec"].get("template") or {}
     pod = wanted["spec"] = wanted.get("spec") or {}
     pod["securityContext"] = {"runAsUser": os.getuid(), **(pod.get("securityContext") or {})}
@@ -227,9 +237,8 @@ def _notices(
     if spec.elastic is not None:
         notices.append(f"to change its size meanwhile: dtj scale {_relative(host.run_dir)} --replicas N")
     notices.append(f"image {image} is not used: the workers run in {host.python}, in {host.working_dir}")
-    pod = (model.spec.template or {}).get("spec") or {}
-    if pod.get("containers"):
-        notices += container.ignored_fields(pod, host.environment)
+    notices += [f"{field} is ignored: {why}" for field, why in IGNORED.items() if job["spec"].get(field) is not None]
+    notices += container.ignored_fields(model.spec.merged_template.get("spec") or {}, host.environment)
     if spec.resolved_backend == "nccl" and spec.backend == "auto" and not NVIDIA.exists():
         notices.append("this machine has no NVIDIA GPU: the backend is gloo instead of nccl")
     if checkpoints and volumes.is_used(checkpoints):

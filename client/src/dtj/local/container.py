@@ -108,10 +108,8 @@ def trainer(pod_spec: Object) -> Object:
 def ignored_fields(pod_spec: Object, environment: Mapping[str, str]) -> list[str]:
     """Returns a notice for each field of the template that this machine does not support."""
     main = trainer(pod_spec)
-    notes = [
-        f"{field} is ignored" for field in ("nodeSelector", "schedulerName", "runtimeClassName") if pod_spec.get(field)
-    ]
-    notes += [f"container {c['name']} is not started" for c in pod_spec["containers"] if c is not main]
+    notes = [f"{field} is ignored" for field in _IGNORED if pod_spec.get(field)]
+    notes += [f"container {c['name']} is not started" for c in pod_spec.get("containers") or () if c is not main]
     for init in pod_spec.get("initContainers") or ():
         if init["name"] != names.INIT_CONTAINER:
             notes.append(f"init container {init['name']} is not run")
@@ -131,6 +129,7 @@ def ignored_fields(pod_spec: Object, environment: Mapping[str, str]) -> list[str
     return notes
 
 
+_IGNORED = ("nodeSelector", "tolerations", "schedulerName", "runtimeClassName", "priorityClassName", "imagePullSecrets")
 _OBJECTS = frozenset({"configMap", "secret", "projected", "downwardAPI"})  # volumes of cluster objects
 
 
@@ -206,9 +205,7 @@ def _environment(spec: Object, pod: Object, outer: Mapping[str, str], mounts: Ma
             known[name] = outer[name]
         elif not any(reference.get("optional") for reference in source.values()):
             kind = next(iter(source))
-            raise InputError(
-                f"spec.template: env {name} comes from {kind}, which only a cluster has: export {name} before dtj run"
-            )
+            raise InputError(f"env {name} comes from {kind}, which only a cluster has: export {name} before dtj run")
     return known
 
 
@@ -225,5 +222,5 @@ def _field(pod: Object, path: str, name: str) -> str:
         **dict.fromkeys(("status.podIP", "status.podIPs", "status.hostIP", "status.hostIPs"), LOOPBACK),
     }
     if path not in known:
-        raise InputError(f"spec.template: env {name}: unknown fieldPath {path}; write one of {', '.join(known)}")
+        raise InputError(f"env {name}: unknown fieldPath {path}; write one of {', '.join(known)}")
     return str(known[path])

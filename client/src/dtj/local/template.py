@@ -1,4 +1,4 @@
-"""Checks the types of the pod template's fields that a local run reads. Pure.
+"""Checks the types of the pod template's fields, and of their shorthands, that a local run reads. Pure.
 
 On a cluster the API server checks the whole template when the operator applies it. Without this
 check a number where a string belongs would surface deep in the run.
@@ -66,14 +66,25 @@ _POD = {
 TEMPLATE = {"metadata": {"labels": {"*": str}, "annotations": {"*": str}}, "spec": _POD}
 
 
-def check(template: Any, path: str) -> None:
-    """Checks the template.
+SPEC = {
+    "template": TEMPLATE,
+    **{name: _CONTAINER[name] for name in ("env", "envFrom", "resources")},
+}
+
+
+def check_spec(spec: Any, path: str) -> None:
+    """Checks the template of a job's spec and its shorthands.
 
     Raises InputError with the path of every value of another type than Kubernetes accepts there.
     """
-    wrong = list(_wrong(template, TEMPLATE, "spec.template"))
+    wrong = [line for name, shape in SPEC.items() for line in _wrong(spec.get(name), shape, f"spec.{name}")]
     if wrong:
         raise InputError("\n".join(f"{path}: {line}" for line in wrong))
+
+
+def check(template: Any, path: str) -> None:
+    """Checks a template. Raises InputError as `check_spec` does."""
+    check_spec({"template": template}, path)
 
 
 def _wrong(value: Any, shape: Shape, at: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dtj.errors import InputError, LocalRunError
 from dtj_contract import names
 from dtj_core.api import Spec
+from dtj_core.api.claim_template import claim_name
 from dtj_core.plan.model import Object
 
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -55,6 +56,8 @@ def checkpoint_dir(spec: Spec, namespace: str, name: str, volumes_dir: Path) -> 
     volume: Object = {"name": names.VOLUME_CHECKPOINT}
     if wanted.claim_name:
         volume["persistentVolumeClaim"] = {"claimName": wanted.claim_name}
+    elif wanted.claim_template:
+        volume["persistentVolumeClaim"] = {"claimName": claim_name(name)}
     elif wanted.host_path:
         volume["hostPath"] = {"path": wanted.host_path.path}
     else:

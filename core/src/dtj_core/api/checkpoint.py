@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from dtj_contract import names
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
+from dtj_core.api.claim_template import ClaimTemplate
 
 # No empty, "." or ".." segment, so that a path has one spelling except for a trailing slash; and no
 # path of the system.
@@ -22,7 +23,8 @@ class HostPath(Model):
     path: Annotated[str, StringConstraints(max_length=1024, pattern="^/")]
     """Absolute path of the directory on the node."""
     type: Literal["", "Directory", "DirectoryOrCreate"] = "Directory"
-    """`Directory`: must exist. `DirectoryOrCreate`: the kubelet creates it, owned by root."""
+    """Requirement for the directory. `Directory`: must exist. `DirectoryOrCreate`: the kubelet creates
+    it, owned by root."""
 
 
 class VolumeSource(OpenModel):
@@ -63,6 +65,8 @@ class CheckpointVolume(Model):
     claim_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
     """Name of a PersistentVolumeClaim in the job's namespace; ReadWriteMany if the job has more
     than one pod."""
+    claim_template: ClaimTemplate | None = None
+    """A claim `<job>-checkpoints` that the operator creates with the pods."""
     host_path: HostPath | None = None
     """A directory that exists on every node."""
     source: VolumeSource | None = None
@@ -70,9 +74,10 @@ class CheckpointVolume(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="[has(self.claimName), has(self.hostPath), has(self.source)].filter(x, x).size() == 1",
-            message="set exactly one of claimName, hostPath and source",
-            holds=lambda self: [self.claim_name, self.host_path, self.source].count(None) == 2,
+            cel="[has(self.claimName), has(self.claimTemplate), has(self.hostPath), has(self.source)]"
+            ".filter(x, x).size() == 1",
+            message="set exactly one of claimName, claimTemplate, hostPath and source",
+            holds=lambda self: [self.claim_name, self.claim_template, self.host_path, self.source].count(None) == 3,
         ),
     )
 

@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 from dtj_core.api.base_model import OpenModel
 
 Name = Annotated[str, StringConstraints(max_length=253)]
+Label = Annotated[str, StringConstraints(max_length=253)]
 Path = Annotated[str, StringConstraints(max_length=1024)]
 Argument = Annotated[str, StringConstraints(max_length=65536)]
 Anything = dict[str, Any]  # an object with any fields

@@ -21,24 +21,28 @@ RECOVERIES = 5
 class Condition(Model):
     """A metav1.Condition.
 
-    Types: Complete, Failed, Suspended, Running, Restarting; and Stalled, which is set beside them.
+    Types: Complete, Failed, Suspended, Running, Restarting; and, beside them, Stalled and AgentUnreachable.
     """
 
     type: str = Field(max_length=316)
+    """Type of the condition: Complete, Failed, Suspended, Running, Restarting or Stalled."""
     status: Literal["True", "False", "Unknown"]
+    """Whether the condition holds."""
     observed_generation: int | None = None
-    """metadata.generation that this condition was decided for."""
+    """Value of metadata.generation that this condition was decided for."""
     last_transition_time: Time
     """Time at which the status of the condition last changed."""
     reason: str = Field(max_length=1024)
     """CamelCase identifier, the same as in events and metrics."""
     message: str = Field(max_length=32768)
+    """Explanation for people."""
 
 
 class Restarts(Model):
     """Restarts since the job was created."""
 
     total: int | None = None
+    """Number of all restarts."""
     in_place: int | None = None
     """Restarts that replaced no pod."""
     pod: int | None = None
@@ -57,10 +61,15 @@ class Progress(Model):
     the steps of its torch optimizers in the current attempt, from 0 in each attempt; of a script
     that has created none, they count its backward passes. Unknown: no step was seen so far."""
     total_steps: int | None = None
+    """Steps after which the training is complete, if the script reports the number."""
     percent: float | None = None
+    """Percentage of totalSteps that is done."""
     loss: float | None = None
+    """Loss of the last reported step."""
     samples_per_second: float | None = None
+    """Samples that all ranks train on in a second."""
     steps_per_second: float | None = None
+    """Optimizer steps in a second."""
     eta: Time | None = None
     """Time at which the training will reach totalSteps at its current speed."""
     metrics: dict[str, float] | None = Field(default=None, max_length=32)
@@ -73,23 +82,36 @@ class CheckpointStatus(Model):
     """The newest complete checkpoint."""
 
     step: int | None = None
+    """Step after which the checkpoint was written."""
     path: str | None = None
+    """Folder of the checkpoint in the container."""
     time: Time | None = None
+    """Time at which the checkpoint was complete."""
 
 
 class Failure(Model):
     """A failure that ended an attempt, with the evidence."""
 
     attempt: int | None = None
+    """Attempt that the failure ended."""
     rank: int | None = None
+    """Rank that failed first."""
     ordinal: int | None = None
+    """Ordinal of its pod."""
     pod: str | None = None
+    """Name of its pod."""
     node: str | None = None
+    """Node of its pod."""
     exit_code: int | None = None
+    """Exit code of the worker or container."""
     signal: str | None = None
+    """Signal that killed the worker."""
     reason: str | None = None
+    """CamelCase identifier, the same as in conditions, events and restart.rules."""
     message: str | None = None
+    """Explanation for people."""
     time: Time | None = None
+    """Time of the failure."""
     action: str | None = None
     """Action of the rule in spec.restart.rules that matched; absent if none did."""
     log_tail: str | None = None
@@ -102,8 +124,11 @@ class Straggler(Model):
     """A rank whose own work in a step takes longer than that of the others."""
 
     rank: int | None = None
+    """The slow rank."""
     pod: str | None = None
+    """Name of its pod."""
     node: str | None = None
+    """Node of its pod."""
     ratio: float | None = None
     """Time of its own work, as a multiple of the median rank's."""
 
@@ -112,11 +137,13 @@ class AvoidedNode(Model):
     """A node that the job's pods avoid (spec.restart.avoidNodes)."""
 
     node: str | None = None
+    """Name of the node."""
     reason: str | None = None
     """Reason of the last failure on the node."""
     failures: int | None = None
     """Number of failures that made the node avoided."""
     since: Time | None = None
+    """Time since which the node is avoided."""
     until: Time | None = None
     """Time at which the node may be used again."""
     lifted: Time | None = None
@@ -144,17 +171,23 @@ class Recovery(Model):
     """A restart of the group, and its cost."""
 
     attempt: int | None = None
+    """Attempt that began with the restart."""
     kind: str | None = None
     """InPlace: no pod was replaced. Pod: a pod was lost, and the group waited for it or for the end of
     spec.elastic.waitSeconds. Spare: a pod was lost, and a spare took its place at once. Resize: nothing was
     lost, the group was stopped to continue with more or fewer pods."""
     reason: str | None = None
+    """Reason of the failure or loss that caused it."""
     counted: bool | None = None
     """Whether the restart counted against spec.restart.maxRestarts."""
     time: Time | None = None
+    """Time at which the attempt before it broke."""
     last_step: int | None = None
+    """Last step of the attempt before it."""
     resumed_step: int | None = None
+    """Step of the state that was loaded."""
     lost_steps: int | None = None
+    """Steps that had to be done again."""
     from_replicas: int | None = None
     """Pods before, if their number has changed."""
     to_replicas: int | None = None
@@ -172,9 +205,13 @@ class AgentMemory(Model):
     """
 
     in_place: int | None = None
+    """Restarts that replaced no pod."""
     pod: int | None = None
+    """Restarts after a pod was lost."""
     counted: int | None = None
+    """Restarts that counted against the budget."""
     productive_seconds: float | None = None
+    """Seconds spent on steps that were not lost."""
     start_time: float | None = None
     """Unix time at which the agents' memory begins. Counters of another memory began at 0."""
     attempt: int | None = None
@@ -189,6 +226,7 @@ class Status(Model):
     """Observed state of the job."""
 
     observed_generation: int | None = None
+    """Value of metadata.generation of the spec that this status is about."""
     phase: str | None = None
     """Summary of the conditions for people. Scripts should wait for a condition."""
     reason: str | None = None
@@ -198,13 +236,14 @@ class Status(Model):
         max_length=8,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
+    """State of the job. Scripts wait for Complete or Failed."""
     replicas: int | None = None
     """Number of pods that the job has without its spares. Of an elastic job that trains: the pods of
     its attempt."""
     ready_replicas: int | None = None
     """Number of ready pods, without spares."""
     ready: str | None = None
-    """readyReplicas/spec.replicas."""
+    """Ready pods of the wanted ones, as readyReplicas/spec.replicas."""
     spares: int | None = None
     """Number of ready pods beyond spec.replicas. Any pod of the job may be the spare."""
     selector: str | None = None
@@ -236,7 +275,7 @@ class Status(Model):
     active_seconds: float | None = None
     """Seconds that the job was active before startTime, that is, before its last suspension."""
     goodput: float | None = None
-    """productiveSeconds as a share of the active time, 0 to 1."""
+    """Share of the active time that is productiveSeconds, 0 to 1."""
     coordinator: str | None = None
     """Name of the pod whose agent coordinated when this status was written. A hint: any agent may take
     over."""

@@ -11,13 +11,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from dtj_contract import names
+from dtj_core.api import accelerators, shorthands
 from dtj_core.api.base_model import INT32_MAX, Model, OpenModel, Rule
 from dtj_core.api.checkpoint import Checkpoint
 from dtj_core.api.elastic import Elastic
 from dtj_core.api.hang import HangDetection
+from dtj_core.api.network import Network
+from dtj_core.api.pod_types import EnvVar, Label, LocalReference, Objects, Resources, Toleration
 from dtj_core.api.restart import RestartSettings
+from dtj_core.api.shorthands import CONTAINERS, trainer_has
 from dtj_core.api.status import Status
 from dtj_core.api.template import Argument, find_trainer_container
+from dtj_core.api.update_rules import REPLICAS, checkpoint_is_kept, fixed, immutable, restart_is_kept
 
 __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 
@@ -26,15 +31,10 @@ __all__ = ["DistributedTrainingJob", "Spec", "find_trainer_container"]
 NAME_LENGTH = 52
 # Pattern of a Service name, the strictest one of the children.
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-# One rank each; PyTorch calls ROCm's RCCL "nccl" too.
-GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-OTHER_ACCELERATORS = re.compile(
-    r"nvidia\.com/(mig-|gpu[.-]).+|amd\.com/.+|gpu\.intel\.com/.+|habana\.ai/gaudi.*|aws\.amazon\.com/neuron.*"
-    r"|google\.com/tpu|huawei\.com/Ascend.*|cambricon\.com/.+|mthreads\.com/.+|metax-tech\.com/.+"
-)
-
-
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+_QUEUE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+# As spec.managedBy of a Kubernetes Job.
+_CONTROLLER = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~-]+$"
 ModuleName = Annotated[str, StringConstraints(max_length=256, pattern=_MODULE)]
 
 
@@ -56,92 +56,6 @@ class Entrypoint(Model):
             message="set exactly one of script (a path) and module (as in python3 -m)",
             holds=lambda self: (self.script is None) != (self.module is None),
         ),
-    )
-
-
-_CONTAINERS = "has(self.template) && has(self.template.spec) && has(self.template.spec.containers)"
-
-
-def _trainer_has(what: str) -> str:
-    """Returns the CEL condition that the trainer container has `what`."""
-    chosen = f"(c.name == '{names.CONTAINER}' || size(self.template.spec.containers) == 1)"
-    return f"({_CONTAINERS} && self.template.spec.containers.exists(c, {chosen} && {what}))"
-
-
-def _immutable(field: str) -> Rule:
-    """Returns a rule that rejects a change of `field` while the job is not suspended.
-
-    CEL compares what the schema does not name (most of a template) as a whole, and misses a renamed
-    key of an equally large object. The planner detects such a change too, and recreates the pods.
-    """
-    same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-    return Rule(
-        cel=f"oldSelf.suspend || ({same})",
-        message=f"{field} can't change unless the job is suspended: set spec.suspend to true first, or create a new "
-        "job",
-        holds=None,
-        field=field,
-    )
-
-
-def _restart_is_kept() -> Rule:
-    """Returns a rule that rejects a change of spec.restart beyond the budget while the job is not suspended.
-
-    The operator hands the budget over to the agents, so no pod is recreated for it.
-    """
-
-    def has(parent: str, name: str) -> str:
-        return f"(has({parent}.restart) && has({parent}.restart.{name}))"
-
-    def same(name: str, default: str) -> str:
-        new, old = (f"({has(each, name)} ? {each}.restart.{name} : {default})" for each in ("self", "oldSelf"))
-        return f"{new} == {old}"
-
-    grace = f"{has('self', 'stopGraceSeconds')} == {has('oldSelf', 'stopGraceSeconds')}"
-    return Rule(
-        cel=f"oldSelf.suspend || ({grace} && {same('stopGraceSeconds', '0.0')} && {same('rules', '[]')})",
-        message="of restart, only maxRestarts, windowSeconds, maxRestartsWithoutProgress and avoidNodes can change"
-        " while the job runs: set spec.suspend to true first",
-        holds=None,
-        field="restart",
-    )
-
-
-_REPLICAS = (
-    Rule(
-        cel="oldSelf.suspend || self.replicas == oldSelf.replicas || has(self.elastic)",
-        message="replicas can't change while the job runs unless the job is elastic: set spec.suspend to true first, or"
-        " create a job with spec.elastic",
-        holds=None,
-        field="replicas",
-    ),
-    Rule(
-        cel="!has(self.elastic) || (self.replicas >= self.elastic.minReplicas"
-        " && (!has(self.elastic.maxReplicas) || self.replicas <= self.elastic.maxReplicas))",
-        message="replicas must not be less than elastic.minReplicas or greater than elastic.maxReplicas",
-        holds=lambda self: (
-            self.elastic is None
-            or self.elastic.min_replicas <= self.replicas <= (self.elastic.max_replicas or self.replicas)
-        ),
-        field="replicas",
-    ),
-)
-
-
-def _checkpoint_is_kept() -> Rule:
-    """Returns a rule that rejects a change of spec.checkpoint beyond `keep` while the job is not suspended.
-
-    The operator hands `keep` over to the agents, so no pod is recreated for it.
-    """
-    fields = ("volume", "mountPath", "everySteps")
-    same = " && ".join(f"self.checkpoint.{name} == oldSelf.checkpoint.{name}" for name in fields)
-    return Rule(
-        cel="oldSelf.suspend || (has(self.checkpoint) == has(oldSelf.checkpoint)"
-        f" && (!has(self.checkpoint) || {same}))",
-        message="of checkpoint, only keep can change while the job runs: set spec.suspend to true first, or create a"
-        " new job",
-        holds=None,
-        field="checkpoint",
     )
 
 
@@ -170,19 +84,50 @@ class Spec(Model):
     """Lets the group continue with fewer pods when a pod can't come back, and take in more. Default:
     the group always has `replicas` pods."""
     processes_per_pod: int | None = Field(default=None, ge=1, le=64)
-    """Ranks in each pod. Default: the container's nvidia.com/gpu or amd.com/gpu, else 1. Required
-    with other accelerators."""
+    """Ranks in each pod. Default: one for each nvidia.com/gpu, amd.com/gpu, habana.ai/gaudi,
+    gpu.intel.com/i915, gpu.intel.com/xe or MIG slice (nvidia.com/mig-*) of the trainer container, else
+    1. Other accelerators, or slices of two sizes, need this field or processesFrom."""
+    processes_from: Annotated[str, StringConstraints(max_length=317, pattern=accelerators.RESOURCE_NAME)] | None = None
+    """Resource that sets the ranks in each pod: one for each unit that the trainer container requests,
+    for instance `aws.amazon.com/neuroncore`. Instead of processesPerPod."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """Communication backend. auto: nccl if the container requests nvidia.com/gpu or amd.com/gpu
-    (nccl is RCCL there), else gloo. With other accelerators, auto is not allowed."""
+    (nccl is RCCL there), else gloo. With other accelerators, auto is not allowed: scripts that use the
+    training library choose here, all others choose their own."""
     entrypoint: Entrypoint | None = None
     """Script or module that every rank runs. Alternatively, set the command of the template's
     container."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """Container image with Python 3.9 or newer. Short for the image of the template's container."""
+    env: list[EnvVar] | None = Field(default=None, max_length=256)
+    """Environment variables of the script. Short for env of the template's container."""
+    env_from: Objects | None = None
+    """ConfigMaps and Secrets whose keys become environment variables. Short for envFrom of the
+    template's container."""
+    resources: Resources | None = None
+    """Requests and limits, such as `limits: {nvidia.com/gpu: 8}`. Short for resources of the template's
+    container."""
+    node_selector: dict[str, Label] | None = Field(default=None, max_length=64)
+    """Labels that a node must have. Short for template.spec.nodeSelector."""
+    tolerations: list[Toleration] | None = Field(default=None, max_length=256)
+    """Taints of nodes that the pods tolerate. Short for template.spec.tolerations."""
+    priority_class_name: Label | None = None
+    """PriorityClass of the pods. Short for template.spec.priorityClassName."""
+    image_pull_secrets: list[LocalReference] | None = Field(default=None, max_length=64)
+    """Secrets for the registries of all images of the pods, the agent's init container included. Short
+    for template.spec.imagePullSecrets."""
+    shm_size: (
+        Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?([kMGT]|[KMGT]i)?$")] | None
+    ) = None
+    """Largest size of /dev/shm, such as `16Gi`. Files there are memory, and count against the container's
+    memory limit. Default: half of the node's memory, or the container's limit if that is less."""
+    network: Network | None = None
+    """Network that the ranks use, for nodes with several interfaces or with RDMA."""
     template: dict[str, Any] | None = None
     """PodTemplateSpec of the pods, kept as written. The trainer container is the one named
-    `trainer`, or the only one."""
+    `trainer`, or the only one. A shorthand of the spec (image, env, envFrom, resources, nodeSelector,
+    tolerations, priorityClassName, imagePullSecrets, network) is added to it; set either the
+    shorthand or the field."""
     checkpoint: Checkpoint | None = None
     """Location and frequency of checkpoints. Without checkpoints, a restart begins at step 0, unless
     memory snapshots of the training library have survived.
@@ -205,9 +150,17 @@ class Spec(Model):
     """Seconds without any sign of life after which a group hangs, whatever the script announced: no
     step, and no rank that uses processor time, network or disk. Set it for a script whose steps are
     unknown. Default: no limit."""
+    queue_name: Annotated[str, StringConstraints(max_length=63, pattern=_QUEUE)] | None = None
+    """LocalQueue of Kueue that admits the pods, all at once. The StatefulSet gets Kueue's label
+    kueue.x-k8s.io/queue-name, so Kueue's integration for StatefulSets must be enabled. The clocks of
+    deadlines run while the job is queued."""
+    managed_by: Annotated[str, StringConstraints(max_length=63, pattern=_CONTROLLER)] | None = None
+    """Controller that runs the job, such as `kueue.x-k8s.io/multikueue`. The operator leaves a job with
+    another value than `training.dtj.dev/dtj-operator` alone: it creates nothing and writes no status.
+    Can't change. Default: training.dtj.dev/dtj-operator."""
     suspend: bool = False
-    """true: the pods are deleted, checkpoints are kept. false: the job resumes from the newest
-    checkpoint."""
+    """Whether the job is paused. true: the pods are deleted, checkpoints are kept. false: the job
+    resumes from the newest checkpoint."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=INT32_MAX)
     """Seconds after the job has finished until it is deleted. Default: never."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=INT32_MAX)
@@ -232,26 +185,26 @@ class Spec(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"has(self.image) || {_trainer_has('has(c.image)')}",
+            cel=f"has(self.image) || {trainer_has('has(c.image)')}",
             message="no image: set spec.image, or the image of the trainer container in spec.template",
             holds=lambda self: bool(self.image or self.trainer.get("image")),
             field="image",
         ),
         Rule(
-            cel=f"!has(self.image) || !{_trainer_has('has(c.image)')}",
+            cel=f"!has(self.image) || !{trainer_has('has(c.image)')}",
             message="set spec.image or the image of the template's container, not both",
             holds=lambda self: not (self.image and self.trainer.get("image")),
             field="image",
         ),
         Rule(
-            cel=f"has(self.entrypoint) || {_trainer_has('has(c.command) && size(c.command) > 0')}",
+            cel=f"has(self.entrypoint) || {trainer_has('has(c.command) && size(c.command) > 0')}",
             message="nothing to run: set entrypoint.module or entrypoint.script, or the command of the template's "
             "container",
             holds=lambda self: bool(self.entrypoint or self.trainer.get("command")),
             field="entrypoint",
         ),
         Rule(
-            cel=f"!has(self.entrypoint) || !{_trainer_has('(has(c.command) || has(c.args))')}",
+            cel=f"!has(self.entrypoint) || !{trainer_has('(has(c.command) || has(c.args))')}",
             message="set spec.entrypoint or command and args of the template's container, not both",
             holds=lambda self: (
                 not self.entrypoint or all(self.trainer.get(name) is None for name in ("command", "args"))
@@ -259,7 +212,7 @@ class Spec(Model):
             field="entrypoint",
         ),
         Rule(
-            cel=f"!has(self.checkpoint) || !({_CONTAINERS})"
+            cel=f"!has(self.checkpoint) || !({CONTAINERS})"
             " || self.template.spec.containers.all(c, !has(c.volumeMounts)"
             " || c.volumeMounts.all(m, m.mountPath != self.checkpoint.mountPath"
             " && m.mountPath + '/' != self.checkpoint.mountPath && m.mountPath != self.checkpoint.mountPath + '/'))",
@@ -268,15 +221,32 @@ class Spec(Model):
             holds=lambda self: not self.checkpoint or self.checkpoint.mount_path.removesuffix("/") not in _mounts(self),
             field="checkpoint",
         ),
+        Rule(
+            cel="!has(self.checkpoint) || !has(self.checkpoint.volume.claimTemplate)"
+            " || !('ReadWriteOncePod' in self.checkpoint.volume.claimTemplate.accessModes)"
+            " || self.replicas + self.spares <= 1",
+            message="several pods can't mount a ReadWriteOncePod claim: write ReadWriteMany in"
+            " checkpoint.volume.claimTemplate.accessModes",
+            holds=lambda self: (
+                self.checkpoint is None
+                or self.checkpoint.volume.claim_template is None
+                or "ReadWriteOncePod" not in self.checkpoint.volume.claim_template.access_modes
+                or self.replicas + self.spares <= 1
+            ),
+            field="checkpoint",
+        ),
         *map(
-            _immutable,
+            immutable,
             (
                 "spares",
                 "elastic",
                 "processesPerPod",
+                "processesFrom",
                 "backend",
                 "entrypoint",
                 "image",
+                *shorthands.FIELDS,
+                "queueName",
                 "template",
                 "warmWorkers",
                 "preload",
@@ -284,24 +254,32 @@ class Spec(Model):
                 "progressDeadlineSeconds",
             ),
         ),
-        _checkpoint_is_kept(),
-        _restart_is_kept(),
-        *_REPLICAS,
+        checkpoint_is_kept(),
+        restart_is_kept(),
+        *REPLICAS,
+        *shorthands.RULES,
+        fixed("managedBy"),
     )
 
     @property
+    def merged_template(self) -> dict[str, Any]:
+        """The raw pod template with the shorthands in it, except for the image."""
+        return shorthands.merge(self)
+
+    @property
     def trainer(self) -> dict[str, Any]:
-        """The raw trainer container of the template; {} if the template names none."""
-        return find_trainer_container(self.template or {})
+        """The raw trainer container with the shorthands in it; {} if neither names anything."""
+        return find_trainer_container(self.merged_template)
+
+    @property
+    def is_managed_elsewhere(self) -> bool:
+        """Whether another controller than the operator runs the job."""
+        return self.managed_by not in (None, names.CONTROLLER)
 
     @property
     def gpus(self) -> int:
         """Number of nvidia.com/gpu or amd.com/gpu of the trainer container."""
-        for resources in self._resources():
-            for gpu in GPUS:
-                if re.fullmatch("[0-9]{1,9}", amount := str(resources.get(gpu))):
-                    return int(amount)
-        return 0
+        return accelerators.count_gpus(self.trainer)
 
     @property
     def undecided_accelerator(self) -> str | None:
@@ -309,23 +287,17 @@ class Spec(Model):
 
         The spec leaves the number of ranks or the backend open for it.
         """
-        if self.processes_per_pod and self.backend != "auto":
-            return None
-        requested = (
-            name for resources in self._resources() for name, amount in resources.items() if str(amount) != "0"
-        )
-        return next((name for name in requested if name not in GPUS and OTHER_ACCELERATORS.fullmatch(name)), None)
+        return accelerators.find_undecided(self.trainer, self.processes_per_pod, self.processes_from, self.backend)
 
-    def _resources(self) -> list[dict[str, Any]]:
-        """Returns limits and requests of the trainer container."""
-        resources = self.trainer.get("resources")
-        found = [resources.get(kind) for kind in ("limits", "requests")] if isinstance(resources, dict) else []
-        return [each for each in found if isinstance(each, dict)]
+    @property
+    def accelerator_question(self) -> str | None:
+        """Question about accelerators that the job must answer, and how; None if nothing is open."""
+        return accelerators.describe_undecided(self.trainer, self.processes_per_pod, self.processes_from, self.backend)
 
     @property
     def processes(self) -> int:
         """Ranks in each pod, with the default applied."""
-        return self.processes_per_pod or self.gpus or 1
+        return self.processes_per_pod or accelerators.count_ranks(self.trainer, self.processes_from) or 1
 
     @property
     def resolved_backend(self) -> Literal["nccl", "gloo"]:

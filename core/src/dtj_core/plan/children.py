@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dtj_contract import names
 from dtj_contract.names import Reason
-from dtj_core.api.v1alpha1 import GPUS
+from dtj_core.api.claim_template import claim_name
 from dtj_core.plan import avoided_nodes, shape
 from dtj_core.plan.job import Job
 from dtj_core.plan.model import Apply, Nudge, Object, Observed, Settings
@@ -40,6 +40,11 @@ def labels(job: Job) -> dict[str, str]:
     return {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name}
 
 
+def _labels_for_queue(job: Job) -> dict[str, str]:
+    queue = {} if job.spec.queue_name is None else {names.LABEL_QUEUE: job.spec.queue_name}
+    return labels(job) | queue
+
+
 def selector(job: Job) -> dict[str, str]:
     return {names.LABEL_JOB: job.name}
 
@@ -53,6 +58,23 @@ def secret(job: Job, settings: Settings) -> Object:
         "type": "Opaque",
         "data": {names.SECRET_KEY: key},
     }
+
+
+def claim(job: Job) -> Object | None:
+    """Returns the claim for checkpoints that the operator creates; None if the job brings its own volume.
+
+    Kubernetes deletes the claim with its owner. A claim that outlives the job has none.
+    """
+    template = job.spec.checkpoint.volume.claim_template if job.spec.checkpoint else None
+    if template is None:
+        return None
+    spec: Object = {"accessModes": list(template.access_modes), "resources": {"requests": {"storage": template.size}}}
+    if template.storage_class_name is not None:
+        spec["storageClassName"] = template.storage_class_name
+    metadata = _metadata(job, claim_name(job.name))
+    if template.when_deleted == "Retain":
+        del metadata["ownerReferences"]
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def service(job: Job, settings: Settings) -> Object:
@@ -82,7 +104,7 @@ def stateful_set(
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": _metadata(job, job.name) | {"annotations": annotations},
+        "metadata": _metadata(job, job.name) | {"annotations": annotations, "labels": _labels_for_queue(job)},
         "spec": {
             "replicas": job.pod_count if pods is None else pods,
             "serviceName": job.name,
@@ -323,14 +345,11 @@ def undecided_accelerator(job: Job) -> Cause | None:
 
     A guess could train on a part of the machine, and nobody would notice.
     """
-    accelerator = job.spec.undecided_accelerator
-    if accelerator is None:
+    question = job.spec.accelerator_question
+    if question is None:
         return None
-    return Cause(
-        Reason.ACCELERATOR_UNDECIDED,
-        f"the trainer container requests {accelerator}: set spec.processesPerPod and spec.backend, which have defaults "
-        f"only for {' and '.join(GPUS)} (set spec.suspend to true first, or create a new job)",
-    )
+    remedy = " (set spec.suspend to true first, or create a new job)"
+    return Cause(Reason.ACCELERATOR_UNDECIDED, question + remedy)
 
 
 def _applied_hash(child: Object) -> str | None:

@@ -74,14 +74,7 @@ class LeaderSearch:
         return not (self._redirected and self._fell_back) and len(self._asked) < len(self._pods)
 
     def add(self, pod: Object, page: Object) -> None:
-        name = pod_name(pod)
-        numbers = sanitize(page, {"attempt": "int"})
-        if "leader" in page:
-            leader = leader_of(page)
-            named, epoch = leader.get("pod", ""), leader.get("epoch", 0)
-        else:  # an agent before epochs, of which ordinal 0 coordinates
-            named, epoch = name.rpartition("-")[0] + "-0", 0
-        self._answers.append(Answer(name, page, named, epoch, numbers.get("attempt", 0)))
+        self._answers.append(read_answer(pod, page))
 
     def best(self) -> Answer | None:
         """Returns the answer of the leader, else of the agent that knows most; None without an answer."""
@@ -109,6 +102,18 @@ class LeaderSearch:
             return None
         self._fell_back = True
         return next(iter(others), None)
+
+
+def read_answer(pod: Object, page: Object) -> Answer:
+    """Returns the page of a pod's agent, and whom that agent takes for the leader."""
+    name = pod_name(pod)
+    numbers = sanitize(page, {"attempt": "int"})
+    if "leader" in page:
+        leader = leader_of(page)
+        named, epoch = leader.get("pod", ""), leader.get("epoch", 0)
+    else:  # an agent before epochs, of which ordinal 0 coordinates
+        named, epoch = name.rpartition("-")[0] + "-0", 0
+    return Answer(name, page, named, epoch, numbers.get("attempt", 0))
 
 
 def reachable_pods(job: Object, stateful_set: Object | None, pods: Sequence[Object]) -> tuple[Object, ...]:

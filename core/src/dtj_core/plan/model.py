@@ -38,8 +38,6 @@ from typing import Any, Literal
 from dtj_contract import names
 
 Object = dict[str, Any]
-# Longest pause between two requests to an agent that does not answer.
-SILENT_POLL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +57,10 @@ class Observed:
     agent_silent_seconds: float = 0.0
     """How long the agents have left every request unanswered; 0 after an answer, or without a pod that
     runs."""
+    agent_silence: str = ""
+    """Of silent agents: how the last request failed (agent_silence.py)."""
+    agent_asked: bool = True
+    """False while the first request is under way, so that `agent=None` shows nothing."""
     rejection: str | None = None
     """Message of the API server when it called a child of this generation invalid. Fails a job that
     has never run."""
@@ -160,15 +162,8 @@ class Settings:
     agent_port: int = names.AGENT_PORT
     listen_host: str = "0.0.0.0"
     """Address that the agents bind to; "[::]" where pods have only IPv6 addresses."""
-    progress_write_seconds: float = 30.0
-    """Shortest pause between two status writes that change only progress."""
-    status_poll_seconds: float = 2.0
-    """Pause between two requests for the agent's /status while the job is active and the agent
-    answers."""
-
-    def poll_seconds(self, silent: float) -> float:
-        """Returns the pause before the next request to an agent, by how long it has been `silent`.
-
-        The pause is half of `silent`, within bounds.
-        """
-        return min(max(self.status_poll_seconds, silent / 2), SILENT_POLL_SECONDS)
+    progress_write_seconds: float = 25.0
+    """Shortest pause between two status writes that change only progress. Agents report progress every 26 s."""
+    status_poll_seconds: float = 30.0
+    """Pause between two reconciles while the job's pods run. The operator is also called when the agents report
+    something, so this is its safety net; `dtj run` asks the agents in each reconcile."""

@@ -14,6 +14,7 @@ from dtj_contract import names
 from dtj_contract.names import Reason
 from dtj_core.api import InvalidJob
 from dtj_core.plan import (
+    agent_silence,
     avoided_nodes,
     children,
     container_oom,
@@ -56,6 +57,8 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     stored: Object = obj.get("status") or {}
     if "deletionTimestamp" in obj["metadata"]:
         return Plan(status=stored)  # garbage collection deletes the children
+    if (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) != names.CONTROLLER:
+        return Plan(status=stored)  # another controller runs the job
     if is_finished(stored):
         return stuck_pods.force_delete_overdue(deadlines.after_end(obj, observed, now), obj, observed, now)
     conditions = Conditions(obj["metadata"].get("generation", 1), now)
@@ -70,6 +73,7 @@ def plan(obj: Object, observed: Observed, now: float, settings: Settings) -> Pla
     group = pods.current_pods(job, observed)
     report = report_from_status(observed.agent, job.uid) if children.has_stateful_set(job, observed) else None
     status = version_skew.set_stalled(job, {**stored, "observedGeneration": job.generation}, conditions)
+    status = agent_silence.set_unreachable(job, observed, report, status, conditions)
     status = container_oom.explain_crashes(_merge_report(status, report, now), group, job.trainer_container)
     status = own_evictions.count(job, status, group, now)
     result = _find_result(job, observed, group, status, report, now)
@@ -104,7 +108,7 @@ def _find_result(
     if result is None and job.unreadable is None and not job.spec.suspend:
         waits = _find_wait(job, observed, group, status, report, now)
         result = startup_deadline.deadline_exceeded(job, observed, group, status, report, waits, now)
-    if result is None and report is None and job.unreadable is None:
+    if result is None and report is None and observed.agent_asked and job.unreadable is None:
         result = pods.unstartable(group, job, now)
     return result
 
@@ -143,7 +147,9 @@ def _end(
     The other way round, a crash in between would lose the outcome.
     """
     time = rfc3339(conditions.now)
-    status = _merge_report(remove_condition(status, names.STALLED), result.report, conditions.now)
+    for kind in (names.STALLED, names.AGENT_UNREACHABLE):
+        status = remove_condition(status, kind)
+    status = _merge_report(status, result.report, conditions.now)
     status = progress.with_goodput(status, conditions.now)
     if result.report is not None:
         status = container_oom.explain_crashes(status, group, container)
@@ -194,7 +200,7 @@ def _reconcile_active(
     if job.unreadable is None and children.is_outdated(job, observed.stateful_set):
         message = "spec was changed while the job was suspended; recreating the pods"
         return suspend.delete_pods(job, observed, status, message, conditions)
-    silent = observed.agent_silent_seconds
+    silent = agent_silence.seconds(observed, status)
     phase = running.group_phase(
         job, status, group, report, silent_seconds=silent, refusal=observed.refusal, now=conditions.now
     )
@@ -234,14 +240,16 @@ def _reconcile_active(
 
 
 def _next_look(job: Job, observed: Observed, group: tuple[Object, ...], settings: Settings) -> float | None:
+    looks: list[float | None] = []
     if any(pods.is_running(pod, job.trainer_container) for pod in group):
-        # An agent answers, or will soon. No event reports that its answer has changed: it must be
-        # polled.
-        return settings.poll_seconds(observed.agent_silent_seconds)
+        looks.append(settings.status_poll_seconds)
+        looks.append(agent_silence.until_overdue(observed))
     # No event reports that a pod can't mount its Secret.
     if any(children.is_starting(pod) for pod in group):
-        return children.STARTING_SECONDS
-    return children.NUDGE_SECONDS if len(group) < job.pod_count else None
+        looks.append(children.STARTING_SECONDS)
+    elif len(group) < job.pod_count:
+        looks.append(children.NUDGE_SECONDS)
+    return min((look for look in looks if look is not None), default=None)
 
 
 def _create_or_wait(
@@ -275,9 +283,13 @@ def _create_children(job: Job, status: Object, conditions: Conditions, settings:
     )
     status = running.set_conditions(_mark_active(status, conditions), phase, conditions)
     status |= replica_counts(job, 0)
-    actions = tuple(
-        Apply(body=body)
-        for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+    claim = children.claim(job)
+    actions = (
+        *(() if claim is None else (Apply(body=claim, if_missing=True),)),
+        *(
+            Apply(body=body)
+            for body in children.all_children(job, settings, avoided_nodes.active_nodes(status, conditions.now))
+        ),
     )
     return Plan(actions=actions, status=status, events=events.events_for_change(job, status, None))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtj_contract import names
+from dtj_core.api.claim_template import claim_name
 from dtj_core.api.v1alpha1 import find_trainer_container
 from dtj_core.plan.agent_environment import agent_environment
 from dtj_core.plan.job import Job
@@ -29,7 +30,7 @@ def pod_template(
     job: Job, settings: Settings, labels: dict[str, str], attempt_floor: int, avoided: tuple[str, ...] = ()
 ) -> Object:
     """Returns a PodTemplateSpec. `avoided`: the nodes that its pods are kept from."""
-    template: Object = _without_nulls(job.spec.template or {})
+    template: Object = _without_nulls(job.spec.merged_template)
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = (metadata.get("labels") or {}) | labels
     pod: Object = template.setdefault("spec", {})
@@ -177,13 +178,15 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
         {"name": names.VOLUME_TMP, "emptyDir": {}},
         # The default of 64 MiB starves data loaders and NCCL. This volume counts against the
         # container's memory limit.
-        {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"}},
+        {"name": names.VOLUME_SHM, "emptyDir": {"medium": "Memory"} | _shm_limit(job)},
     ]
     if job.spec.checkpoint:
         volume = job.spec.checkpoint.volume
         source: Any
         if volume.claim_name is not None:
             source = {"persistentVolumeClaim": {"claimName": volume.claim_name}}
+        elif volume.claim_template is not None:
+            source = {"persistentVolumeClaim": {"claimName": claim_name(job.name)}}
         elif volume.host_path is not None:
             source = {"hostPath": volume.host_path.model_dump(by_alias=True)}
         else:
@@ -192,6 +195,10 @@ def _volumes(job: Job, trainer: Object) -> list[Object]:
             source = volume.source.model_dump(by_alias=True, exclude_none=True)
         volumes.append({"name": names.VOLUME_CHECKPOINT, **source})
     return [volume for volume in volumes if volume["name"] in ours]
+
+
+def _shm_limit(job: Job) -> Object:
+    return {} if job.spec.shm_size is None else {"sizeLimit": job.spec.shm_size}
 
 
 def _agent_installer(settings: Settings) -> Object:

@@ -109,6 +109,35 @@ def not_set_up(pod: Object, now: float) -> Cause | None:
     )
 
 
+def add_claim_hint(cause: Cause, pods: tuple[Object, ...]) -> Cause:
+    """Returns `cause` with the remedy, where pods on several nodes wait for one claim.
+
+    The access mode of a claim is in an object that the operator may not read, so the hint is conditional.
+    """
+    if cause.reason not in (Reason.MOUNT_PENDING, Reason.UNSCHEDULABLE):
+        return cause
+    nodes: dict[str, set[str]] = {}
+    for pod in pods:
+        for name in _claims(pod):
+            nodes.setdefault(name, set()).add(_node(pod))
+    shared = sorted(name for name, where in nodes.items() if len(where) > 1 and f"claim {name}" in cause.message)
+    if not shared and "volume node affinity conflict" in cause.message:
+        shared = sorted(name for name, where in nodes.items() if where)
+    if not shared:
+        return cause
+    return Cause(
+        cause.reason,
+        f"{cause.message}; pods on several nodes need claim {shared[0]}: if it is ReadWriteOnce, or its volume is "
+        "bound to one node, use a ReadWriteMany claim, or keep all pods on one node",
+    )
+
+
+def _claims(pod: Object) -> list[str]:
+    volumes = (pod.get("spec") or {}).get("volumes") or ()
+    names = ((volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in volumes)
+    return [str(name) for name in names if name]
+
+
 def until_overdue(pods: tuple[Object, ...], now: float) -> float | None:
     """Returns the seconds until the next pod has waited for too long; None if none can."""
     times = (_since(pod) for pod in pods if (pod.get("status") or {}).get("phase", "Pending") == "Pending")

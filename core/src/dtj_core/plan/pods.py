@@ -80,10 +80,10 @@ def why_not_running(pods: tuple[Object, ...], job: Job, refusal: str | None = No
     """
     if running_count(pods, job.trainer_container) >= job.spec.replicas:
         return None
-    waiting = [cause for pod in pods if (cause := _why_waiting(pod, job.trainer_container, now)) is not None]
+    waiting = [cause for pod in pods if (cause := _why_waiting(pod, job, now)) is not None]
     specific = [cause for cause in waiting if cause.reason != Reason.PODS_PENDING]
     if specific:
-        return specific[0]
+        return pod_waits.add_claim_hint(specific[0], pods)
     if len(pods) < job.pod_count and refusal is not None:
         return Cause(Reason.CHILD_REFUSED, refused_message(refusal))
     if len(pods) < job.pod_count:
@@ -178,13 +178,14 @@ def _unstartable_result(
     return JobResult(kind="Failed", reason=reason, message=message, failures=(failure,), crashes=crashes)
 
 
-def _why_waiting(pod: Object, container: str, now: float) -> Cause | None:
+def _why_waiting(pod: Object, job: Job, now: float) -> Cause | None:
+    container = job.trainer_container
     if is_running(pod, container):
         return None
     found = (
         pod_waits.terminating(pod)
         or pod_waits.rejected_by_node(pod)
-        or _why_unscheduled(pod)
+        or _why_unscheduled(pod, job)
         or pod_waits.unconsidered(pod, now)
         or _why_no_container(pod, container)
         or pod_waits.init_container(pod)
@@ -193,9 +194,12 @@ def _why_waiting(pod: Object, container: str, now: float) -> Cause | None:
     return found or Cause(Reason.PODS_PENDING, f"pod {pod['metadata']['name']} is starting")
 
 
-def _why_unscheduled(pod: Object) -> Cause | None:
+def _why_unscheduled(pod: Object, job: Job) -> Cause | None:
     name = pod["metadata"]["name"]
     scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("reason") == "SchedulingGated":
+        queue = f" until queue {job.spec.queue_name} admits the job" if job.spec.queue_name else ""
+        return Cause(Reason.QUEUED, f"pod {name} is held back by a scheduling gate{queue}")
     if scheduled.get("status") == "False":
         detail = str(scheduled.get("message") or "")
         claim = re.search(r'persistentvolumeclaim "([^"]+)" not found', detail)

@@ -9,6 +9,7 @@ from dtj_contract import agent_status, names
 from dtj_contract.names import Reason
 from dtj_core.plan import container_oom
 from dtj_core.plan.agent_report import Report
+from dtj_core.plan.agent_silence import UNREACHABLE_SECONDS
 from dtj_core.plan.conditions import Conditions, find_condition, is_true
 from dtj_core.plan.job import Job
 from dtj_core.plan.job_status import has_started
@@ -21,7 +22,6 @@ NO_ANSWER_YET = (
     "all pods are running; waiting for an agent to answer. If this persists, check the log of a pod, "
     f"and whether a NetworkPolicy blocks the operator from port {names.AGENT_PORT}"
 )
-UNREACHABLE_SECONDS = 60.0
 UNREACHABLE = (
     "pods are running, but no agent has answered the operator for a minute or more, so the state of "
     "the group is unknown: check the log of a pod, and whether a NetworkPolicy blocks the operator from "

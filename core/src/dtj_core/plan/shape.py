@@ -48,6 +48,23 @@ FIELDS: dict[str, Any] = {
     "elastic.waitSeconds": 10,
     "elastic.batch": "Global",
     "elastic.learningRate": "Keep",
+    "processesFrom": None,
+    "env": None,
+    "envFrom": None,
+    "resources": None,
+    "nodeSelector": None,
+    "tolerations": None,
+    "priorityClassName": None,
+    "imagePullSecrets": None,
+    "shmSize": None,
+    "network.hostNetwork": None,
+    "network.interface": None,
+    "network.dnsPolicy": None,
+    "queueName": None,
+    "checkpoint.volume.claimTemplate.size": None,
+    "checkpoint.volume.claimTemplate.storageClassName": None,
+    "checkpoint.volume.claimTemplate.accessModes": ["ReadWriteMany"],
+    "checkpoint.volume.claimTemplate.whenDeleted": "Retain",
 }
 DIGITS = 12
 DEFAULT = "default"

@@ -4,7 +4,9 @@ A token bucket bounds the writes, because a pod decides what its agent reports: 
 reports another state at each poll costs one write in WRITE_SECONDS once the bucket is empty. The
 level of the bucket is kept in the status itself. The end of a job, and each step of a suspension or
 of a changed spec, is written whatever the bucket holds. Mere progress has a pace of its own, and
-leaves the whole bucket to what is written at once.
+leaves the whole bucket to what is written at once. Only where another write has come between, so that
+the progress in the status is older than its pace, does progress take from the bucket, and no more than
+the half that warnings may take.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def throttle_status_writes(
     stamp = {"lastUpdateTime": old["lastUpdateTime"]} if "lastUpdateTime" in old else {}
     is_urgent = unthrottled_fields(old) != unthrottled_fields(new)
     pause = 0.0 if is_urgent else _pause(old, new, now, settings)
-    cost = 0.0 if not is_urgent and _is_progress(old, new, now) else 1.0
+    is_in_pace = _is_progress(old, new, now) and _until_progress(old, now, settings) == 0
+    cost = 0.0 if not is_urgent and is_in_pace else 1.0
     if new | stamp == old:
         status = old
     elif pause == 0:
@@ -64,9 +67,23 @@ def _pause(old: Object, new: Object, now: float, settings: Settings) -> float:
         return max(0.0, 1.0 - _tokens(old, now)) * WRITE_SECONDS
     if not _is_progress(old, new, now):
         return 0.0
+    if _is_outdated(old, new, settings) and _tokens(old, now) >= WRITE_BURST / 2:
+        return 0.0
+    return _until_progress(old, now, settings)
+
+
+def _until_progress(old: Object, now: float, settings: Settings) -> float:
+    """Returns the seconds until mere progress may be written in its own pace."""
     last = unix(old.get("lastUpdateTime"))
     past = settings.progress_write_seconds if last is None else now - last
     return max(settings.progress_write_seconds - past, 0.0) if past >= 0 else 0.0
+
+
+def _is_outdated(old: Object, new: Object, settings: Settings) -> bool:
+    """Returns whether the agents' progress in `old` is older than the pace, by their own clock."""
+    times = [unix((status.get("progress") or {}).get("time")) for status in (old, new)]
+    before, after = times
+    return before is not None and after is not None and after - before >= settings.progress_write_seconds
 
 
 def _is_progress(old: Object, new: Object, now: float) -> bool:

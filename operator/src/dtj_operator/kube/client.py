@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn, Protocol
 from urllib.parse import urlencode
 
 import aiohttp
@@ -22,7 +24,7 @@ from dtj_core.api.encoding import APPLY_CONTENT, apply_body
 from dtj_core.plan.model import Object
 from dtj_operator import errors
 from dtj_operator.kube.login import Login
-from dtj_operator.kube.resources import Resource
+from dtj_operator.kube.resources import LEASE, Resource
 
 REQUEST_SECONDS = 10.0
 # A hanging admission webhook has 10 s by default; the API server's response then names the webhook.
@@ -49,6 +51,9 @@ _BY_STATUS: dict[int, type[errors.KubeError]] = {
 _NOT_TYPED = ("failed to create typed patch object", "failed to convert new object")
 
 
+Objects = list[Object]
+
+
 class RequestObserver(Protocol):
     """Called after every request. `code` is the HTTP status, or `timeout`, `unreachable`."""
 
@@ -61,14 +66,24 @@ class Client:
     Each has a deadline, raises the exceptions of dtj_operator.errors, and is measured.
     """
 
-    def __init__(self, login: Login, on_request: RequestObserver, *, concurrency: int = CONCURRENCY) -> None:
+    def __init__(
+        self,
+        login: Login,
+        on_request: RequestObserver,
+        *,
+        concurrency: int = CONCURRENCY,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`fence` is called right before each write, and raises NotLeader if the write must not be sent."""
         self._login = login
+        self._fence = fence
         self._on_request = on_request
         self._slots = asyncio.Semaphore(concurrency)
-        login.configuration.connection_pool_maxsize = concurrency
+        # Watches keep their connections, so the slots alone limit the other requests.
+        login.configuration.connection_pool_maxsize = 0
         # trust_env makes aiohttp look for proxies and .netrc in a thread, twice a request. The
         # proxy-url of a kubeconfig works without it.
-        login.configuration.client_session_kwargs = {"trust_env": False}
+        login.configuration.client_session_kwargs = {"trust_env": False, "trace_configs": [_trace(fence)]}
         self._api = ApiClient(login.configuration)
         self._api.user_agent = names.MANAGER
 
@@ -84,19 +99,77 @@ class Client:
 
         Raises Gone if reading the pages took longer than that version is kept.
         """
-        items: list[Object] = []
-        query: dict[str, str] = {"limit": str(PAGE)}
+        pages = [page async for page, _ in self.pages(resource, namespace, selector)]
+        return [_slim(obj) for page in pages for obj in page]
+
+    async def pages(
+        self, resource: Resource, namespace: str | None, selector: str | None = None, *, limit: int = PAGE
+    ) -> AsyncIterator[tuple[Objects, str]]:
+        """Yields the pages of a list, each with the resourceVersion of the whole list.
+
+        Raises Gone if reading the pages takes longer than that version is kept.
+        """
+        query: dict[str, str] = {"limit": str(limit)}
         if selector is not None:
             query["labelSelector"] = selector
         while True:
             page = await self._call(
                 "list", resource.plural, "GET", resource.path(namespace), query, seconds=LIST_SECONDS
             )
-            items += map(_slim, page["items"])
+            yield page["items"], page["metadata"].get("resourceVersion", "")
             token = page["metadata"].get("continue")
             if not token:
-                return items
+                return
             query["continue"] = token
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        selector: str | None,
+        version: str,
+        *,
+        seconds: float,
+        quiet_seconds: float,
+    ) -> AsyncIterator[Objects]:
+        """Yields the events since `version` as they arrive, in lists, for at most `seconds`.
+
+        Raises Transient if nothing arrives for `quiet_seconds`, not even the bookmark of each minute,
+        and Gone if the API server no longer has the changes since `version`.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(max(1, int(seconds))),
+        }
+        if selector is not None:
+            query["labelSelector"] = selector
+        path, code, began = resource.path(namespace), "unreachable", time.monotonic()
+        # The API server ends the watch. A connection that outlives it is cut.
+        timeout = aiohttp.ClientTimeout(
+            total=seconds + quiet_seconds, sock_connect=REQUEST_SECONDS, sock_read=quiet_seconds
+        )
+        try:
+            try:
+                response = await self._send("GET", path, query, timeout)
+                code = str(response.status)
+            finally:
+                self._on_request("watch", resource.plural, code, time.monotonic() - began)
+            try:
+                if response.status >= 300:
+                    await self._raise_failure(response.status, await response.response.read(), "GET", path)
+                rest = b""
+                async for chunk in response.response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if lines:
+                        yield [_event(line, path) for line in lines if line]
+            finally:
+                response.response.close()
+        except TimeoutError as error:
+            raise errors.Transient(f"GET {path}: the watch was silent for {quiet_seconds:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise errors.Transient(f"GET {path}: {error}") from error
 
     async def create(self, resource: Resource, namespace: str, body: Object, *, dry_run: bool = False) -> Object:
         """Creates the object. Raises Conflict if the name is taken."""
@@ -105,17 +178,32 @@ class Client:
         return await self._call("create", resource.plural, "POST", path, query, body, seconds=WRITE_SECONDS)
 
     async def apply(
-        self, resource: Resource, namespace: str, body: Object, *, subresource: str | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        body: Object,
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+        dry_run: bool = False,
     ) -> Object:
         """Applies `body` on the server.
 
         Afterwards the fields of `body` hold, and fields that only our previous apply set are gone.
+        Without `force` it raises Conflict if somebody else owns one of the fields.
         """
         path = resource.path(namespace, body["metadata"]["name"], subresource)
-        query = {"fieldManager": names.MANAGER, "force": "true"}
+        query = {"fieldManager": names.MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
         plural = resource.plural + ("/" + subresource if subresource else "")
         return await self._call(
-            "apply", plural, "PATCH", path, query, apply_body(body), content=APPLY_CONTENT, seconds=WRITE_SECONDS
+            "dry-run" if dry_run else "apply",
+            plural,
+            "PATCH",
+            path,
+            query,
+            apply_body(body),
+            content=APPLY_CONTENT,
+            seconds=WRITE_SECONDS,
         )
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Object) -> Object:
@@ -127,10 +215,11 @@ class Client:
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
-    ) -> None:
+    ) -> Object:
         """Deletes the object with this uid, its children in the background.
 
-        Raises ObjectNotFound, and Conflict if another object has the name.
+        Returns the object if it is left to terminate, or else the API server's Status. Raises
+        ObjectNotFound, and Conflict if another object has the name.
         """
         body: Object = {
             "apiVersion": "v1",
@@ -140,7 +229,7 @@ class Client:
         }
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        await self._call("delete", resource.plural, "DELETE", resource.path(namespace, name), body=body)
+        return await self._call("delete", resource.plural, "DELETE", resource.path(namespace, name), body=body)
 
     async def serves(self, resource: Resource) -> bool:
         """Returns whether the API server serves the kind. Discovery needs no rights on CRDs."""
@@ -164,16 +253,11 @@ class Client:
     ) -> Object:
         code = "unreachable"
         async with self._slots:
+            if method != "GET":
+                self._fence()
             began = time.monotonic()
             try:
-                headers = {"Accept": _JSON, "Content-Type": content}
-                _, url, headers, _, _ = await self._api.param_serialize(
-                    method, path, header_params=headers, query_params=[], auth_settings=["BearerToken"]
-                )
-                if query:
-                    url += "?" + urlencode(query)
-                timeout = aiohttp.ClientTimeout(total=seconds)
-                response: RESTResponse = await self._api.call_api(method, url, headers, body, _request_timeout=timeout)
+                response = await self._send(method, path, query, aiohttp.ClientTimeout(total=seconds), body, content)
                 code = str(response.status)
                 text: bytes = await response.read()  # type: ignore[no-untyped-call]
             except TimeoutError as error:
@@ -184,12 +268,34 @@ class Client:
             finally:
                 self._on_request(verb, what, code, time.monotonic() - began)
         if response.status >= 300:
-            failed = failure(response.status, text, method, path)
-            if isinstance(failed, errors.NotAuthenticated):
-                await self._renew_login(failed)
-            raise failed
+            await self._raise_failure(response.status, text, method, path)
         answer: Object = json.loads(text)
         return answer
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None,
+        limits: aiohttp.ClientTimeout,
+        body: Object | bytes | None = None,
+        content: str = _JSON,
+    ) -> RESTResponse:
+        """Sends a request, and returns the response before its body has arrived."""
+        headers = {"Accept": _JSON, "Content-Type": content}
+        _, url, headers, _, _ = await self._api.param_serialize(
+            method, path, header_params=headers, query_params=[], auth_settings=["BearerToken"]
+        )
+        if query:
+            url += "?" + urlencode(query)
+        response: RESTResponse = await self._api.call_api(method, url, headers, body, _request_timeout=limits)
+        return response
+
+    async def _raise_failure(self, status: int, text: bytes, method: str, path: str) -> NoReturn:
+        failed = failure(status, text, method, path)
+        if isinstance(failed, errors.NotAuthenticated):
+            await self._renew_login(failed)
+        raise failed
 
     async def _renew_login(self, failed: errors.KubeError) -> None:
         """Loads a newer token of an exec plugin or a file, which the caller's next try uses.
@@ -202,6 +308,39 @@ class Client:
         except errors.OptionError as error:
             message = f"{failed.message}; the login could not be renewed: {error}"
             raise errors.NotAuthenticated(message, status=failed.status, reason=failed.reason) from error
+
+
+def _event(line: bytes, path: str) -> Object:
+    """Returns an event of a watch. Raises Gone or Transient for an ERROR, and Transient for anything else."""
+    try:
+        event: Object = json.loads(line)
+        kind, obj = event["type"], event["object"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.Transient(f"GET {path}: the watch sent no event: {line[:200]!r}") from error
+    if kind == "ERROR":
+        code = obj.get("code", 0)
+        message = f"GET {path}: the watch ended: {obj.get('message') or obj}"
+        raise (errors.Gone if code == 410 else errors.Transient)(message, status=code)
+    return event
+
+
+def _trace(fence: Callable[[], None]) -> aiohttp.TraceConfig:
+    """Calls `fence` again when a write had to wait for a new connection: the process may have been stopped meanwhile.
+
+    Leases are exempt: their writes make the leader, and clients of one login share these settings.
+    """
+
+    async def started(_: object, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
+        context.fenced = request.method != "GET" and f"/{LEASE.api_version}/" not in request.url.path
+
+    async def connected(_: object, context: SimpleNamespace, __: object) -> None:
+        if context.fenced:
+            fence()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(started)
+    trace.on_connection_create_end.append(connected)
+    return trace
 
 
 def _slim(obj: Object) -> Object:

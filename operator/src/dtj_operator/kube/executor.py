@@ -10,9 +10,10 @@ from dtj_core.plan.job import is_owned
 from dtj_core.plan.model import Action, Delete, Event, Nudge, Object, Plan
 from dtj_operator import errors
 from dtj_operator.kube import undeclared_fields
+from dtj_operator.kube.cache.cache import Cache
 from dtj_operator.kube.client import Client
 from dtj_operator.kube.observer import Observer
-from dtj_operator.kube.resources import BY_KIND, JOB, POD, STATEFUL_SET
+from dtj_operator.kube.resources import BY_KIND, JOB, POD, SERVICE, STATEFUL_SET, Resource, job_key
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,14 @@ class Recorder(Protocol):
 
 
 class PlanExecutor:
-    """Executes plans against the Kubernetes API server."""
+    """Executes plans against the Kubernetes API server, and puts its answers into the cache.
 
-    def __init__(self, client: Client, observer: Observer, recorder: Recorder) -> None:
+    The next plan therefore never follows from what this one has outdated, however late the watches are.
+    """
+
+    def __init__(self, client: Client, cache: Cache, observer: Observer, recorder: Recorder) -> None:
         self._client = client
+        self._cache = cache
         self._observer = observer
         self._recorder = recorder
         self._undeclared: frozenset[undeclared_fields.Path] = frozenset()
@@ -64,21 +69,15 @@ class PlanExecutor:
         Raises Rejected with the server's message, or KubeError. Actions that were executed before
         the error stay executed, and the next try repeats them.
         """
-        key = job["metadata"]["namespace"], job["metadata"]["name"]
         written: Object | None = None
-        try:
-            for action in plan.actions:
-                await self._execute_action(job, action)
-            gone = any(isinstance(action, Delete) and action.kind == names.KIND for action in plan.actions)
-            status = undeclared_fields.without(plan.status, self._undeclared)
-            if not gone and status and not same_status(status, job.get("status", {})):
+        for action in plan.actions:
+            await self._execute_action(job, action)
+        gone = any(isinstance(action, Delete) and action.kind == names.KIND for action in plan.actions)
+        status = undeclared_fields.without(plan.status, self._undeclared)
+        if not gone and status and not same_status(status, job.get("status", {})):
+            with self._cache.status_write(job_key(job)) as answered:
                 written = await self._write_status(job, status)
-        except errors.Conflict:
-            self._observer.invalidate(key)  # the plan was made from a stale observation
-            raise
-        finally:
-            if plan.actions or written is not None:
-                self._observer.invalidate(key)
+                answered(written)
         for event in plan.events:
             await self._recorder.record(job, event)
         return written
@@ -89,16 +88,7 @@ class PlanExecutor:
             await self._nudge(namespace, action)
             return
         if isinstance(action, Delete):
-            try:
-                await self._client.delete(
-                    BY_KIND[action.kind], namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
-                )
-            except errors.ObjectNotFound:
-                pass  # already deleted
-            except errors.Conflict:
-                logger.info("%s %s was not deleted: another object has its name now", action.kind, action.name)
-            else:
-                logger.info("deleted %s %s", action.kind, action.name)
+            await self._delete(namespace, action)
             return
         resource = BY_KIND[action.body["kind"]]
         try:
@@ -107,14 +97,59 @@ class PlanExecutor:
                     await self._dry_run_pod(namespace, action.body)
                 await self._confirm_version(job)
             if action.if_missing:
-                await self._client.create(resource, namespace, action.body)
+                applied = await self._client.create(resource, namespace, action.body)
             else:
-                await self._client.apply(resource, namespace, action.body)
+                applied = await self._apply(job, resource, action.body)
         except errors.KubeError as error:
             if action.if_missing and isinstance(error, errors.Conflict):
                 return  # already created
             _raise_rejection(error, permanent=resource is STATEFUL_SET and is_permanent(error))
+        self._cache.answer(resource, applied)
         logger.info("applied %s %s", resource.kind, action.body["metadata"]["name"])
+
+    async def _apply(self, job: Object, resource: Resource, body: Object) -> Object:
+        """Applies a child, and takes nothing from somebody else.
+
+        Raises Overtaken if an object of another owner has the name.
+        """
+        key, uid = job_key(job), job["metadata"]["uid"]
+        if resource not in (STATEFUL_SET, SERVICE):
+            return await self._client.apply(resource, key[0], body)
+        known = self._cache.child(resource, key)
+        if known is not None:
+            if not is_owned(known, uid):
+                raise errors.Overtaken(f"a {resource.kind} of another owner was created meanwhile", status=409)
+            return await self._client.apply(resource, key[0], body)
+        try:
+            # No object of that name is known. If there is one, it lacks the operator's label.
+            return await self._client.apply(resource, key[0], body, force=False)
+        except errors.Conflict as error:
+            try:
+                found = await self._client.get(resource, *key)
+            except errors.ObjectNotFound:
+                raise errors.Overtaken(f"a {resource.kind} of this name was deleted meanwhile", status=409) from error
+            if is_owned(found, uid):
+                return await self._client.apply(resource, key[0], body)
+            self._observer.add_unlabelled(resource, key)
+            raise errors.Overtaken(f"a {resource.kind} of another owner has the name", status=409) from error
+
+    async def _delete(self, namespace: str, action: Delete) -> None:
+        resource = BY_KIND[action.kind]
+        try:
+            answer = await self._client.delete(
+                resource, namespace, action.name, uid=action.uid, grace_seconds=action.grace_seconds
+            )
+        except errors.ObjectNotFound:
+            self._cache.deleted(resource, namespace, action.name, action.uid)
+            return
+        except errors.Conflict:
+            logger.info("%s %s was not deleted: another object has its name now", action.kind, action.name)
+            return
+        if answer.get("metadata", {}).get("uid") == action.uid:
+            self._cache.answer(resource, answer)  # it terminates
+        else:
+            self._cache.deleted(resource, namespace, action.name, action.uid)
+        logger.info("deleted %s %s", action.kind, action.name)
 
     async def _nudge(self, namespace: str, action: Nudge) -> None:
         """Wakes the StatefulSet controller.
@@ -126,11 +161,12 @@ class PlanExecutor:
         patch = {"metadata": {"uid": metadata["uid"], "annotations": {names.ANNOTATION_NUDGED: action.time}}}
         try:
             await self._dry_run_pod(namespace, action.stateful_set)
-            await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
+            merged = await self._client.merge(STATEFUL_SET, namespace, metadata["name"], patch)
         except (errors.ObjectNotFound, errors.Conflict):
             return  # deleted, or replaced by another
         except errors.KubeError as error:
             _raise_rejection(error, permanent=False)
+        self._cache.answer(STATEFUL_SET, merged)
         logger.info("woke the controller of StatefulSet %s, which has created too few pods", metadata["name"])
 
     async def _dry_run_pod(self, namespace: str, stateful_set: Object) -> None:
@@ -166,41 +202,24 @@ class PlanExecutor:
 
         A StatefulSet is the only child whose creation starts a training. No lock of the API server
         covers its apply, so a plan is dropped here if another operator has overtaken it (has ended
-        the job and deleted the StatefulSet meanwhile). A forced apply would also take over a
-        StatefulSet that was created meanwhile for another owner.
+        the job and deleted the StatefulSet meanwhile). Applying the known status as a dry run, under
+        the known version, asks the API server just that.
         """
         metadata = job["metadata"]
-        version = metadata.get("resourceVersion")
-        if version is None:
+        if metadata.get("resourceVersion") is None:
             return
+        body = _status_body(job, without_none(job.get("status") or {}))
         try:
-            stored = await self._client.get(JOB, metadata["namespace"], metadata["name"])
+            await self._client.apply(JOB, metadata["namespace"], body, subresource="status", dry_run=True)
         except errors.ObjectNotFound as error:
             raise errors.Overtaken("the job was deleted meanwhile", status=409) from error
-        if (stored["metadata"]["uid"], stored["metadata"]["resourceVersion"]) != (metadata["uid"], version):
-            raise errors.Overtaken("the job was changed meanwhile", status=409)
-        try:
-            child = await self._client.get(STATEFUL_SET, metadata["namespace"], metadata["name"])
-        except errors.ObjectNotFound:
-            pass
-        else:
-            if not is_owned(child, metadata["uid"]):
-                raise errors.Overtaken("a StatefulSet of another owner was created meanwhile", status=409)
+        except errors.Conflict as error:
+            raise errors.Overtaken("the job was changed meanwhile", status=409) from error
 
     async def _write_status(self, job: Object, status: Object) -> Object:
-        metadata = job["metadata"]
-        # The uid protects another job that has the same name by now. The resourceVersion protects a
-        # newer status from a late one: the API server answers 409, and the job is read and planned
-        # again.
-        known = ("name", "namespace", "uid", "resourceVersion")
-        body = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "metadata": {key: metadata[key] for key in known if key in metadata},
-            "status": without_none(status),
-        }
+        body = _status_body(job, without_none(status))
         try:
-            return await self._client.apply(JOB, metadata["namespace"], body, subresource="status")
+            return await self._client.apply(JOB, job["metadata"]["namespace"], body, subresource="status")
         except errors.Invalid as error:
             if "not declared in schema" not in error.message:
                 raise
@@ -211,6 +230,22 @@ class PlanExecutor:
             logger.warning("status is written without %s; %s", ", ".join(sorted(map(".".join, found))), hint)
             self._undeclared |= found
             return await self._write_status(job, undeclared_fields.without(status, self._undeclared))
+
+
+def _status_body(job: Object, status: Object) -> Object:
+    """Returns the body of a status apply that only this job, in this version, takes.
+
+    The uid protects another job that has the same name by now. The resourceVersion protects a newer
+    status from a late one: the API server answers 409, and the job is planned again.
+    """
+    metadata = job["metadata"]
+    known = ("name", "namespace", "uid", "resourceVersion")
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {key: metadata[key] for key in known if key in metadata},
+        "status": status,
+    }
 
 
 def _raise_rejection(error: errors.KubeError, *, permanent: bool) -> NoReturn:

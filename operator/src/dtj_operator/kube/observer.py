@@ -1,102 +1,93 @@
-"""Observes a job: its children from the API server, and its progress from its agents."""
+"""Observes a job: its children from the store, and its progress from its agents."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
-from dtj_core.plan.leader_search import reachable_pods
+from dtj_core.plan.conditions import is_finished
 from dtj_core.plan.model import Object, Observed
 from dtj_operator import errors
-from dtj_operator.agent_client import AgentClient
+from dtj_operator.following.listeners import AgentListeners
+from dtj_operator.kube.cache.store import Key, Store
 from dtj_operator.kube.client import Client
-from dtj_operator.kube.resources import JOB, POD, SERVICE, STATEFUL_SET, Resource, job_selector
-
-Key = tuple[str, str]
-
-REUSE_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class _Seen:
-    job: Object
-    observed: Observed
-    time: float
+from dtj_operator.kube.resources import SERVICE, STATEFUL_SET, Resource, job_key
 
 
 class Observer:
-    """Reads by name and by label, never from a watch's cache: kopf keeps ghosts after a re-list.
+    """Reads from the store alone, with one exception: an object without the operator's label.
 
-    A running job is observed every 2 s for its progress, which only the agent knows. As long as no
-    event about its objects arrived and the operator wrote nothing, an observation reuses reads that
-    are at most `reuse_seconds` old: 4 reads in 30 s instead of 60.
+    No watch shows it. One of somebody else that has a child's name is found when the child can't be
+    applied; our own StatefulSet that somebody took the label from, when its pods are still there.
+    Reads of it are repeated at each look until it is gone, or has the label.
+    The agents' reports are in memory: listeners follow them, so an observation waits for no agent.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        agents: AgentClient,
-        *,
-        reuse_seconds: float = REUSE_SECONDS,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, store: Store, client: Client, agents: AgentListeners) -> None:
+        self._store = store
         self._client = client
         self._agents = agents
-        self._reuse = reuse_seconds
-        self._now = now
-        self._seen: dict[Key, _Seen] = {}
-        self._reading: set[Key] = set()
-        """Jobs whose reads have begun, with no event since."""
-
-    def invalidate(self, key: Key) -> None:
-        """Drops what was read of this job, because something about it has changed."""
-        self._seen.pop(key, None)
-        self._reading.discard(key)
+        self._unlabelled: dict[Key, set[Resource]] = {}
 
     def keep_only(self, keys: Iterable[Key]) -> None:
-        """Drops all other jobs, which are gone although no event reported their end."""
+        """Drops all other jobs."""
         wanted = set(keys)
-        self._seen = {key: seen for key, seen in self._seen.items() if key in wanted}
+        self._unlabelled = {key: kinds for key, kinds in self._unlabelled.items() if key in wanted}
         self._agents.keep_only(wanted)
 
-    async def get_job(self, key: Key) -> Object | None:
+    def add_unlabelled(self, resource: Resource, key: Key) -> None:
+        """Notes that an object without our label has the name of this child."""
+        self._unlabelled.setdefault(key, set()).add(resource)
+
+    def get_job(self, key: Key) -> Object | None:
         """Returns the job, or None if there is none."""
-        seen = self._seen.get(key)
-        if seen is not None and self._now() - seen.time < self._reuse:
-            return seen.job
-        self._seen.pop(key, None)
-        # Mark the job before the first read, because an event during the reads makes them stale.
-        self._reading.add(key)
-        return await self._get(JOB, *key)
+        job = self._store.job(key)
+        if job is None or "deletionTimestamp" in job["metadata"]:
+            self._agents.end(key)
+        return job
 
     async def observe(self, job: Object) -> Observed:
         """Returns the children of `job` and the status that its agents report."""
-        key = job["metadata"]["namespace"], job["metadata"]["name"]
-        seen = self._seen.get(key)
-        if seen is not None and seen.job is job:
-            observed = seen.observed
-        else:
-            started = self._now()
-            namespace, name = key
-            stateful_set, service, pods = await asyncio.gather(
-                self._get(STATEFUL_SET, namespace, name),
-                self._get(SERVICE, namespace, name),
-                self._client.list(POD, namespace, job_selector(name)),
-            )
-            observed = Observed(stateful_set=stateful_set, service=service, pods=tuple(pods))
-            if key in self._reading and reachable_pods(job, observed.stateful_set, observed.pods):
-                self._seen[key] = _Seen(job, observed, started)
-            self._reading.discard(key)
-        reachable = reachable_pods(job, observed.stateful_set, observed.pods)
-        if not reachable:
-            return observed
-        agent = await self._agents.status(job, reachable, observed.pods)
-        return replace(observed, agent=agent, agent_silent_seconds=self._agents.silent_seconds(job))
+        key = job_key(job)
+        observed = Observed(
+            stateful_set=self._store.child(STATEFUL_SET, key),
+            service=self._store.child(SERVICE, key),
+            pods=self._store.pods(key),
+        )
+        if observed.stateful_set is None and _has_lost_its_set(job, observed.pods):
+            self.add_unlabelled(STATEFUL_SET, key)
+        if key in self._unlabelled:
+            observed = await self._with_unlabelled(key, observed)
+        heard = self._agents.observe(job, observed.stateful_set, observed.pods)
+        return replace(
+            observed,
+            agent=heard.page,
+            agent_silent_seconds=heard.silent_seconds,
+            agent_silence=heard.cause,
+            agent_asked=heard.is_known,
+        )
 
-    async def _get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        try:
-            return await self._client.get(resource, namespace, name)
-        except errors.ObjectNotFound:
-            return None
+    async def _with_unlabelled(self, key: Key, observed: Observed) -> Observed:
+        found: dict[Resource, Object] = {}
+        for resource in self._unlabelled.pop(key):
+            if self._store.child(resource, key) is not None:
+                continue
+            try:
+                found[resource] = await self._client.get(resource, *key)
+            except errors.ObjectNotFound:
+                continue
+            self.add_unlabelled(resource, key)
+        return replace(
+            observed,
+            stateful_set=found.get(STATEFUL_SET, observed.stateful_set),
+            service=found.get(SERVICE, observed.service),
+        )
+
+
+def _has_lost_its_set(job: Object, pods: tuple[Object, ...]) -> bool:
+    """Returns whether a job that is to run has pods of a StatefulSet of its name, and none of them terminates."""
+    if job["spec"].get("suspend") or is_finished(job.get("status") or {}) or not pods:
+        return False
+    owners = [owner for pod in pods for owner in pod["metadata"].get("ownerReferences") or ()]
+    named = any((each.get("kind"), each.get("name")) == ("StatefulSet", job["metadata"]["name"]) for each in owners)
+    return named and all("deletionTimestamp" not in pod["metadata"] for pod in pods)

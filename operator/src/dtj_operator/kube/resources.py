@@ -37,10 +37,12 @@ JOB = Resource(names.API_VERSION, names.KIND, names.PLURAL)
 STATEFUL_SET = Resource("apps/v1", "StatefulSet", "statefulsets")
 SERVICE = Resource("v1", "Service", "services")
 SECRET = Resource("v1", "Secret", "secrets")
+CLAIM = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Resource("v1", "Pod", "pods")
 EVENT = Resource("events.k8s.io/v1", "Event", "events")
+LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 
-BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, POD)}
+BY_KIND = {resource.kind: resource for resource in (JOB, STATEFUL_SET, SERVICE, SECRET, CLAIM, POD)}
 
 
 def job_key(job: Object) -> tuple[str, str]:

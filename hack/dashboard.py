@@ -1,0 +1,177 @@
+"""The chart's Grafana dashboard, from a table of panels."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+OPERATOR = 'namespace=~"$operator"'
+JOB = 'namespace=~"$namespace", job=~"$job"'
+WIDTH, HEIGHT = 8, 8
+
+# Row -> panels: title, unit of Grafana, and (query, legend) of each line.
+ROWS: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
+    "Jobs": [
+        ("Jobs by phase", "short", [(f"sum by (phase) (dtj_jobs{{{OPERATOR}}})", "{{phase}}")]),
+        (
+            "Ended jobs per hour",
+            "short",
+            [
+                (
+                    f"sum by (result, reason) (increase(dtj_jobs_finished_total{{{OPERATOR}}}[1h]))",
+                    "{{result}} {{reason}}",
+                )
+            ],
+        ),
+        (
+            "Restarts per hour",
+            "short",
+            [
+                (f"sum by (kind) (increase(dtj_job_restarts_total{{{OPERATOR}}}[1h]))", "{{kind}}"),
+                (f"sum(increase(dtj_job_lost_steps_total{{{OPERATOR}}}[1h]))", "lost steps"),
+            ],
+        ),
+        (
+            "Restarts per hour by reason",
+            "short",
+            [(f"sum by (reason) (increase(dtj_job_restart_reasons_total{{{OPERATOR}}}[1h]))", "{{reason}}")],
+        ),
+        (
+            "Recovery by phase, 90th percentile",
+            "s",
+            [
+                (
+                    "histogram_quantile(0.9, sum by (phase, le) "
+                    f"(rate(dtj_job_recovery_seconds_bucket{{{OPERATOR}}}[1h])))",
+                    "{{phase}}",
+                )
+            ],
+        ),
+        (
+            "Nodes avoided per day",
+            "short",
+            [(f"sum by (reason) (increase(dtj_job_nodes_avoided_total{{{OPERATOR}}}[1d]))", "{{reason}}")],
+        ),
+    ],
+    "Training": [
+        ("Step", "short", [(f"max by (job) (dtj_step{{{JOB}}})", "{{job}}")]),
+        ("Loss", "short", [(f"max by (job) (dtj_loss{{{JOB}}})", "{{job}}")]),
+        ("Samples per second", "short", [(f"max by (job) (dtj_samples_per_second{{{JOB}}})", "{{job}}")]),
+        ("Attempt", "short", [(f"max by (job) (dtj_attempt{{{JOB}}})", "{{job}}")]),
+        (
+            "Age of the newest checkpoint",
+            "s",
+            [(f"time() - max by (job) (dtj_checkpoint_timestamp_seconds{{{JOB}}})", "{{job}}")],
+        ),
+        (
+            "Slow ranks",
+            "short",
+            [(f"max by (job, rank) (dtj_straggler_ratio{{{JOB}}})", "{{job}} rank {{rank}}")],
+        ),
+    ],
+    "Operator": [
+        (
+            "Reconciles per second",
+            "ops",
+            [(f"sum by (result) (rate(dtj_reconcile_total{{{OPERATOR}}}[5m]))", "{{result}}")],
+        ),
+        (
+            "Reconcile and queue, 99th percentile",
+            "s",
+            [
+                (
+                    "histogram_quantile(0.99, sum by (le) "
+                    f"(rate(dtj_reconcile_duration_seconds_bucket{{{OPERATOR}}}[5m])))",
+                    "reconcile",
+                ),
+                (
+                    "histogram_quantile(0.99, sum by (le) "
+                    f"(rate(dtj_workqueue_queue_duration_seconds_bucket{{{OPERATOR}}}[5m])))",
+                    "wait for a worker",
+                ),
+            ],
+        ),
+        ("Jobs waiting for a worker", "short", [(f"sum(dtj_workqueue_depth{{{OPERATOR}}})", "jobs")]),
+        (
+            "Requests to the API server",
+            "reqps",
+            [(f"sum by (verb, code) (rate(dtj_kube_client_requests_total{{{OPERATOR}}}[5m]))", "{{verb}} {{code}}")],
+        ),
+        ("Status writes", "ops", [(f"sum(rate(dtj_status_writes_total{{{OPERATOR}}}[5m]))", "writes")]),
+        (
+            "Memory and processor",
+            "short",
+            [
+                (f"process_resident_memory_bytes{{{OPERATOR}}} / 1048576 and on (pod) dtj_build_info", "MiB {{pod}}"),
+                (
+                    f"rate(process_cpu_seconds_total{{{OPERATOR}}}[5m]) * 1000 and on (pod) dtj_build_info",
+                    "millicores {{pod}}",
+                ),
+            ],
+        ),
+    ],
+}  # fmt: skip
+
+
+def render() -> str:
+    """Returns the dashboard as Grafana imports it."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for row, members in ROWS.items():
+        panels.append({"type": "row", "title": row, "gridPos": {"x": 0, "y": top, "w": 24, "h": 1}})
+        for place, (title, unit, lines) in enumerate(members):
+            x, y = place % 3 * WIDTH, top + 1 + place // 3 * HEIGHT
+            panels.append(_panel(title, unit, lines, {"x": x, "y": y, "w": WIDTH, "h": HEIGHT}))
+        top += 1 + (len(members) + 2) // 3 * HEIGHT
+    for number, panel in enumerate(panels, 1):
+        panel["id"] = number
+    dashboard = {
+        "title": "Distributed training jobs",
+        "uid": "dtj",
+        "tags": ["dtj", "pytorch"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "templating": {
+            "list": [
+                {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
+                _variable("operator", "Operator's namespace", "label_values(dtj_build_info, namespace)"),
+                _variable("namespace", "Jobs' namespace", "label_values(dtj_attempt, namespace)"),
+                _variable("job", "Job", 'label_values(dtj_attempt{namespace=~"$namespace"}, job)'),
+            ]
+        },
+        "panels": panels,
+    }
+    return json.dumps(dashboard, indent=1) + "\n"
+
+
+def _panel(title: str, unit: str, lines: list[tuple[str, str]], place: dict[str, int]) -> dict[str, Any]:
+    return {
+        "type": "timeseries",
+        "title": title,
+        "datasource": SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0 if unit != "short" else None}, "overrides": []},
+        "options": {"tooltip": {"mode": "multi"}, "legend": {"displayMode": "list", "placement": "bottom"}},
+        "targets": [
+            {"refId": chr(ord("A") + number), "datasource": SOURCE, "expr": query, "legendFormat": legend}
+            for number, (query, legend) in enumerate(lines)
+        ],
+    }
+
+
+def _variable(name: str, label: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": SOURCE,
+        "query": query,
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }

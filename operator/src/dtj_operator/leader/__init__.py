@@ -1,0 +1,1 @@
+"""Leader election by a Lease: the pure decisions, and the process that carries them out."""

@@ -1,0 +1,116 @@
+"""Each flag of the operator has a value of the chart, and overrides reach the objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_operator import settings
+from tests.integration.chart.kit import NAMESPACE, Object, hooks, of_kind, pod, render
+from tests.integration.chart.pss import violations
+
+# Flags that make no sense in a pod of the cluster.
+OUTSIDE = {"kubeconfig", "context"}
+
+
+def flags(chosen: Object | None = None) -> list[str]:
+    arguments: list[str] = pod(render(chosen))["containers"][0]["args"]
+    return arguments
+
+
+def test_every_flag_of_the_operator_is_set_by_a_value() -> None:
+    given = {
+        argument.removeprefix("--").partition("=")[0]
+        for argument in flags({"watchNamespaces": ["a"], "openshift": True})
+    }
+    assert given == set(settings.FLAGS) - OUTSIDE
+
+
+@pytest.mark.parametrize(
+    ("chosen", "field", "expected"),
+    [
+        ({"workers": 3}, "workers", 3),
+        ({"resyncSeconds": 60}, "resync_seconds", 60),
+        ({"crdWaitSeconds": 0}, "crd_wait_seconds", 0),
+        ({"log.format": "text"}, "log_format", "text"),
+        ({"log.level": "debug"}, "log_level", "debug"),
+        ({"log.level": "debug", "extraArgs": ["--log-level=error"]}, "log_level", "error"),
+    ],
+    ids=str,
+)
+def test_value_reaches_the_operator(chosen: Object, field: str, expected: Any, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 64)
+    arguments = [a.replace("/etc/dtj/master-key/key", str(key)) for a in flags(chosen)]
+    assert getattr(settings.parse(arguments, {}), field) == expected
+
+
+def test_agents_may_listen_on_ipv6_alone(tmp_path: Path) -> None:
+    assert "--agent-listen-host=[::]" in flags({"agent.listenHost": "[::]"})
+
+
+def test_environment_and_volumes_are_added_to_the_operators_own() -> None:
+    spec = pod(
+        render(
+            {
+                "extraEnv": [{"name": "A", "value": "b"}],
+                "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+                "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+            }
+        )
+    )
+    [container] = spec["containers"]
+    assert container["env"] == [{"name": "A", "value": "b"}]
+    assert [volume["name"] for volume in spec["volumes"]] == ["master-key", "tmp", "ca"]
+    assert [mount["name"] for mount in container["volumeMounts"]] == ["master-key", "tmp", "ca"]
+
+
+def test_common_labels_are_on_every_object_and_replace_none_of_the_charts() -> None:
+    chosen = {"commonLabels": {"team": "ml", "app.kubernetes.io/name": "mine"}}
+    documents = [d for d in render(chosen) if d["kind"] != "CustomResourceDefinition"]
+    for document in documents:
+        assert document["metadata"]["labels"]["team"] == "ml", document["kind"]
+        assert document["metadata"]["labels"]["app.kubernetes.io/name"] == "dtj-operator"
+    [deployment] = of_kind(documents, "Deployment")
+    assert "team" not in deployment["spec"]["selector"]["matchLabels"], "a selector can't be changed by an upgrade"
+    assert deployment["spec"]["template"]["metadata"]["labels"]["team"] == "ml"
+
+
+def test_network_policy_admits_only_those_who_may_scrape() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    documents = render({"networkPolicy.enabled": True, "networkPolicy.ingressFrom": [peer], "metrics.port": 9090})
+    [policy] = of_kind(documents, "NetworkPolicy")
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": 9090, "protocol": "TCP"}], "from": [peer]}]
+    assert policy["spec"]["policyTypes"] == ["Ingress"], "the operator reaches agents and API server anywhere"
+    [deployment] = of_kind(documents, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    [open_to_all] = of_kind(render({"networkPolicy.enabled": True}), "NetworkPolicy")
+    assert "from" not in open_to_all["spec"]["ingress"][0]
+
+
+def test_helm_test_runs_a_restricted_pod_that_no_selector_of_the_operator_matches() -> None:
+    documents = hooks()
+    [test] = of_kind(documents, "Pod")
+    assert violations(test["spec"]) == []
+    [deployment] = of_kind(render(), "Deployment")
+    assert not deployment["spec"]["selector"]["matchLabels"].items() <= test["metadata"]["labels"].items()
+    assert {d["kind"] for d in documents} == {"Pod", "Role", "RoleBinding", "ServiceAccount"}
+    [role] = of_kind(documents, "Role")
+    assert role["rules"] == [
+        {
+            "apiGroups": ["training.dtj.dev"],
+            "resources": ["distributedtrainingjobs"],
+            "verbs": ["get", "create", "delete"],
+        }
+    ]
+
+
+def test_helm_test_runs_its_job_where_the_operator_serves() -> None:
+    documents = hooks({"watchNamespaces": ["team", "other"], "test.image": "torch:1"})
+    assert [d["metadata"]["namespace"] for d in of_kind(documents, "Role")] == ["team"]
+    [test] = of_kind(documents, "Pod")
+    env = {entry["name"]: entry["value"] for entry in test["spec"]["containers"][0]["env"]}
+    assert (test["metadata"]["namespace"], env["JOB_NAMESPACE"], env["JOB_IMAGE"]) == (NAMESPACE, "team", "torch:1")

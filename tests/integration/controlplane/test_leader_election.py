@@ -1,0 +1,230 @@
+"""Replicas of the operator on a real API server: one acts, and another takes over, however the first one ends."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_contract import names
+from dtj_operator import rbac
+from hack.cluster.controlplane import ControlPlane
+from hack.cluster.shell import ProvisionError
+from tests.integration.controlplane.support import (
+    CLAIMS,
+    Agents,
+    Kubelet,
+    Objects,
+    Operator,
+    running,
+    wait_until,
+)
+from tests.integration.controlplane.test_two_operators import made
+
+
+def leads(operator: Operator) -> bool:
+    return metric(operator, "dtj_leader") == 1
+
+
+def metric(operator: Operator, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", operator.get("/metrics")[1], re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+Start = Callable[..., Operator]
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/{}"
+QUICK = ("--lease-duration-seconds", "3", "--renew-deadline-seconds", "2", "--retry-period-seconds", "0.5")
+ENDS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
+LATE = 60.0
+"""The bound of a take-over. The configured 10 s are asserted by tests/unit/operator/test_leadership.py."""
+
+
+def pair(replica: Start) -> tuple[Operator, Operator]:
+    """Starts a leader and a standby."""
+    first = replica("first")
+    wait_until("the first one leads", lambda: leads(first))
+    second = replica("second").ready()
+    assert not leads(second)
+    return first, second
+
+
+def holder(objects: Objects, name: str = "dtj") -> str:
+    lease = objects.plane.request("GET", LEASES.format(objects.namespace, name))
+    return str(lease["spec"].get("holderIdentity", ""))
+
+
+def has_pods(objects: Objects, *jobs: str) -> bool:
+    return {pod["metadata"]["labels"][names.LABEL_JOB] for pod in objects.list("pods")} >= set(jobs)
+
+
+def stored_writes(operator: Operator, since: float) -> list[str]:
+    """Returns what this operator has changed after the Unix time `since`, from the API server's audit log."""
+    return [
+        f"{call['verb']} {call['requestURI']} {call['requestReceivedTimestamp']}"
+        for call in operator.writes()
+        if call["responseStatus"].get("code", 0) < 300 and call["requestReceivedTimestamp"] >= rfc3339(since)
+    ]
+
+
+def rfc3339(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1e6):06d}Z"
+
+
+@pytest.mark.timeout(300)
+def test_standby_acts_after_the_leader_was_killed_and_nothing_is_done_twice(
+    replica: Start, submit: Callable[..., Any], objects: Objects
+) -> None:
+    first, second = pair(replica)
+    submit("before")
+    wait_until("the pods exist", lambda: has_pods(objects, "before"))
+    assert second.writes() == []
+    killed = time.monotonic()
+    first.kill()
+    submit("after")
+    wait_until("the standby leads", lambda: leads(second), timeout=LATE)
+    print(f"\ntaken over {time.monotonic() - killed:.1f} s after SIGKILL")
+    wait_until("the pods exist", lambda: has_pods(objects, "before", "after"))
+    assert (made(objects, "statefulsets"), made(objects, "pods")) == (2, 4)
+    assert objects.plane.request("GET", LEASES.format(objects.namespace, "dtj"))["spec"]["leaseTransitions"] == 1
+
+
+@pytest.mark.timeout(300)
+def test_terminated_leader_releases_the_lease_and_the_standby_takes_it_at_once(
+    replica: Start, submit: Callable[..., Any], objects: Objects
+) -> None:
+    first, second = pair(replica)
+    began = time.monotonic()
+    first.process.send_signal(signal.SIGTERM)
+    wait_until("the standby leads", lambda: leads(second), timeout=LATE)
+    took = time.monotonic() - began
+    print(f"\ntaken over {took:.2f} s after SIGTERM")
+    assert first.process.wait(60) == 0
+    assert [line for line in first.lines() if "released the lease" in line["message"]]
+    submit()
+    wait_until("the pods exist", lambda: has_pods(objects, "j"))
+    assert second.terminate() == 0
+    assert holder(objects) == "", "the last one leaves a lease that the next one takes at once"
+
+
+@pytest.mark.timeout(300)
+def test_leader_that_was_stopped_writes_nothing_when_it_continues(
+    replica: Start, submit: Callable[..., Any], objects: Objects
+) -> None:
+    first, second = pair(replica)
+    jobs = [f"j{number}" for number in range(12)]
+    for name in jobs:
+        submit(name)
+    wait_until("the leader is at work", lambda: objects.list("statefulsets"))
+    first.process.send_signal(signal.SIGSTOP)
+    try:
+        wait_until("the standby leads", lambda: leads(second), timeout=LATE)
+        wait_until("the pods exist", lambda: has_pods(objects, *jobs), timeout=LATE)
+        continued = time.time()
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    wait_until("the old leader is a standby", lambda: not leads(first))
+    wait_until("it is ready", lambda: first.get("/readyz")[0] == 200)
+    submit("more")
+    wait_until("the pods exist", lambda: has_pods(objects, "more"))
+    assert stored_writes(first, continued) == []
+    assert made(objects, "statefulsets") == 13
+    assert made(objects, "pods") == 26
+    assert leads(second)
+    assert holder(objects) != ""
+
+
+@pytest.mark.timeout(600)
+def test_leaders_that_end_twenty_times_at_random_lose_and_double_nothing(
+    replica: Start, submit: Callable[..., Any], objects: Objects, kubelet: Kubelet, agents: Agents
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"\nseed {seed}")
+    chance, pause = random.Random(seed), threading.Event()
+    pair = {account: replica(account, "dtj", *QUICK) for account in ("first", "second")}
+
+    def leader() -> str | None:
+        return next((name for name, each in pair.items() if leads(each)), None)
+
+    jobs = [f"j{number}" for number in range(20)]
+    for name in jobs:
+        account = wait_until("one leads", leader)
+        job = submit(name)
+        agents.statuses[job["metadata"]["uid"]] = running(step=7)
+        pause.wait(chance.uniform(0, 1))
+        ended, process = chance.choice(ENDS), pair[account].process
+        process.send_signal(ended)
+        if ended is signal.SIGSTOP:
+            (other,) = pair.keys() - {account}
+            wait_until("the other one leads", lambda other=other: leads(pair[other]), timeout=LATE)
+            process.send_signal(signal.SIGCONT)
+            wait_until("the old leader is a standby", lambda account=account: not leads(pair[account]))
+        else:
+            process.wait(60)
+            pair[account] = replica(account, "dtj", *QUICK)
+    for name in jobs:
+        wait_until(f"job {name} runs", lambda name=name: objects.condition(name, "Running"))
+    kinds = ("statefulsets", "pods", "services", "secrets")
+    assert [made(objects, kind) for kind in kinds] == [20, 40, 20, 20]
+    statuses = [job["status"] for job in objects.list(names.PLURAL)]
+    assert [(s["attempt"], s["restarts"]["total"], s["progress"]["step"]) for s in statuses] == [(1, 0, 7)] * 20
+    recorded = Counter(e["regarding"]["name"] for e in objects.list("events") if e["reason"] == names.Reason.CREATED)
+    assert max(recorded.values()) == 1, recorded
+
+
+@pytest.mark.timeout(300)
+def test_later_of_two_installations_of_a_namespace_waits_for_the_end_of_the_first(
+    replica: Start, submit: Callable[..., Any], objects: Objects
+) -> None:
+    program = (str(Path(__file__).with_name("short_claims.py")),)
+    first = replica("first", "one", program=program)
+    wait_until("the first one leads", lambda: leads(first))
+    second = replica("second", "two", program=program).ready()
+    name = f"{objects.namespace}/one"
+    warned = wait_until(
+        "the second one reports the overlap",
+        lambda: [line for line in second.lines() if name in line["message"] and line["level"] == "error"],
+    )
+    assert "Uninstall all but one" in warned[0]["message"]
+    wait_until("both count it", lambda: [metric(o, "dtj_overlapping_installations") for o in (first, second)] == [1, 1])
+    submit("before")
+    wait_until("the pods exist", lambda: has_pods(objects, "before"))
+    assert [call for call in second.writes() if call["objectRef"]["resource"] != "leases"] == []
+    assert not leads(second)
+    first.kill()
+    wait_until("the second one leads", lambda: leads(second), timeout=LATE)
+    wait_until("and counts none", lambda: metric(second, "dtj_overlapping_installations") == 0)
+    submit("after")
+    wait_until("the pods exist", lambda: has_pods(objects, "before", "after"))
+
+
+@pytest.mark.timeout(300)
+def test_election_uses_exactly_the_rights_of_its_table(replica: Start, objects: Objects, plane: ControlPlane) -> None:
+    first, second = pair(replica)
+    wait_until("the claim is renewed", lambda: any(c["verb"] == "update" for c in leases_of(first, CLAIMS)))
+    first.terminate()
+    wait_until("the standby leads", lambda: leads(second), timeout=LATE)
+    used = {call["verb"] for operator in (first, second) for call in leases_of(operator, objects.namespace)}
+    assert used == set(rbac.ELECTION_RULES["coordination.k8s.io", "leases"])
+    claims = {call["verb"] for operator in (first, second) for call in leases_of(operator, CLAIMS)}
+    assert claims == {"get", "list", "create", "update"}
+    refused = [c for o in (first, second) for c in o.calls() if c["responseStatus"].get("code") == 403]
+    assert refused == []
+    with pytest.raises(ProvisionError, match="404"):
+        plane.request("GET", LEASES.format(CLAIMS, "dtj-operator.nobody.dtj"))
+
+
+def leases_of(operator: Operator, namespace: str) -> list[dict[str, Any]]:
+    return [
+        call
+        for call in operator.calls()
+        if call["objectRef"]["resource"] == "leases" and call["objectRef"].get("namespace") == namespace
+    ]
