@@ -140,10 +140,10 @@ class FakeListeners:
         self.kept = list(keys)
 
     async def start(self) -> None:
-        """Nothing is listened to."""
+        """Starts nothing."""
 
     async def stop(self) -> None:
-        """Nothing is listened to."""
+        """Stops nothing."""
 
 
 def _namespace(obj: Any) -> str:
