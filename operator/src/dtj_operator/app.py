@@ -117,7 +117,6 @@ class Operator:
         self._drain_seconds = HAND_OVER_SECONDS if options.leader_election else DRAIN_SECONDS
         self._is_started = asyncio.Event()
         self.server = HealthServer(options.metrics_port, metrics.text, (self._working, self._watching), (self._listed,))
-        self._kopf: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Runs until `stop` is set. Raises OperatorError if the operator ends before that."""
