@@ -199,12 +199,12 @@ async def test_process_that_was_stopped_may_not_write_when_it_continues() -> Non
 
 @virtually
 async def test_two_replicas_never_may_write_at_the_same_time_whatever_fails() -> None:
-    for seed in range(6):
+    for seed in range(2):
         chance = random.Random(seed)
         server = LeaseServer()
         replicas = [Replica(server, name).start() for name in "abc"]
         leaders = set()
-        for _ in range(600):
+        for _ in range(150):
             replica = chance.choice(replicas)
             if chance.random() < 0.05:
                 replica.client.cut_off = not replica.client.cut_off
