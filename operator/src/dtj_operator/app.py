@@ -200,7 +200,8 @@ class Operator:
                 logger.warning("%s; waiting up to %g s for it", problem, self.options.crd_wait_seconds)
                 warned = True
             try:
-                await asyncio.wait_for(self.stop.wait(), CRD_RETRY_SECONDS)
+                async with asyncio.timeout(CRD_RETRY_SECONDS):
+                    await self.stop.wait()
             except TimeoutError:
                 pass
         return False

@@ -141,7 +141,8 @@ def test_wake_up_survives_the_cancellation_of_its_worker() -> None:
         await asyncio.sleep(0)
         queue.add("a")  # wakes the first, which is cancelled before it runs
         first.cancel()
-        assert await asyncio.wait_for(second, 60) == "a"
+        async with asyncio.timeout(60):
+            assert await second == "a"
 
     run(main())
 

@@ -111,7 +111,8 @@ class LocalPod:
                 pods.set_backing_off(self.object)
             self._changed()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), backoff)
+                async with asyncio.timeout(backoff):
+                    await self._ending.wait()
             backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
         self._changed()
 

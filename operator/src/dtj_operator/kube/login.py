@@ -31,7 +31,8 @@ class Login:
         A silent exec plugin times out after LOGIN_SECONDS.
         """
         try:
-            await asyncio.wait_for(self._load(), LOGIN_SECONDS)
+            async with asyncio.timeout(LOGIN_SECONDS):
+                await self._load()
         except (ConfigException, OSError) as error:
             cause = f"no answer in {LOGIN_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
             where = self.kubeconfig or "~/.kube/config, and no service account was mounted"

@@ -202,7 +202,8 @@ class Leadership(Leader):
         """Carries out one step, and waits as long as it asks for."""
         if step.do is Do.WAIT:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), max(step.seconds, SHORTEST_WAIT_SECONDS))
+                async with asyncio.timeout(max(step.seconds, SHORTEST_WAIT_SECONDS)):
+                    await self._woken.wait()
             self._woken.clear()
         elif step.do is Do.STEP_DOWN:
             logger.error("no longer the leader: the lease could not be renewed for %g s", self._timing.renew_seconds)
