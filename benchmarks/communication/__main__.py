@@ -14,7 +14,7 @@ from benchmarks.communication.results import AGAIN, INTERLEAVED, LINKS, REPORT, 
 from benchmarks.report import Rows, circumstances, render
 from benchmarks.trainer.group import run
 
-ALL = ["speed", "levels", "buckets", "auto", "loss-300", "loss-900"]
+ALL = ["speed", "levels", "buckets", "tune", "auto", "loss-300", "loss-900"]
 
 
 def main() -> int:
@@ -24,6 +24,7 @@ def main() -> int:
     p.add_argument("--trials", type=int, default=10)
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--arm", action="append", help="only this arm of the losses; repeatable")
+    p.add_argument("--link", type=int, action="append", help="only this rate of the link in Mbit/s; repeatable")
     p.add_argument("--out", type=Path, help="write the rows into this JSON file; rows of other tables and arms stay")
     p.add_argument("--render", action="store_true", help="measure nothing; write the tables into README.md")
     args = p.parse_args()
@@ -33,13 +34,13 @@ def main() -> int:
     for what in args.what or ALL:
         if what == "speed":
             how = circumstances(args.trials, "gloo, 2 ranks on 2 nodes, a core each")
-            for mbit in LINKS:
+            for mbit in args.link or LINKS:
                 with link.link(mbit):
                     found = link.run("benchmarks.communication.speed:measure", args.trials, speed.ARMS)
                 _keep(args.out, {f"speed-{mbit}": found["ms"], f"share-{mbit}": found["ms"], "bytes": found["MB"]}, how)
         elif what == "levels":
             how = circumstances(args.trials, "gloo, 4 ranks on 2 nodes, a core for each node")
-            for mbit in LINKS:
+            for mbit in args.link or LINKS:
                 with link.link(mbit):
                     _keep(args.out, {f"levels-{mbit}": _levels(args.trials)}, how)
         elif what == "buckets":
@@ -47,9 +48,14 @@ def main() -> int:
             with link.link(200):
                 found = link.run("benchmarks.communication.buckets:measure", args.trials, local=2)
             _keep(args.out, {"buckets-200": found}, how)
+        elif what == "tune":
+            how = circumstances(args.trials, "gloo, 2 ranks on 2 nodes, a core each")
+            with link.link(200):
+                found = link.run("benchmarks.communication.tuning:measure", args.trials)
+            _keep(args.out, {"tune-200": found}, how)
         elif what == "auto":
             how = circumstances(args.trials, "gloo, 2 ranks on 2 nodes, a core each")
-            for mbit in choice.LINKS:
+            for mbit in args.link or choice.LINKS:
                 with link.link(mbit):
                     found = link.run("benchmarks.communication.choice:measure", args.trials)
                 chosen = ", ".join(f"{method} for the {model}" for model, method in found["chosen"].items())

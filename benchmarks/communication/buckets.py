@@ -18,7 +18,10 @@ from dtj_trainer.strategies import DdpScratchConfig, make
 WIDTH, LAYERS, BATCH = 64, 200, 16
 """200 matrices of 16 KB."""
 AFTER, WITHIN, SCRATCH = "one all-reduce per tensor, after backward", "the same within backward", "ddp_scratch"
-ARMS = (CEILING, AFTER, WITHIN, DDP, SCRATCH)
+SMALL_MB = 0.5
+SMALL = f"ddp_scratch, buckets of {SMALL_MB} MB"
+"""By default all gradients of this model are one bucket, which leaves after the backward."""
+ARMS = (CEILING, AFTER, WITHIN, DDP, SCRATCH, SMALL)
 
 
 def net() -> nn.Module:
@@ -65,8 +68,8 @@ def arm(name: str, group: Group) -> Arm:
     """Returns an arm by its name."""
     if name in (AFTER, WITHIN):
         return PerTensor(net(), overlaps=name == WITHIN)
-    if name == SCRATCH:
-        strategy = make(DdpScratchConfig())
+    if name in (SCRATCH, SMALL):
+        strategy = make(DdpScratchConfig(bucket_cap_mb=SMALL_MB) if name == SMALL else DdpScratchConfig())
         return Arm(strategy.wrap(net(), group), strategy)
     return Arm(DistributedDataParallel(net()), silent=name == CEILING)
 
