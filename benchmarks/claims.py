@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Ratio, ratios
+from benchmarks.simulation.efficiency import KEY as EFFICIENCY
+from benchmarks.simulation.efficiency import Efficiency, efficiencies
 
 PAGE = Path(__file__).parents[1] / "docs" / "claims.md"
 BEATEN, REACHED = 1.05, 0.95
 """The measured ratio as a share of the claimed one, from which on a claim is beaten or reached."""
 SAME_LOSS = 0.99
 """Stands for REACHED where the claim is about a loss: other batches change it by as much."""
-NAMES = {"communication": "../benchmarks/communication/README.md", "trainer": "../benchmarks/trainer/README.md"}
+NAMES = {page: f"../benchmarks/{page}/README.md" for page in ("communication", "trainer", "simulation")}
 HEAD = """\
 # Claims about distributed training, measured
 
@@ -52,6 +54,26 @@ class Claim:
         if self.arm not in rows or self.reference not in rows:
             return None
         return statistics.median(ratios(rows, self.arm, self.reference, self.kind))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaling(Claim):
+    """The share of its speed that a rank keeps in a group, from the table of the simulation."""
+
+    ranks: int
+    page: str = "simulation"
+    table: str = EFFICIENCY
+    arm: str = ""
+    reference: str = "1 rank"
+
+    def measured(self) -> float | None:
+        """Returns the measured efficiency, or the modelled one where so many ranks were not started."""
+        row = self._row()
+        return None if row is None else row.modelled if row.measured is None else row.measured
+
+    def _row(self) -> Efficiency | None:
+        found = json.loads((Path(__file__).parent / self.page / "results.json").read_text()).get(self.table, {})
+        return next((row for row in efficiencies(found.get("trials", [])) if row.ranks == self.ranks), None)
 
 
 DDP, EACH, ALONE = "torch DDP", "one all-reduce per tensor, after backward", "no communication"
@@ -205,6 +227,30 @@ CLAIMS = (
         arm="ours, asynchronous",
         reference="torch.save on rank 0, fsync, barrier",
         because="151 MB of state; dcp.async_save with its defaults gains little on a CPU",
+    ),
+    Scaling(
+        text="2 ranks keep 90 % of their speed",
+        claimed=0.9,
+        ranks=2,
+        because="measured on one machine, 8.4 MB of gradients beside 48 ms of computation",
+    ),
+    Scaling(
+        text="4 ranks keep 90 % of their speed",
+        claimed=0.9,
+        ranks=4,
+        because="measured on one machine, 8.4 MB of gradients beside 48 ms of computation",
+    ),
+    Scaling(
+        text="8 ranks keep 93 % of their speed",
+        claimed=0.93,
+        ranks=8,
+        because="modelled from the profile of one rank and the link between two",
+    ),
+    Scaling(
+        text="256 ranks keep 63 % of their speed",
+        claimed=0.63,
+        ranks=256,
+        because="modelled, on nodes of 8 with 10 Gbit/s between them",
     ),
 )
 

@@ -8,16 +8,19 @@ from pathlib import Path
 
 from benchmarks.communication import link
 from benchmarks.ledger import Ledger
+from benchmarks.simulation import efficiency
 from benchmarks.simulation.points import LINKS, POINTS, Point, modelled
 from benchmarks.simulation.results import KEY, REPORT, render
 
 WORK = "benchmarks.simulation.work"
 LINK_TRIALS = 10
+ALL = ["points", "efficiency"]
 
 
 def main() -> int:
     """Measures all points in each round, and prints the table."""
     p = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
+    p.add_argument("what", nargs="*", choices=[*ALL, []], default=[], help=f"default: {' '.join(ALL)}")
     p.add_argument("--trials", type=int, default=5, help="rounds; the fastest counts")
     p.add_argument("--out", type=Path, help="keep the trials in this JSON file, and continue from it")
     p.add_argument("--again", action="store_true", help="drop the trials that the file has")
@@ -26,18 +29,39 @@ def main() -> int:
     if args.render:
         REPORT.update_readme()
         return 0
-    ledger = Ledger(args.out)
+    ledger, what = Ledger(args.out), args.what or ALL
     if args.again:
-        ledger.forget(KEY, [point.name for point in POINTS])
-    for number in range(args.trials):
+        if "points" in what:
+            ledger.forget(KEY, [point.name for point in POINTS])
+        if "efficiency" in what:
+            ledger.forget(efficiency.KEY, [efficiency.arm(ranks) for ranks in efficiency.RANKS])
+    if "points" in what:
+        _points(ledger, args.trials)
+        print(render(ledger.circumstances(KEY), ledger.trials(KEY)))
+    if "efficiency" in what:
+        _efficiencies(ledger, args.trials)
+        print(efficiency.render(ledger.circumstances(efficiency.KEY), ledger.trials(efficiency.KEY)))
+    return 0
+
+
+def _points(ledger: Ledger, trials: int) -> None:
+    """Measures the points that the ledger lacks."""
+    for number in range(trials):
         for mbit in LINKS:
             points = [one for one in POINTS if one.mbit == mbit and not ledger.has(KEY, one.name, number)]
             if points:
-                ledger.begin(KEY, args.trials, "gloo, two nodes with a core each")
+                ledger.begin(KEY, trials, "gloo, two nodes with a core each")
                 with link.link(mbit):
                     _round(ledger, number, points)
-    print(render(ledger.circumstances(KEY), ledger.trials(KEY)))
-    return 0
+
+
+def _efficiencies(ledger: Ledger, trials: int) -> None:
+    """Measures the rounds that the ledger lacks, on one node: the link between nodes is not used."""
+    for number in range(trials):
+        if not ledger.has(efficiency.KEY, efficiency.arm(efficiency.RANKS[-1]), number):
+            ledger.begin(efficiency.KEY, trials, "gloo, one node with a core")
+            with link.link(LINKS[-1]):
+                efficiency.measure_round(ledger, number)
 
 
 def _round(ledger: Ledger, number: int, points: list[Point]) -> None:

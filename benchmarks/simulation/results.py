@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.ledger import Trial
 from benchmarks.report import Page
+from benchmarks.simulation import efficiency
 from benchmarks.simulation.points import POINTS
 
 KEY, TITLE = "simulation", "A real step beside the modelled one"
@@ -55,15 +56,19 @@ def render(circumstances: str, trials: Sequence[Trial]) -> str:
     return "\n".join([*out, "", f"{NOTE} {circumstances}", ""])
 
 
+TABLES = {KEY: render, efficiency.KEY: efficiency.render}
+
+
 class Report(Page):
     """README.md and results.json of this folder."""
 
     def rendered(self) -> str:
-        """Returns the README with its table."""
-        return self.filled({KEY: TITLE}, lambda key, found: render(found["circumstances"], found["trials"]))
+        """Returns the README with its tables."""
+        titles = {KEY: TITLE, efficiency.KEY: efficiency.TITLE}
+        return self.filled(titles, lambda key, found: TABLES[key](found["circumstances"], found["trials"]))
 
     def update_readme(self) -> None:
-        """Writes the table into the README."""
+        """Writes the tables into the README."""
         self.readme.write_text(self.rendered())
 
 

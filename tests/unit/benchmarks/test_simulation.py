@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulation import efficiency
 from benchmarks.simulation.points import POINTS, Point, modelled
 from benchmarks.simulation.results import errors, render
 
@@ -55,3 +56,17 @@ def test_fastest_round_counts_on_both_sides() -> None:
 def test_mean_and_worst_error_have_targets(models: tuple[float, float], verdict: str) -> None:
     found = [trial(point.name, 0, 1.0, model) for point, model in zip(POINTS, models, strict=False)]
     assert f"2 points: {verdict}." in render("here", found)
+
+
+def test_efficiency_is_of_the_fastest_rounds_and_modelled_where_nothing_was_measured() -> None:
+    trials = [
+        {"arm": "2 ranks", "trial": 0, "one": 0.1, "measured": 0.2, "modelled_one": 0.1, "modelled": 0.125},
+        {"arm": "2 ranks", "trial": 1, "one": 0.12, "measured": 0.16, "modelled_one": 0.1, "modelled": 0.125},
+        {"arm": "256 ranks", "trial": 0, "one": 0.1, "measured": None, "modelled_one": 0.1, "modelled": 0.2},
+    ]
+    two, many = efficiency.efficiencies(trials)
+    assert (two.measured, two.modelled) == (pytest.approx(0.625), pytest.approx(0.8))
+    assert (many.measured, many.quartiles, many.modelled) == (None, None, 0.5)
+    text = efficiency.render("here", trials)
+    assert "| 2 | 62 % |" in text
+    assert "| 256 |  |  | 50 % | 63 % |" in text
