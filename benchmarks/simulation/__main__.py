@@ -56,11 +56,11 @@ def _points(ledger: Ledger, trials: int) -> None:
 
 
 def _efficiencies(ledger: Ledger, trials: int) -> None:
-    """Measures the rounds that the ledger lacks, on one node: the link between nodes is not used."""
+    """Measures the rounds that the ledger lacks."""
     for number in range(trials):
         if not ledger.has(efficiency.KEY, efficiency.arm(efficiency.RANKS[-1]), number):
-            ledger.begin(efficiency.KEY, trials, "gloo, one node with a core")
-            with link.link(LINKS[-1]):
+            ledger.begin(efficiency.KEY, trials, "gloo, two nodes with a core each")
+            with link.link(efficiency.MBIT):
                 efficiency.measure_round(ledger, number)
 
 

@@ -1,4 +1,4 @@
-"""The scaling efficiency of ranks on one machine, measured and modelled, and of up to 256 ranks, modelled alone."""
+"""The scaling efficiency of ranks with a core's share each, measured and modelled; up to 256 ranks modelled alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.communication import link
 from benchmarks.ledger import Ledger, Trial
@@ -16,18 +15,19 @@ from dtj.simulate.profile import parse
 
 KEY, TITLE = "efficiency", "Weak scaling efficiency: the step of one rank over the step of N"
 MEASURED = (2, 4)
-"""Ranks of one machine. Their computation is a pause, so that cores do not limit them."""
+"""Ranks on two nodes with a core each. Most of their computation is a pause."""
+MBIT = 10_000
+"""The rate of the link, which is more than two ranks of gloo use."""
 PER_NODE = 8
-RANKS = (*MEASURED, PER_NODE, 16, 32, 64, 128, 256)
-NODE = Link(50e-6, 10e9 / 8)
-"""Assumed between nodes of 8 ranks: 10 Gbit/s, 50 µs."""
+"""Ranks of a node where more than two nodes are modelled."""
+RANKS = (*MEASURED, 8, 16, 32, 64, 128, 256)
 CLAIMED = {2: 0.9, 4: 0.9, 8: 0.93, 256: 0.63}
 """What other frameworks state, the highest for each number of ranks."""
 WORK = "benchmarks.simulation.work"
 NOTE = (
     "The steps are the fastest of all rounds, and half of the rounds lie in the range. "
-    "Modelled: from one rank's profile and the link between two ranks of this machine; from 16 ranks on, nodes of 8 "
-    "with 10 Gbit/s and 50 µs between them are assumed."
+    "Modelled: from one rank's profile, the link between the nodes and the one within a node; up to 8 ranks on two "
+    "nodes, from 16 ranks on with 8 on each node."
 )
 
 
@@ -40,6 +40,9 @@ class Efficiency:
     """None: so many ranks were not started."""
     quartiles: tuple[float, float] | None
     modelled: float
+    """With a ring over all ranks."""
+    levels: float
+    """With `communication.hierarchical`."""
 
 
 def arm(ranks: int) -> str:
@@ -48,13 +51,21 @@ def arm(ranks: int) -> str:
 
 
 def measure_round(ledger: Ledger, number: int) -> None:
-    """Measures one rank, the link and the groups, and keeps a trial for each number of ranks."""
+    """Measures one rank, the links and the groups within a link, and keeps a trial for each number of ranks."""
     profile = link.run(f"{WORK}:profile", nodes=1)
+    node = link.run(f"{WORK}:link", 10)
     local = link.run(f"{WORK}:link", 10, nodes=1, local=2)
     one = link.run(f"{WORK}:steps", nodes=1)
     for ranks in RANKS:
-        real = link.run(f"{WORK}:steps", nodes=1, local=ranks) if ranks in MEASURED else None
-        modelled = _modelled(profile, local, ranks)
+        real = link.run(f"{WORK}:steps", local=ranks // 2) if ranks in MEASURED else None
+        between = Link(node["latency_seconds"], node["bytes_per_second"])
+        network = Network(
+            node=between,
+            local=Link(local["latency_seconds"], local["bytes_per_second"]),
+            rack=between,
+            ranks_per_node=min(ranks // 2, PER_NODE),
+        )
+        own = parse(json.dumps(profile), "of one rank")
         ledger.add(
             KEY,
             {
@@ -62,17 +73,11 @@ def measure_round(ledger: Ledger, number: int) -> None:
                 "trial": number,
                 "one": one,
                 "measured": real,
-                "modelled_one": _modelled(profile, local, 1),
-                "modelled": modelled,
+                "modelled_one": step(Setup(profile=own, network=network), 1).seconds,
+                "modelled": step(Setup(profile=own, network=network), ranks).seconds,
+                "levels": step(Setup(profile=own, network=network, collective="hierarchical"), ranks).seconds,
             },
         )
-
-
-def _modelled(profile: dict[str, Any], local: dict[str, Any], ranks: int) -> float:
-    """Returns the modelled seconds of a step."""
-    within = Link(local["latency_seconds"], local["bytes_per_second"])
-    network = Network(node=NODE, local=within, rack=NODE, ranks_per_node=min(ranks, PER_NODE))
-    return step(Setup(profile=parse(json.dumps(profile), "of one rank"), network=network), ranks).seconds
 
 
 def efficiencies(trials: Sequence[Trial]) -> Iterator[Efficiency]:
@@ -88,8 +93,9 @@ def efficiencies(trials: Sequence[Trial]) -> Iterator[Efficiency]:
             if len(each) > 1:
                 low, _, high = statistics.quantiles(each, n=4)
                 quartiles = low, high
-        modelled = min(trial["modelled_one"] for trial in found) / min(trial["modelled"] for trial in found)
-        yield Efficiency(ranks=ranks, measured=real, quartiles=quartiles, modelled=modelled)
+        one = min(trial["modelled_one"] for trial in found)
+        modelled, levels = (one / min(trial[key] for trial in found) for key in ("modelled", "levels"))
+        yield Efficiency(ranks=ranks, measured=real, quartiles=quartiles, modelled=modelled, levels=levels)
 
 
 def render(circumstances: str, trials: Sequence[Trial]) -> str:
@@ -97,8 +103,8 @@ def render(circumstances: str, trials: Sequence[Trial]) -> str:
     out = [
         f"**{TITLE}**",
         "",
-        "| ranks | measured | half of the rounds | modelled | others state |",
-        "|---|---:|---:|---:|---:|",
+        "| ranks | measured | half of the rounds | modelled, ring | modelled, hierarchical | others state |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for row in efficiencies(trials):
         cells = [
@@ -106,6 +112,7 @@ def render(circumstances: str, trials: Sequence[Trial]) -> str:
             "" if row.measured is None else f"{100 * row.measured:.0f} %",
             "" if row.quartiles is None else " to ".join(f"{100 * each:.0f}" for each in row.quartiles) + " %",
             f"{100 * row.modelled:.0f} %",
+            f"{100 * row.levels:.0f} %",
             f"{100 * CLAIMED[row.ranks]:.0f} %" if row.ranks in CLAIMED else "",
         ]
         out.append("| " + " | ".join(cells) + " |")

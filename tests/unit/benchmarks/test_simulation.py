@@ -60,13 +60,37 @@ def test_mean_and_worst_error_have_targets(models: tuple[float, float], verdict:
 
 def test_efficiency_is_of_the_fastest_rounds_and_modelled_where_nothing_was_measured() -> None:
     trials = [
-        {"arm": "2 ranks", "trial": 0, "one": 0.1, "measured": 0.2, "modelled_one": 0.1, "modelled": 0.125},
-        {"arm": "2 ranks", "trial": 1, "one": 0.12, "measured": 0.16, "modelled_one": 0.1, "modelled": 0.125},
-        {"arm": "256 ranks", "trial": 0, "one": 0.1, "measured": None, "modelled_one": 0.1, "modelled": 0.2},
+        {
+            "arm": "2 ranks",
+            "trial": 0,
+            "one": 0.1,
+            "measured": 0.2,
+            "modelled_one": 0.1,
+            "modelled": 0.125,
+            "levels": 0.1,
+        },
+        {
+            "arm": "2 ranks",
+            "trial": 1,
+            "one": 0.12,
+            "measured": 0.16,
+            "modelled_one": 0.1,
+            "modelled": 0.125,
+            "levels": 0.1,
+        },
+        {
+            "arm": "256 ranks",
+            "trial": 0,
+            "one": 0.1,
+            "measured": None,
+            "modelled_one": 0.1,
+            "modelled": 0.2,
+            "levels": 0.125,
+        },
     ]
     two, many = efficiency.efficiencies(trials)
     assert (two.measured, two.modelled) == (pytest.approx(0.625), pytest.approx(0.8))
-    assert (many.measured, many.quartiles, many.modelled) == (None, None, 0.5)
+    assert (many.measured, many.quartiles, many.modelled, many.levels) == (None, None, 0.5, pytest.approx(0.8))
     text = efficiency.render("here", trials)
     assert "| 2 | 62 % |" in text
-    assert "| 256 |  |  | 50 % | 63 % |" in text
+    assert "| 256 |  |  | 50 % | 80 % | 63 % |" in text
